@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -86,6 +85,8 @@ def dotted(path: Path) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar known word, or None if no word is similar enough."""
+    import difflib  # here, because a daemon without problems needs none of its memory
+
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-import zoneinfo
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 
 from cronsim import CronSim, CronSimError
 
@@ -88,9 +87,9 @@ class Schedule:
     place: str = field(default="", compare=False, repr=False)
 
     @property
-    def zone(self) -> zoneinfo.ZoneInfo:
+    def zone(self) -> tzinfo:
         """The time zone of cron."""
-        return zoneinfo.ZoneInfo(self.timezone or "UTC")
+        return zone_of(self.timezone or "UTC")
 
     @property
     def at_unix_ms(self) -> int | None:
@@ -188,6 +187,16 @@ def _at_fault(at: str | None) -> str:
     return ""
 
 
+def zone_of(name: str) -> tzinfo:
+    """Return a time zone. Raises KeyError, ValueError or OSError for an unknown one.
+
+    The module is imported here, because its import takes 0.6 MiB, which each worker would share.
+    """
+    import zoneinfo
+
+    return zoneinfo.ZoneInfo(name)
+
+
 def _zone_fault(schedule: Schedule) -> str:
     if schedule.timezone is None:
         return ""
@@ -195,7 +204,9 @@ def _zone_fault(schedule: Schedule) -> str:
         return "is for cron only: remove it"
     try:
         _ = schedule.zone
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+    except (KeyError, ValueError, OSError):  # KeyError: it is not found
+        import zoneinfo
+
         known = {name.lower(): name for name in zoneinfo.available_timezones()}
         meant = wording.nearest(schedule.timezone, known)
         hint = f'did you mean "{known[meant]}"?' if meant else 'write one such as "Europe/Berlin"'

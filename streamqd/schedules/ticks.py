@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule
+from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule, zone_of
 
 CATCH_UP_MAX = 100  # missed ticks that `misfire = "all"` sends
 COUNTED_MAX = 1_000  # ticks of a cron that are counted as skipped, of more than that many
@@ -67,7 +66,7 @@ def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
     Where a local time is skipped or repeated, cronsim yields times that are equal, or before its
     start. These are dropped, so that ticks only grow.
     """
-    begin = datetime.fromtimestamp(after_unix_ms // 1000, ZoneInfo(zone))
+    begin = datetime.fromtimestamp(after_unix_ms // 1000, zone_of(zone))
     last = after_unix_ms
     for found in CronSim(cron, begin):
         tick = round(found.timestamp() * 1000)

@@ -7,6 +7,7 @@ continues: only the time limits can stop it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -29,8 +30,6 @@ STACK_SECONDS = 0.3  # how long a stack may take
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _HEADER = "Stack (most recent call first)"
-_LIBRARY = tuple({str(Path(sysconfig.get_path(name))) + "/" for name in ("stdlib", "platstdlib")})
-_PACKAGES = tuple({str(Path(sysconfig.get_path(name))) + "/" for name in ("purelib", "platlib")})
 _OURS = str(Path(worker.__file__).parent) + "/"
 
 
@@ -168,17 +167,28 @@ def blocking_frame(stack: str) -> Frame | None:
         Frame(file, int(line), function)
         for file, line, function in _FRAME.findall(stack.rpartition(_HEADER)[2])
     ]
+    library, packages = _directories("stdlib", "platstdlib"), _directories("purelib", "platlib")
     # Packages are in directories below the library, but do not belong to it.
     others = [
         each
         for each in found
         if not each.file.startswith((_OURS, "<frozen "))
-        and (each.file.startswith(_PACKAGES) or not each.file.startswith(_LIBRARY))
+        and (each.file.startswith(packages) or not each.file.startswith(library))
     ]
-    own = [each for each in others if not each.file.startswith(_PACKAGES)]
+    own = [each for each in others if not each.file.startswith(packages)]
     if own:
         return own[0]
     return others[-1] if others else None
+
+
+@functools.cache
+def _directories(*names: str) -> tuple[str, ...]:
+    """Return the directories of Python with these names, each with a slash.
+
+    They are looked up at the first report, because `sysconfig` then keeps 0.6 MiB of variables of
+    the build, which each worker would share.
+    """
+    return tuple({str(Path(sysconfig.get_path(name))) + "/" for name in names})
 
 
 def _name(unit: Unit, place: bytes) -> str:
