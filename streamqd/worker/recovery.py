@@ -130,19 +130,21 @@ class Recovery:
         """
         ready: list[messages.PendingEntry] = []
         size, size_max = 0, self._consumer.prefetch_bytes
+        missing = len(self._suspects)
         for pending in self._pages():
             # An accused entry means that an earlier loss is not resolved. Entries that have waited
             # since then are suspects too.
             if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
                 return True  # all inherited entries run under marks
-            if not self._suspects:
-                break
             found = [entry for entry in pending if entry.place in self._suspects]
+            missing -= len(found)
             ready += found
             size += sum(entry.size for entry in found)
             while ready and size >= size_max:
                 ready = self._run_round(ready)
                 size = sum(entry.size for entry in ready)
+            if not missing:
+                break  # the other pages are listed when their entries run
         while ready:
             ready = self._run_round(ready)
         self._quarantine.end()

@@ -254,6 +254,23 @@ def test_concurrent_worker_runs_suspects_alone(desk: Desk, life: Life, slot: Wor
     assert len(seen) == 6
 
 
+@pytest.mark.parametrize("several", [{}, SEVERAL], ids=["one at a time", "four at a time"])
+def test_suspect_runs_once_it_is_listed(
+    desk: Desk, life: Life, slot: WorkerSlot, several: dict[str, Any]
+):
+    """The takeover after a crash must not wait until all pending entries are listed."""
+    for number in range(1, 101):
+        desk.add(f"{number}-0")
+    desk.fetch(100)
+    worker = life.worker("t1", suspects={b"m:1-0": 1}, max_messages=100, **several)
+    calls = []
+    assert life.run(worker, lambda _: calls.append(slot.counter("round_trips"))) == (
+        ExitCode.RECYCLE
+    )
+    assert calls[0] == 1, "the first page names the suspect"
+    assert len(calls) == 100
+
+
 def test_fenced_worker_finishes_its_runs_and_starts_none(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 41):
         desk.add(f"{number}-0")
