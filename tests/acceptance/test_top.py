@@ -51,7 +51,7 @@ def test_top_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
         with watch(one) as top:
             top.wait_text("ValueError x3 orders/bill")
             top.wait_text("instances: 1 working")
-            top.wait_text("dead 3")
+            top.wait_text("dlq 3")
             assert "\x1b[31m" in top.raw or "\x1b[1;31m" in top.raw
 
             top.type("s")
