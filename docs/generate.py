@@ -104,9 +104,9 @@ def log_events() -> str:
         "streamqd/logs/events.py",
         """
 The daemon writes to standard error: text on a terminal, JSON lines otherwise (`log.format`). Each
-line starts with an event from this list (in JSON, the field `event`). Event names stay the same
-across versions. State changes are logged. Repeated steps and payloads are not. See
-[Logging](../how-to/logging.md) for log records of handlers.
+line starts with an event from this list (in JSON, the field `event`). Event names are
+[documented interfaces](stability.md#documented-interfaces). State changes are logged. Repeated
+steps and payloads are not. See [Logging](../how-to/logging.md) for log records of handlers.
 """,
         _table(("Event", "Meaning"), ((f"`{word}`", text) for word, text in logs.EVENTS.items())),
     )
@@ -228,8 +228,9 @@ def checks() -> str:
         "streamqd/admin/diagnosis",
         """
 `streamqd doctor` runs these checks: see [Diagnose a deployment](../how-to/diagnose.md). Their IDs
-stay the same across versions. A problem loses, blocks or endangers messages. A warning can become a
-problem, or costs more than necessary. A note does not change the exit code.
+are [documented interfaces](stability.md#documented-interfaces). A problem loses, blocks or
+endangers messages. A warning can become a problem, or costs more than necessary. A note does not
+change the exit code.
 """,
         *parts,
         "## Cost",

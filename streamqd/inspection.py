@@ -86,7 +86,7 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
         )
     if facts.replicas and not facts.needs_replicas:
         warnings.append(
-            "it has replicas and takes writes without them, so writes to a master that is cut off"
+            "it has replicas and accepts writes without them, so writes to a master that is cut off"
             " are lost at the failover (set min-replicas-to-write 1 and min-replicas-max-lag 10)"
         )
     skew = abs(facts.time - time.time())

@@ -163,9 +163,9 @@ def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> Command
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
     """Show the audit log of a topic, the latest entry first.
 
-    The log records replays, purges and exports of dead letters, cancelled retries, and groups
-    that were reset or deleted. Deleting a topic deletes its trail. The deletion becomes the first
-    entry of a new trail.
+    The log records replays, purges and exports of dead letters, canceled retries, and groups
+    that were reset or deleted. Deleting a topic deletes its log. The deletion becomes the first
+    entry of a new log.
     """
     seen = audit.page(session.store, topic, limit=limit, cursor=cursor)
     if not seen.entries:
@@ -232,7 +232,7 @@ def replay(
     yes: bool,
     **filters: Any,
 ) -> CommandResult | int:
-    """Replay dead letters to the groups that gave them up.
+    """Replay dead letters to the groups that gave up on them.
 
     The attempts of a replayed message start again at 1, and no other group gets it. Each dead
     letter is moved atomically and cannot be replayed twice. Messages that are dead-lettered during

@@ -108,7 +108,7 @@ def _show_group(detail: groups.GroupDetail) -> None:
 @click.argument("name", metavar="GROUP")
 @click.option(
     "--to", required=True, metavar="earliest|latest|ID|TIME",
-    help="The first message to read: an id, a time (RFC 3339), or how long ago, such as 2h.",
+    help="The first message to read: an ID, a time (RFC 3339), or how long ago, such as 2h.",
 )  # fmt: skip
 @click.option(
     "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True,
@@ -285,8 +285,8 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
     Workers finish their current messages and exit, and their partitions are released, so that
     `group reset` and `group delete` can follow. New messages wait in the topic. The directive is
     stored in Redis. It survives restarts and applies to instances that start later. With --wait,
-    the command returns when no instance owns a partition of the group, and with exit code 1 if the
-    time is over.
+    the command returns when no instance owns a partition of the group, and with exit code 1 after
+    --timeout.
 
     \b
     Example:
@@ -309,8 +309,8 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
 def start(session: Session, *, topic: str, name: str, dry_run: bool) -> DirectiveResult:
     """Start a stopped group again: instances take its partitions within seconds.
 
-    With --wait, the command returns when every partition has an owner, and with exit code 1 if the
-    time is over.
+    With --wait, the command returns when every partition has an owner, and with exit code 1 after
+    --timeout.
 
     \b
     Example:

@@ -144,7 +144,7 @@ def init(session: Session, directory: Path, example: bool, as_json: bool) -> Non
         files |= {"streamq.toml": more, "reports.py": EXAMPLE}
     there = [name for name in files if (directory / name).exists()]
     if there:
-        raise Refused(f"{directory} holds {', '.join(there)} already; nothing was written")
+        raise Refused(f"{directory} already contains {', '.join(there)}; nothing was written")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

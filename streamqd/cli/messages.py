@@ -533,7 +533,7 @@ def cancel_retries(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Cancel delayed retries: make them dead letters.
+    """Cancel delayed retries, and turn them into dead letters.
 
     Pass their IDs, or --all with optional filters. The dead letters get the reason `cancelled` and
     can be replayed like any others. For a group that reads dead letters (NAME@dlq), the retries are

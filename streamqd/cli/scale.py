@@ -33,7 +33,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Messages that one worker should have to do.",
+    help="Backlog that justifies one more worker, in messages.",
 )
 @click.option(
     "--within",

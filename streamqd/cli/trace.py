@@ -31,9 +31,9 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
     shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written.
-    In each group, the message is unread, pending, running, waiting for its next attempt, dead, or
-    acknowledged. Without proof that it was ever written, the output is "handled, or never
-    written". Up to 20,000 later entries of each stream are searched for copies.
+    In each group, the message is unread, pending, running, waiting for its next attempt, a dead
+    letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
+    never written". Up to 20,000 later entries of each stream are searched for copies.
 
     \b
     Exit codes: 0 found, or possibly removed; 2 not a uid; 8 never written.

@@ -56,11 +56,12 @@ class Redis:
     sentinel_password_file: Path | None = setting(
         None,
         "File that holds the password of the sentinels themselves. Empty: the systemd credential"
-        ' "redis-sentinel-password", if there is one, else no password.',
+        ' "redis-sentinel-password", if it exists, otherwise no password.',
     )
     ca_file: Path | None = setting(
         None,
-        "PEM file of the authorities that may sign the server's certificate. Empty: the system's.",
+        "PEM file of the authorities that may sign the server's certificate, in addition to those"
+        " of the operating system.",
     )
     cert_file: Path | None = setting(None, "PEM file of the client certificate; needs key_file.")
     key_file: Path | None = setting(None, "PEM file of the client key; needs cert_file.")

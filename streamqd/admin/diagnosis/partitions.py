@@ -219,7 +219,7 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.no-room", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The last id of a partition leaves no room for more, or is a day ahead of the clock."""
+    """The last ID of a partition leaves no room for more, or is a day ahead of the clock."""
     for each in facts.partitions:
         if each.figures is None or not each.figures.last_id:
             continue

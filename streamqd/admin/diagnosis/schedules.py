@@ -81,7 +81,7 @@ def _orphaned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("schedules.missing", Severity.WARNING, Need.SCHEDULES)
 def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The name of a schedule is left of a topic that was deleted."""
+    """A schedule is left over from a deleted topic."""
     for topic, rows in _by_topic(facts, MISSING):
         yield CheckResult(
             f"nothing is kept of {_named(rows)}, whose topic was deleted: no message is sent",

@@ -244,13 +244,13 @@ def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.min-replicas", Severity.WARNING, Need.SERVER)
 def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The server has replicas, and takes writes without them."""
+    """The server has replicas, and accepts writes without them."""
     info = facts.server.info
     # The server reports the number of good replicas only when it requires some.
     if facts.server.number("connected_slaves") and "min_slaves_good_slaves" not in info:
         yield CheckResult(
-            "the server has replicas and takes writes without them: a master that is cut off keeps"
-            " accepting writes, which are lost at the failover",
+            "the server has replicas and accepts writes without them: a master that is cut off"
+            " keeps accepting writes, which are lost at the failover",
             f"{_set('min-replicas-to-write 1')}, then the same with `min-replicas-max-lag 10`",
             evidence={"connected_slaves": facts.server.number("connected_slaves")},
         )
@@ -310,7 +310,7 @@ def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.message-limit", Severity.PROBLEM, Need.SERVER)
 def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The server takes no message as large as max_message_bytes."""
+    """The server rejects messages as large as max_message_bytes."""
     limit = facts.server.config.get("proto-max-bulk-len", "")
     wanted = facts.settings.daemon.max_message_bytes
     if limit.isdigit() and int(limit) < wanted:
