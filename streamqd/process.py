@@ -332,14 +332,16 @@ def _outlive_readers() -> None:
         old = getattr(sys, name)
         if old is None:
             continue  # the stream was already closed when the daemon started
+        # With PYTHONUNBUFFERED, as in the systemd unit, each `print` is written immediately.
+        unbuffered = bool(getattr(old, "write_through", False))
         with contextlib.suppress(OSError):
-            raw = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
+            output = _Output(descriptor, "w", closefd=False)
             new = io.TextIOWrapper(
-                raw,
+                output if unbuffered else io.BufferedWriter(output),
                 encoding=getattr(old, "encoding", None) or "utf-8",
                 errors=getattr(old, "errors", None),
                 line_buffering=bool(getattr(old, "line_buffering", True)),
-                write_through=bool(getattr(old, "write_through", False)),
+                write_through=unbuffered,
             )
             setattr(sys, name, new)
             setattr(sys, f"__{name}__", new)
