@@ -103,6 +103,6 @@ def _stream(keys: Keys, unit: Unit, kind: str) -> str:
 
 def _owned(unit: Unit, owner: str) -> Refused:
     return Refused(
-        f"{owner} owns {unit}; stop it, or take the consumer out of its configuration. While it"
+        f"{owner} owns {unit}; stop it, or remove the consumer from its configuration. While it"
         " runs, it takes over idle entries of other clients after reclaim_idle"
     )

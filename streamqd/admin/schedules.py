@@ -371,8 +371,8 @@ def add(
             return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
         if before.kept is None and there != wanted:
             raise Refused(
-                f"schedule {schedule.name} is left of a deleted topic; run `streamqd schedule"
-                f" remove {schedule.name}` first"
+                f"schedule {schedule.name} is left over from a deleted topic; run `streamqd"
+                f" schedule remove {schedule.name}` first"
             )
         if before.kept is not None:
             hint = (
@@ -384,7 +384,7 @@ def add(
     number = sum(line.place[0] == place[0] for line in lines.values())
     if number >= PER_TOPIC_MAX:
         raise Refused(
-            f"topic {place[0]} has {number:,} schedules, and the most is {PER_TOPIC_MAX:,};"
+            f"topic {place[0]} has {number:,} schedules, the maximum is {PER_TOPIC_MAX:,};"
             " remove some, or send to another topic"
         )
     now = server_unix_ms(store.connection)

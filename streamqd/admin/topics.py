@@ -126,7 +126,9 @@ def partition_count(store: Store, topic: str) -> int:
 def check_partition(topic: str, partition: int, count: int) -> None:
     """Raise Refused when a topic has no such partition."""
     if partition not in range(count):
-        raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {count - 1}")
+        raise Refused(
+            f"partition {partition} of {topic} not found; partitions are numbered 0 to {count - 1}"
+        )
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
@@ -137,7 +139,7 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     count = topics.create(store, topic, wanted)
     if count != wanted.partitions:
         raise Refused(
-            f"the topic {topic} exists already, with {count} partitions; to change the number, run"
+            f"the topic {topic} already exists, with {count} partitions; to change the number, run"
             f" `streamqd topic grow {topic}`"
         )
     return Created(topic, count, created=before is None)

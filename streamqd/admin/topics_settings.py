@@ -114,7 +114,7 @@ def changed_topic(
             problems.sentences.append(f"{text}: write NAME=VALUE, such as retention.max_age=24h")
         elif parts == ["partitions"]:
             problems.sentences.append(
-                f"partitions: the number grows by `streamqd topic grow {topic} N` only"
+                f"partitions: only `streamqd topic grow {topic} N` changes the number"
             )
         else:
             overlay.put(raw, (*path, *parts), value)

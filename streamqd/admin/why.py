@@ -413,7 +413,7 @@ _UNOWNED = (
     CauseRule(
         "no-capacity",
         lambda f: all(each.full for each in f.fit),
-        "no instance owns {unit}: the system lets no more processes start ({limits})",
+        "no instance owns {unit}: the operating system refuses more processes ({limits})",
         _FIX_LIMITS,
     ),
     CauseRule(
@@ -425,8 +425,8 @@ _UNOWNED = (
     CauseRule(
         "caps-full",
         lambda f: all(each.cap and each.owned >= each.cap for each in f.present),
-        "no instance owns {unit}: every instance that offers {pair} owns as many partitions as it"
-        " may ({caps})",
+        "no instance owns {unit}: every instance that offers {pair} has reached its"
+        " max_partitions ({caps})",
         "raise daemon.max_partitions, or start another instance",
     ),
     CauseRule(
@@ -442,9 +442,10 @@ _OWNED = (
     CauseRule(
         "growing",
         lambda f: f.row.owner == GROWTH,
-        "{topic} grows: {unit} is read when {group} has settled its messages in the old partitions",
-        "`streamqd topic grow` with the new number shows how much is left, and must be run until it"
-        " is over",
+        "{topic} grows: {unit} is read when {group} has acknowledged its messages in the old"
+        " partitions",
+        "`streamqd topic grow` with the new number shows how much is left; repeat it until the"
+        " growth is complete",
     ),
     CauseRule(
         "owner-silent",
@@ -477,8 +478,8 @@ _AT_WORK = (
     CauseRule(
         "no-capacity",
         lambda f: f.holder and f.holder.limit and _in("gone", "booting")(f) and not f.row.running,
-        "{owner} owns {unit} and is about to give it up: the system lets no more processes start"
-        " ({limit})",
+        "{owner} owns {unit} and is about to give it up: the operating system refuses more"
+        " processes ({limit})",
         _FIX_LIMITS,
     ),
     CauseRule(
@@ -512,7 +513,7 @@ _AT_WORK = (
     CauseRule(
         "throttled",
         _in("throttled"),
-        "{unit} is held on {owner} by its rate of {rate}",
+        "{unit} is throttled on {owner} by its rate of {rate}",
         "wait, or raise the rate of the consumer{more_rate}",
     ),
     CauseRule(
@@ -534,7 +535,7 @@ _AT_WORK = (
         lambda f: f.run_seconds >= STUCK_SECONDS,
         "the handler of {unit} on {owner} has been working on one message{running} for {run}"
         "{progress}; {waiting}",
-        "{hard_timeout}; SIGUSR1 to the supervisor of {owner} logs where the handler stands",
+        "{hard_timeout}; SIGUSR1 to the supervisor of {owner} logs the stack of the handler",
     ),
     CauseRule(
         "crashing",
@@ -552,18 +553,18 @@ _AT_WORK = (
         "recovering",
         _in("recovering"),
         "{unit} is recovering on {owner}: {recovery}",
-        "wait: streamqd runs these messages one at a time to find the one that kills its process",
+        "wait: streamqd runs these messages in rounds to find the one that crashes its process",
     ),
     CauseRule(
         "quarantine",
         lambda f: f.row.quarantine and f.acked <= MOVING and not _in("recovering")(f),
         "{unit} runs the messages of a lost owner in rounds",
-        "wait: streamqd runs these messages one at a time to find the one that kills its process",
+        "wait: streamqd runs these messages in rounds to find the one that crashes its process",
     ),
     CauseRule(
         "housekeeping",
         lambda f: f.housekeeping,
-        "the housekeeper of {owner} fails at {unit} by an internal error: {housekeeping}",
+        "the housekeeper of {owner} fails at {unit} with an internal error: {housekeeping}",
         "report the traceback of housekeeper.failed in the log of {owner}",
     ),
     CauseRule(
@@ -585,7 +586,7 @@ _OTHER_CLIENTS = (
     CauseRule(
         "other-client",
         lambda f: any(f.foreign),
-        "another client, {clients} of {unit} that it never acknowledged",
+        "another client: {clients} of {unit}, and has not acknowledged them",
         "stop that client; streamqd takes its entries over after reclaim_idle",
     ),
 )
@@ -596,14 +597,14 @@ _OTHERWISE = (
     CauseRule(
         "lag-growing",
         lambda f: f.acked > MOVING and f.slope > STEADY,
-        "{unit} moves: {acked} on {owner}, {waiting}, growing by {slope}/s",
+        "{unit} makes progress: {acked} on {owner}, {waiting}, growing by {slope}/s",
         "messages arrive faster than one worker handles them: make the handler faster, or grow the"
         " topic",
     ),
     CauseRule(
         "moving",
         lambda f: f.acked > MOVING,
-        "{unit} moves: {acked} on {owner}, {waiting}{caught_up}",
+        "{unit} makes progress: {acked} on {owner}, {waiting}{caught_up}",
     ),
     CauseRule(
         "waiting-for-retry",
@@ -708,7 +709,7 @@ def _silent_seconds(f: WaitFacts, member: InstanceRow) -> float:
 
 
 def _texts_of(row: AssignmentRow) -> dict[str, object]:
-    full = ", as many as it may, and reads no more" if row.worker == "full" else ""
+    full = ", the maximum, and fetches no more" if row.worker == "full" else ""
     keys = "one held key" if row.held_keys == 1 else f"{row.held_keys or 0:,} held keys"
     shared = row.rate_per == "group"
     share = "its share of the group's rate" if shared else "which each partition of the group has"
@@ -716,7 +717,7 @@ def _texts_of(row: AssignmentRow) -> dict[str, object]:
     return {
         "state": row.worker,
         "rate": f"{row.rate or 0:g} runs/s, {share}",
-        "more_rate": "" if shared else "; more partitions have more rate",
+        "more_rate": "" if shared else "; more partitions allow a higher rate",
         "held": f"{row.held or 0:,} messages of {keys}{full}",
         "hard_timeout": limit,
         "blocked": lasting(row.loop_blocked_seconds or 0.0),

@@ -381,7 +381,7 @@ def purge(
     if dry_run:
         found = dead_letters.causes(session.store, topic, choice)
         now = server_unix_ms(session.link)
-        text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good"
+        text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted permanently"
 
         def show() -> None:
             unreadable(found.unreadable)
@@ -393,7 +393,7 @@ def purge(
             print_causes(found.causes, now)
 
         return CommandResult(found, show)
-    if not _ask(session, topic, choice, "Delete {} of {} for good?", yes, "purged"):
+    if not _ask(session, topic, choice, "Delete {} of {} permanently?", yes, "purged"):
         return 0
     meter = Meter(session)
     with interruptible() as stop:

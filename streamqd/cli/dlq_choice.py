@@ -111,7 +111,7 @@ def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> N
     if ids and all_:
         raise click.UsageError("--id and --all exclude each other")
     if not ids and not all_ and not others:
-        raise click.UsageError(f"say which dead letters: {ways}")
+        raise click.UsageError(f"pass {ways}")
 
 
 def _check_group(session: Session, topic: str, group: str | None) -> None:

@@ -92,7 +92,7 @@ def read_scope(
             raise click.UsageError("--all stands alone")
         return Scope()
     if name is None:
-        raise click.UsageError("name TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or say --all")
+        raise click.UsageError("pass TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or --all")
     parts = name.split("/")
     scope = Scope(parts[0])
     if len(parts) == 2:
@@ -152,7 +152,7 @@ def move(
     fleet = session.fleet
     return DirectiveResult(
         directives.move(fleet, unit, owner, reason, dry_run=dry_run),
-        f"{unit} belongs on {owner}",
+        f"{unit} is assigned to {owner}",
         lambda: directives.not_moved(fleet, unit, owner),
     )
 
@@ -287,7 +287,7 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
         click.echo(printable(f"{instance} {verb} forgotten; it was silent for {silence}"))
         if done.ownerless:
             what = count(done.ownerless, "partition")
-            click.echo(f"nobody owns {what} that it owned: an instance that offers them takes them")
+            click.echo(f"nobody owns {what} that it owned: an instance that offers them takes over")
         if done.directives:
             names = ", ".join(done.directives)
             click.echo(printable(f"directives to it stay (`streamqd control clear`): {names}"))
@@ -327,7 +327,7 @@ def reload(
         if not done.waiting:
             click.echo(printable(f"{verb}: {', '.join(who)}"))
         for each in silent:
-            text = f"{each} is silent: if it lives, it reloads when it is back"
+            text = f"{each} is silent; it reloads when it returns"
             click.echo(printable(text), err=True)
 
     return DirectiveResult(

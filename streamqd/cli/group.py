@@ -71,8 +71,8 @@ def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
     POSITION is the ID of the last delivered message (`start`: none yet, `before ID`: set by an
-    operator). LAG counts the messages after it (`+`: at least that many). UNREAD and PENDING are
-    the ages of the oldest unread and the oldest pending message.
+    operator). LAG counts the messages after it (`+`: at least that many). OLDEST
+    UNREAD and OLDEST PENDING are the ages of these messages.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
@@ -87,17 +87,16 @@ def _show_group(detail: groups.GroupDetail) -> None:
     )
     if detail.missing:
         numbers = ", ".join(map(str, detail.missing))
-        click.echo(f"not on partition {numbers} yet: its daemon makes it there")
+        click.echo(f"not on partition {numbers} yet; its daemon creates it")
     click.echo()
     listing(
-        "PARTITION OWNER LAG UNREAD IN_HAND PENDING DELAYED POSITION EPOCH",
+        "PARTITION OWNER LAG OLDEST_UNREAD PENDING OLDEST_PENDING DELAYED POSITION EPOCH",
         detail.partitions,
         partition=lambda row: str(row.partition),
         owner=owner,
         lag=lambda row: at_least(row.lag_at_least, row.lag is not None),
-        unread=lambda row: ago(now, row.oldest_unread_unix_ms),
-        in_hand=lambda row: row.pending,
-        pending=lambda row: ago(now, row.oldest_pending_unix_ms),
+        oldest_unread=lambda row: ago(now, row.oldest_unread_unix_ms),
+        oldest_pending=lambda row: ago(now, row.oldest_pending_unix_ms),
         position=lambda row: position(row.position),
         epoch=epoch,
     )
@@ -160,7 +159,7 @@ def reset(
         if foreseen.obstacle:
             raise Refused(foreseen.obstacle)
         where = count(len(foreseen.partitions), "partition")
-        confirm(f"Let {name} read {topic} from {to} on, on {where}?", yes)
+        confirm(f"Reset {name} to read {topic} from {to}, on {where}?", yes)
     done = run(dry_run=dry_run)
     if not dry_run:
         rows = done.partitions
@@ -233,9 +232,9 @@ def _growing(session: Session, topic: str, name: str) -> str:
     for row in progress.groups if progress is not None else ():
         if row.group == name and not row.done:
             return (
-                f"{topic} grows, and waits until {name} has settled {row.left} messages: created"
-                " again meanwhile it would read old and new partitions at once, and keys lose their"
-                " order;"
+                f"{topic} grows, and {name} has not acknowledged {row.left} messages of the old"
+                " partitions: if the group is created again now, it reads old and new partitions in"
+                " parallel, and keys lose their order;"
             )
     return ""
 

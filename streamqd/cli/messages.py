@@ -381,7 +381,7 @@ def cancel_sends(
     if every:
         number = sum(1 for _ in sends.chosen(session.store, topic, choice))
         what = count(number, "delayed send")
-        confirm(f"Cancel {what} of {topic} for good?", yes or not number)
+        confirm(f"Cancel {what} of {topic} permanently?", yes or not number)
         names = sends.chosen(session.store, topic, choice)
     done = sends.cancel(session.store, topic, names)
     if done.changed:
@@ -403,10 +403,10 @@ def _changed_sends(
     def show() -> None:
         click.echo(text)
         for each in done.sent:
-            click.echo(f"{printable(each.id)} has been sent: it is {each.uid}", err=True)
+            click.echo(f"{printable(each.id)} was sent already, as {each.uid}", err=True)
         for name in done.unknown:
             click.echo(
-                f"{printable(name)} is unknown: it was sent, cancelled or never was", err=True
+                f"{printable(name)} is unknown: it was sent or canceled, or never existed", err=True
             )
 
     document = {"topic": topic, action: done.changed, "sent": done.sent, "unknown": done.unknown}
@@ -503,7 +503,7 @@ def retry_now(
 
     Pass their IDs, or --all with optional filters.
     """
-    choice = _required(session, ids, every, "retries by their ids", filters)
+    choice = _required(session, ids, every, "retries by their IDs", filters)
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _foretell_retries(rows, "would be due now")
@@ -540,12 +540,12 @@ def cancel_retries(
     dropped, because their dead letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
-    choice = _required(session, ids, every, "retries by their ids", filters)
+    choice = _required(session, ids, every, "retries by their IDs", filters)
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
-        return _foretell_retries(rows, "would be lost" if drop else "would become dead letters")
+        return _foretell_retries(rows, "would be dropped" if drop else "would become dead letters")
     total = len(rows)
-    what = "Lose" if drop else "Make dead letters of"
+    what = "Drop" if drop else "Dead-letter"
     confirm(f"{what} {count(total, 'retry')} in {topic} for {group}?", yes or not total)
     done = retries.cancel(session.store, topic, group, rows, drop=drop)
     if total:
@@ -565,7 +565,7 @@ def cancel_retries(
         click.echo(f"{became}{gone}")
         if done.unreadable:
             session.note(
-                f"{done.unreadable:,} stay, because they cannot be read: --drop loses them"
+                f"{done.unreadable:,} stay, because they cannot be read: --drop discards them"
             )
 
     return CommandResult(done, show)

@@ -346,10 +346,7 @@ def _shared(
 
 def _dedup_id(given: str | None, *, one: bool) -> str | None:
     if given is not None and not one:
-        raise click.UsageError(
-            "--dedup-id is for one message, and of several only the first would be sent; pass"
-            " PAYLOAD or --format file"
-        )
+        raise click.UsageError("--dedup-id allows only one message; pass PAYLOAD or --format file")
     if given == "":
         raise click.UsageError("--dedup-id must not be empty")
     return given

@@ -321,7 +321,7 @@ def _remove(
         foretold = ScheduleChanged({row.name: "removed" for row in rows}, None, True)
         return CommandResult(foretold, lambda: _show_removed(rows))
     if rows:
-        confirm(f"Remove {count(len(rows), 'schedule')} for good?", yes)
+        confirm(f"Remove {count(len(rows), 'schedule')} permanently?", yes)
     done = schedules.remove(session.store, [row.name for row in rows])
     topics = {row.name: row.topic for row in rows}
     _record_each(session, topics, done.changed, command)
@@ -344,7 +344,7 @@ def _changed(
     name: str,
 ) -> CommandResult:
     if not done.changed:
-        return CommandResult(done, f"{name} is like this already; nothing was changed")
+        return CommandResult(done, f"{name} already has these settings; nothing was changed")
     due = (
         "; no tick follows"
         if done.due_unix_ms is None

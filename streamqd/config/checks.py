@@ -86,7 +86,7 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             problems.add(path, "is for redis+sentinel:// only: remove it")
     if (redis.cert_file is None) != (redis.key_file is None):
         there, missing = ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
-        problems.add(("redis", there), f"needs redis.{missing} too: state both, or none")
+        problems.add(("redis", there), f"needs redis.{missing} too: set both, or neither")
 
 
 def _check_inline_password(redis: Redis, source: str, problems: Problems) -> None:
@@ -139,7 +139,7 @@ def _check_daemon(daemon: Daemon, problems: Problems) -> None:
             path, f"the host name {shown(daemon.instance)} cannot be used: name this instance here"
         )
     if daemon.instance in KEEPERS:
-        problems.add(path, f"{daemon.instance} is what a verb calls itself: choose another name")
+        problems.add(path, f"{daemon.instance} is reserved for commands: choose another name")
     _check_backoff(daemon.crash_backoff, ("daemon", "crash_backoff"), problems)
     path = ("daemon", "state_dir")
     if problems.ok(path) and daemon.state_dir.exists() and not daemon.state_dir.is_dir():
@@ -198,7 +198,10 @@ def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -
         least, most = getattr(retention, bound), getattr(retention, limit)
         both = problems.ok((*path, limit), (*path, bound))
         if both and least is not None and most is not None and most < least:
-            problems.add((*path, limit), f"is less than {bound}: what {bound} retains would go too")
+            problems.add(
+                (*path, limit),
+                f"is less than {bound}: entries that {bound} retains would be dropped too",
+            )
 
 
 def check_consumers(settings: Settings, problems: Problems) -> None:
@@ -244,7 +247,7 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
         problems.add(
             hard_path,
             f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}"):'
-            " leave the handler time to end by itself",
+            " leave the handler time to finish",
         )
     if consumer.rate_burst is not None and not consumer.rate and problems.ok((*path, "rate")):
         problems.add(

@@ -93,7 +93,7 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
         parse = form.Decoder(annotation).decode
         stranger = _stranger(msgspec, msgspec.inspect.type_info(annotation), set())
         if stranger is not None:
-            raise TypeError(f"{stranger.__qualname__} is no type of data")
+            raise TypeError(f"{stranger.__qualname__} is not a data type")
     except (TypeError, NameError) as error:
         raise HandlerLoadError(
             f"{reference} asks for a payload of type {name}, which cannot be decoded ({error}); "

@@ -35,7 +35,7 @@ def form_of(function: Callable[..., object], reference: str) -> Signature:
     """Return the form of a handler. Raises HandlerLoadError with one sentence."""
     if any(map(_yields, _called(function))):
         raise HandlerLoadError(
-            f"{reference} has a yield, so that calling it runs nothing of it: remove the yield"
+            f"{reference} contains yield, so calling it does not run it; remove the yield"
         )
     asynchronous = is_async(function)
     try:

@@ -20,10 +20,10 @@ def live(view: MetricsView) -> list[str]:
     board = view.board
     reasons = []
     if _stale(board.progress_ns, SUPERVISOR_SECONDS):
-        reasons.append(f"the supervisor has made no tick for {_age(board.progress_ns):.0f} s")
+        reasons.append(f"the supervisor has made no progress for {_age(board.progress_ns):.0f} s")
     if _stale(board.housekeeper_progress_ns, HOUSEKEEPER_SECONDS):
         age = _age(board.housekeeper_progress_ns)
-        reasons.append(f"the housekeeper has made no round for {age:.0f} s")
+        reasons.append(f"the housekeeper has made no progress for {age:.0f} s")
     return reasons
 
 
@@ -44,7 +44,7 @@ def ready(view: MetricsView) -> list[str]:
         reasons.append("Redis does not answer")
     owned = list(view.owned())
     if not owned and InstanceFlags.STANDBY not in flags:
-        reasons.append("no partition is owned, and others do not own them all")
+        reasons.append("this instance owns no partition, and some have no owner")
     if owned and all(slot.state == WorkerState.BROKEN for slot, _ in owned):
         reasons.append("every worker crashes in a loop")
     for slot, unit in owned:

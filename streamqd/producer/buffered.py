@@ -192,7 +192,7 @@ class BufferedProducer:
             if now >= deadline:
                 raise BufferFull(
                     f"the buffer has had no room for {self._block:g} s; a message to {topic} was"
-                    " not taken"
+                    " not accepted"
                 )
             self._buffer.wait_for_room(deadline - now)
         return receipt

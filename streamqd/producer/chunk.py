@@ -110,7 +110,7 @@ class Chunk:
             if self.results[at] is NOT_YET:
                 self.results[at] = BacklogFull(
                     f"messages of this producer wait for room in {self.topic}/"
-                    f"{self.partitions[at]}; one behind them was not sent"
+                    f"{self.partitions[at]}; a later message was not sent"
                 )
 
     def give_up(self) -> None:

@@ -141,7 +141,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
         fields += (b"key", raw_key)
         extra += len(raw_key)
     if item.headers is not None and not isinstance(item.headers, Mapping):
-        raise TypeError(f"headers is a mapping of texts, not {type(item.headers).__name__}")
+        raise TypeError(f"headers is a mapping of strings, not {type(item.headers).__name__}")
     if item.headers:
         raw_headers = _encoded_headers(item.headers)
         fields += (b"headers", raw_headers)
@@ -271,5 +271,5 @@ def _unix_ms(name: str, instant: float | datetime) -> int:
     if isinstance(instant, bool) or not isinstance(instant, int | float):
         raise TypeError(f"{name} is unix seconds or a datetime, not {instant!r}")
     if not 0 <= instant <= 4 * CENTURY:
-        raise ValueError(f"{name} is in unix seconds, and {instant} is none of the near centuries")
+        raise ValueError(f"{name} is in unix seconds, and {instant} is out of range")
     return round(instant * 1000)

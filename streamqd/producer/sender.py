@@ -166,7 +166,8 @@ class Sender:
             )
         try:
             if not lock.acquire(timeout=max(0.0, end - time.monotonic())):
-                raise RedisUnavailable("other threads used the producer all the time", sent=False)
+                text = "other threads used the producer until the timeout"
+                raise RedisUnavailable(text, sent=False)
             self._connection.until(end)
             return work()
         finally:

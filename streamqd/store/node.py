@@ -160,7 +160,8 @@ class Node:
             self.transport = self._connect(endpoint, end)
         except RedisRefused as error:
             self._finder.failed(endpoint)
-            text = f"{self.address} refused us: {str(error).rstrip('.')}{_advice(error)}"
+            said = str(error).rstrip(".")
+            text = f"{self.address} refused the connection: {said}{_advice(error)}"
             raise RedisUnavailable(text, sent=False) from error
         except (RedisUnavailable, OSError, UnicodeError) as error:
             self._finder.failed(endpoint)

@@ -421,8 +421,8 @@ def test_replay_keeps_and_reports_refused_dead_letters(
 
     assert done.replayed == 1
     assert done.refused == {
-        "its group does not exist any more": 1,
-        "the letter names no group": 1,
+        "its group no longer exists": 1,
+        "the dead letter has no group": 1,
     }
     assert dead_letters.total(store, "access") == 2
 

@@ -461,7 +461,7 @@ def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: 
     due = link.execute("ZRANGE", keys.scheduled("images", 0), 0, -1, "WITHSCORES")[1::2]
     assert due == [b"2209032000500"] * 2
     for words, said in (
-        (("--from", "-", "--dedup-id", "x"), "--dedup-id is for one message"),
+        (("--from", "-", "--dedup-id", "x"), "--dedup-id allows only one message"),
         (("x", "--dedup-id", ""), "must not be empty"),
         (("x", "--at", "12h"), "pass a duration as --delay"),
         (("x", "--at", "2040-01-01", "--delay", "1h"), "exclude each other"),
@@ -640,7 +640,7 @@ def test_dlq_replay_with_refused_dead_letters_exits_8(run: Run, at: At) -> None:
     result = run("dlq", "replay", "access", "--all", "--yes", code=8)
 
     assert result.stdout == "no dead letters of access replayed\n"
-    assert "not replayed: 1 dead letter: its group does not exist any more" in result.stderr
+    assert "not replayed: 1 dead letter: its group no longer exists" in result.stderr
 
 
 def test_irreversible_command_needs_yes(run: Run, at: At) -> None:
@@ -682,7 +682,7 @@ def test_dlq_purge_asks_on_a_terminal(
             os.write(ours, answer)
             assert started.wait(20) == code
             assert started.stderr is not None
-            assert b"Delete 1 dead letter of access for good? [y/N]" in started.stderr.read()
+            assert b"Delete 1 dead letter of access permanently? [y/N]" in started.stderr.read()
     finally:
         os.close(ours)
         os.close(theirs)

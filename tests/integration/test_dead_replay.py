@@ -181,7 +181,7 @@ def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, 
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(partition=1))
 
-    assert done.refused == {"its group does not exist any more": 2}
+    assert done.refused == {"its group no longer exists": 2}
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
     # They can still return to their own partition.
     assert dead_letters.replay(store, TOPIC, MessageFilter()).replayed == 2
@@ -198,7 +198,8 @@ def test_loops_end_at_max_replays(link: Connection, store: Store, keys: Keys, at
     done = dead_letters.replay(store, TOPIC, MessageFilter())
 
     assert done.replayed == 1
-    assert done.refused == {"it was replayed 3 times or more already, and died again": 2}
+    again = "it was replayed 3 times or more already, and was dead-lettered again"
+    assert done.refused == {again: 2}
     assert left(link, keys) == ["1:1-0", "2:1-0"]
     assert dead_letters.replay(store, TOPIC, MessageFilter(), max_replays=10).replayed == 2
 
@@ -539,8 +540,8 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert first.dump() == before
     assert (plan.dead_letters, plan.replayed_before) == (2, 0)
     assert plan.refused == {
-        "it was replayed 3 times or more already, and died again": 1,
-        "its group does not exist any more": 1,
+        "it was replayed 3 times or more already, and was dead-lettered again": 1,
+        "its group no longer exists": 1,
     }
     [hits] = plan.receivers
     assert (hits.group, hits.dead_letters, hits.partitions, hits.owned, hits.paused) == (
@@ -639,7 +640,7 @@ def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: A
     assert replay.arguments == {"group": "hits", "to": "their own group"}
     assert replay.counts == {"replayed": 3, "refused": 1}
     assert (replay.first_id, replay.last_id) == ("0:1-0", "0:3-0")
-    assert replay.note == "1: it was replayed 3 times or more already, and died again"
+    assert replay.note == "1: it was replayed 3 times or more already, and was dead-lettered again"
     assert purge.arguments == {"letter_ids": ["1:1-0"]}
     assert export.note == "to f"
     page = audit.page(store, TOPIC, limit=1)

@@ -92,7 +92,9 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
         " code would run again"
     ) in lines
     plan = document(plain)
-    assert plan["refused"] == {"it was replayed 3 times or more already, and died again": 1}
+    assert plan["refused"] == {
+        "it was replayed 3 times or more already, and was dead-lettered again": 1
+    }
     few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
     assert few.startswith("1 dead letter of access would be replayed to their own group\n")
     assert "no more because of --limit" in few
@@ -187,7 +189,10 @@ def test_dlq_replay_names_the_reason_for_remaining_letters(dlq: Run, at: At) -> 
     write(at(1), 2, replayCount="1")
     result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
     assert result.stdout == "1 dead letter of access replayed\n"
-    assert "not replayed: 2 dead letters: it was replayed before, and died again" in result.stderr
+    assert (
+        "not replayed: 2 dead letters: it was replayed before, and was dead-lettered again"
+        in result.stderr
+    )
 
 
 def test_dlq_purge_has_a_dry_run(dlq: Run, at: At) -> None:
@@ -195,7 +200,7 @@ def test_dlq_purge_has_a_dry_run(dlq: Run, at: At) -> None:
     write(at(0), 1, reason="decode")
     before = at(0).dump()
     tried = dlq("purge", "access", "--reason", "dead", "--dry-run")
-    assert tried.stdout.startswith("2 dead letters of access would be deleted for good\n\n2  ")
+    assert tried.stdout.startswith("2 dead letters of access would be deleted permanently\n\n2  ")
     assert document(dlq("purge", "access", "--all", "--dry-run", "--json"))["looked_at"] == 3
     assert at(0).dump() == before
     assert dlq("purge", "access", "--reason", "dead", "--yes").stdout == (

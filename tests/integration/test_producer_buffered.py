@@ -279,7 +279,7 @@ def test_a_full_buffer_refuses_or_makes_wait(server, link, keys, gate, limits):
     with BufferedProducer(server.url, linger=0, block=0, partitioner=gate, **limits) as producer:
         producer.send("access", b"1")
         producer.send("access", b"2")
-        with pytest.raises(BufferFull, match="was not taken"):
+        with pytest.raises(BufferFull, match="was not accepted"):
             producer.send("access", b"3")
         gate.opened.set()
         assert producer.flush(10)

@@ -108,7 +108,7 @@ def test_pause_and_resume_accept_each_scope(
         (["orders/"], 2, "write TOPIC"),
         (["orders/bill", "-g", "mail"], 2, "different groups"),
         (["orders", "--all"], 2, "--all stands alone"),
-        ([], 2, "or say --all"),
+        ([], 2, "or --all"),
     ],
 )
 def test_pause_refuses_an_unknown_scope(

@@ -233,7 +233,7 @@ CASES = [
         "keys-held",
         False,
         facts(worker=worker(state="full", held=1000, held_keys=7)),
-        "keeps 1,000 messages of 7 held keys, as many as it may, and reads no more",
+        "keeps 1,000 messages of 7 held keys, the maximum, and fetches no more",
     ),
     (
         "keys-held",

@@ -455,7 +455,7 @@ def test_instance_name_of_a_partition_keeping_command_is_refused() -> None:
     problems = Problems()
     check(config.Settings(daemon=config.Daemon(instance="group-reset")), problems, NOTHING)
     assert problems.sentences == [
-        "daemon.instance: group-reset is what a verb calls itself: choose another name"
+        "daemon.instance: group-reset is reserved for commands: choose another name"
     ]
 
 
@@ -695,9 +695,9 @@ def test_tls_files_require_tls_and_each_other(place: Place) -> None:
     found = place.problem('[redis]\nurl = "redis://localhost"\nca_file = "ca.pem"')
     assert "is for TLS only" in found
     found = place.problem('[redis]\nurl = "rediss://h"\ncert_file = "cert.pem"')
-    assert found == "redis.cert_file: needs redis.key_file too: state both, or none"
+    assert found == "redis.cert_file: needs redis.key_file too: set both, or neither"
     found = place.problem('[redis]\nurl = "rediss://h"\nkey_file = "key.pem"')
-    assert found == "redis.key_file: needs redis.cert_file too: state both, or none"
+    assert found == "redis.key_file: needs redis.cert_file too: set both, or neither"
     (place.directory / "key.pem").chmod(0o644)
     assert "chmod o-r" in place.problem('[redis]\nurl = "rediss://h"\n' + pair)
 

@@ -245,7 +245,7 @@ def test_payload_is_decoded_to_the_annotated_type(kind: Any, value: object, code
     "kind", [Plain, Plain | None, list[Plain], dict[str, Plain], Holder, list[Model], Message, Duck]
 )
 def test_unsupported_payload_class_is_refused_at_load(kind: Any):
-    with pytest.raises(HandlerLoadError, match=r"^h:go asks for .* is no type of data\); annotate"):
+    with pytest.raises(HandlerLoadError, match=r"^h:go asks for .* is not a data type\); annotate"):
         decoder(kind, "json", "h:go")
 
 

@@ -100,8 +100,12 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
     [
         (Outgoing(b"", delay=1, at=NOON), ValueError, "exclude each other"),
         (Outgoing(b"", dedup_id=5), TypeError, "dedup_id is a string, not 5"),
-        (Outgoing(b"", headers=[("a", "b")]), TypeError, "headers is a mapping of texts, not list"),
-        (Outgoing(b"", headers=[]), TypeError, "headers is a mapping of texts, not list"),
+        (
+            Outgoing(b"", headers=[("a", "b")]),
+            TypeError,
+            "headers is a mapping of strings, not list",
+        ),
+        (Outgoing(b"", headers=[]), TypeError, "headers is a mapping of strings, not list"),
         (Outgoing(b"", partition="0"), TypeError, "partition is an integer, not '0'"),
         (Outgoing(b"", partition=True), TypeError, "partition is an integer, not True"),
         (Outgoing(b"", delay=-1), ValueError, "delay is 0 seconds to a hundred years"),

@@ -96,7 +96,7 @@ class Route:
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
             raise Refused(
-                f"{topic} is the topic of the letters; omit --to-topic, or pass --everyone"
+                f"{topic} is the topic of the dead letters; omit --to-topic, or pass --everyone"
             )
         self.topic = topic
         self.target = target
@@ -105,7 +105,7 @@ class Route:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def of(self, entry: Entry) -> Destination | None:
-        """Return the destination of a letter, None when the letter names no group."""
+        """Return the destination of a letter, None when the dead letter has no group."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
         if target.topic is not None:
@@ -155,9 +155,9 @@ Subject = TypeVar("Subject")
 MAX_REPLAYS = 3
 RESUME_SECONDS = 7 * 86_400.0  # how long the name of a moved letter is remembered
 
-NO_GROUP_NAMED = "the letter names no group"
-GROUP_GONE = "its group does not exist any more"
-TOO_WIDE = "it has too many fields to leave its slot"
+NO_GROUP_NAMED = "the dead letter has no group"
+GROUP_GONE = "its group no longer exists"
+TOO_WIDE = "it has too many fields to move to another slot"
 BODY_WITHHELD = "its body was not kept (dlq_body)"
 
 
@@ -190,7 +190,7 @@ class ReplayResult:
 def over_replayed(most: int) -> str:
     """Return the reason why a letter stays that was replayed too often."""
     times = "before" if most == 1 else f"{most} times or more already"
-    return f"it was replayed {times}, and died again"
+    return f"it was replayed {times}, and was dead-lettered again"
 
 
 def replay(
@@ -336,8 +336,8 @@ class _Replay:
         elif marked.age > RESUME_SECONDS / 2:
             days = round(marked.age / 86_400)
             self._done.refused[
-                f"its move to {there} was interrupted {days} days ago: look whether it arrived"
-                " there, then purge it"
+                f"its move to {there} was interrupted {days} days ago: check whether it"
+                " arrived there, then purge it"
             ] += 1
         else:
             return there
@@ -395,7 +395,7 @@ class _Replay:
         self._done.touched(entry)
 
     def _on_its_way(self, where: str) -> None:
-        self._done.refused[f"it is on its way to {where}: finish that replay first"] += 1
+        self._done.refused[f"its move to {where} is not complete: repeat that replay first"] += 1
 
 
 GroupPartition = tuple[str, int]  # group, partition

@@ -102,7 +102,9 @@ def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
     place = read_place(letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
-        raise Refused(f"dead letter {letter_id} not found; it was replayed, purged or never was")
+        raise Refused(
+            f"dead letter {letter_id} not found; it was replayed or purged, or never existed"
+        )
     return Entry(place.partition, place.id, pairs(page[0][1]))
 
 
@@ -170,7 +172,7 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
         owner = LetterFields(entry.fields).text(b"group")
         if choice.group is not None and owner != choice.group:
             raise Refused(
-                f"the dead letter {entry.place} is one of the group {owner}, not {choice.group}"
+                f"the dead letter {entry.place} belongs to the group {owner}, not {choice.group}"
             )
         raise Refused(f"the dead letter {entry.place} does not match the filter")
     return [[entry] for entry in found]

@@ -254,7 +254,7 @@ def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"a round trip to the server takes {trip:,.1f} ms, and daemon.lease_ttl is only"
             f" {ttl:g} s: renewals come too late, and partitions change owners",
             f'write `lease_ttl = "{wanted:.0f}s"` or more under [daemon] on every instance, or run'
-            " nearer to the server",
+            " the instances closer to the server",
             evidence={"round_trip_ms": trip, "lease_ttl_seconds": ttl},
         )
 
@@ -275,8 +275,8 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(filter(_unfenced, facts.units)).items():
         names = " ".join(facts.keys.lease(*each.unit) for each in units[:4])
         yield CheckResult(
-            f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
-            " not know: no instance can take the partition until it expires",
+            f"there is a lease of {group} on {spans(numbers(units))} of {topic} whose token is"
+            " not in the fence: no instance can take the partition until it expires",
             "keys were written by hand, or the server lost some. Delete the leases, and the next"
             f" owner acquires them again: `redis-cli DEL {names}`",
             about=f"{topic}/{group}",

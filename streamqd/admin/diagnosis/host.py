@@ -244,8 +244,9 @@ def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     needed = drain + STOP_MARGIN_SECONDS
     if host.stop_seconds < needed:
         yield CheckResult(
-            f"the service manager kills a stop after {host.stop_seconds:g} s (TimeoutStopSec), and"
-            f" daemon.drain_timeout is {drain:g} s: running messages are cut off and handled again",
+            f"the service manager kills a stopping daemon after {host.stop_seconds:g} s"
+            f" (TimeoutStopSec), and daemon.drain_timeout is {drain:g} s: running messages are cut"
+            " off and handled again",
             f"`systemctl edit streamqd`, write `[Service]` and `TimeoutStopSec={needed:.0f}`, or"
             " lower daemon.drain_timeout",
             evidence={

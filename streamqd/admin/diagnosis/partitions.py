@@ -35,8 +35,8 @@ def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for key, (topic, kind) in wrong.items():
         yield CheckResult(
             f"the key {key} has the type {kind}, which streamqd did not write: commands on it fail",
-            f"see what it is (`redis-cli OBJECT ENCODING {key}`) and who writes it, then move it"
-            f" away: `redis-cli RENAME {key} ELSEWHERE`",
+            f"find the client that writes it (`redis-cli OBJECT ENCODING {key}` shows its form),"
+            f" then rename it: `redis-cli RENAME {key} ELSEWHERE`",
             about=topic,
             evidence={"key": key, "type": kind},
         )
@@ -313,11 +313,12 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         delays = each.delays
         count = len(delays.lost) or max(0, delays.more)
         if count:
+            lost = " ".join(delays.lost[:NAMES_SHOWN]) or "MEMBER"
             yield CheckResult(
                 f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
-                f" {each.topic} have no message: it is lost",
-                "find what deleted it. The due times are removed when they are due, or now by"
-                f" `redis-cli ZREM {delays.key} {' '.join(delays.lost[:NAMES_SHOWN]) or 'MEMBER'}`",
+                f" {each.topic} have no message: their messages are lost",
+                "find the client that deleted them. The due times are removed when they are due, or"
+                f" now with `redis-cli ZREM {delays.key} {lost}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.lost[:NAMES_SHOWN])},
             )
@@ -334,7 +335,7 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{plural(count, 'message')} among the {each.kind} on partition {each.partition} of"
                 f" {each.topic} have no due time: they never run",
-                f"give them one: `redis-cli ZADD {delays.key} {pairs}`",
+                f"add due times: `redis-cli ZADD {delays.key} {pairs}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.stuck[:NAMES_SHOWN])},
             )
@@ -356,7 +357,7 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
             f" {waiting} ago: no housekeeper moves them",
             "the housekeeper of the owner moves them: find the owner with `streamqd"
-            f" partitions {topic}`, start an instance, or look for `promote.` in its log",
+            f" partitions {topic}`, start an instance, or look for `housekeeper.failed` in its log",
             about=some[0].about,
             evidence={
                 "partitions": [each.partition for each in some],

@@ -84,7 +84,7 @@ def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A schedule is left over from a deleted topic."""
     for topic, rows in _by_topic(facts, MISSING):
         yield CheckResult(
-            f"nothing is kept of {_named(rows)}, whose topic was deleted: no message is sent",
+            f"the topic of {_named(rows)} was deleted: no message is sent",
             "`streamqd schedule prune`, or restart an instance that declares them",
             about=topic,
             evidence=_evidence(rows),
@@ -97,8 +97,8 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic, rows in _by_topic(facts, UNREADABLE):
         yield CheckResult(
             f"the specification of {_named(rows)} cannot be read: no message is sent",
-            "an instance that declares them repairs them within 10 s; else `streamqd schedule"
-            f" remove {rows[0].name}`",
+            "an instance that declares them repairs them within 10 s; otherwise run `streamqd"
+            f" schedule remove {rows[0].name}`",
             about=topic,
             evidence=_evidence(rows),
         )
@@ -114,8 +114,8 @@ def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         reason = objection(Declaration(each, facts.settings.daemon.fleet, FILE, 0), line)
         if reason:
             yield CheckResult(
-                f"schedule {each.name} of this configuration is not kept: {reason}",
-                f"rename it, or look at the other one: `streamqd schedule show {each.name}`",
+                f"schedule {each.name} of this configuration is rejected: {reason}",
+                f"rename it, or inspect the other one: `streamqd schedule show {each.name}`",
                 about=each.name,
                 evidence={"fleet": line.fleet, "origin": line.origin},
             )
