@@ -189,7 +189,7 @@ def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Pa
 def test_a_refused_login_or_command_is_exit_code_4(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer], lacking: str, code: str
 ):
-    """U10: "no answer from X: X refused us"."""
+    """U10: "no answer from X: X refused the connection"."""
     server, daemon = new_server(), new_daemon()
     (daemon.folder / "secret").write_text("wrong" if lacking == "login" else "right")
     (daemon.folder / "secret").chmod(0o600)
@@ -208,7 +208,7 @@ def test_a_refused_login_or_command_is_exit_code_4(
     assert said.count(server.url) == 1
     assert code in said
     assert "no answer" not in said
-    assert ("refused us" in said) == (lacking in ("login", "password"))
+    assert ("refused the connection" in said) == (lacking in ("login", "password"))
     assert ("streamqd check" in said) == (lacking == "eval")
 
 

@@ -385,7 +385,8 @@ def test_connection_reports_a_refusal_at_accept() -> None:
         thread.start()
         port = listener.getsockname()[1]
         for url in (f"redis://ann:secret@127.0.0.1:{port}/2", f"redis://127.0.0.1:{port}"):
-            with pytest.raises(RedisUnavailable, match=r"refused us: .*max number of clients"):
+            refusal = r"refused the connection: .*max number of clients"
+            with pytest.raises(RedisUnavailable, match=refusal):
                 connect(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
         thread.join()
 

@@ -151,7 +151,7 @@ def test_a_bad_setting_adds_nothing(
 def test_a_topic_has_a_most_of_schedules(added: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PER_TOPIC_MAX", 1)
     told = added("add", "other", "--topic", TOPIC, "--every", "1h", code=8).stderr
-    assert "the most is 1" in told
+    assert "the maximum is 1" in told
     added("add", "other", "--topic", "others", "--every", "1h")
 
 
@@ -308,7 +308,7 @@ def test_a_name_without_a_schedule_is_removed(verb: Run, store: Store) -> None:
     verb("add", "left", "--topic", "others", "--every", "1h")
     lose(store, "left")
     told = verb("add", "left", "--topic", TOPIC, "--every", "1h", code=8).stderr
-    assert "left of a deleted topic; run `streamqd schedule remove left` first" in told
+    assert "left over from a deleted topic; run `streamqd schedule remove left` first" in told
     verb("remove", "left", "--yes")
     verb("add", "left", "--topic", TOPIC, "--every", "1h")
 

@@ -95,7 +95,7 @@ CASES = [
         "no-capacity",  # C2
         False,
         facts(**FREE, members=(replace(WEST, cap=4, capacity=4, limit="no files left"),)),
-        "no more processes start (west runs 4: no files left)",
+        "refuses more processes (west runs 4: no files left)",
     ),
     (
         "no-capacity",  # C2
@@ -244,7 +244,12 @@ CASES = [
         ),
         "keeps 2 messages of one held key",
     ),
-    ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
+    (
+        "moving",
+        True,
+        facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)),
+        "makes progress",
+    ),
     ("quarantine", False, facts(quarantine=True), "in rounds"),
     (
         "recovering",

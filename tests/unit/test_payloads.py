@@ -185,7 +185,7 @@ def test_message_inside_another_annotation_is_refused(annotation: Any):
     ],
 )
 def test_generator_handler_is_refused(function: Callable[..., object]):
-    with pytest.raises(HandlerLoadError, match=r"h:go has a yield.*: remove the yield"):
+    with pytest.raises(HandlerLoadError, match=r"h:go contains yield.*; remove the yield"):
         form_of(function, "h:go")
 
 
