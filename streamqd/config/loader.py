@@ -61,6 +61,45 @@ def load(
     source = str(file) if file else "defaults"
     raw, lines = _read(Path(file)) if file else ({}, [])
     base_dir = Path(file).absolute().parent if file else Path.cwd()
+    return _loaded(raw, lines, source, base_dir, overrides, environ)
+
+
+def load_given(
+    given: object,
+    name: str,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Return settings from `given`, the value of the setting `name` of a web framework.
+
+    A string or Path is a configuration file, and a mapping contains its sections, such as
+    `{"redis": {"url": ...}}`. None means the default file, as `find` returns it. The environment
+    overrides each of them.
+
+    Raises ConfigError as `load` does.
+    """
+    if given is None or isinstance(given, str | Path):
+        return load(given or find(environ), environ=environ)
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise ConfigError([f"{name} must be a path or a dictionary of sections, not {kind}"])
+    return _loaded(_copied(given), [], name, Path.cwd(), {}, environ)
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table as dicts, because the environment is written into it."""
+    return {
+        name: _copied(each) if isinstance(each, Mapping) else each for name, each in table.items()
+    }
+
+
+def _loaded(
+    raw: dict[str, Any],
+    lines: Sequence[int],
+    source: str,
+    base_dir: Path,
+    overrides: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> Settings:
     problems = Problems()
     overlay(raw, overrides, environ, problems)
     settings = _build(raw, source, TableReader(problems, base_dir), lines)
