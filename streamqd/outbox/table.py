@@ -226,6 +226,14 @@ class OutboxTable:
             made += self._trigger()
         return made
 
+    def drop(self) -> list[str]:
+        """Return the statements that drop both tables, with all their rows."""
+        dropped = [f"DROP TABLE IF EXISTS {each}" for each in (self._table, self._dead)]
+        if self._is("postgresql"):
+            function = self.dialect.quoted(f"{self.name}_notify")
+            dropped.append(f"DROP FUNCTION IF EXISTS {function}()")
+        return dropped
+
     def _created(self, table: str, kinds: dict[str, str], null: frozenset[str] = _NULL) -> str:
         lines = []
         for name, kind in kinds.items():
