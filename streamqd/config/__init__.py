@@ -12,6 +12,7 @@ from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
 from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, find, load, load_given
+from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.reference import json_schema, reference_toml, shown
 from streamqd.config.schedules import Schedule
@@ -25,6 +26,7 @@ __all__ = [
     "Http",
     "KeyPrefixes",
     "Log",
+    "OutboxSettings",
     "Pipeline",
     "Redis",
     "Retention",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+from streamqd.config.outboxes import split
 from streamqd.errors import DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox import drivers
 from streamqd.outbox.drivers import Opened
@@ -50,7 +51,7 @@ class Database:
     def __init__(
         self, url: str, table: str, password: str | None, max_message_bytes: int, *, create: bool
     ) -> None:
-        name, _ = drivers.split(url)
+        name, _ = split(url)
         self.table = OutboxTable(table, DIALECTS[name])
         self._max_bytes = max_message_bytes
         self._open: Callable[[], Opened] = lambda: drivers.opened(
@@ -154,6 +155,12 @@ class Database:
         """Run one statement, committed immediately."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(statement, values)
+
+    def run_all(self, statements: Sequence[str]) -> None:
+        """Run statements in one transaction, where the database allows them in one."""
+        with self._transaction() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote
 
 from streamqd import extras
+from streamqd.config.outboxes import split
 from streamqd.config.secrets import masked
 from streamqd.errors import DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
@@ -26,14 +27,6 @@ Wait = Callable[[float, int | None], None]  # seconds, and a descriptor or None
 
 TIMEOUT = 10.0  # seconds of silence after which a connection counts as lost
 ERROR_CHARS_MAX = 300
-
-SCHEMES = {
-    "postgresql": "postgresql",
-    "postgres": "postgresql",
-    "mysql": "mysql",
-    "mariadb": "mysql",
-    "sqlite": "sqlite",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +42,6 @@ class Opened:
     errors: tuple[type[Exception], ...]
     refusal: Callable[[Exception], str | None]
     wait: Wait
-
-
-def split(url: str) -> tuple[str, SplitResult]:
-    """Return the name of the dialect, and the parts of a URL. Raises ValueError, without the URL.
-
-    A driver after a plus, as in `postgresql+psycopg://`, is accepted and ignored.
-    """
-    scheme, separator, rest = url.partition("://")
-    name = SCHEMES.get(scheme.partition("+")[0].lower())
-    if not separator or name is None:
-        raise ValueError(
-            "must start with postgresql://, mysql:// or sqlite:///, such as"
-            " postgresql://shop@db.example.com/shop"
-        )
-    try:
-        parts = urlsplit(f"{name}://{rest}")
-        _ = parts.port
-    except ValueError:
-        raise ValueError("is not a URL: escape special characters such as @ as in %40") from None
-    if name == "sqlite" and (parts.netloc or not parts.path.strip("/")):
-        raise ValueError("must name a file, as in sqlite:///shop.db or sqlite:////srv/shop.db")
-    if name == "mysql" and not parts.path.strip("/"):
-        raise ValueError("must name a database, as in mysql://shop@db.example.com/shop")
-    return name, parts
 
 
 def opened(

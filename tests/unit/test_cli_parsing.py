@@ -91,6 +91,7 @@ def test_command_list_is_complete() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
         *("delayed", "delayed list", "delayed show", "delayed now", "delayed cancel"),
+        *("outbox", "outbox create", "outbox check"),
         *("schedule", "schedule list", "schedule show", "schedule next", "schedule add"),
         *("schedule edit", "schedule pause", "schedule resume", "schedule run"),
         *("schedule remove", "schedule prune"),
