@@ -1,9 +1,9 @@
 -- outbox_fence: an earlier epoch -> this epoch
 --
 -- Close a partition to every earlier relay of an outbox, and read the rows of its last batch. The
--- relay fences all partitions of a topic, and then reads the rows of its table again. Rows in the
--- returned lists are in the topic. An earlier relay may also have written and deleted rows that
--- this relay read before, so rows read before the fence must not be published.
+-- relay fences all partitions of a topic, deletes the returned rows from its table, because they
+-- are in the topic, and then reads its table again. An earlier relay may also have written and
+-- deleted rows that this relay read before, so rows read before the fence must not be published.
 --
 -- KEYS[1]  record  HASH  streaming:mq:outbox:{T:p:i}:N
 -- KEYS[2]? meta    HASH  streaming:mq:topic:{T}:meta     not on a cluster: another slot
@@ -11,7 +11,8 @@
 -- ARGV[1]  epoch       int  the relay's
 -- ARGV[2]  partitions  int  partition count of the topic that the relay knows
 --
--- Returns  OK      fenced     [2] uids of the last batch, 32 hex digits each, without separators
+-- Returns  OK      fenced     [2] rows of the last batch: 32 hex digits of the uid and 16
+--                 of the id each, without separators
 -- Returns  FENCED  a later relay has fenced the partition     [2] its epoch
 -- Returns  MOVED   the topic has another partition count, or is gone     [2] the count, or ''
 --
@@ -23,7 +24,7 @@
 local record, meta = KEYS[1], KEYS[2]
 local epoch, partitions = ARGV[1], ARGV[2]
 
-local found = redis.call('HMGET', record, 'epoch', 'uids')
+local found = redis.call('HMGET', record, 'epoch', 'rows')
 local present = whole(found[1])
 if not present then
   return bad_value(record, 'epoch', 'a whole number')

@@ -15,8 +15,8 @@
 -- ARGV[1]  epoch        int   the relay's
 -- ARGV[2]  partitions   int   partition count by which the rows were routed
 -- ARGV[3]  max_backlog  int   write none if the backlog is this large, -1 = no limit
--- ARGV[4..] rows        list  for each row: its uid, its due time in unix ms or '', the count of
---                             its names and values, then these
+-- ARGV[4..] rows        list  for each row: 32 hex digits of its uid and 16 of its id, its due time
+--                             in unix ms or '', the count of its names and values, then these
 --
 -- Returns  OK        written     [2] this number of first rows are in the topic [3] number of rows
 --                                that this call wrote [4] the error of the next row, or the backlog
@@ -37,13 +37,14 @@
 -- @include _groups
 -- @include _ids
 -- @include _backlog
+-- @include _outbox
 
 local stream, record, meta = KEYS[1], KEYS[2], KEYS[3]
 local scheduled, items = KEYS[4], KEYS[5]
 local epoch, partitions, max_backlog = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local rows = 4
+local keys, rows = {stream = stream, scheduled = scheduled, items = items}, 4
 
-local held = redis.call('HMGET', record, 'epoch', 'uids')
+local held = redis.call('HMGET', record, 'epoch', 'rows')
 local present = whole(held[1])
 if not present then
   return bad_value(record, 'epoch', 'a whole number')
@@ -58,10 +59,7 @@ local count = moved(meta, stream, partitions)
 if count then
   return {'MOVED', count}
 end
-local recorded = {}
-for uid in string.gmatch(held[2] or '', string.rep('%x', 32)) do
-  recorded[uid] = true
-end
+local recorded = recorded_in(held[2])
 local length = redis.call('XLEN', stream)
 if scheduled ~= stream then
   redis.call('ZCARD', scheduled)
@@ -69,57 +67,44 @@ if scheduled ~= stream then
 end
 local new, at = 0, rows
 while at <= #ARGV do
-  new = new + (recorded[ARGV[at]] and 0 or 1)
+  new = new + (recorded[uid_of(ARGV[at])] and 0 or 1)
   at = at + 3 + ARGV[at + 2]
 end
 local room, backlog = new, ''
 if max_backlog >= 0 and length + new > max_backlog then
   backlog = backlog_of(stream, length)
   room = math.max(0, max_backlog - backlog)
-  if room == 0 and new > 0 and not recorded[ARGV[rows]] then
+  if room == 0 and new > 0 and not recorded[uid_of(ARGV[rows])] then
     return {'FULL', backlog}
   end
 end
 
 -- Guards end here
 local now, call = now_unix_ms(), redis.call
-
--- Write one row. Its values are in ARGV from `first` to `last`. Return an error or another value.
-local function written(uid, due, first, last)
-  if due == '' or tonumber(due) <= now then
-    return call('XADD', stream, '*', unpack(ARGV, first, last))
-  end
-  local fields = merged(slice(ARGV, first, last), {'sentAt', text(now)}, {})
-  local failure = call('HSET', items, uid, cmsgpack.pack(fields))
-  if type(failure) == 'table' and failure.err then
-    return failure
-  end
-  return call('ZADD', scheduled, due, uid)
-end
-
 local first, added, kept, rest = 0, 0, {}, ''
 at = rows
 while at <= #ARGV do
-  local uid, due, last = ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
+  local row, due, last = ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
+  local uid = uid_of(row)
   local stopped = rest ~= ''
   if recorded[uid] then
-    kept[#kept + 1] = uid
+    kept[#kept + 1] = row
   elseif not stopped and added == room then
     rest = backlog
   elseif not stopped then
     -- If the first one is refused, its error is raised. No later write is refused for memory.
-    local result = written(uid, due, at + 3, last)
+    local result = write_row(call, keys, uid, due, now, at + 3, last)
     if type(result) == 'table' and result.err then
       rest = result
     else
       added, call = added + 1, redis.pcall
-      kept[#kept + 1], recorded[uid] = uid, true
+      kept[#kept + 1], recorded[uid] = row, true
     end
   end
   first = rest == '' and first + 1 or first
   at = last + 1
 end
 if added > 0 then
-  redis.call('HSET', record, 'uids', table.concat(kept))
+  redis.call('HSET', record, 'rows', table.concat(kept))
 end
 return {'OK', first, added, rest}

@@ -8,21 +8,31 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, ContractError
+from streamqd.errors import BadValue, ContractError, RedisRefused
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import FIELDS_MAX
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-UID_DIGITS = 32  # hex digits of a uid
+UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
+_ROW_DIGITS = UID_DIGITS + ID_DIGITS
+_ID_RANGE = 1 << 4 * ID_DIGITS
 ROWS_MAX = 4096  # rows of one call
 FIGURES = ("rows", "more", "oldest_ms", "sent", "dead", "error")  # fields that a relay publishes
+
+
+class RecordedRow(NamedTuple):
+    """A row that is in its topic. `id` is its number in the table, an integer of 64 bits."""
+
+    id: int
+    uid: str
 
 
 class OutgoingRow(NamedTuple):
     """A row as it is written: `fields` are flat, name, value, name, value …"""
 
+    id: int
     uid: str
     due_unix_ms: int | None
     fields: Sequence[bytes]
@@ -90,7 +100,11 @@ def publish(
     for row in rows:
         if len(row.fields) % 2 or not 0 < len(row.fields) <= FIELDS_MAX:
             raise ContractError(f"a row of {len(row.fields)} names and values")
-        flat += (row.uid, "" if row.due_unix_ms is None else row.due_unix_ms, len(row.fields))
+        flat += (
+            _packed(row.id, row.uid),
+            "" if row.due_unix_ms is None else row.due_unix_ms,
+            len(row.fields),
+        )
         flat += row.fields
     return scripts.get("outbox_publish").call(
         named,
@@ -123,12 +137,22 @@ class Published(NamedTuple):
         return cls(settled, written, refusal, full=refusal is None and rest != b"")
 
 
-def uids_of(raw: bytes, key: str) -> list[str]:
-    """Read the uids of a record. Raises BadValue."""
+def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
+    """Read the rows of a record. Raises BadValue."""
     found = untrusted.label(raw)
-    if len(found) % UID_DIGITS or found.strip("0123456789abcdef"):
-        raise BadValue(key, "uids", untrusted.shown(raw), "uids of 32 hex digits")
-    return [found[at : at + UID_DIGITS] for at in range(0, len(found), UID_DIGITS)]
+    if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
+        raise BadValue(key, "rows", untrusted.shown(raw), "rows of 48 hex digits")
+    packed = [found[at : at + _ROW_DIGITS] for at in range(0, len(found), _ROW_DIGITS)]
+    return [RecordedRow(_signed(each[UID_DIGITS:]), each[:UID_DIGITS]) for each in packed]
+
+
+def _packed(number: int, uid: str) -> str:
+    return f"{uid}{number % _ID_RANGE:0{ID_DIGITS}x}"
+
+
+def _signed(digits: str) -> int:
+    number = int(digits, 16)
+    return number - _ID_RANGE if number >= _ID_RANGE >> 1 else number
 
 
 # --- views ----------------------------------------------------------------------------------------
@@ -193,6 +217,19 @@ _FIELDS = ("epoch", "owner", "since", "at", *FIGURES)
 def view(keys: Keys, name: str) -> list[tuple[Any, ...]]:
     """Build the two commands whose replies `OutboxView.parse` takes."""
     return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
+
+
+def views(store: Store, names: Sequence[str]) -> list[OutboxView]:
+    """Return the state of outboxes, in one round trip. Raises BadValue, RedisRefused."""
+    commands = [command for name in names for command in view(store.keys, name)]
+    replies = store.pipeline(commands)
+    for reply in replies:
+        if isinstance(reply, RedisRefused):
+            raise reply
+    return [
+        OutboxView.parse(name, fields, ttl_ms, store.keys.outbox(name))
+        for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)
+    ]
 
 
 def register(store: Store, name: str) -> None:

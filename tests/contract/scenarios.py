@@ -487,7 +487,7 @@ def outbox_drop(desk: Desk) -> Call:
 
 
 def outbox_fence(desk: Desk) -> Call:
-    desk.do("HSET", desk.keys.outbox_record(*desk.unit[:2], "shop"), "epoch", 4, "uids", "0" * 32)
+    desk.do("HSET", desk.keys.outbox_record(*desk.unit[:2], "shop"), "epoch", 4, "rows", "0" * 48)
     return outbox.fence(desk.keys, "shop", *desk.unit[:2], 5, 2, known(desk))
 
 
@@ -499,7 +499,7 @@ def outbox_publish(desk: Desk) -> Call:
     desk.do("ZADD", desk.scheduled, 9e12, "other")
     desk.do("HSET", desk.scheduled_items, "other", b"\x92\xa7payload\xa1x")
     rows = [
-        outbox.OutgoingRow(f"{number:032x}", due, [b"payload", b"x"])
+        outbox.OutgoingRow(number, f"{number:032x}", due, [b"payload", b"x"])
         for number, due in enumerate((None, 9_000_000_000_000, None))
     ]
     meta = desk.keys.meta(desk.unit.topic)
@@ -508,9 +508,9 @@ def outbox_publish(desk: Desk) -> Call:
 
 def outbox_publish_late(desk: Desk) -> Call:
     """The first row to write is due later."""
-    call = outbox_publish(desk)
-    desk.do("HDEL", desk.keys.outbox_record(*desk.unit[:2], "shop"), "uids")
-    rows = [outbox.OutgoingRow("f" * 32, 9_000_000_000_000, [b"payload", b"x"])]
+    outbox_publish(desk)
+    desk.do("HDEL", desk.keys.outbox_record(*desk.unit[:2], "shop"), "rows")
+    rows = [outbox.OutgoingRow(1, "f" * 32, 9_000_000_000_000, [b"payload", b"x"])]
     meta = desk.keys.meta(desk.unit.topic)
     return outbox.publish(desk.keys, "shop", *desk.unit[:2], rows, 5, 2, meta)
 

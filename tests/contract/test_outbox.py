@@ -20,7 +20,7 @@ def uid(number: int) -> str:
 
 
 def rows(*numbers: int, due: int | None = None) -> list[OutgoingRow]:
-    return [OutgoingRow(uid(each), due, [b"payload", b"%d" % each]) for each in numbers]
+    return [OutgoingRow(each - 2, uid(each), due, [b"payload", b"%d" % each]) for each in numbers]
 
 
 def take(desk: Desk, token: str = "t1", *, above: int = 0, dead: str = "") -> Call:
@@ -59,6 +59,10 @@ def register(desk: Desk, count: object = 2) -> None:
 
 def record(desk: Desk) -> dict[str, bytes]:
     return desk.state().get(desk.keys.outbox_record("access", 0, NAME), {})
+
+
+def recorded(desk: Desk) -> list[str]:
+    return [row.uid for row in outbox.rows_of(record(desk)["rows"], "k")]
 
 
 def payloads(desk: Desk) -> list[bytes]:
@@ -151,11 +155,11 @@ def test_outbox_fence_returns_the_last_batch_and_refuses_earlier_epochs(desk: De
     fenced(desk)
     desk.expect("outbox_publish", "OK", publish(desk, rows(1, 2)))
     [raw] = desk.expect("outbox_fence", "OK", fence(desk, 6))
-    assert outbox.uids_of(raw, "k") == [uid(1), uid(2)]
+    assert outbox.rows_of(raw, "k") == [(-1, uid(1)), (0, uid(2))]
     assert desk.expect("outbox_fence", "FENCED", fence(desk, 5)) == [b"6"]
     assert desk.expect("outbox_publish", "FENCED", publish(desk, rows(3))) == [b"6"]
     desk.expect("outbox_fence", "OK", fence(desk, 6))
-    assert record(desk) == {"epoch": b"6", "uids": raw}
+    assert record(desk) == {"epoch": b"6", "rows": raw}
 
 
 @pytest.mark.parametrize(("present", "said"), [(4, b"4"), (None, b"")])
@@ -179,10 +183,10 @@ def test_outbox_calls_name_an_unreadable_epoch(desk: Desk) -> None:
     desk.expect_error("BADVALUE", publish(desk, rows(1)))
 
 
-def test_uids_of_another_client_are_named() -> None:
-    for raw in (b"x" * 32, b"0" * 31, b"\xff" * 32):
-        with pytest.raises(BadValue, match="uids"):
-            outbox.uids_of(raw, "the record")
+def test_rows_of_another_client_are_named() -> None:
+    for raw in (b"x" * 48, b"0" * 47, b"\xff" * 48):
+        with pytest.raises(BadValue, match="rows"):
+            outbox.rows_of(raw, "the record")
 
 
 # --- publishing -----------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ def test_outbox_publish_skips_recorded_rows_and_replaces_the_record(desk: Desk) 
     assert desk.dump() == before
     assert desk.expect("outbox_publish", "OK", publish(desk, rows(2, 3))) == [2, 1, b""]
     assert payloads(desk) == [b"1", b"2", b"3"]
-    assert outbox.uids_of(record(desk)["uids"], "k") == [uid(2), uid(3)]
+    assert recorded(desk) == [uid(2), uid(3)]
 
 
 def test_outbox_publish_writes_a_row_once_that_a_batch_has_twice(desk: Desk) -> None:
@@ -235,7 +239,7 @@ def test_outbox_publish_to_a_full_stream_records_what_it_wrote(desk: Desk) -> No
     settled, written, refusal = desk.expect("outbox_publish", "OK", publish(desk, rows(2, 3, 1)))
     assert (settled, written, type(refusal)) == (1, 1, RedisRefused)
     # The row after the refused one was written before, so it stays recorded.
-    assert outbox.uids_of(record(desk)["uids"], "k") == [uid(2), uid(1)]
+    assert recorded(desk) == [uid(2), uid(1)]
     before = desk.dump()
     with pytest.raises(RedisRefused):
         desk.link.run(publish(desk, rows(3)))
@@ -274,7 +278,7 @@ def test_on_a_cluster_the_count_of_an_outbox_is_not_compared(desk: Desk) -> None
 
 
 def test_outbox_publish_refuses_no_rows_and_half_of_a_pair(desk: Desk) -> None:
-    for some in ([], [OutgoingRow(uid(1), None, [b"payload"])]):
+    for some in ([], [OutgoingRow(1, uid(1), None, [b"payload"])]):
         with pytest.raises(ContractError):
             publish(desk, some)
 
