@@ -169,7 +169,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     if not found.whole:
         # A module failed to import, so its declarations are unknown and no consumer can be missing.
         return Prepared(settings, problems, tuple(found.sources))
-    if not settings.consumers and not problems:
+    if not (settings.consumers or settings.outboxes or problems):
         problems.append(_nothing_to_do(settings.daemon.handlers))
     if only:
         settings, unknown = _restrict(settings, only)

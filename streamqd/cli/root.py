@@ -268,7 +268,7 @@ _FILES = {
     "group": ("group",),
     "init": ("init",),
     "messages": ("delayed", "pending", "retry", "tail"),
-    "outbox": ("outbox",),
+    "outbox_relay": ("outbox",),
     "pipeline": ("pipeline",),
     "produce": ("produce",),
     "scale": ("scale",),
