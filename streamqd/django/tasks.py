@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import secrets
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -90,11 +91,7 @@ class StreamqdBackend(BaseTaskBackend):
         `Outbox.send` raises. Without `outbox`, errors of Redis are raised at the commit.
         """
         self.validate_task(task)
-        if not in_app(task.func.__module__):
-            raise InvalidTask(
-                f"{task.module_path} is in no installed app, and workers run tasks of apps only;"
-                " add its package to INSTALLED_APPS"
-            )
+        _check_found(task)
         result: TaskResult[Params, Returned] = TaskResult(
             task=task,
             id="",
@@ -152,6 +149,22 @@ def in_app(module: str) -> bool:
     """Return True if a module belongs to an installed app. Workers import no other for a task."""
     names = {each.name for each in apps.get_app_configs()}
     return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def _check_found(task: Task[..., Any]) -> None:
+    """Raise InvalidTask if a worker could not find the task by its path."""
+    module, name = task.func.__module__, task.func.__qualname__
+    if not in_app(module):
+        raise InvalidTask(
+            f"{task.module_path} is in no installed app, and workers run tasks of apps only; add"
+            " its package to INSTALLED_APPS"
+        )
+    found = getattr(sys.modules.get(module), name, None)
+    if not isinstance(found, Task) or found.func is not task.func:
+        raise InvalidTask(
+            f"{task.module_path} is not the name of this task, by which workers find it; write"
+            " @task above the function"
+        )
 
 
 def _fault(topic: object) -> str:

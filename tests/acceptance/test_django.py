@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tests.support import django_environment
 from tests.support.daemon import Daemon
 from tests.support.django_project import Project
 from tests.support.optional import need
-from tests.support.servers import Server
+from tests.support.servers import ProcessServer, Server
 
 pytestmark = [need("django"), pytest.mark.timeout(300)]
 
@@ -58,6 +59,12 @@ def rows(project: Project) -> list[tuple[str, bytes, int | None]]:
     with sqlite3.connect(project.folder / "shop.db") as database:
         found = database.execute("SELECT topic, payload, due_unix_ms FROM streamqd_outbox")
         return found.fetchall()
+
+
+def offer_outbox(worker: Daemon, project: Project) -> None:
+    """Let the daemon move the rows of the project to Redis."""
+    table = {"name": "shop", "database": f"sqlite:///{project.folder / 'shop.db'}"}
+    worker.write_config(outboxes=[table])
 
 
 def databases(url: str) -> str:
@@ -111,15 +118,18 @@ with transaction.atomic():
     first = invoice.enqueue(2)
 print(first.id, first.status)
 print(invoice.using(run_after=datetime(2030, 1, 1, tzinfo=timezone.utc)).enqueue(number=3).id)
+import asyncio
+asyncio.run(invoice.aenqueue(4))
 """
     )
 
-    committed, alone = rows(project)
+    committed, alone, asynchronous = rows(project)
     assert committed[0] == "default"
     assert json.loads(committed[1]) == {"task": "orders.tasks.invoice", "args": [2], "kwargs": {}}
     assert committed[2] is None
     assert json.loads(alone[1])["kwargs"] == {"number": 3}
     assert alone[2] == 1_893_456_000_000
+    assert json.loads(asynchronous[1])["args"] == [4]
     first, second = said.splitlines()
     assert first.startswith("default/outbox/")
     assert first.endswith(" READY")
@@ -196,6 +206,7 @@ for attempt in (
     lambda: invoice.using(queue_name="other"),
     lambda: invoice.enqueue(object()),
     lambda: task(outside).enqueue(),
+    lambda: renamed.enqueue(),
     lambda: invoice.get_result("default/outbox/1"),
 ):
     try:
@@ -219,6 +230,10 @@ for attempt in (
         " only; add its package to INSTALLED_APPS"
     )
     assert refused[4] == (
+        "InvalidTask: orders.tasks.plain is not the name of this task, by which workers find it;"
+        " write @task above the function"
+    )
+    assert refused[5] == (
         "NotImplementedError: streamqd stores no results; run `streamqd trace ID` to see the runs"
         " of a task"
     )
@@ -250,6 +265,82 @@ def test_a_wrong_setting_of_streamqd_is_one_sentence(new_project: Make) -> None:
     project = new_project("STREAMQD = {'redis': {'urll': 'x'}}\n")
 
     assert "redis.urll" in project.run(ORDER + "invoice.enqueue(1)", returns=1).splitlines()[-1]
+
+
+# --- the daemon with its relay ---
+
+
+def test_a_committed_task_runs_once_and_a_rolled_back_one_never(
+    new_project: Make, worker: Daemon
+) -> None:
+    """From `manage.py` to the ledger of runs, through the table, the relay, Redis and a worker."""
+    project = new_project()
+    offer_outbox(worker, project)
+    with worker:
+        said = project.run(
+            ORDER
+            + """
+ids = []
+for number in range(20):
+    try:
+        with transaction.atomic():
+            order = Order.objects.create(customer=f"c{number}")
+            ids.append(invoice.enqueue(order.pk).id)
+            if number % 4 == 0:
+                raise KeyError
+    except KeyError:
+        ids.pop()
+with transaction.atomic():
+    print(attempts.enqueue(2).id)
+"""
+        )
+        committed = sorted(f"invoice c{number}" for number in range(20) if number % 4)
+        worker.wait_for(lambda: len(project.runs()) >= len(committed) + 2, what="the tasks run")
+        worker.wait_for(lambda: not rows(project), what="the relay deletes the rows")
+        assert worker.stop() == 0
+
+    uid = said.strip()
+    assert sorted(project.runs()) == [f"attempt {n} {uid}" for n in (1, 2)] + committed
+
+
+def test_a_task_committed_without_redis_is_sent_when_redis_is_back(
+    new_project: Make, worker: Daemon, fresh_server: ProcessServer
+) -> None:
+    """The daemon runs all the time, and logs no error of its own."""
+    project = new_project(f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n")
+    worker.write_config(redis={"url": fresh_server.url})
+    offer_outbox(worker, project)
+    with worker:
+        fresh_server.kill()
+        project.run(ORDER + 'invoice.enqueue(Order.objects.create(customer="Ann").pk)')
+        assert len(rows(project)) == 1
+        fresh_server.restart()
+        worker.wait_for(project.runs, timeout=60, what="the task runs")
+        worker.wait_for(lambda: not rows(project), what="the relay deletes the row")
+        assert worker.stop() == 0
+
+    assert project.runs() == ["invoice Ann"]
+
+
+def test_a_process_killed_after_the_commit_loses_no_task(new_project: Make, worker: Daemon) -> None:
+    project = new_project()
+    offer_outbox(worker, project)
+    project.run(
+        ORDER
+        + """
+import os, signal
+with transaction.atomic():
+    order = Order.objects.create(customer="Ann")
+    transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    invoice.enqueue(order.pk)
+""",
+        returns=-signal.SIGKILL,
+    )
+    with worker:
+        worker.wait_for(project.runs, what="the task runs")
+        assert worker.stop() == 0
+
+    assert project.runs() == ["invoice Ann"]
 
 
 # --- the worker -----------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ def attempts(context, least):
 async def asynchronous(*words, **named):
     note("async", words, named, await Order.objects.acount())
 
+def plain():
+    note("plain")
+
+renamed = task(plain)
+
 @task
 def leaves_a_transaction_open(customer):
     from django.db import connection
