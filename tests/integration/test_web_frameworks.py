@@ -7,26 +7,35 @@ import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from flask import Flask
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from streamqd import RedisUnavailable
+from streamqd import RedisUnavailable, config
 from streamqd.errors import ConfigError
 from streamqd.fastapi import AppProducer
 from streamqd.flask import Streamqd
+from streamqd.outbox.outbox import Outbox
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 from streamqd.starlette import producer_lifespan, producer_of
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server, free_port
+
+# A foreign key that is checked at the commit.
+LATE = (
+    "CREATE TABLE late (id INTEGER PRIMARY KEY,"
+    " other INTEGER REFERENCES late (id) DEFERRABLE INITIALLY DEFERRED)"
+)
 
 
 def given(server: Server) -> dict[str, Any]:
@@ -151,3 +160,41 @@ def test_flask_setting_is_checked_at_the_start() -> None:
 
     with pytest.raises(ConfigError, match="STREAMQD must be a path or a dictionary"):
         Streamqd(app)
+
+
+@pytest.mark.parametrize(("scope", "status"), [("function", 500), (None, 201)])
+def test_fastapi_transaction_with_scope_function_commits_before_the_response(
+    tmp_path: Path, scope: Literal["function"] | None, status: int
+) -> None:
+    """The guide says so: without the scope, the client gets 201 although the commit fails."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    outbox = Outbox(settings=config.Settings())
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _check_foreign_keys(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with engine.begin() as connection:
+            for statement in OutboxTable(TABLE, DIALECTS["sqlite"]).create():
+                await connection.execute(text(statement))
+            await connection.execute(text(LATE))
+        yield
+        await engine.dispose()
+
+    async def transaction() -> AsyncIterator[AsyncSession]:
+        async with AsyncSession(engine) as session, session.begin():
+            yield session
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders", status_code=201)
+    async def create(session: AsyncSession = Depends(transaction, scope=scope)) -> str:  # noqa: B008
+        await session.execute(text("INSERT INTO late VALUES (1, 2)"))  # the commit refuses it
+        return await outbox.send_async(session, "orders", {})
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.post("/orders").status_code == status
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        assert database.execute("SELECT COUNT(*) FROM streamqd_outbox").fetchone() == (0,)
