@@ -69,7 +69,6 @@ def away(server: ProcessServer, seconds: float) -> Iterator[None]:
         server.resume()
 
 
-@pytest.mark.fault("F39")
 @pytest.mark.parametrize(
     ("transactions", "seconds"),
     [
@@ -136,7 +135,6 @@ def _stop_past_its_lease(site: OutboxSite) -> None:
     first.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.fault("F39")
 def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -> None:
     site = new_site(batch=10)
     site.start(), site.start()
@@ -157,7 +155,6 @@ def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -
     )
 
 
-@pytest.mark.fault("F39")
 def test_a_process_killed_right_after_its_commit_loses_nothing(new_site: NewSite) -> None:
     site = new_site()
     if site.database.dialect == "sqlite":

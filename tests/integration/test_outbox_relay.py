@@ -164,9 +164,9 @@ def test_relay_buries_rows_that_cannot_be_sent(shop: Shop) -> None:
     assert shop.view().dead == 2
 
 
-def published(shop: Shop, epoch: int) -> OutboxRow:
-    """Publish the oldest row as a relay that exits before it deletes it."""
-    row = shop.database.oldest(1)[0]
+def published(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow:
+    """Publish a row, by default the oldest, as a relay that exits before it deletes it."""
+    row = row or shop.database.oldest(1)[0]
     keys, meta = shop.store.keys, shop.store.keys.meta("orders")
     count = topics.partition_count(shop.store, "orders") or 0
     for number in range(count):
@@ -208,6 +208,31 @@ def test_a_recorded_row_that_is_not_the_oldest_is_deleted_first(shop: Shop) -> N
     )
     shop.burst(batch=1)
     assert shop.payloads() == [b"2", b"3", b"4"]
+
+
+def test_rows_read_before_the_fence_are_read_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier relay sends and deletes both rows between the read and the fence."""
+    shop.topic(partitions=1)
+    shop.send(b"1", b"2")
+    oldest, reads = shop.database.oldest, []
+
+    def overtaken(limit: int) -> list[OutboxRow]:
+        rows = oldest(limit)
+        reads.append(len(rows))
+        if len(reads) == 1:
+            for row in rows:
+                published(shop, 5, row)
+                shop.database.delete([row])
+        return rows
+
+    relay = shop.relay()
+    monkeypatch.setattr(shop.database, "oldest", overtaken)
+    relay._turn()
+    monkeypatch.setattr(shop.database, "oldest", oldest)
+    assert relay.run(burst=True) == 0
+    assert shop.payloads() == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("done", [True, False])
