@@ -19,7 +19,9 @@ from streamqd.outbox.rows import DeadRow, OutboxRow, decode, decode_dead
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
 BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most one message
-ROWS_PER_STATEMENT = 400  # two parameters for each row, and SQLite's oldest bound is 999
+# Two parameters for each row. The oldest bound of SQLite is 999, and that of PostgreSQL 65,535.
+ROWS_PER_STATEMENT = {"sqlite": 400}
+ROWS_PER_OTHER = 4096
 DETAIL_CHARS_MAX = 1_000  # of the error of a dead row
 
 
@@ -96,7 +98,7 @@ class Database:
     def still_there(self, rows: Sequence[OutboxRow]) -> set[str]:
         """Return the uids of those rows that still exist, after a delete without an answer."""
         found: set[str] = set()
-        for count, values in _parts(rows):
+        for count, values in self._parts(rows):
             uids = self.rows(self.table.there(count), values)
             found.update(bytes(uid).decode("ascii", "replace") for (uid,) in uids)
         return found
@@ -106,8 +108,14 @@ class Database:
 
         After DatabaseUnavailable, any of them may be deleted: call `still_there`.
         """
-        for count, values in _parts(rows):
-            self.run(self.table.delete(count), values)
+        parts = self._parts(rows)
+        if len(parts) == 1:
+            self.run(self.table.delete(parts[0][0]), parts[0][1])
+        elif parts:
+            # One commit, because each costs a write to the disk.
+            with self._transaction() as cursor:
+                for count, values in parts:
+                    cursor.execute(self.table.delete(count), values)
 
     def bury(self, row: OutboxRow, error: str) -> None:
         """Move a row to the dead ones, in one transaction. Do nothing if it no longer exists."""
@@ -162,6 +170,15 @@ class Database:
             for statement in statements:
                 cursor.execute(statement)
 
+    def _parts(self, rows: Sequence[OutboxRow]) -> list[tuple[int, list[Any]]]:
+        """Return the number of rows of each statement, and its parameters: IDs and uids."""
+        most = ROWS_PER_STATEMENT.get(self.dialect, ROWS_PER_OTHER)
+        parts = [rows[at : at + most] for at in range(0, len(rows), most)]
+        return [
+            (len(part), [*(each.id for each in part), *(each.uid for each in part)])
+            for part in parts
+        ]
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
         # After an error the connection is closed, which rolls the transaction back.
@@ -188,10 +205,3 @@ class Database:
         except BaseException:
             self.close()  # an interrupted statement leaves its answer in the connection
             raise
-
-
-def _parts(rows: Sequence[OutboxRow]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the number of rows of each statement, and its parameters: their IDs and their uids."""
-    for at in range(0, len(rows), ROWS_PER_STATEMENT):
-        part = rows[at : at + ROWS_PER_STATEMENT]
-        yield len(part), [*(each.id for each in part), *(each.uid for each in part)]
