@@ -82,8 +82,15 @@ class _Process:
         raise NotImplementedError
 
     def run(self, *command: str) -> None:
+        # Two servers of MariaDB that are set up together would share names in the common folder.
         done = subprocess.run(
-            command, user=self.user, cwd=self.folder, capture_output=True, text=True, check=False
+            command,
+            user=self.user,
+            cwd=self.folder,
+            env={**os.environ, "TMPDIR": str(self.folder)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}"
 
