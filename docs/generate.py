@@ -157,6 +157,7 @@ def keys() -> str:
         "instance": "web-1",
         "dedup_id": "order-7",
         "name": "archive:7f3a",
+        "outbox": "shop",
         "run": "9c41",
         "query": "4f5a",
         "attempt": "1d7e",
@@ -175,7 +176,7 @@ def keys() -> str:
 The prefixes are settings (`[keys]`), shown with their defaults. All keys of one partition have the
 same hash tag, here `{access:p:3}`, so that a script can use them together on a Redis Cluster.
 In the table, `access` stands for a topic, `3` for a partition, `hits` for a group, `default` for a
-fleet.
+fleet, and `shop` for an outbox.
 """,
         _table(("Key", "Contents"), ((f"`{key}`", text) for key, text in sorted(rows))),
     )

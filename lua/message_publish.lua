@@ -34,39 +34,11 @@
 -- @include _write
 -- @include _groups
 -- @include _ids
+-- @include _backlog
 
 local stream, meta, dedup = KEYS[1], KEYS[2], KEYS[3]
 local partitions, window_ms, max_backlog = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local alone, messages = ARGV[4], 5
-
-local function unread(group, length, last)
-  local read = group['last-delivered-id']
-  if not older(read, last) then
-    return 0
-  end
-  if group['lag'] then
-    return math.min(group['lag'], length)
-  end
-  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1][1]
-  local first_ms, read_ms, last_ms = halves(first), halves(read), halves(last)
-  local span = last_ms - first_ms
-  if older(read, first) then
-    return length
-  end
-  return span > 0 and math.ceil((length - 1) * (last_ms - read_ms) / span) or length - 1
-end
-
-local function waiting(length)
-  local groups, backlog = groups_of(stream), 0
-  if #groups == 0 then
-    return length
-  end
-  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-  for _, group in ipairs(groups) do
-    backlog = math.max(backlog, group['pending'] + (last and unread(group, length, last[1]) or 0))
-  end
-  return math.min(backlog, length)
-end
 
 local present = moved(meta, stream, partitions)
 if present then
@@ -82,7 +54,7 @@ local room, backlog = #ARGV, ''
 if max_backlog >= 0 then
   local length = redis.call('XLEN', stream)
   if length + (#ARGV - messages + 1) / (alone == '1' and 1 or 3) > max_backlog then
-    backlog = waiting(length)
+    backlog = backlog_of(stream, length)
     room = max_backlog - backlog
     if room <= 0 then
       return {'FULL', backlog}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from streamqd.message import Message
     from streamqd.model import Backoff, RetryPolicy, Uid
+    from streamqd.outbox.outbox import Outbox
     from streamqd.producer import Outgoing, Producer
     from streamqd.producer.asynchronous import AsyncProducer
     from streamqd.producer.buffered import BufferedProducer, Receipt
@@ -56,6 +57,7 @@ __all__ = [
     "Failures",
     "Message",
     "MessageTooLarge",
+    "Outbox",
     "Outgoing",
     "Producer",
     "Receipt",
@@ -90,6 +92,7 @@ _MODULES = {
     "streamqd.dead_letter": ("DeadLetter",),
     "streamqd.message": ("Message",),
     "streamqd.model": ("Backoff", "RetryPolicy", "Uid"),
+    "streamqd.outbox.outbox": ("Outbox",),
     "streamqd.producer": ("Outgoing", "Producer"),
     "streamqd.producer.asynchronous": ("AsyncProducer",),
     "streamqd.producer.buffered": ("BufferedProducer", "Receipt"),

@@ -183,6 +183,17 @@ class BufferFull(StreamqdError):
     """The buffer of the producer is full, and the message was not accepted. Send it again later."""
 
 
+class DatabaseUnavailable(StreamqdError):
+    """The database of an outbox did not answer. Wait and try again.
+
+    If it was asked to write, the outcome is unknown.
+    """
+
+
+class DatabaseRefused(DatabaseUnavailable):
+    """The database of an outbox returned an error, and nothing was done. The text has the fix."""
+
+
 class SparkError(StreamqdError):
     """A Spark job lacks a requirement or cannot continue. The message describes the remedy."""
 

@@ -16,6 +16,7 @@ NEEDS = {
         *("opentelemetry-api>=1.30", "opentelemetry-sdk>=1.30"),
         "opentelemetry-exporter-otlp-proto-http>=1.30",
     ),
+    "outbox": ("psycopg[binary]>=3.2", "pymysql>=1.1"),
     "sentry": ("sentry-sdk>=2.20",),
 }
 

@@ -73,6 +73,7 @@ class Child:
     stacks: int  # file descriptor of the memory to which its fault handler writes
     stack_seen: int = 0  # bytes of stacks at the last `poll_stack`
     peak_rss: int = 0  # bytes, 0 until it is reaped
+    heard_at: float = 0.0  # seconds, monotonic, of its last control message
     deaf_at: float = 0.0  # seconds, monotonic, when its end of the control socket was seen closed
     problem: str = ""  # the reason why it cannot start, if it sent one
     collected: Exit | None = None  # its exit, after which its pid and pidfd may be reused
@@ -93,6 +94,8 @@ class Child:
             return False
         except OSError:
             word = b""
+        if word:
+            self.heard_at = time.monotonic()
         if word.startswith(LAST_WORDS):
             self.problem = word.removeprefix(LAST_WORDS).decode("utf-8", "replace")
         if not word and not self.deaf_at:

@@ -42,6 +42,8 @@ from streamqd.store.client import Connection, connect
 NAME = "streamqd:start"
 DESCRIPTORS = 65_536
 
+_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
+
 SLOW_SECONDS = 2.0  # import time after which the command or the log reports a slow import
 CORPSE_SECONDS = 5.0  # time that the children of a killed supervisor may take to exit
 
@@ -157,6 +159,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     """Merge the declarations that a probe found into the settings, and check the result."""
     problems = [f"handlers: {problem}" for problem in found.problems]
     problems += _missing_loop(settings)
+    problems += _unusable_outboxes(settings)
     try:
         settings = config.declare_consumers(settings, found.declared, whole=found.whole)
     except ConfigError as error:
@@ -166,12 +169,27 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     if not found.whole:
         # A module failed to import, so its declarations are unknown and no consumer can be missing.
         return Prepared(settings, problems, tuple(found.sources))
-    if not settings.consumers and not problems:
+    if not (settings.consumers or settings.outboxes or problems):
         problems.append(_nothing_to_do(settings.daemon.handlers))
     if only:
         settings, unknown = _restrict(settings, only)
         problems += unknown
     return Prepared(settings, problems, tuple(found.sources))
+
+
+def _unusable_outboxes(settings: Settings) -> list[str]:
+    """Return a problem for each outbox whose password, variable or driver is missing here."""
+    found = []
+    for outbox in settings.outboxes:
+        fault = outbox.fault()
+        driver = _DRIVERS.get("" if fault else outbox.dialect())
+        if driver and importlib.util.find_spec(driver) is None:
+            fault = (
+                f"database of the outbox {outbox.name}: it needs the package {driver}; run"
+                f" {extras.hint('outbox')}"
+            )
+        found += [fault] if fault else []
+    return found
 
 
 def _missing_loop(settings: Settings) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.support import optional, quick, servers, users
+from tests.support import databases, optional, quick, servers, users
 from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
@@ -248,6 +248,36 @@ def new_link(server: servers.Server) -> Iterator[Callable[..., Connection]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture(scope="session")
+def new_database_server() -> Iterator[Callable[[str], databases.DatabaseServer]]:
+    """Return the shared server of a dialect, started at its first use. Never stop it."""
+    started: dict[str, databases.DatabaseServer] = {}
+
+    def start(dialect: str) -> databases.DatabaseServer:
+        if dialect not in started:
+            started[dialect] = servers.needed(databases.start, dialect)
+        return started[dialect]
+
+    yield start
+    for each in started.values():
+        each.close()
+
+
+@pytest.fixture(params=databases.DIALECTS)
+def database_server(
+    request: pytest.FixtureRequest,
+    new_database_server: Callable[[str], databases.DatabaseServer],
+) -> databases.DatabaseServer:
+    """The shared server of each dialect in turn: PostgreSQL, MariaDB and SQLite."""
+    return new_database_server(request.param)
+
+
+@pytest.fixture
+def database_url(database_server: databases.DatabaseServer) -> str:
+    """The URL of an empty database of this test, in each dialect in turn."""
+    return database_server.new()
 
 
 @pytest.fixture

@@ -181,6 +181,7 @@ CODE_ALLOWED = {
     ("streamqd/handlers/loading.py", "import_module"): "the handler that the configuration names",
     ("streamqd/handlers/probing.py", "import_module"): "the modules that the configuration names",
     ("streamqd/handlers/payloads.py", "import_module"): "msgspec",
+    ("streamqd/django/worker.py", "import_module"): "modules of the apps in INSTALLED_APPS",
     ("streamqd/startup.py", "import_module"): "daemon.preload",
     ("streamqd/cli/root.py", "import_module"): "commands",
     ("streamqd/__init__.py", "import_module"): "names of the public API",

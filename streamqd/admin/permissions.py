@@ -27,7 +27,8 @@ _ORDERED = "ZADD @ 1 m, ZREM @ m, ZCARD @, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCO
 _MAPPED = "HGET @ f, HSET @ f v, HDEL @ f, HLEN @"
 _STREAM = (
     "EXISTS @, XADD @ * f v, XLEN @, XTRIM @ MAXLEN 1, XRANGE @ - +,"
-    " XREAD STREAMS @ 0, XREADGROUP GROUP g w STREAMS @ >, XACK @ g 1-1, XPENDING @ g,"
+    " XREVRANGE @ + -, XREAD STREAMS @ 0, XREADGROUP GROUP g w STREAMS @ >, XACK @ g 1-1,"
+    " XPENDING @ g,"
     " XCLAIM @ g w 0 1-1, XINFO GROUPS @, XINFO STREAM @,"
     " XINFO CONSUMERS @ g, XGROUP CREATE @ g $,"
     " MEMORY USAGE @"
@@ -42,7 +43,7 @@ _INFO = "HGET @ f, HSET @ f v, HDEL @ f, HGETALL @"
 _ORDERS = "HGET @ f, HGETALL @, HSET @ f v, HDEL @ f, HLEN @, HEXISTS @ f"
 _SUMMARY = "GET @, SET @ v"
 _WAKE = "PUBLISH @ m, SUBSCRIBE @"
-_KEYLESS = "TIME, INFO, SCRIPT EXISTS sha, SCRIPT LOAD return-1"
+_KEYLESS = "TIME, INFO, WAIT 0 1, SCRIPT EXISTS sha, SCRIPT LOAD return-1"
 
 
 # Commands with permissions per subcommand.

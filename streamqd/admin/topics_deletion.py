@@ -36,7 +36,7 @@ Progress = Callable[[int], None]
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
     *("attempts", "dedup", "trim", "sink", "moving"),
-    *("schedule", "schedule:due", "schedule:last"),
+    *("schedule", "schedule:due", "schedule:last", "outbox"),
 )
 
 

@@ -95,6 +95,82 @@ def count_hit(msg: Message) -> None:
     print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line!r}")
 '''
 
+OUTBOX_CONFIG = """\
+# Run `streamqd check` to test this file. `streamqd config schema` describes all settings.
+
+[redis]
+# The daemon runs its own Redis or Valkey server in state_dir. Or set "rediss://host:6379/0".
+url = "embedded:"
+
+[daemon]
+state_dir = "./var"
+handlers = ["billing"]         # modules to import; billing.py is in this directory
+
+[topics.orders]
+partitions = 2
+
+[[outboxes]]                   # the daemon moves committed messages of this database to Redis
+name = "shop"
+database = "sqlite:///shop.db" # or "postgresql://…", "mysql://…", "${DATABASE_URL}"
+"""
+
+SHOP = '''\
+"""A shop. An order and the message about it commit together, or none of them exists.
+
+Usage: python shop.py PRICE...
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from streamqd import Outbox
+
+DATABASE = Path(__file__).with_name("shop.db")
+
+outbox = Outbox()
+
+
+def place_order(connection: sqlite3.Connection, price: float) -> int:
+    """Insert an order and its message in one transaction, and return the number of the order."""
+    with connection:  # commits, or rolls back after an exception
+        number = connection.execute("INSERT INTO orders (price) VALUES (?)", (price,)).lastrowid
+        outbox.send(connection, "orders", {"number": number, "price": price}, key=str(number))
+        if price < 0:
+            raise ValueError("a price must not be negative")
+    return number or 0
+
+
+if __name__ == "__main__":
+    with closing(sqlite3.connect(DATABASE)) as database:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, price REAL NOT NULL)"
+        )
+        for text in sys.argv[1:]:
+            try:
+                print("placed order", place_order(database, float(text)))
+            except ValueError as error:
+                print(f"not placed: {error}")
+'''
+
+BILLING = '''\
+"""A handler of the orders that shop.py places."""
+
+from __future__ import annotations
+
+from streamqd import Message, handler
+
+
+@handler(topic="orders", group="billing")
+def bill(msg: Message) -> None:
+    """Bill one order. After a crash, an order can be delivered again, with the same number."""
+    order = msg.json()
+    print(f"billed order {order['number']}: {order['price']:.2f}")
+'''
+
 # `init` replaces only the part of systemd/streamqd.service between these two rules.
 RULE, END = "# ---- adapt from here ", "# ---- to here "
 
@@ -125,23 +201,23 @@ class Initialised:
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--example", is_flag=True, help="Also write two schedules and their handler.")
+@click.option(
+    "--example",
+    is_flag=False,
+    flag_value="schedules",
+    type=click.Choice(["schedules", "outbox"]),
+    help="Write an example. schedules (the default without a word): also two schedules and their"
+    " handler. outbox: a shop whose orders and messages commit in one transaction of SQLite.",
+)
 @json_option
 @pass_session
-def init(session: Session, directory: Path, example: bool, as_json: bool) -> None:
+def init(session: Session, directory: Path, example: str | None, as_json: bool) -> None:
     """Write the first files of a project into DIR.
 
     The files are a configuration, a handler and a systemd unit. Existing files are never
     overwritten.
     """
-    files = {
-        "streamq.toml": CONFIG,
-        "weblog.py": HANDLER,
-        "streamqd.service": _unit(directory.absolute()),
-    }
-    if example:
-        more = CONFIG.replace('["weblog"]', '["weblog", "reports"]') + EXAMPLE_CONFIG
-        files |= {"streamq.toml": more, "reports.py": EXAMPLE}
+    files = _files(example) | {"streamqd.service": _unit(directory.absolute())}
     there = [name for name in files if (directory / name).exists()]
     if there:
         raise Refused(f"{directory} already contains {', '.join(there)}; nothing was written")
@@ -158,8 +234,24 @@ def init(session: Session, directory: Path, example: bool, as_json: bool) -> Non
     for name in files:
         click.echo(f"wrote {directory / name}")
     target = shlex.quote(str(directory / "streamq.toml"))
+    if example == "outbox":
+        session.note(f"first:  streamqd --config {target} outbox create")
     session.note(f"run it: streamqd --config {target}")
-    session.note(f"send:   streamqd --config {target} produce access hello")
+    if example == "outbox":
+        session.note(f"send:   cd {shlex.quote(str(directory))}; python shop.py 9.50")
+    else:
+        session.note(f"send:   streamqd --config {target} produce access hello")
+
+
+def _files(example: str | None) -> dict[str, str]:
+    """Return the configuration and the code of a project by file name."""
+    if example == "outbox":
+        return {"streamq.toml": OUTBOX_CONFIG, "shop.py": SHOP, "billing.py": BILLING}
+    files = {"streamq.toml": CONFIG, "weblog.py": HANDLER}
+    if example == "schedules":
+        more = CONFIG.replace('["weblog"]', '["weblog", "reports"]') + EXAMPLE_CONFIG
+        files |= {"streamq.toml": more, "reports.py": EXAMPLE}
+    return files
 
 
 def shipped_unit() -> str:

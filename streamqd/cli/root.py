@@ -23,6 +23,7 @@ from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
     BadValue,
     ConfigError,
+    DatabaseUnavailable,
     HandlerLoadError,
     Malformed,
     MessageTooLarge,
@@ -194,7 +195,7 @@ def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
             return list(error.problems), EXIT_CONFIG
         case ConfigError() | HandlerLoadError():
             code = EXIT_CONFIG
-        case RedisUnavailable() | RedisRefused():
+        case RedisUnavailable() | RedisRefused() | DatabaseUnavailable():
             code = EXIT_REDIS
         case SparkError():
             code = EXIT_UNEXPECTED
@@ -249,7 +250,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 SECTIONS = {
     "Start": ("init", "check", "config"),
-    "Send and read": ("produce", "tail", "delayed", "schedule"),
+    "Send and read": ("produce", "tail", "delayed", "schedule", "outbox"),
     "Inspect": ("status", "partitions", "pending", "top", "trace", "why", "doctor", "scale"),
     "Failed messages": ("dlq", "retry"),
     "Topics and groups": ("topic", "group", "trim"),
@@ -267,6 +268,7 @@ _FILES = {
     "group": ("group",),
     "init": ("init",),
     "messages": ("delayed", "pending", "retry", "tail"),
+    "outbox_relay": ("outbox",),
     "pipeline": ("pipeline",),
     "produce": ("produce",),
     "scale": ("scale",),
@@ -283,8 +285,8 @@ COMMANDS = {name: f"streamqd.cli.{file}:{name}" for file, names in _FILES.items(
 EPILOG = """
 \b
 Exit codes of commands: 0 done, 1 problems found, 2 usage, 3 configuration,
-4 Redis, 8 refused or not found. For the exit codes of the daemon, see the
-page "Exit codes" of the documentation.
+4 Redis or database, 8 refused or not found. For the exit codes of the daemon,
+see the page "Exit codes" of the documentation.
 \b
 To complete commands, options, topics, groups and instances in bash, add this
 line to ~/.bashrc (zsh_source and ~/.zshrc for zsh; fish_source for fish):

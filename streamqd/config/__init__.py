@@ -11,7 +11,8 @@ from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
 from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
-from streamqd.config.loader import declare_consumers, find, load
+from streamqd.config.loader import declare_consumers, find, load, load_given
+from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.reference import json_schema, reference_toml, shown
 from streamqd.config.schedules import Schedule
@@ -25,6 +26,7 @@ __all__ = [
     "Http",
     "KeyPrefixes",
     "Log",
+    "OutboxSettings",
     "Pipeline",
     "Redis",
     "Retention",
@@ -39,6 +41,7 @@ __all__ = [
     "is_public",
     "json_schema",
     "load",
+    "load_given",
     "masked",
     "open_to_all",
     "redis_url",

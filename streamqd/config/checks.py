@@ -11,6 +11,7 @@ from pathlib import Path
 from streamqd.config.consumers import GROUP, Consumer
 from streamqd.config.endpoint import url_fault
 from streamqd.config.exposure import check_exposure, exposed
+from streamqd.config.outboxes import OutboxSettings, check_names, check_outbox, inline_password
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
@@ -43,6 +44,9 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     check_consumers(settings, problems)
     paths: list[TomlPath] = [("schedules", at) for at in range(len(settings.schedules))]
     check_schedules(settings.schedules, paths, problems)
+    for at, outbox in enumerate(settings.outboxes):
+        _check_outbox_files(outbox, ("outboxes", at), settings.source, problems, environ)
+    check_names(settings.outboxes, problems)
 
 
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:
@@ -71,7 +75,9 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
         if fault:
             problems.add(url, fault)
         elif has_password(redis.url):
-            _check_inline_password(redis, source, problems)
+            if redis.password_file is not None:
+                problems.add(url, "holds a password, and password_file names another: remove one")
+            _check_inline_password(url, source, problems)
     names = ("username", "password_file", "ca_file", "cert_file", "key_file", *_OF_SENTINELS)
     stated = [name for name in names if getattr(redis, name) is not None]
     for name in stated:
@@ -89,10 +95,24 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
         problems.add(("redis", there), f"needs redis.{missing} too: set both, or neither")
 
 
-def _check_inline_password(redis: Redis, source: str, problems: Problems) -> None:
-    path = ("redis", "url")
-    if redis.password_file is not None:
-        problems.add(path, "holds a password, and password_file names another: remove one")
+def _check_outbox_files(
+    outbox: OutboxSettings,
+    path: TomlPath,
+    source: str,
+    problems: Problems,
+    environ: Mapping[str, str],
+) -> None:
+    check_outbox(outbox, path, problems, environ)
+    if problems.ok((*path, "database")) and inline_password(outbox):
+        _check_inline_password((*path, "database"), source, problems)
+    file = outbox.password_file
+    # A producer may read this configuration as a user who must not read the password.
+    if file is not None and os.access(file, os.R_OK) and problems.ok((*path, "password_file")):
+        _check_file(file, (*path, "password_file"), problems, environ)
+
+
+def _check_inline_password(path: TomlPath, source: str, problems: Problems) -> None:
+    """Add a problem if others can read the password in a URL of the file or the command line."""
     origin = problems.origins.get(path)
     if origin == "command line":
         problems.add(path, "other users can see a password in a command line: use password_file")

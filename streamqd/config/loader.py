@@ -21,6 +21,7 @@ import tomli
 from streamqd.config import problems as wording
 from streamqd.config.checks import check, check_consumer
 from streamqd.config.consumers import Consumer
+from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
 from streamqd.config.reading import TableReader, unknown
@@ -61,6 +62,45 @@ def load(
     source = str(file) if file else "defaults"
     raw, lines = _read(Path(file)) if file else ({}, [])
     base_dir = Path(file).absolute().parent if file else Path.cwd()
+    return _loaded(raw, lines, source, base_dir, overrides, environ)
+
+
+def load_given(
+    given: object,
+    name: str,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Return settings from `given`, the value of the setting `name` of a web framework.
+
+    A string or Path is a configuration file, and a mapping contains its sections, such as
+    `{"redis": {"url": ...}}`. None means the default file, as `find` returns it. The environment
+    overrides each of them.
+
+    Raises ConfigError as `load` does.
+    """
+    if given is None or isinstance(given, str | Path):
+        return load(given or find(environ), environ=environ)
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise ConfigError([f"{name} must be a path or a dictionary of sections, not {kind}"])
+    return _loaded(_copied(given), [], name, Path.cwd(), {}, environ)
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table as dicts, because the environment is written into it."""
+    return {
+        name: _copied(each) if isinstance(each, Mapping) else each for name, each in table.items()
+    }
+
+
+def _loaded(
+    raw: dict[str, Any],
+    lines: Sequence[int],
+    source: str,
+    base_dir: Path,
+    overrides: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> Settings:
     problems = Problems()
     overlay(raw, overrides, environ, problems)
     settings = _build(raw, source, TableReader(problems, base_dir), lines)
@@ -107,7 +147,7 @@ def _headers(text: str) -> list[int]:
 def _build(
     raw: Mapping[str, Any], source: str, reader: TableReader, lines: Sequence[int]
 ) -> Settings:
-    known = [*SECTIONS, *NAMED_SECTIONS, "consumers", "schedules"]
+    known = [*SECTIONS, *NAMED_SECTIONS, "consumers", "schedules", "outboxes"]
     for name in raw:
         if name not in known:
             reader.problems.add((name,), unknown(name, known))
@@ -128,6 +168,7 @@ def _build(
         pipelines=named["pipelines"],
         consumers=consumers,
         schedules=_schedules(raw.get("schedules", []), reader),
+        outboxes=_outboxes(raw.get("outboxes", []), reader),
         base_dir=base_dir,
         source=source,
         read_unix_ms=time.time_ns() // 1_000_000,
@@ -234,6 +275,27 @@ def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule 
         reader.problems.bad(path)
         return None
     return Schedule(**given)
+
+
+def _outboxes(raw: object, reader: TableReader) -> tuple[OutboxSettings, ...]:
+    if not isinstance(raw, list):
+        clause = "is not a list: write [[outboxes]], with two brackets"
+        reader.problems.add(("outboxes",), clause)
+        return ()
+    return tuple(_outbox(table, ("outboxes", at), reader) for at, table in enumerate(raw))
+
+
+def _outbox(raw: object, path: wording.Path, reader: TableReader) -> OutboxSettings:
+    """Read one table. An invalid outbox keeps its place, with problems at its path."""
+    given = reader.settings(OutboxSettings, raw, path)
+    for name in ("name", "database"):
+        if isinstance(raw, Mapping) and name not in raw:
+            clause = "is missing: every outbox has a name and the URL of its database"
+            reader.problems.add((*path, name), clause)
+    if "name" not in given or "database" not in given:
+        reader.problems.bad(path)
+        return OutboxSettings("", "")
+    return OutboxSettings(**given, base_dir=reader.base_dir)
 
 
 def declare_consumers(

@@ -11,6 +11,7 @@ from typing import Any
 
 from streamqd.config import problems as wording
 from streamqd.config.consumers import Consumer
+from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.problems import Problems
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
@@ -77,6 +78,7 @@ def unknown(
     homes = {f"[{title}]": cls for title, cls in SECTIONS.items()}
     homes |= {f"[{title}.NAME]": cls for title, cls in NAMED_SECTIONS.items()}
     homes |= {"[[consumers]]": Consumer, "[[schedules]]": Schedule}
+    homes |= {"[[outboxes]]": OutboxSettings}
     homes |= {"retention of a topic": Retention}
     for home, cls in homes.items():
         if cls is not section and plain in settings_of(cls):

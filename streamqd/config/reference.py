@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streamqd.config.consumers import Consumer
+from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.reading import bounds, written
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
@@ -37,6 +38,7 @@ The command line overrides the environment, which overrides the file. The variab
 STREAMQ_DAEMON__LEASE_TTL sets daemon.lease_ttl. An unknown name is an error."""
 _TOPIC, _GROUP = "access", "hits"
 _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
+_OUTBOX = OutboxSettings("shop", "${DATABASE_URL}")
 
 
 def reference_toml() -> str:
@@ -52,6 +54,8 @@ def reference_toml() -> str:
     lines += _settings_lines(Consumer(topic=_TOPIC, group=_GROUP))
     lines += ["", "", *_comment(_doc_of(Schedule)), "#[[schedules]]"]
     lines += _settings_lines(_SCHEDULE)
+    lines += ["", "", *_comment(_doc_of(OutboxSettings)), "#[[outboxes]]"]
+    lines += _settings_lines(_OUTBOX)
     return "\n".join(lines) + "\n"
 
 
@@ -156,7 +160,7 @@ def shown(settings: Settings) -> dict[str, Any]:
     for title in NAMED_SECTIONS:
         named = getattr(settings, title).items()
         document[title] = {name: _plain_table(each) for name, each in named}
-    for title in ("consumers", "schedules"):
+    for title in ("consumers", "schedules", "outboxes"):
         document[title] = [_plain_table(each) for each in getattr(settings, title)]
     return document
 
@@ -182,6 +186,12 @@ def json_schema() -> dict[str, Any]:
         "type": "array",
         "description": _doc_of(Schedule),
         "items": {**schedule, "required": ["name", "topic"]},
+    }
+    outbox = _table_schema(_OUTBOX, _doc_of(OutboxSettings))
+    properties["outboxes"] = {
+        "type": "array",
+        "description": _doc_of(OutboxSettings),
+        "items": {**outbox, "required": ["name", "database"]},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

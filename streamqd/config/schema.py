@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from streamqd.config.consumers import Consumer
+from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.schedules import Schedule
 from streamqd.config.secrets import masked_url
@@ -288,6 +289,7 @@ class Settings:
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
     consumers: tuple[Consumer, ...] = ()
     schedules: tuple[Schedule, ...] = ()
+    outboxes: tuple[OutboxSettings, ...] = ()
     base_dir: Path = Path()
     source: str = "defaults"
     # The time of reading, by the host's clock. If two releases define a schedule differently, the

@@ -22,7 +22,7 @@ STACKS_MAX = 64  # cached places of failures
 
 # Frames of these directories may come between the call of a handler and its first line.
 _PACKAGE = Path(__file__).parent.parent
-_OURS = tuple(f"{_PACKAGE / name}/" for name in ("handlers", "worker", "telemetry"))
+_OURS = tuple(f"{_PACKAGE / name}/" for name in ("django", "handlers", "worker", "telemetry"))
 
 _SILENT = "<exception str() failed>"  # the text of Python's own tracebacks
 

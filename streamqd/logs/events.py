@@ -94,6 +94,26 @@ EVENTS: dict[str, str] = {
     " acknowledged.",
     "move.removed": "A move was removed: any instance may own the partition again.",
     "move.requested": "An operator moves a partition to another instance.",
+    "outbox.blocked": "Rows of an outbox wait (`rows`), because of `error`. Other"
+    " rows are sent. They are tried again every `poll`.",
+    "outbox.database_lost": "The database of an outbox is unavailable (`error`)."
+    " Its rows wait there. The relay connects again automatically.",
+    "outbox.database_recovered": "The database of an outbox answers again.",
+    "outbox.exited": "The relay of an outbox exited unexpectedly and is restarted.",
+    "outbox.kept": "A relay stopped and could not release its outbox. Another relay"
+    " takes it when the lease expires.",
+    "outbox.lost": "Another relay holds the outbox. This one sends nothing and stands by.",
+    "outbox.redis_lost": "The relay of an outbox cannot use Redis (`error`). Its"
+    " rows wait in the database.",
+    "outbox.redis_recovered": "The relay of an outbox can use Redis again.",
+    "outbox.row_buried": "A row of an outbox cannot be sent (`error`). It was moved"
+    " to the table of dead rows. Other rows are sent.",
+    "outbox.standby": "Another relay (`owner`) holds the outbox. This one takes"
+    " over when it stops.",
+    "outbox.started": "The relay of an outbox runs.",
+    "outbox.stopped": "The relay of an outbox stopped.",
+    "outbox.taken": "The relay holds the outbox and sends its rows.",
+    "outbox.unblocked": "No rows of the outbox wait for an obstacle.",
     "pause.removed": "A pause was removed.",
     "pause.requested": "An operator paused a topic, a group or a partition.",
     "process.failed": "A process or thread of the daemon raised an uncaught exception"

@@ -66,6 +66,18 @@ class Keys:
         """SET of `topic/partition` that have schedules, or had them."""
         return f"{self.control}:schedules:places"
 
+    def outboxes(self) -> str:
+        """SET of the names of outboxes. Written by their relays, read by views and deletions."""
+        return f"{self.control}:outboxes"
+
+    def outbox(self, outbox: str) -> str:
+        """HASH of an outbox: epoch, token, owner and since of its relay, and its figures."""
+        return f"{self.control}:outbox:{{{outbox}}}"
+
+    def outbox_lease(self, outbox: str) -> str:
+        """STRING + PX: token of the relay of an outbox."""
+        return f"{self.control}:outbox:{{{outbox}}}:lease"
+
     # --- a topic ---
 
     def meta(self, topic: str) -> str:
@@ -133,6 +145,10 @@ class Keys:
     def staged(self, topic: str, partition: int, query: str, attempt: str) -> str:
         """STREAM + PX: rows of one attempt of a Spark task, until its batch is published."""
         return f"{self.control}:sink:{{{topic}:p:{partition}}}:{query}:{attempt}"
+
+    def outbox_record(self, topic: str, partition: int, outbox: str) -> str:
+        """HASH of an outbox: epoch of the relay that may write here, rows of its last batch."""
+        return f"{self.control}:outbox:{{{topic}:p:{partition}}}:{outbox}"
 
     # --- a group on a partition ---
 

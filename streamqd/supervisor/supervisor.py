@@ -89,6 +89,7 @@ class Supervisor:
             forget.append(embedded.detach)
         self.resolver.forget = forget
         self.pool = WorkerPool(settings, self.board, forget, [lock.fileno()], isolate=isolate)
+        self.pool.offer_outboxes()
         self.oom_monitor = OomMonitor()
         self.replacement = RollingReplacement(isolate)
         self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload removed
@@ -170,7 +171,7 @@ class Supervisor:
                 self.pool.kill(partition, "quit")
             raise
         finally:
-            self.pool.stop_housekeeper(2.0)
+            self.pool.stop_helpers(2.0)
             if self.watcher is not None:
                 self.watcher.close()
             self.leases.close()
@@ -185,7 +186,7 @@ class Supervisor:
             self.exit_code = self.drain.exit_code(
                 self.partitions.values(),
                 now,
-                self.pool.ending(now),
+                self.pool.ending(now) + self.pool.leaving,
                 redis_ok=self.leases.ok,
             )
         self._report()
@@ -202,7 +203,7 @@ class Supervisor:
         self._follow_directives()
         self._reload()
         self._check_end(now)
-        self.drain.observe(partitions, now, self.pool.ending(now))
+        self.drain.observe(partitions, now, self.pool.ending(now) + self.pool.leaving)
         return self._judge(now)
 
     def _judge(self, now: float) -> Observation:
@@ -422,7 +423,9 @@ class Supervisor:
 
     def _keep_up(self, now: float) -> None:
         """Keep the other processes running, and check what else can be started."""
-        self.pool.keep_housekeeper(now)
+        if self.drain.begun:
+            self.pool.drain_relays(now)
+        self.pool.keep_helpers(now)
         self._keep_embedded(now)
         self._register_again(now)
         self._try_capacity(now)
@@ -454,8 +457,7 @@ class Supervisor:
         free = [one for one in partitions if one.startable and one.standby is None]
         due += [partition.start_at for partition in free]
         children: list[tuple[Child, Unit | None]] = [*self._children()]
-        if self.pool.housekeeper is not None:
-            children.append((self.pool.housekeeper, None))
+        children += [(child, None) for child in self.pool.helpers()]
         channels = {
             child.control.fileno(): (child, unit) for child, unit in children if not child.deaf_at
         }
@@ -591,7 +593,7 @@ class Supervisor:
             self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
             return
         self._adopt(found.settings, found.partitions)
-        self.pool.replace_housekeeper(time.monotonic())
+        self.pool.replace_helpers(time.monotonic())
         units = [unit for unit, one in self.partitions.items() if one.child is not None]
         self.replacement.roll(units)
         self.reload.roll(len(units))
@@ -697,8 +699,7 @@ class Supervisor:
     def _known_pids(self) -> set[int]:
         known = {child.pid for child, _ in self._children()}
         known |= {child.pid for children in self.pool.unkillable.values() for child in children}
-        if self.pool.housekeeper is not None:
-            known.add(self.pool.housekeeper.pid)
+        known |= {child.pid for child in self.pool.helpers()}
         if self.watcher is not None and self.watcher.child is not None:
             known.add(self.watcher.child.pid)
         if self.embedded is not None and self.embedded.pid is not None:

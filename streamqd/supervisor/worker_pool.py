@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from streamqd import housekeeper, logs, process
-from streamqd.config import Settings
+from streamqd.config import OutboxSettings, Settings
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Lease, Unit
+from streamqd.outbox.serving import serve
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
+from streamqd.supervisor.helper import Helper
 from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, PartitionState
 from streamqd.supervisor.running_worker import Kill
 from streamqd.worker import STOP, Assignment, live
@@ -27,7 +29,9 @@ UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
 KEPT_DESCRIPTORS = 16  # reserved for connecting again, forking a housekeeper and resolving names
 HOUSEKEEPER_SECONDS = 30.0  # without progress, until it is replaced
-QUIT_SECONDS = 5.0  # for a housekeeper to exit
+RELAY_SECONDS = 60.0  # the same for a relay, which may wait for two hosts
+RELAY_RESTART_SECONDS = 30.0  # bound of the pause before a relay that keeps exiting
+RELAY_QUIT_SECONDS = 30.0  # for a relay to finish its batch
 CAUTIOUS_AFTER = 2  # crashes in a row with no message running
 
 
@@ -67,16 +71,27 @@ class WorkerPool:
     board: Scoreboard
     forget: list[Callable[[], None]]  # detach methods of the parent's connections
     keep: list[int]  # descriptors that children keep: that of the lock file
-    housekeeper: Child | None = None
-    housekeeper_at: float = 0.0
     refusal: str = ""  # the operating system's last error when it refused a process
     isolate: Isolate[Unit] = directly
     _forks: logs.Episode = field(
         default_factory=lambda: logs.Episode("fork.failed", "fork.recovered")
     )
-    _replaced_at: float = 0.0
     unkillable: dict[Unit, list[Child]] = field(default_factory=dict)  # killed, but not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
+    _relays: dict[str, Helper] = field(default_factory=dict)  # by the name of the outbox
+    _relied: dict[str, tuple[object, ...]] = field(default_factory=dict)  # settings of each relay
+    _leaving: list[Helper] = field(default_factory=list)  # relays that were asked to exit
+
+    def __post_init__(self) -> None:
+        self._housekeeper = Helper(
+            self._fork_housekeeper,
+            silent=lambda _child: (now_ns() - self.board.housekeeper_progress_ns) / 1e9,
+            silence_max=HOUSEKEEPER_SECONDS,
+            exited="housekeeper.exited",
+            outbox=None,
+            forks=self._forks,
+            retry=FORK_RETRY_SECONDS,
+        )
 
     # --- starting ---
 
@@ -247,9 +262,13 @@ class WorkerPool:
         for one in self.dismissed:
             one.killed_at = one.killed_at or time.monotonic()
             one.child.kill_group()
+        for each in self._leaving:
+            if each.child is not None:
+                each.child.kill_group()
 
-    def start_housekeeper(self) -> None:
-        """Fork the housekeeper."""
+    # --- helpers ---
+
+    def _fork_housekeeper(self) -> Child:
         board, settings = self.board, self.settings
 
         def run(control: socket.socket) -> int:
@@ -260,19 +279,15 @@ class WorkerPool:
                 self._kill_orphans()
             return code
 
-        try:
-            self.housekeeper = process.spawn(
-                run,
-                title="streamqd: housekeeper",
-                forget=self.forget,
-                keep=self.keep,
-                on_parent_death=self._kill_orphans,
-            )
-        except OSError as error:
-            self.housekeeper_at = time.monotonic() + FORK_RETRY_SECONDS
-            self._forks.failed(error=str(error))
-            return
+        child = process.spawn(
+            run,
+            title="streamqd: housekeeper",
+            forget=self.forget,
+            keep=self.keep,
+            on_parent_death=self._kill_orphans,
+        )
         self.board.housekeeper_progress_ns = now_ns()
+        return child
 
     def _kill_orphans(self) -> None:
         """Kill the processes that workers started. Runs in the housekeeper of a dead supervisor.
@@ -285,51 +300,91 @@ class WorkerPool:
                 if pid:
                     process.kill_group(pid)
 
-    def keep_housekeeper(self, now: float) -> None:
-        """Reap a dead housekeeper and fork the next one. No lease depends on it."""
-        child = self.housekeeper
-        if child is not None:
-            exit_ = child.reap()
-            if exit_ is None:
-                self._watch_housekeeper(child, now)
-                return
-            self.housekeeper = None
-            self.housekeeper_at = now if self._replaced_at else now + 1.0
-            if not self._replaced_at:
-                self.board.add("housekeeper_restarts")
-                logs.event("housekeeper.exited", logging.WARNING, how=str(exit_))
-            logs.stack(exit_.stack, child=child.pid)
-            self._replaced_at = 0.0
-        if now >= self.housekeeper_at:
-            self.start_housekeeper()
+    @property
+    def housekeeper(self) -> Child | None:
+        """The process of the housekeeper, None while there is none."""
+        return self._housekeeper.child
 
-    def _watch_housekeeper(self, child: Child, now: float) -> None:
-        """Kill a housekeeper that makes no progress, or that does not exit when it is replaced."""
-        silent = now_ns() - self.board.housekeeper_progress_ns
-        overdue = self._replaced_at and now - self._replaced_at > QUIT_SECONDS
-        if silent > HOUSEKEEPER_SECONDS * 1e9 or overdue:
-            child.kill_group()
+    def helpers(self) -> list[Child]:
+        """Return the processes without a partition."""
+        kept = (self._housekeeper, *self._relays.values(), *self._leaving)
+        return [each.child for each in kept if each.child is not None]
 
-    def replace_housekeeper(self, now: float) -> None:
-        """Ask the housekeeper to exit, so that it is forked again with the present settings."""
-        if self.housekeeper is not None and not self._replaced_at:
-            self._replaced_at = now
-            self.housekeeper.send(b"quit")
+    def keep_helpers(self, now: float) -> None:
+        """Keep the housekeeper and the relays running. No lease of a partition depends on them."""
+        before = self._housekeeper.restarts
+        self._housekeeper.keep(now)
+        self.board.add("housekeeper_restarts", self._housekeeper.restarts - before)
+        for each in (*self._relays.values(), *self._leaving):
+            each.keep(now)
+        self._leaving = [each for each in self._leaving if each.child is not None]
 
-    def stop_housekeeper(self, seconds: float) -> None:
-        """Ask the housekeeper to exit. Kill it after `seconds`."""
-        child, self.housekeeper = self.housekeeper, None
-        if child is None:
-            return
-        child.send(b"quit")
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if child.reap() is not None:
-                return
-            process.wait_readable([child.pidfd], left)
-        child.kill_group()
-        process.wait_readable([child.pidfd], 5.0)
-        child.reap()
+    def replace_helpers(self, now: float) -> None:
+        """Let the housekeeper, and the relays whose settings changed, start again."""
+        self._housekeeper.replace(now)
+        self.offer_outboxes(now)
+
+    def offer_outboxes(self, now: float = 0.0) -> None:
+        """Run one relay for each configured outbox. Others are dismissed."""
+        offered = {each.name: each for each in self.settings.outboxes}
+        for name in [*self._relays]:
+            if name not in offered or self._relied[name] != self._relies_on(offered[name]):
+                leaving = self._relays.pop(name)
+                leaving.dismiss(now)
+                self._leaving.append(leaving)
+        for name, outbox in offered.items():
+            if name not in self._relays:
+                self._relied[name] = self._relies_on(outbox)
+                self._relays[name] = self._relay(outbox)
+
+    def _relies_on(self, outbox: OutboxSettings) -> tuple[object, ...]:
+        """Return the settings on which a relay depends."""
+        settings = self.settings
+        return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
+
+    def _relay(self, outbox: OutboxSettings) -> Helper:
+        settings = self.settings
+
+        def start() -> Child:
+            _keep_descriptors()
+            child = process.spawn(
+                lambda control: serve(outbox, settings, control),
+                title=f"streamqd: outbox {outbox.name}",
+                forget=self.forget,
+                keep=self.keep,
+            )
+            child.heard_at = time.monotonic()
+            return child
+
+        return Helper(
+            start,
+            silent=lambda child: time.monotonic() - child.heard_at,
+            silence_max=RELAY_SECONDS,
+            exited="outbox.exited",
+            outbox=outbox.name,
+            forks=self._forks,
+            retry=FORK_RETRY_SECONDS,
+            longest=RELAY_RESTART_SECONDS,
+            patience=RELAY_QUIT_SECONDS,
+        )
+
+    @property
+    def leaving(self) -> int:
+        """The number of relays that were asked to exit and still run."""
+        return len(self._leaving)
+
+    def drain_relays(self, now: float) -> None:
+        """Ask the relays to finish their batches and to release their outboxes."""
+        for each in self._relays.values():
+            each.dismiss(now)
+        self._leaving += self._relays.values()
+        self._relays = {}
+
+    def stop_helpers(self, seconds: float) -> None:
+        """Ask the helpers to exit. Kill them after `seconds`."""
+        self.drain_relays(time.monotonic())
+        for each in (*self._leaving, self._housekeeper):
+            each.stop(seconds)
 
     # --- commands ---
 

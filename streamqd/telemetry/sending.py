@@ -99,6 +99,11 @@ class SendSpan:
             if uid.is_duplicate:
                 span.note("streamqd.duplicate", True)
 
+    def created(self, uid: str) -> None:
+        """Note the ID of a message that is written to Redis later."""
+        for span in self._spans:
+            span.note("messaging.message.id", uid)
+
     def sent_many(self, count: int) -> None:
         """Note the number of messages that were written."""
         for span in self._spans:

@@ -38,7 +38,7 @@ REFUSALS = frozenset(
         ),
         *("MOVED", "MOVING", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "DUPLICATE"),
         *("STARTED", "DONE", "PAST"),
-        *("AGAIN", "OPERATOR", "SAME"),
+        *("AGAIN", "OPERATOR", "SAME", "UNFENCED"),
     )
 )
 UNIT = Unit("access", 0, "hits")

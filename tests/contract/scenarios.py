@@ -19,6 +19,7 @@ from streamqd.store import (
     leases,
     members,
     messages,
+    outbox,
     publishing,
     retention,
     retries,
@@ -464,6 +465,57 @@ def query_position_new(desk: Desk) -> Call:
     return spark.query_position(desk.keys, *desk.unit[:2], "q", "1-0", 1, hold=False)
 
 
+def outbox_take(desk: Desk) -> Call:
+    desk.do("HSET", desk.keys.outbox("shop"), "epoch", 1)
+    desk.do("SET", desk.keys.outbox_lease("shop"), "t0")
+    return outbox.take(desk.keys, "shop", "t1", TTL, "west-1", 0, "t0")
+
+
+def outbox_keep(desk: Desk) -> Call:
+    desk.link.run(outbox_take(desk))
+    return outbox.keep(desk.keys, "shop", "t1", TTL, {"rows": 1})
+
+
+def outbox_keep_late(desk: Desk) -> Call:
+    call = outbox_keep(desk)
+    desk.do("DEL", desk.keys.outbox_lease("shop"))
+    return call
+
+
+def outbox_drop(desk: Desk) -> Call:
+    desk.link.run(outbox_take(desk))
+    return outbox.drop(desk.keys, "shop", "t1")
+
+
+def outbox_fence(desk: Desk) -> Call:
+    desk.do("HSET", desk.keys.outbox_record(*desk.unit[:2], "shop"), "epoch", 4, "rows", "0" * 48)
+    return outbox.fence(desk.keys, "shop", *desk.unit[:2], 5, 2, known(desk))
+
+
+def outbox_publish(desk: Desk) -> Call:
+    """One row is in the record, one is due later, and one is ready."""
+    desk.link.run(outbox_fence(desk))
+    desk.groups()
+    desk.add("1-0")
+    desk.do("ZADD", desk.scheduled, 9e12, "other")
+    desk.do("HSET", desk.scheduled_items, "other", b"\x92\xa7payload\xa1x")
+    rows = [
+        outbox.OutgoingRow(number, f"{number:032x}", due, [b"payload", b"x"])
+        for number, due in enumerate((None, 9_000_000_000_000, None))
+    ]
+    meta = desk.keys.meta(desk.unit.topic)
+    return outbox.publish(desk.keys, "shop", *desk.unit[:2], rows, 5, 2, meta, max_backlog=9)
+
+
+def outbox_publish_late(desk: Desk) -> Call:
+    """The first row to write is due later."""
+    outbox_publish(desk)
+    desk.do("HDEL", desk.keys.outbox_record(*desk.unit[:2], "shop"), "rows")
+    rows = [outbox.OutgoingRow(1, "f" * 32, 9_000_000_000_000, [b"payload", b"x"])]
+    meta = desk.keys.meta(desk.unit.topic)
+    return outbox.publish(desk.keys, "shop", *desk.unit[:2], rows, 5, 2, meta)
+
+
 def pipeline_lease_take(desk: Desk) -> Call:
     """The key could also be extended, but without a lease there is nothing to break."""
     desk.link.run(archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL))
@@ -700,6 +752,13 @@ WHEN_FULL: dict[Scenario, str] = {
     pipeline_lease_take_free: "OK",
     pipeline_lease_keep: "OK",
     pipeline_lease_drop: "OK",
+    outbox_take: "OK",
+    outbox_keep: "OK",
+    outbox_keep_late: "OK",
+    outbox_drop: "OK",
+    outbox_fence: "OOM",
+    outbox_publish: "OOM",
+    outbox_publish_late: "OOM",
 }
 # Keys that a scenario names but does not change, or does not need.
 UNTOUCHED: set[tuple[Scenario, str]] = {

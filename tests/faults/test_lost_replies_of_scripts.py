@@ -35,6 +35,7 @@ AGAIN: dict[Scenario, str] = {
     scenarios.lease_renew_late: "OK",
     scenarios.member_leave: "GONE",
     scenarios.message_publish: "DUP",
+    scenarios.outbox_drop: "FENCED",
     scenarios.pipeline_lease_drop: "LOST",
     scenarios.schedule_declare: "SAME",
     scenarios.schedule_drop: "GONE",
@@ -45,7 +46,11 @@ AGAIN: dict[Scenario, str] = {
     scenarios.topic_create: "EXISTS",
 }
 # Each heartbeat, directive and declaration of a schedule has its own time.
-ANOTHER_TIME = {scenarios.member_heartbeat, scenarios.control_change, scenarios.schedule_stamp}
+ANOTHER_TIME = {
+    *(scenarios.member_heartbeat, scenarios.control_change, scenarios.schedule_stamp),
+    # A relay publishes when it was last seen, and takes its outbox under another epoch.
+    *(scenarios.outbox_keep, scenarios.outbox_keep_late, scenarios.outbox_take),
+}
 # As its contract states. A producer never repeats it after an unknown outcome.
 WRITES_AGAIN = {scenarios.message_append}
 

@@ -34,7 +34,7 @@ from tests.support.waiting import wait_until
 
 DAEMON = (
     *("startup.py", "registration.py", "inspection.py"),
-    *("supervisor", "worker", "housekeeper"),
+    *("supervisor", "worker", "housekeeper", "outbox"),
 )
 OPERATOR = (*DAEMON, "admin", "cli", "spark")
 PUBLISHING = ("message_append", "message_publish", "message_schedule")

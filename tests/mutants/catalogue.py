@@ -1077,6 +1077,75 @@ SCHEDULES = (
     ),
 )
 
+# --- an outbox: each committed row once -----------------------------------------------------------
+
+_RELAY = "integration/test_outbox_relay.py"
+OUTBOX = (
+    mutant(
+        "a relay that was replaced publishes",
+        "an earlier epoch writes nothing",
+        "lua/outbox_publish.lua",
+        ("if present > tonumber(epoch) then", "if false then"),
+        tests={
+            "contract/test_outbox.py": (
+                "test_outbox_fence_returns_the_last_batch_and_refuses_earlier_epochs"
+            ),
+        },
+    ),
+    mutant(
+        "a record that is not replaced",
+        "the rows of the last batch are recorded",
+        "lua/outbox_publish.lua",
+        ("if added > 0 then", "if false then"),
+        tests={
+            "contract/test_outbox.py": (
+                "test_outbox_publish_skips_recorded_rows_and_replaces_the_record"
+            ),
+        },
+    ),
+    mutant(
+        "a record without the rows that were skipped",
+        "a row that may still be in the table stays recorded",
+        "lua/outbox_publish.lua",
+        ("    kept[#kept + 1] = row\n", ""),
+        tests={
+            "contract/test_outbox.py": (
+                "test_outbox_publish_to_a_full_stream_records_what_it_wrote"
+            ),
+        },
+    ),
+    mutant(
+        "a limit that an outbox ignores",
+        "a row is not written to a partition in which max_backlog wait",
+        "lua/outbox_publish.lua",
+        ("  elseif not stopped and added == room then\n", "  elseif false then\n"),
+        tests={"contract/test_outbox.py": "test_outbox_publish_writes_as_many_as_fit"},
+    ),
+    mutant(
+        "rows of an earlier relay that are not deleted first",
+        "a record is replaced only after its rows are deleted",
+        "streamqd/outbox/relay.py",
+        ("self._settled += [OutboxRow(each.id, each.uid) for each in recorded]", "del recorded"),
+        tests={
+            _RELAY: ("test_a_recorded_row_that_is_not_the_oldest_is_deleted_first[sqlite]"),
+        },
+    ),
+    mutant(
+        "the epoch of a call whose reply was lost",
+        "a call that is executed late is refused",
+        "streamqd/outbox/relay.py",
+        ("            # epoch it would be refused.\n            self._epoch = 0\n", ""),
+        tests={_RELAY: "test_a_publish_whose_reply_is_lost_costs_a_new_epoch[sqlite]"},
+    ),
+    mutant(
+        "rows that were read before the fence",
+        "the relay fences, then reads the rows again",
+        "streamqd/outbox/relay.py",
+        ("                found.again = True\n        except", "        except"),
+        tests={_RELAY: "test_rows_read_before_the_fence_are_read_again[sqlite]"},
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *FENCE,
     *LOST_AND_LATE,
@@ -1085,4 +1154,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SETTLING,
     *AROUND,
     *SCHEDULES,
+    *OUTBOX,
 )

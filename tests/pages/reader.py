@@ -11,6 +11,7 @@ The words after the language of a fence are for this reader. Markdown shows only
     ```sh needs="promtool"      skipped without this program, and so is its output
     ```sh setup                 not typed: it creates the environment of the tests
     ```python file=weblog.py    a file to write; the first line `# weblog.py` may name it too
+    ```python append=settings.py  lines for the end of a file that exists
     ```python spark             run by the Spark tests, which have a session
     ```text                     the whole output of the last commands
     ```text first               lines that a running command prints, in any order
@@ -115,6 +116,9 @@ class Reader:
             _find(here / self.mine(fence.options["folder"]), seen(text))
         elif fence.language == "text":
             self._compare(self.terminal(name), seen(text))
+        elif "append" in fence.options:
+            file = self.terminal(FIRST).folder / fence.options["append"]
+            file.write_text(f"{file.read_text()}\n{text}")
         else:
             assert fence.file, "it does not say which file it is"
             (self.terminal(FIRST).folder / fence.file).write_text(text)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.pages.reader import FIRST, Fence, Reader, fences
+from tests.support import django_environment
 from tests.support.servers import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -20,20 +21,24 @@ pytestmark = pytest.mark.slow
 README = ROOT / "README.md"
 LOG = ROOT / "streamqd" / "examples" / "data" / "apache_access.log.gz"
 ARCHIVE = "first-archive"  # tests/spark/test_tutorial.py
-GUIDES = {each: ROOT / "docs" / "how-to" / f"use-with-{each}.md" for each in ("django", "fastapi")}
+FRAMEWORKS = ("django", "fastapi", "flask")
+GUIDES = {each: ROOT / "docs" / "how-to" / f"use-with-{each}.md" for each in FRAMEWORKS}
 TUTORIALS = {page.stem: page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md"))}
 QUESTION = re.compile(r"^\|.*\| `(streamqd [^`]+)` \|$", re.MULTILINE)
 
 
 def make_reader(
-    home: Path, patience: float = 30.0, replaced: Mapping[str, str] = MappingProxyType({})
+    home: Path,
+    patience: float = 30.0,
+    replaced: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
 ) -> Reader:
     """A reader who has installed streamqd, with a clone in ~/streamqd and nothing else of ours."""
     foreign = ("STREAMQ", "PYTHON", "COLUMNS", "LINES")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
     port = str(free_port())  # the default port may be in use by a daemon of another test
     kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
-    kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    kept["PATH"] = f"{Path(python).parent}:{kept['PATH']}"
     (home / "streamqd").symlink_to(ROOT)
     return Reader(home, kept, {"9464": port, "8000": str(free_port()), **replaced}, patience)
 
@@ -51,10 +56,13 @@ def test_a_tutorial_works_as_shown(reader: Reader, page: str) -> None:
     assert reader.done > (7 if page == "quickstart" else 10)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", GUIDES)
-def test_a_project_of_a_framework_sends_and_handles(reader: Reader, framework: str) -> None:
-    """U15: the pages for FastAPI and Django, typed from an empty folder."""
-    reader.work_through(GUIDES[framework])
+def test_a_project_of_a_framework_sends_and_handles(state_dir: Path, framework: str) -> None:
+    """U15: the pages for web frameworks, typed from an empty folder. Django's is for Django 6."""
+    python = django_environment.interpreter() if framework == "django" else sys.executable
+    with make_reader(state_dir, python=str(python)) as reader:
+        reader.work_through(GUIDES[framework])
 
     assert reader.done > 7
 

@@ -98,5 +98,5 @@ def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
 
 
 def test_these_print() -> None:
-    assert len(PARTS) == 2, sorted(PARTS)
+    assert len(PARTS) == 3, sorted(PARTS)
     assert len(PRINTING) >= 7, sorted(PRINTING)

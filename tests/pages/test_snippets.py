@@ -23,6 +23,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from streamqd import config, logs, pytest_plugin
 from streamqd.cli import cli as root
+from streamqd.config.outboxes import TABLE
 from streamqd.config.schema import SECTIONS
 from streamqd.config.setting import settings_of
 from streamqd.errors import ConfigError
@@ -260,6 +261,7 @@ def test_every_example_is_used_by_a_page_and_a_test() -> None:
 
 def test_every_named_metric_exists() -> None:
     known = {metric.name for metric in METRICS} | {*dir(pytest_plugin)}
+    known |= {TABLE, f"{TABLE}_dead"}
     files = [*PAGES, ROOT / "etc" / "alerts.yml", ROOT / "etc" / "grafana.json"]
     named = {
         (name(file), word)

@@ -29,9 +29,9 @@ def main() -> int:
         if shutil.which(tool) is None:
             print(f"{tool} is missing. On Debian: apt-get install spin gcc", file=sys.stderr)
             return 2
-    mutations = [*known.MUTATIONS, *known.SCHEDULE_MUTATIONS]
+    mutations = [*known.MUTATIONS, *known.SCHEDULE_MUTATIONS, *known.OUTBOX_MUTATIONS]
     large = known.LARGE if options.full else ()
-    variants = [*known.SMALL, *large, *known.SCHEDULE, *mutations]
+    variants = [*known.SMALL, *large, *known.SCHEDULE, *known.OUTBOX, *mutations]
     results: list[Checked] = []
     wrong = 0
     # Each check is a process, so two threads keep two cores busy.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.protocol.trace import TOLD
 from tests.protocol.variants import Variant
 
-NAMES = ("partition", "rounds", "schedule")
+NAMES = ("partition", "rounds", "schedule", "outbox")
 MODELS = {name: Path(__file__).parent / f"{name}.pml" for name in NAMES}
 SECONDS_MAX = 900
 

@@ -6,7 +6,15 @@ import hashlib
 import re
 
 from tests.protocol.checker import MODELS, Checked
-from tests.protocol.variants import LARGE, MUTATIONS, SCHEDULE, SCHEDULE_MUTATIONS, SMALL
+from tests.protocol.variants import (
+    LARGE,
+    MUTATIONS,
+    OUTBOX,
+    OUTBOX_MUTATIONS,
+    SCHEDULE,
+    SCHEDULE_MUTATIONS,
+    SMALL,
+)
 
 _HEAD = """\
 <!-- Written by `make verify NAME=model-full`: do not edit. -->
@@ -67,6 +75,20 @@ housekeeper may die between two steps, and a call may be executed late. Spin che
 The model leaves out moves to another partition, removal, orphans and overlap. The kill points of
 `tests/acceptance/test_schedules.py` and the contract tests cover these.
 
+`tests/protocol/outbox.pml` models one
+[outbox](../explanation/decisions/0035-an-outbox-with-its-record-in-the-partition.md): two relays, a
+table of rows with two keys, and a topic that may grow. A relay may die or pause anywhere, also
+past its lease. The reply of a publish or of a delete may be lost, and one of them may be executed
+late. Spin checks:
+
+1. No row is in the topic twice.
+2. The rows of a key are in the order in which they were committed.
+3. No row is deleted that is not in the topic.
+4. In every final state, each committed row is in the topic and the table is empty.
+
+The model leaves out delayed rows, dead rows, refused writes and a server that restarts without its
+last writes. The contract tests and the acceptance tests cover the first three.
+
 `make verify NAME=model` runs the small scopes and all mutations. CI runs it for every change. The
 figures belong to the model with the digest {digest}.
 
@@ -119,6 +141,7 @@ def scope(result: Checked) -> str:
         "FAULTS": "faults",
         "ACQUISITIONS": "acquisitions",
         "EXPIRIES": "expiries",
+        "GROWTH": "growth",
         "RELEASES": "releases",
         "RELOADS": "reloads",
         "FOREIGN": "foreign reads",
@@ -140,7 +163,15 @@ def digest() -> str:
     """Return a hash of the model and its variants, without comments."""
     texts = "".join(each.read_text() for each in MODELS.values())
     model = re.sub(r"/\*.*?\*/", "", texts, flags=re.DOTALL)
-    checked = (*SMALL, *LARGE, *MUTATIONS, *SCHEDULE, *SCHEDULE_MUTATIONS)
+    checked = (
+        *SMALL,
+        *LARGE,
+        *MUTATIONS,
+        *SCHEDULE,
+        *SCHEDULE_MUTATIONS,
+        *OUTBOX,
+        *OUTBOX_MUTATIONS,
+    )
     return hashlib.sha256(f"{model}{checked}".encode()).hexdigest()[:16]
 
 

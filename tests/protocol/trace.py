@@ -73,6 +73,40 @@ def told_of_rounds(replayed: str) -> list[str]:
     return sentences
 
 
+_OF_OUTBOX = {
+    "commit": "row {0} is committed",
+    "take": "{who} holds the outbox with epoch {last}",
+    "reads": "{who} reads {bits}",
+    "fence": "{who} fences partition {last}",
+    "publish": "{who} publishes {bits} to {1}",
+    "lost": "{who} publishes {bits} to {1}, reply lost",
+    "late": "{who} publishes {bits} to {1}, still in transit",
+    "deletes": "{who} deletes {bits}",
+    "unknown": "{who} deletes {bits}, reply lost",
+    "latedelete": "{who} deletes {bits}, still in transit",
+    "refused": "{who} is refused",
+    "dies": "{who} dies",
+    "sent": "row {0} is written",
+    "arrives": "the late call executes",
+    "arrivesdelete": "the late delete executes",
+    "expires": "the lease expires",
+    "grows": "the topic grows",
+}
+
+
+def told_of_outbox(replayed: str) -> list[str]:
+    """Return the steps of the model of an outbox."""
+    sentences = []
+    for line in replayed.splitlines():
+        word, *numbers = line.split() or [""]
+        if word in _OF_OUTBOX and all(number.isdigit() for number in numbers):
+            who, last = ("AB"[int(numbers[0]) % 2], numbers[-1]) if numbers else ("", "0")
+            sentences.append(
+                _OF_OUTBOX[word].format(*numbers, who=who, last=last, bits=_bits(int(last)))
+            )
+    return sentences
+
+
 def told(replayed: str) -> list[str]:
     """Return the steps, one sentence each. Other lines of the replay are skipped."""
     sentences = []
@@ -106,4 +140,9 @@ def _bits(mask: int) -> str:
     return " and ".join(str(m) for m in range(8) if mask >> m & 1)
 
 
-TOLD = {"partition": told, "rounds": told_of_rounds, "schedule": told_of_schedule}
+TOLD = {
+    "partition": told,
+    "rounds": told_of_rounds,
+    "schedule": told_of_schedule,
+    "outbox": told_of_outbox,
+}

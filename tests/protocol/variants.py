@@ -279,3 +279,48 @@ SCHEDULE_MUTATIONS = (
         "schedule_hold takes the due time away",
     ),
 )
+
+
+def _outbox(title: str, breaks: str = "", rule: str = "", **more: int | None) -> Variant:
+    return Variant(title, {"N": 3, "FAULTS": 1, "EXPIRIES": 1, **more}, breaks, rule, "outbox")
+
+
+OUTBOX = (
+    _outbox("an outbox", EXPIRIES=2),
+    _outbox("an outbox with two faults", FAULTS=2),
+    _outbox("an outbox whose topic grows", N=4, GROWTH=1),
+)
+
+OUTBOX_MUTATIONS = (
+    _outbox(
+        "rows that were read before the fence",
+        "1",
+        "the relay fences, then reads the rows again",
+        NO_REREAD=None,
+    ),
+    _outbox(
+        "a publish that does not compare the epoch",
+        "1",
+        "outbox_publish answers FENCED",
+        NO_EPOCH=None,
+    ),
+    _outbox(
+        "the same epoch after a lost reply",
+        "1",
+        "a relay that lost a reply takes its outbox again",
+        SAME_EPOCH=None,
+    ),
+    _outbox(
+        "the next batch before the delete of the last one",
+        "1",
+        "a record is replaced only after its rows are deleted",
+        DELETE_LATER=None,
+    ),
+    _outbox(
+        "a fence of the partitions that rows are for",
+        "1",
+        "a fence covers every partition of the topic",
+        GROWTH=1,
+        FENCE_USED=None,
+    ),
+)

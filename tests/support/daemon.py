@@ -78,6 +78,7 @@ class Daemon:
         self.keys = Keys()
         self.module = "streamqd"  # the executable, and additions to its environment
         self.environment: dict[str, str] = {}
+        self.python = sys.executable
         self.within: list[str] = []  # the command that runs it
         one = {"topic": TOPIC, "handler": "work:obey", **(consumer or {})}
         self.tables: dict[str, Any] = {
@@ -158,7 +159,7 @@ class Daemon:
         return {"STREAMQ_REDIS__USERNAME": user["username"]} if user else {}
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", self.module, "--config", self.config_path.name]
+        return [self.python, "-m", self.module, "--config", self.config_path.name]
 
     def _environment(self) -> dict[str, str]:
         clean = {name: text for name, text in os.environ.items() if not name.startswith("STREAMQ_")}

@@ -15,9 +15,19 @@ from streamqd.spark import SparkMissingError
 
 PACKAGES = frozenset(
     {
-        *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "jinja2", "opentelemetry"),
-        *("pandas", "polars", "pyarrow", "pydantic", "pyspark", "sentry_sdk"),
-        *("testcontainers", "uvicorn", "uvloop"),
+        *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "flask", "jinja2"),
+        *(
+            "opentelemetry",
+            "pandas",
+            "polars",
+            "psycopg",
+            "pyarrow",
+            "pydantic",
+            "pymysql",
+            "pyspark",
+            "sentry_sdk",
+        ),
+        *("starlette", "sqlalchemy", "testcontainers", "uvicorn", "uvloop"),
     }
 )
 HINT = "`make test-all` installs it"

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from streamqd import Producer, config, supervisor
 from streamqd.cli import cli
 from streamqd.errors import ConfigError, ContractError, RedisUnavailable, StartRefused
+from streamqd.outbox.database import connect
 from streamqd.version import __version__
 
 Invoke = Callable[..., Result]
@@ -91,6 +92,7 @@ def test_command_list_is_complete() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
         *("delayed", "delayed list", "delayed show", "delayed now", "delayed cancel"),
+        *("outbox", "outbox create", "outbox check"),
         *("schedule", "schedule list", "schedule show", "schedule next", "schedule add"),
         *("schedule edit", "schedule pause", "schedule resume", "schedule run"),
         *("schedule remove", "schedule prune"),
@@ -496,6 +498,26 @@ def test_init_writes_an_example_of_schedules_that_works(invoke: Invoke) -> None:
         "2027-01-01T00:01:00Z",
     ]
     assert "Redis does not answer" in told.stderr
+
+
+def test_init_writes_an_example_of_an_outbox_that_works(invoke: Invoke) -> None:
+    result = invoke("init", "project", "--example", "outbox")
+    assert result.stdout.splitlines() == [
+        f"wrote project/{name}"
+        for name in ("streamq.toml", "shop.py", "billing.py", "streamqd.service")
+    ]
+    checked = process("-c", "project/streamq.toml", "check", "--json")
+    assert (checked.returncode, json.loads(checked.stdout)["ok"]) == (0, True)
+    assert process("-c", "project/streamq.toml", "outbox", "create").returncode == 0
+    command = [sys.executable, "shop.py", "9.50", "-1", "3"]
+    placed = subprocess.run(command, cwd="project", capture_output=True, text=True, timeout=60)
+    assert placed.stdout.splitlines() == [
+        "placed order 1",
+        "not placed: a price must not be negative",
+        "placed order 2",
+    ]
+    with connect("sqlite:///project/shop.db") as database:
+        assert [json.loads(row.payload)["price"] for row in database.oldest(10)] == [9.5, 3]
 
 
 def test_init_quotes_paths_in_the_unit(invoke: Invoke) -> None:

@@ -1008,3 +1008,44 @@ def test_safe_circuit_breaker_causes_no_warning(place: Place, more: str) -> None
 def test_risky_settings_cause_warnings(place: Place, text: str, said: str) -> None:
     (found,) = config.warnings(place.load(text))
     assert said in found
+
+
+# --- the settings of a web framework --------------------------------------------------------------
+
+
+def test_given_sections_are_overridden_by_the_environment_and_kept(tmp_path: Path) -> None:
+    given = {"redis": {"url": "redis://127.0.0.1:1/0"}, "topics": {"orders": {"partitions": 3}}}
+
+    plain = config.load_given(given, "STREAMQD", environ={})
+    over = config.load_given(
+        given, "STREAMQD", environ={"STREAMQ_REDIS__URL": "redis://127.0.0.1:2/0"}
+    )
+
+    assert (plain.redis.url, plain.topics["orders"].partitions) == ("redis://127.0.0.1:1/0", 3)
+    assert over.redis.url == "redis://127.0.0.1:2/0"
+    assert given["redis"] == {"url": "redis://127.0.0.1:1/0"}
+
+
+def test_given_path_is_a_file_and_none_is_the_default_file(tmp_path: Path) -> None:
+    file = tmp_path / "shop.toml"
+    file.write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
+
+    for given, environ in ((file, {}), (str(file), {}), (None, {"STREAMQ_CONFIG": str(file)})):
+        assert (
+            config.load_given(given, "STREAMQD", environ=environ).redis.url
+            == "redis://127.0.0.1:1/0"
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (5, "STREAMQD must be a path or a dictionary of sections, not int"),
+        ({"redis": {"urll": ""}}, "redis.urll"),
+        ({"redis": 5}, "redis"),
+        ("/no/such/file.toml", "file not found"),
+    ],
+)
+def test_given_value_of_a_wrong_kind_is_one_sentence(given: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        config.load_given(given, "STREAMQD", environ={})

@@ -10,12 +10,13 @@ GOOD = """
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 
 from streamqd import (
-    AsyncProducer, BacklogFull, BufferedProducer, BufferFull, ChunkUnknown, Outgoing, Producer,
-    Uid, UnknownOutcome,
+    AsyncProducer, BacklogFull, BufferedProducer, BufferFull, ChunkUnknown, Outbox, Outgoing,
+    Producer, Uid, UnknownOutcome,
 )
 
 
@@ -44,6 +45,11 @@ def plain() -> None:
         print(lost, known)
     except (BufferFull, BacklogFull, UnknownOutcome):
         pass
+
+
+def in_a_transaction(connection: sqlite3.Connection) -> str:
+    with connection:
+        return Outbox(table="app.outbox").send(connection, "orders", {"id": 7}, key="k", delay=5)
 
 
 async def asynchronous() -> None:

@@ -1,0 +1,33 @@
+-- The backlog of a partition. Needs _groups, _ids.
+
+local function unread(stream, group, length, last)
+  local read = group['last-delivered-id']
+  if not older(read, last) then
+    return 0
+  end
+  if group['lag'] then
+    return math.min(group['lag'], length)
+  end
+  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1][1]
+  local first_ms, read_ms, last_ms = halves(first), halves(read), halves(last)
+  local span = last_ms - first_ms
+  if older(read, first) then
+    return length
+  end
+  return span > 0 and math.ceil((length - 1) * (last_ms - read_ms) / span) or length - 1
+end
+
+-- Return the number of unfinished entries of the group that has the most, of a stream of this
+-- length. Without a group, all entries count.
+local function backlog_of(stream, length)
+  local groups, backlog = groups_of(stream), 0
+  if #groups == 0 then
+    return length
+  end
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  for _, group in ipairs(groups) do
+    local waiting = last and unread(stream, group, length, last[1]) or 0
+    backlog = math.max(backlog, group['pending'] + waiting)
+  end
+  return math.min(backlog, length)
+end

@@ -1,0 +1,30 @@
+-- outbox_drop: held -> free
+--
+-- Release the outbox when its relay stops. The epoch and the figures stay.
+--
+-- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
+-- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
+--
+-- ARGV[1]  token   token   the relay's
+--
+-- Returns  OK      free
+-- Returns  FENCED  not, or no longer, the holder: success for a repeat     [2] epoch [3] owner
+--
+-- Cost     O(1)
+-- Repeat   idempotent: the second call returns FENCED. Works when memory is full
+-- @include _fence
+
+local outbox, lease, token = KEYS[1], KEYS[2], ARGV[1]
+
+local refusal = superseded(outbox, token)
+if refusal then
+  return refusal
+end
+local leased = redis.call('GET', lease)
+
+-- Guards end here
+redis.call('HDEL', outbox, 'token', 'owner')
+if leased == token then
+  redis.call('DEL', lease)
+end
+return {'OK'}

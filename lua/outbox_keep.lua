@@ -1,0 +1,38 @@
+-- outbox_keep: held -> held
+--
+-- Extend the lease of a relay and publish its figures. The hash decides: if the lease expired and
+-- no other relay took the outbox, the lease is set again under the same epoch.
+--
+-- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
+-- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
+--
+-- ARGV[1]  token    token  the relay's
+-- ARGV[2]  ttl_ms   int    lifetime of the lease from now
+-- ARGV[3..] figures list   names and values. `at` is added here
+--
+-- Returns  OK      held
+-- Returns  FENCED  another relay holds it, or none     [2] epoch [3] owner
+--
+-- Cost     O(f), f = figures
+-- Repeat   safe: a late copy can only extend a lease whose token is current. Works when memory is
+--          full
+-- @include _clock
+-- @include _fence
+-- @include _lists
+
+local outbox, lease = KEYS[1], KEYS[2]
+local token, ttl_ms, figures = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
+
+local refusal = superseded(outbox, token)
+if refusal then
+  return refusal
+end
+redis.call('STRLEN', lease)
+
+-- Guards end here
+-- PEXPIRE is accepted when memory is full, and so is every write after it.
+if redis.call('PEXPIRE', lease, ttl_ms) == 0 then
+  redis.call('SET', lease, token, 'PX', ttl_ms)
+end
+redis.call('HSET', outbox, 'at', text(now_unix_ms()), unpack(figures))
+return {'OK'}

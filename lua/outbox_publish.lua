@@ -1,0 +1,110 @@
+-- outbox_publish: a row of a database -> ready, or delayed for every group
+--
+-- Write rows of an outbox to one partition, in order and each once, and replace the record of the
+-- partition by these rows. Rows in the record were written by an earlier call and are skipped. The
+-- relay sends the next rows of the partition only after it has deleted these from its table. So
+-- the record of one batch is enough, and it is as old as it has to be.
+--
+-- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  record     HASH    streaming:mq:outbox:{T:p:i}:N
+-- KEYS[3]? meta       HASH    streaming:mq:topic:{T}:meta          not on a cluster: another slot
+-- KEYS[4]? scheduled  ZSET    streaming:mq:delayed:{T:p:i}         only with rows that have a due
+--                                                                  time
+-- KEYS[5]? items      HASH    streaming:mq:delayed:item:{T:p:i}    the same
+--
+-- ARGV[1]  epoch        int   the relay's
+-- ARGV[2]  partitions   int   partition count by which the rows were routed
+-- ARGV[3]  max_backlog  int   write none if the backlog is this large, -1 = no limit
+-- ARGV[4..] rows        list  for each row: 32 hex digits of its uid and 16 of its id, its due time
+--                             in unix ms or '', the count of its names and values, then these
+--
+-- Returns  OK        written     [2] this number of first rows are in the topic [3] number of rows
+--                                that this call wrote [4] the error of the next row, or the backlog
+--                                that left no room for it, or ''
+-- Returns  FULL      the backlog is at its limit     [2] backlog
+-- Returns  FENCED    a later relay has fenced the partition     [2] its epoch
+-- Returns  UNFENCED  this epoch has not fenced the partition, or its record was deleted
+-- Returns  MOVED     the topic has another partition count, or is gone     [2] the count, or ''
+--
+-- Cost     O(r) + size of the bodies, r = rows; with a limit, as message_publish
+-- Repeat   idempotent until the next batch of the partition. Works for recorded rows when memory
+--          is full
+-- @include _clock
+-- @include _numbers
+-- @include _routed
+-- @include _fields
+-- @include _lists
+-- @include _groups
+-- @include _ids
+-- @include _backlog
+-- @include _outbox
+
+local stream, record, meta = KEYS[1], KEYS[2], KEYS[3]
+local scheduled, items = KEYS[4], KEYS[5]
+local epoch, partitions, max_backlog = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local keys, rows = {stream = stream, scheduled = scheduled, items = items}, 4
+
+local held = redis.call('HMGET', record, 'epoch', 'rows')
+local present = whole(held[1])
+if not present then
+  return bad_value(record, 'epoch', 'a whole number')
+end
+if present > tonumber(epoch) then
+  return {'FENCED', held[1]}
+end
+if present < tonumber(epoch) then
+  return {'UNFENCED'}
+end
+local count = moved(meta, stream, partitions)
+if count then
+  return {'MOVED', count}
+end
+local recorded = recorded_in(held[2])
+local length = redis.call('XLEN', stream)
+if scheduled ~= stream then
+  redis.call('ZCARD', scheduled)
+  redis.call('HLEN', items)
+end
+local new, at = 0, rows
+while at <= #ARGV do
+  new = new + (recorded[uid_of(ARGV[at])] and 0 or 1)
+  at = at + 3 + ARGV[at + 2]
+end
+local room, backlog = new, ''
+if max_backlog >= 0 and length + new > max_backlog then
+  backlog = backlog_of(stream, length)
+  room = math.max(0, max_backlog - backlog)
+  if room == 0 and new > 0 and not recorded[uid_of(ARGV[rows])] then
+    return {'FULL', backlog}
+  end
+end
+
+-- Guards end here
+local now, call = now_unix_ms(), redis.call
+local first, added, kept, rest = 0, 0, {}, ''
+at = rows
+while at <= #ARGV do
+  local row, due, last = ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
+  local uid = uid_of(row)
+  local stopped = rest ~= ''
+  if recorded[uid] then
+    kept[#kept + 1] = row
+  elseif not stopped and added == room then
+    rest = backlog
+  elseif not stopped then
+    -- If the first one is refused, its error is raised. No later write is refused for memory.
+    local result = write_row(call, keys, uid, due, now, at + 3, last)
+    if type(result) == 'table' and result.err then
+      rest = result
+    else
+      added, call = added + 1, redis.pcall
+      kept[#kept + 1], recorded[uid] = row, true
+    end
+  end
+  first = rest == '' and first + 1 or first
+  at = last + 1
+end
+if added > 0 then
+  redis.call('HSET', record, 'rows', table.concat(kept))
+end
+return {'OK', first, added, rest}

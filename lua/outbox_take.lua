@@ -1,0 +1,45 @@
+-- outbox_take: free -> held (epoch + 1 or later)
+--
+-- Make a relay the only one of its outbox. Every call sets a new epoch, also for the relay that
+-- holds the outbox. A relay that lost a reply takes its outbox again and fences its records with
+-- the new epoch. So a late copy of the lost call is refused.
+--
+-- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
+-- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
+--
+-- ARGV[1]  token   token   the relay's: host, process and random part
+-- ARGV[2]  ttl_ms  int     lifetime of the lease
+-- ARGV[3]  owner   str     where the relay runs, for operators
+-- ARGV[4]  above   int     the epoch will be greater than this one. 0 = no condition
+-- ARGV[5]  dead    str     token of a relay whose process has exited, or ''
+--
+-- Returns  OK    held                    [2] epoch
+-- Returns  HELD  another lease is valid  [2] its token [3] ms until it expires [4] owner
+--
+-- Cost     O(1)
+-- Repeat   safe: sets another epoch. Works when memory is full
+-- @include _clock
+-- @include _numbers
+
+local outbox, lease = KEYS[1], KEYS[2]
+local token, ttl_ms, owner = ARGV[1], ARGV[2], ARGV[3]
+local above, dead = tonumber(ARGV[4]), ARGV[5]
+
+local held = redis.call('HMGET', outbox, 'epoch', 'owner')
+local leased = redis.call('GET', lease)
+if leased and leased ~= token and leased ~= dead then
+  return {'HELD', leased, redis.call('PTTL', lease), held[2] or ''}
+end
+local epoch = whole(held[1])
+if not epoch then
+  return bad_value(outbox, 'epoch', 'a whole number')
+end
+
+-- Guards end here
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
+redis.call('HDEL', outbox, 'error')
+local now = now_unix_ms()
+epoch = math.max(epoch, above, now - 1) + 1
+redis.call('HSET', outbox, 'token', token, 'epoch', text(epoch), 'owner', owner, 'since', text(now))
+redis.call('SET', lease, token, 'PX', ttl_ms)
+return {'OK', text(epoch)}

@@ -1,0 +1,179 @@
+"""`streamqd outbox`: create and check the tables of outboxes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import click
+
+from streamqd.cli.arguments import Command
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import printable, styled
+from streamqd.cli.session import Session
+from streamqd.config import OutboxSettings
+from streamqd.config.outboxes import inline_password
+from streamqd.config.setting import settings_of
+from streamqd.errors import Malformed, Refused
+from streamqd.outbox import schema
+from streamqd.outbox.database import Database, connect
+from streamqd.outbox.schema import OutboxCheck
+from streamqd.outbox.table import DIALECTS, OutboxTable
+
+EXIT_PROBLEMS = 1
+
+
+def chosen(command: Command) -> Command:
+    """Add NAME, `--database` and `--table`, which choose one outbox."""
+    for add in (
+        click.option(
+            "--table", metavar="NAME",
+            help="Table. Default: the table of the outbox, or streamqd_outbox.",
+        ),
+        click.option(
+            "--database", metavar="URL",
+            help="Address of a database, instead of an outbox of the configuration. Pass a password"
+            " as '${VARIABLE}'.",
+        ),
+        click.argument("name", metavar="[NAME]", required=False),
+    ):  # fmt: skip
+        command = add(command)
+    return command
+
+
+def outbox_of(
+    session: Session, name: str | None, database: str | None, table: str | None
+) -> OutboxSettings:
+    """Return the chosen outbox. Raises Malformed, Refused and ConfigError."""
+    if database is not None:
+        if name is not None:
+            raise Malformed("NAME and --database exclude each other; pass one of them")
+        found = OutboxSettings("outbox", database)
+        if inline_password(found):
+            raise Malformed(
+                "other users can see a password in a command line; pass it as '${VARIABLE}'"
+            )
+    else:
+        found = _configured(session.settings.outboxes, name)
+    if table is not None:
+        shape = settings_of(OutboxSettings)["table"].shape
+        if shape is not None and not re.fullmatch(shape.pattern, table):
+            raise Malformed(f"{table!r} is not a valid table name; {shape.hint}")
+        found = dataclasses.replace(found, table=table)
+    return found
+
+
+def _configured(outboxes: tuple[OutboxSettings, ...], name: str | None) -> OutboxSettings:
+    known = {each.name: each for each in outboxes}
+    if not known:
+        raise Refused("the configuration has no [[outboxes]]; add one, or pass --database URL")
+    names = ", ".join(known)
+    if name is None and len(known) > 1:
+        raise Malformed(f"the configuration has several outboxes; pass one of {names}")
+    if name is None:
+        return outboxes[0]
+    if name not in known:
+        raise Refused(f"the outbox {name} was not found; pass one of {names}")
+    return known[name]
+
+
+def opened(session: Session, outbox: OutboxSettings, *, create: bool = False) -> Database:
+    """Return the open database of an outbox. Raises Refused, DatabaseUnavailable, ConfigError."""
+    fault = outbox.fault()
+    if fault:
+        raise Refused(fault)
+    return connect(
+        outbox.url(),
+        table=outbox.table,
+        password=outbox.password(),
+        max_message_bytes=session.settings.daemon.max_message_bytes,
+        create=create,
+    )
+
+
+@click.group()
+def outbox() -> None:
+    """Create and check the table of messages in your database.
+
+    An application inserts messages into the table in its own transaction, and a relay moves them
+    to Redis after the commit.
+    """
+
+
+@outbox.command()
+@chosen
+@click.option("--sql", is_flag=True, help="Print the statements. Connect to no database.")
+@click.option(
+    "--no-notify", is_flag=True,
+    help="Without the trigger of PostgreSQL that notifies the relay of each commit.",
+)  # fmt: skip
+@answering
+def create(
+    session: Session,
+    *,
+    name: str | None,
+    database: str | None,
+    table: str | None,
+    sql: bool,
+    no_notify: bool,
+) -> CommandResult:
+    """Create the table, and the table of rows that cannot be sent.
+
+    Tables that exist are not changed, but checked. The exit code is 1 if they cannot be used.
+
+    \b
+    Example:
+      streamqd outbox create --database sqlite:///shop.db
+      streamqd outbox create shop --sql | psql shop
+    """
+    found = outbox_of(session, name, database, table)
+    if sql:
+        return _printed(found, notify=not no_notify)
+    with opened(session, found, create=True) as link:
+        schema.create(link, notify=not no_notify)
+        seen = schema.check(link)
+    return _checked(seen, f"the tables {seen.table} and {seen.table}_dead exist")
+
+
+def _printed(found: OutboxSettings, *, notify: bool) -> CommandResult:
+    fault = found.fault()
+    if fault:
+        raise Refused(fault)
+    made = OutboxTable(found.table, DIALECTS[found.dialect()]).create(notify=notify)
+
+    def show() -> None:
+        for statement in made:
+            click.echo(f"{statement};\n")
+
+    return CommandResult({"statements": made}, show)
+
+
+@outbox.command()
+@chosen
+@answering
+def check(
+    session: Session, *, name: str | None, database: str | None, table: str | None
+) -> CommandResult:
+    """Check the tables, their columns and the permissions of the relay.
+
+    The statements of the relay run on no rows, so nothing changes. The exit code is 1 if the outbox
+    cannot be used.
+
+    \b
+    Example:
+      streamqd outbox check shop
+    """
+    found = outbox_of(session, name, database, table)
+    with opened(session, found) as link:
+        seen = schema.check(link)
+    return _checked(seen, f"the tables {seen.table} and {seen.table}_dead can be used")
+
+
+def _checked(seen: OutboxCheck, text: str) -> CommandResult:
+    def show() -> None:
+        for problem in seen.problems:
+            click.echo(f"{styled('problem', 'bad')}: {printable(problem)}")
+        for line in [] if seen.problems else [text, *seen.notes]:
+            click.echo(printable(line))
+
+    return CommandResult(seen, show, EXIT_PROBLEMS if seen.problems else 0)

@@ -1,0 +1,159 @@
+"""`streamqd outbox run` and `streamqd outbox status`: the relay of an outbox, and its state."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import click
+
+from streamqd import config, logs, process
+from streamqd.cli.command import CommandResult, answering, connected
+from streamqd.cli.early import stopped
+from streamqd.cli.outbox import chosen, opened, outbox, outbox_of
+from streamqd.cli.output import printable, styled, table
+from streamqd.cli.session import Session
+from streamqd.errors import DatabaseUnavailable, Refused
+from streamqd.outbox.relay import COUNTED_MAX
+from streamqd.outbox.serving import relay_of
+from streamqd.store import outbox as relays
+
+__all__ = ["outbox"]
+
+DEAD_SHOWN = 10  # dead rows that `status` lists
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxState:
+    """The state of one outbox: its table, and its relay. `oldest` is in seconds.
+
+    `rows` and `dead` are counted up to 10,000. They are None while the database is unavailable,
+    and `problem` is the reason. `relay` is '' and `expires` None if no relay holds the outbox.
+    """
+
+    name: str
+    table: str
+    rows: int | None
+    oldest: float | None
+    dead: int | None
+    relay: str
+    epoch: int
+    expires: float | None
+    sent: int
+    error: str
+    problem: str
+    dead_rows: list[dict[str, object]]
+
+
+@outbox.command()
+@chosen
+@click.option("--burst", is_flag=True, help="Exit when the table is empty.")
+@connected
+def run(
+    session: Session, *, name: str | None, database: str | None, table: str | None, burst: bool
+) -> None:
+    """Relay the messages of one outbox to Redis.
+
+    A daemon does the same for each outbox of its configuration. While another relay holds the
+    outbox, this one waits and takes over when the other one stops. SIGTERM and Ctrl-C finish the
+    current batch.
+
+    \b
+    Example:
+      streamqd outbox run shop
+      streamqd outbox run --database sqlite:///shop.db --burst
+    """
+    found = outbox_of(session, name, database, table)
+    fault = found.fault()
+    if fault:
+        raise Refused(fault)
+    settings = config.resolved(session.settings)
+    signals = process.SignalQueue()
+    log = settings.log
+    logs.setup(role="outbox", style=log.format, level=log.level)
+    try:
+        if stopped():
+            return
+        relay = relay_of(
+            found,
+            settings,
+            stop_fd=signals.fileno(),
+            stopping=lambda: any(each in process.STOPPING for each in signals.take()),
+        )
+        relay.run(burst=burst)
+    finally:
+        logs.flush(1.0)
+        logs.close()
+        signals.close()
+
+
+@outbox.command()
+@chosen
+@answering
+def status(
+    session: Session, *, name: str | None, database: str | None, table: str | None
+) -> CommandResult:
+    """Show the rows of an outbox, its dead rows and its relay.
+
+    \b
+    Example:
+      streamqd outbox status shop
+    """
+    found = outbox_of(session, name, database, table)
+    [view] = relays.views(session.store, [found.name])
+    rows = oldest = dead = None
+    problem, shown = "", []
+    try:
+        with contextlib.closing(opened(session, found)) as link:
+            rows, oldest = link.backlog(COUNTED_MAX)
+            dead, shown = link.dead_count(COUNTED_MAX), link.dead(DEAD_SHOWN)
+    except DatabaseUnavailable as error:
+        problem = str(error)
+    state = OutboxState(
+        name=found.name,
+        table=found.table,
+        rows=rows,
+        oldest=None if oldest is None else round(oldest, 3),
+        dead=dead,
+        relay=view.owner if view.relayed else "",
+        epoch=view.epoch,
+        expires=view.ttl,
+        sent=view.sent,
+        error=view.error,
+        problem=problem,
+        dead_rows=[each._asdict() for each in shown],
+    )
+    return CommandResult(state, lambda: _show(state))
+
+
+def _show(state: OutboxState) -> None:
+    lines = [
+        ("outbox", f"{state.name} (table {state.table})"),
+        ("rows", "unknown" if state.rows is None else _counted(state.rows)),
+        ("oldest", f"{state.oldest:,.1f} s" if state.rows else "none"),
+        ("dead", "unknown" if state.dead is None else _counted(state.dead)),
+        ("relay", state.relay or styled("none", "bad")),
+        ("epoch", str(state.epoch)),
+    ]
+    for label, text in lines:
+        click.echo(f"{label:<8}{printable(text) if label != 'relay' or state.relay else text}")
+    for problem in (state.problem, state.error):
+        if problem:
+            click.echo(f"{styled('problem', 'bad')}: {printable(problem)}")
+    if state.dead_rows:
+        click.echo()
+        table(
+            ("DEAD ROW", "TOPIC", "ERROR"),
+            [
+                [
+                    printable(str(each["uid"])),
+                    printable(str(each["topic"])),
+                    printable(str(each["error"])),
+                ]
+                for each in state.dead_rows
+            ],
+        )
+
+
+def _counted(number: int) -> str:
+    return f"{number:,}" + (" or more" if number >= COUNTED_MAX else "")

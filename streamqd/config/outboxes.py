@@ -1,0 +1,216 @@
+"""The settings of outboxes, their checks, and the addresses of databases."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, quote, urlsplit
+
+from streamqd.config import problems as wording
+from streamqd.config.problems import Problems
+from streamqd.config.secrets import credential, has_password, masked_url
+from streamqd.config.setting import NAMED, Seconds, Shape, described, setting, settings_of
+
+TABLE = "streamqd_outbox"
+TABLE_CHARS_MAX = 48  # with `_dead`, a name of PostgreSQL (63 bytes) and of MySQL (64 characters)
+TABLE_NAME = Shape(
+    re.compile(
+        rf"(?=.{{1,{TABLE_CHARS_MAX}}}$)(?:[A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*",
+    ),
+    f"use 1 to {TABLE_CHARS_MAX} of A-Z a-z 0-9 _ with no digit first, and at most one dot after a"
+    " schema",
+)
+SCHEMES = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """A table in a database of yours, from which one instance moves messages to Redis."""
+
+    name: str = field(metadata=described("Name, unique on this Redis.", shape=NAMED))
+    database: str = field(
+        metadata=described(
+            'Address of the database: "postgresql://user@host/name", "mysql://user@host/name" or'
+            ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that variable of the'
+            " environment. A password in the URL is accepted only if only the owner may read this"
+            " file.",
+            secret=True,
+        )
+    )
+    password_file: Path | None = setting(
+        None,
+        "File with the password, readable only by its owner. Empty: the systemd credential"
+        ' "outbox-NAME-password", if it exists.',
+    )
+    table: str = setting(
+        TABLE,
+        "Table of the messages, with a schema before a dot if needed. Rows that cannot be sent are"
+        " moved to the table with the suffix _dead.",
+        shape=TABLE_NAME,
+    )
+    batch: int = setting(512, "Maximum number of rows that are read at a time.", min=1, max=4_096)
+    poll: Seconds = setting(
+        1.0,
+        "Pause before an empty table is read again. PostgreSQL ends the pause at each commit.",
+        min=0.05,
+        max=3_600,
+    )
+    max_backlog: int | None = setting(
+        None,
+        "Stop sending to a partition where this many messages wait, until it has room. none: no"
+        " limit.",
+        min=1,
+    )
+    wait_replicas: int = setting(
+        0,
+        "Replicas of Redis that must have the messages before their rows are deleted.",
+        min=0,
+        max=16,
+    )
+    lease_ttl: Seconds = setting(
+        15.0,
+        "Time until another instance takes over after a host is lost. The lease is renewed every"
+        " lease_ttl / 3.",
+        min=1,
+        max=3_600,
+    )
+
+    base_dir: Path = field(default=Path(), compare=False, repr=False)  # of relative paths
+
+    def __repr__(self) -> str:
+        stated = {name: getattr(self, name) for name in settings_of(type(self))}
+        stated["database"] = masked_url(self.database)
+        return f"OutboxSettings({', '.join(f'{name}={each!r}' for name, each in stated.items())})"
+
+    def url(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the address with its variables replaced, and an absolute path of SQLite.
+
+        Raises ValueError with a clause without secret parts.
+        """
+        for name in dict.fromkeys(_VARIABLE.findall(self.database)):
+            if not environ.get(name):
+                raise ValueError(f"the variable {name} is not set: set it for this process")
+        url = _VARIABLE.sub(lambda found: environ[found[1]], self.database)
+        split(url)
+        return absolute(url, self.base_dir)
+
+    def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """Return the password of the credential or the file, or None.
+
+        Raises ValueError with a clause when the file cannot be read.
+        """
+        path = credential(f"outbox-{self.name}-password", environ) or self.password_file
+        if path is None:
+            return None
+        try:
+            return path.read_text(encoding="utf-8").strip("\r\n")
+        except OSError as error:
+            clause = f"{path} cannot be read ({error.strerror}): name a readable file"
+            raise ValueError(clause) from None
+
+    def dialect(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return postgresql, mysql or sqlite. Raises ValueError as `url` does."""
+        return split(self.url(environ))[0]
+
+    def fault(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return why this process cannot open the database, as one sentence, or ''."""
+        for of, read in (("database", self.url), ("password_file", self.password)):
+            try:
+                read(environ)
+            except ValueError as error:
+                return f"{of} of the outbox {self.name}: {error}"
+        return ""
+
+
+def split(url: str) -> tuple[str, SplitResult]:
+    """Return the dialect and the parts of a database's URL. Raises ValueError, without the URL.
+
+    A driver after a plus, as in `postgresql+psycopg://`, is accepted and ignored.
+    """
+    scheme, separator, rest = url.partition("://")
+    dialect = SCHEMES.get(scheme.partition("+")[0].lower())
+    if not separator or dialect is None:
+        raise ValueError(
+            "must start with postgresql://, mysql:// or sqlite:///: write one such as"
+            " postgresql://shop@db.example.com/shop"
+        )
+    try:
+        parts = urlsplit(f"{dialect}://{rest}")
+        _ = parts.port
+    except ValueError:
+        raise ValueError(
+            "is not a valid URL: write special characters of a password as %40 for @"
+        ) from None
+    if dialect == "sqlite" and (parts.netloc or not parts.path.strip("/")):
+        raise ValueError("must name a file: write sqlite:///shop.db or sqlite:////srv/shop.db")
+    if dialect == "mysql" and not parts.path.strip("/"):
+        raise ValueError("must name a database: write one such as mysql://shop@db.example.com/shop")
+    return dialect, parts
+
+
+def absolute(url: str, base_dir: Path) -> str:
+    """Return the URL with the path of an SQLite file in `base_dir`, unless it is absolute."""
+    scheme, separator, rest = url.partition(":///")
+    if SCHEMES.get(scheme.partition("+")[0].lower()) != "sqlite" or not rest.strip("/"):
+        return url
+    return url if rest.startswith("/") else f"{scheme}{separator}{quote(str(base_dir))}/{rest}"
+
+
+def inline_password(outbox: OutboxSettings) -> bool:
+    """Return True if the file contains a password, and not only the name of a variable."""
+    return has_password(re.sub(rf":?{_VARIABLE.pattern}", "", outbox.database))
+
+
+def check_outbox(
+    outbox: OutboxSettings, path: wording.Path, problems: Problems, environ: Mapping[str, str]
+) -> None:
+    """Add the problems of one outbox, except those of its files.
+
+    A variable may be missing, because producers and commands read the same file.
+    """
+    here = (*path, "database")
+    missing = [name for name in _VARIABLE.findall(outbox.database) if not environ.get(name)]
+    if missing or not problems.ok(here):
+        return
+    try:
+        dialect, parts = split(outbox.url(environ))
+    except ValueError as error:
+        problems.add(here, str(error))
+        return
+    if outbox.password_file is None:
+        return
+    if dialect == "sqlite":
+        problems.add((*path, "password_file"), "does not go with sqlite: remove it")
+    elif parts.password is not None:
+        problems.add(here, "holds a password, and password_file names another: remove one")
+
+
+def check_names(outboxes: tuple[OutboxSettings, ...], problems: Problems) -> None:
+    """Add a problem for each name and each table that two outboxes share."""
+    first: dict[tuple[str, ...], int] = {}
+    for at, outbox in enumerate(outboxes):
+        path = ("outboxes", at)
+        if not problems.ok(path):
+            continue
+        other = first.setdefault((outbox.name,), at)
+        if other != at:
+            problems.add(
+                (*path, "name"),
+                f"{wording.shown(outbox.name)} is the name of outboxes[{other}] too: give one of"
+                " them another name",
+            )
+        other = first.setdefault((outbox.database, outbox.table), at)
+        if other != at:
+            problems.add(
+                (*path, "table"), f"is the table of outboxes[{other}] too: remove one of them"
+            )

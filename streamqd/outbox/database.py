@@ -1,0 +1,207 @@
+"""The relay's side of a database: read the oldest rows, delete the sent ones, bury the bad ones.
+
+No transaction is open between two calls, so a stopped relay holds no locks. After an error the
+connection is closed, and the next call opens another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+from streamqd.config.outboxes import split
+from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.outbox import drivers
+from streamqd.outbox.drivers import Opened
+from streamqd.outbox.rows import DeadRow, OutboxRow, decode, decode_dead
+from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
+
+BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most one message
+# Two parameters for each row. The oldest bound of SQLite is 999, and that of PostgreSQL 65,535.
+ROWS_PER_STATEMENT = {"sqlite": 400}
+ROWS_PER_OTHER = 4096
+DETAIL_CHARS_MAX = 1_000  # of the error of a dead row
+
+
+def connect(
+    url: str,
+    *,
+    table: str = TABLE,
+    password: str | None = None,
+    max_message_bytes: int = 1 << 20,
+    create: bool = False,
+) -> Database:
+    """Return an open database. With `create`, a missing SQLite file is created.
+
+    Raises ValueError for an invalid URL or table name, DatabaseUnavailable when the database does
+    not answer, and DatabaseRefused when it rejects the login or the driver is missing.
+    """
+    database = Database(url, table, password, max_message_bytes, create=create)
+    database.open()
+    return database
+
+
+class Database:
+    """One connection to one outbox, owned by one relay or command. Not thread-safe.
+
+    Every method may be repeated. It raises DatabaseUnavailable when the connection is lost, and its
+    subclass DatabaseRefused when the database returns an error, which names the remedy.
+    """
+
+    def __init__(
+        self, url: str, table: str, password: str | None, max_message_bytes: int, *, create: bool
+    ) -> None:
+        name, _ = split(url)
+        self.table = OutboxTable(table, DIALECTS[name])
+        self._max_bytes = max_message_bytes
+        self._open: Callable[[], Opened] = lambda: drivers.opened(
+            url, password=password, listen=self.table.channel, create=create
+        )
+        self._opened: Opened | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def dialect(self) -> str:
+        """The name of its dialect: postgresql, mysql or sqlite."""
+        return self.table.dialect.name
+
+    def open(self) -> Opened:
+        """Open the connection unless it is open. Raises as `connect` does."""
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def close(self) -> None:
+        """Close the connection. The next call opens another."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with contextlib.suppress(*opened.errors):
+                opened.connection.close()
+
+    # --- what the relay does ---
+
+    def oldest(self, limit: int) -> list[OutboxRow]:
+        """Return the oldest rows by ID, at most `limit` and about 8 MiB, of one new snapshot.
+
+        A row that cannot be sent has a `fault`.
+        """
+        query = self.table.oldest(limit, BATCH_BYTES, self._max_bytes)
+        return [decode(each, self._max_bytes) for each in self.rows(query)]
+
+    def still_there(self, rows: Sequence[OutboxRow]) -> set[str]:
+        """Return the uids of those rows that still exist, after a delete without an answer."""
+        found: set[str] = set()
+        for count, values in self._parts(rows):
+            uids = self.rows(self.table.there(count), values)
+            found.update(bytes(uid).decode("ascii", "replace") for (uid,) in uids)
+        return found
+
+    def delete(self, rows: Sequence[OutboxRow]) -> None:
+        """Delete rows that were sent.
+
+        After DatabaseUnavailable, any of them may be deleted: call `still_there`.
+        """
+        parts = self._parts(rows)
+        if len(parts) == 1:
+            self.run(self.table.delete(parts[0][0]), parts[0][1])
+        elif parts:
+            # One commit, because each costs a write to the disk.
+            with self._transaction() as cursor:
+                for count, values in parts:
+                    cursor.execute(self.table.delete(count), values)
+
+    def bury(self, row: OutboxRow, error: str) -> None:
+        """Move a row to the dead ones, in one transaction. Do nothing if it no longer exists."""
+        values = (error[:DETAIL_CHARS_MAX].replace("\0", ""), time.time_ns() // 1_000_000, row.id)
+        with self._transaction() as cursor:
+            cursor.execute(self.table.bury(), values)
+            cursor.execute(self.table.delete_one(), (row.id,))
+
+    def backlog(self, limit: int) -> tuple[int, float]:
+        """Return the number of rows, counted up to `limit`, and the age of the oldest in seconds.
+
+        The age is the difference between this host's clock and the sender's, at least 0.
+        """
+        [(count, oldest)] = self.rows(self.table.backlog(limit))
+        if not count or not isinstance(oldest, int):
+            return count, 0.0
+        return count, max(0.0, time.time() - oldest / 1000)
+
+    def dead(self, limit: int) -> list[DeadRow]:
+        """Return the newest dead rows, at most `limit`."""
+        return [decode_dead(each) for each in self.rows(self.table.dead(limit))]
+
+    def dead_count(self, limit: int) -> int:
+        """Return the number of dead rows, counted up to `limit`."""
+        [(count,)] = self.rows(self.table.dead_count(limit))
+        return int(count)
+
+    def wait(self, seconds: float, wake_fd: int | None = None) -> None:
+        """Wait for `seconds`, a notification of new rows, or until `wake_fd` is readable.
+
+        Only PostgreSQL notifies. Nothing is read from `wake_fd`.
+        """
+        with self._errors() as opened:
+            opened.wait(seconds, wake_fd)
+
+    # --- statements ---
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Sequence[Any]]:
+        """Return the rows of a query, with texts as bytes."""
+        with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
+            cursor.execute(query, values)
+            return list(cursor.fetchall())
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
+        """Run one statement, committed immediately."""
+        with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
+            cursor.execute(statement, values)
+
+    def run_all(self, statements: Sequence[str]) -> None:
+        """Run statements in one transaction, where the database allows them in one."""
+        with self._transaction() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def _parts(self, rows: Sequence[OutboxRow]) -> list[tuple[int, list[Any]]]:
+        """Return the number of rows of each statement, and its parameters: IDs and uids."""
+        most = ROWS_PER_STATEMENT.get(self.dialect, ROWS_PER_OTHER)
+        parts = [rows[at : at + most] for at in range(0, len(rows), most)]
+        return [
+            (len(part), [*(each.id for each in part), *(each.uid for each in part)])
+            for part in parts
+        ]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        # After an error the connection is closed, which rolls the transaction back.
+        with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
+            cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
+            yield cursor
+            cursor.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[Opened]:
+        """Yield the connection, and translate its errors."""
+        opened = self.open()
+        try:
+            yield opened
+        except opened.errors as error:
+            self.close()
+            advice = opened.refusal(error)
+            name = f"the outbox {self.table.name}"
+            if advice is None:
+                text = f"the database of {name} did not answer ({drivers.text_of(error)})"
+                raise DatabaseUnavailable(text) from error
+            text = drivers.refused_text(f"the database of {name} returned an error", error, advice)
+            raise DatabaseRefused(text) from error
+        except BaseException:
+            self.close()  # an interrupted statement leaves its answer in the connection
+            raise

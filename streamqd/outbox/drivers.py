@@ -1,0 +1,324 @@
+"""The drivers of the databases: opening a connection by a URL, and what their errors mean.
+
+A driver is imported when its first connection is opened. All connections are in autocommit mode and
+return texts as bytes, because no text in a table is trusted before it is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote
+
+from streamqd import extras
+from streamqd.config.outboxes import split
+from streamqd.config.secrets import masked
+from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
+from streamqd.words import harmless
+
+Wait = Callable[[float, int | None], None]  # seconds, and a descriptor or None
+
+TIMEOUT = 10.0  # seconds of silence after which a connection counts as lost
+ERROR_CHARS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One open connection. `wait` returns after seconds, a notification or a readable descriptor.
+
+    `errors` are the exceptions of the driver. `refusal` returns advice for an error with which the
+    server answered, or None if the connection is lost.
+    """
+
+    dialect: Dialect
+    connection: Any  # DB-API, in autocommit mode
+    errors: tuple[type[Exception], ...]
+    refusal: Callable[[Exception], str | None]
+    wait: Wait
+
+
+def opened(
+    url: str, *, password: str | None = None, listen: str = "", create: bool = False
+) -> Opened:
+    """Open a connection. Raises ValueError for a bad URL, DatabaseUnavailable, DatabaseRefused.
+
+    `listen` is a channel of PostgreSQL. With `create`, a missing SQLite file is created.
+    """
+    name, parts = split(url)
+    if name == "sqlite":
+        return _sqlite(parts, create=create)
+    return _OPENERS[name](parts, password, listen)
+
+
+def refused_text(what: str, error: Exception, advice: str) -> str:
+    """Return the sentence for an error with which a database answered."""
+    return f"{what} ({text_of(error)})" + (f"; {advice}" if advice else "")
+
+
+def text_of(error: Exception) -> str:
+    """Return the text of a driver's error on one line, with passwords masked."""
+    detail = error.args[1] if len(error.args) == 2 else error  # MySQL: a number and a text
+    line = " ".join(str(detail).split())
+    return masked(harmless(line[:ERROR_CHARS_MAX]))
+
+
+def _missing(what: str, package: str, error: ImportError) -> DatabaseRefused:
+    return DatabaseRefused(
+        f"{what} needs the package {package}, which cannot be imported ({text_of(error)}); run"
+        f" {extras.hint('outbox')}"
+    )
+
+
+def _wait(descriptors: list[int], seconds: float) -> list[int]:
+    """Return the readable descriptors, after at most `seconds`."""
+    poll = select.poll()
+    for each in descriptors:
+        poll.register(each, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(max(0, seconds) * 1000)]
+
+
+def _sleep(seconds: float, wake_fd: int | None) -> None:
+    """Wait where a database has no notifications."""
+    _wait([] if wake_fd is None else [wake_fd], seconds)
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------
+
+_COLUMNS = "compare its columns with `streamqd outbox create --sql`"
+_GRANT = "grant SELECT and DELETE on the table, and SELECT and INSERT on the table of its dead rows"
+_LOGIN = "correct the user and the password in the URL"
+_CREATE = "create it with `streamqd outbox create`"
+_PRIMARY = "use the URL of a server that accepts writes"
+_POSTGRESQL = {
+    "42P01": _CREATE,
+    "42703": _COLUMNS,
+    "42804": _COLUMNS,
+    "42501": _GRANT,
+    "25006": _PRIMARY,
+}
+# Errors of a server that is busy, starting or stopping: the same statement may work later.
+_POSTGRESQL_TRANSIENT = ("08", "40", "53", "55P03", "57")
+# libpq gives no codes for a refused login. A server in another language counts as unavailable.
+_POSTGRESQL_LOGINS = {
+    "password authentication failed": _LOGIN,
+    "no password supplied": "set password_file, or write the password into the URL",
+    "no pg_hba.conf entry": "allow this host and user in pg_hba.conf",
+    "Peer authentication failed": "run as the user of the URL, or allow a password in pg_hba.conf",
+    "invalid connection option": "remove the option from the URL",
+    "invalid URI": "correct the URL",
+}
+_UNKNOWN = re.compile(r'(database|role) ".*" does not exist')
+
+
+def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened:
+    try:
+        import psycopg
+    except ImportError as error:  # also without libpq
+        raise _missing("PostgreSQL", "psycopg", error) from error
+    options: dict[str, Any] = {
+        "connect_timeout": round(TIMEOUT),
+        "application_name": "streamqd-outbox",
+        # A server that disappears is noticed within about 10 seconds.
+        "keepalives_idle": 4,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round(TIMEOUT * 1000),
+    }
+    stated = dict(parse_qsl(parts.query))
+    options = {name: value for name, value in options.items() if name not in stated}
+    if password is not None:
+        options["password"] = password
+    try:
+        connection = psycopg.connect(
+            parts.geturl(),
+            autocommit=True,
+            prepare_threshold=None,
+            client_encoding="utf8",
+            **options,
+        )
+    except psycopg.Error as error:
+        raise _postgresql_login(text_of(error)) from error
+
+    class Raw(psycopg.adapt.Loader):
+        """A loader that leaves a value undecoded."""
+
+        def load(self, data: Any) -> bytes:
+            return bytes(data)
+
+    for name in ("text", "varchar", "bpchar"):
+        connection.adapters.register_loader(name, Raw)
+    wait: Wait = _sleep
+    if listen:
+        connection.execute(f"LISTEN {POSTGRESQL.quoted(listen)}")
+        wait = _listening(connection)
+    return Opened(POSTGRESQL, connection, (psycopg.Error,), _postgresql_refusal, wait)
+
+
+def _postgresql_login(text: str) -> DatabaseUnavailable:
+    for sign, advice in _POSTGRESQL_LOGINS.items():
+        if sign in text:
+            return DatabaseRefused(f"PostgreSQL rejected the login ({text}); {advice}")
+    found = _UNKNOWN.search(text)
+    if found:
+        return DatabaseRefused(
+            f"PostgreSQL rejected the login ({text}); create the {found[1]}, or correct the URL"
+        )
+    return DatabaseUnavailable(f"PostgreSQL cannot be reached ({text})")
+
+
+def _postgresql_refusal(error: Any) -> str | None:
+    code = error.sqlstate
+    if code is None or code.startswith(_POSTGRESQL_TRANSIENT):
+        return None
+    return _POSTGRESQL.get(code, "")
+
+
+def _listening(connection: Any) -> Wait:
+    """Return a wait that a notification ends, also one that arrived with an earlier reply."""
+    arrived: list[Any] = []
+    connection.add_notify_handler(arrived.append)
+
+    def wait(seconds: float, wake_fd: int | None) -> None:
+        if not arrived:
+            own = connection.fileno()
+            if own in _wait([own] if wake_fd is None else [own, wake_fd], seconds):
+                connection.pgconn.consume_input()
+                while connection.pgconn.notifies() is not None:
+                    pass
+        arrived.clear()
+
+    return wait
+
+
+# --- MySQL and MariaDB ----------------------------------------------------------------------------
+
+_MYSQL = {
+    1044: _LOGIN,
+    1045: _LOGIN,
+    1049: "create the database, or correct the URL",
+    1054: _COLUMNS,
+    1142: _GRANT,
+    1143: _GRANT,
+    1146: _CREATE,
+    1290: _PRIMARY,
+    1698: _LOGIN,
+    1836: _PRIMARY,
+}
+# Too many connections, shutdown, lock wait, deadlock, a killed statement.
+_MYSQL_TRANSIENT = frozenset({0, 1020, 1040, 1053, 1077, 1158, 1159, 1160, 1161, 1203, 1205, 1213})
+
+
+def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
+    try:
+        import pymysql
+    except ImportError as error:
+        raise _missing("MySQL", "pymysql", error) from error
+    options = dict(parse_qsl(parts.query))
+    unknown = sorted(options.keys() - {"unix_socket", "ssl_ca", "charset"})
+    if unknown:
+        raise DatabaseRefused(
+            f"the URL has the unknown option {harmless(unknown[0])}; use unix_socket or ssl_ca"
+        )
+    options.pop("charset", None)  # accepted from URLs of other tools
+    path = options.get("unix_socket")
+    stated = None if parts.password is None else unquote(parts.password)
+    try:
+        connection = pymysql.connect(
+            host=parts.hostname or "localhost",
+            port=parts.port or 3306,
+            user=unquote(parts.username or ""),
+            password=(stated if password is None else password) or "",
+            database=unquote(parts.path.strip("/")),
+            charset="utf8mb4",
+            use_unicode=False,
+            autocommit=True,
+            connect_timeout=TIMEOUT,
+            read_timeout=TIMEOUT,
+            write_timeout=TIMEOUT,
+            defer_connect=True,
+            **options,
+        )
+        connection.connect(_unix_socket(path) if path else None)
+    except (pymysql.MySQLError, OSError) as error:
+        advice = _mysql_refusal(error)
+        if advice is None:
+            raise DatabaseUnavailable(f"MySQL cannot be reached ({text_of(error)})") from error
+        raise DatabaseRefused(refused_text("MySQL rejected the login", error, advice)) from error
+    errors = (pymysql.MySQLError, OSError)
+    return Opened(MYSQL, connection, errors, _mysql_refusal, _sleep)
+
+
+def _unix_socket(path: str) -> socket.socket:
+    """Return a socket, which the driver would not close after a failed attempt to connect."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(TIMEOUT)
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _mysql_refusal(error: Exception) -> str | None:
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    if isinstance(error, OSError) or code in _MYSQL_TRANSIENT or 2000 <= code < 3000:
+        return None
+    return _MYSQL.get(code, "")
+
+
+# --- SQLite ---------------------------------------------------------------------------------------
+
+_SQLITE = {
+    "SQLITE_CANTOPEN": "correct the path, or create the file with `streamqd outbox create`",
+    "SQLITE_READONLY": "allow this user to write the file and its directory",
+    "SQLITE_NOTADB": "correct the path",
+    "SQLITE_PERM": "allow this user to read and write the file and its directory",
+    "SQLITE_FULL": "free space on the disk",
+}
+
+
+def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
+    path = Path(unquote(parts.path).removeprefix("/"))
+    mode = "rwc" if create else "rw"
+    try:
+        # A relay may be closed by another thread than the one that opened it.
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode={mode}",
+            uri=True,
+            timeout=TIMEOUT / 2,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.text_factory = bytes
+        connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.Error as error:
+        advice = _sqlite_refusal(error)
+        text = f"SQLite cannot open {harmless(str(path))}"
+        if advice is None:
+            raise DatabaseUnavailable(f"{text} ({text_of(error)})") from error
+        raise DatabaseRefused(refused_text(text, error, advice)) from error
+    return Opened(SQLITE, connection, (sqlite3.Error,), _sqlite_refusal, _sleep)
+
+
+def _sqlite_refusal(error: Exception) -> str | None:
+    # Results have extended names, such as SQLITE_READONLY_DBMOVED.
+    name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+    if name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL"):
+        return None
+    text = str(error)
+    if "no such table" in text:
+        return _CREATE
+    if "no such column" in text or "has no column" in text:
+        return _COLUMNS
+    return _SQLITE.get(name, "")
+
+
+_OPENERS = {"postgresql": _postgresql, "mysql": _mysql}

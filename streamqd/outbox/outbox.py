@@ -1,0 +1,132 @@
+"""The sender of the outbox: one message, as one row of the application's own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import Any
+
+from streamqd import config, telemetry
+from streamqd.config.setting import NAME, NAME_HINT
+from streamqd.errors import ConfigError, Refused
+from streamqd.outbox import adapters
+from streamqd.outbox.rows import SentRow, encode
+from streamqd.outbox.table import TABLE, check_name
+from streamqd.producer.encoding import Outgoing, check_topic, envelope_of, expanded
+from streamqd.store.topics import PARTITIONS_MAX
+
+
+class Outbox:
+    """A sender that inserts messages into a table of your database, in your transaction.
+
+    After the commit, the relay of the outbox moves the message to Redis. After a rollback, the
+    message does not exist. An outbox has no connection: it may be shared by threads, tasks and
+    forked children, and it never connects to Redis.
+
+    `table` is the name of the table, which `streamqd outbox create` creates. `settings` (from
+    `config.load`) are those of the command line by default: the file in STREAMQ_CONFIG, or else
+    ./streamq.toml if it exists. With `traces`, each send has an OpenTelemetry span, whose context
+    travels in the headers. None means the setting `telemetry.traces`.
+
+    Raises TypeError or ValueError for an invalid table name, and ConfigError.
+    """
+
+    def __init__(
+        self,
+        table: str = TABLE,
+        settings: config.Settings | None = None,
+        *,
+        traces: bool | None = None,
+    ) -> None:
+        check_name(table)
+        if settings is None:
+            settings = config.load(config.find())
+        self._table = table
+        self._max_bytes = settings.daemon.max_message_bytes
+        try:
+            self._spans = telemetry.send_spans(settings, traces)
+        except telemetry.TelemetryUnavailable as error:
+            raise ConfigError([str(error)]) from error
+
+    def send(
+        self,
+        connection: Any,
+        topic: str,
+        value: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        expires: float | timedelta | datetime | None = None,
+    ) -> str:
+        """Insert one message in the open transaction, and return its ID for `streamqd trace`.
+
+        `connection` is one of psycopg, sqlite3, PyMySQL or Django, or a session or connection of
+        SQLAlchemy. One INSERT is executed. Commit, rollback and savepoints remain yours. The other
+        arguments are those of `Producer.send`. `delay` counts from now, by this host's clock. A
+        message without a key is routed by its ID. A partition that does not exist is found by the
+        relay, which moves the row to the dead rows.
+
+        Raises Refused when the connection commits each statement, MessageTooLarge, and TypeError
+        or ValueError for a message that cannot be encoded. Nothing was inserted then. Errors of the
+        database are raised unchanged, in the classes of its driver.
+        """
+        item = Outgoing(value, key, headers, partition, delay, at, expires)
+        with self._span(topic) as span:
+            row = self._row(topic, item, span)
+            try:
+                adapters.insert(connection, self._table, row)
+            except adapters.Autocommit as error:
+                raise Refused(str(error)) from None
+            return _sent(row, span)
+
+    async def send_async(
+        self,
+        connection: Any,
+        topic: str,
+        value: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        expires: float | timedelta | datetime | None = None,
+    ) -> str:
+        """Insert one message as `send` does, over an asynchronous connection.
+
+        `connection` is an AsyncSession or AsyncConnection of SQLAlchemy, or an AsyncConnection of
+        psycopg.
+        """
+        item = Outgoing(value, key, headers, partition, delay, at, expires)
+        with self._span(topic) as span:
+            row = self._row(topic, item, span)
+            try:
+                await adapters.insert_async(connection, self._table, row)
+            except adapters.Autocommit as error:
+                raise Refused(str(error)) from None
+            return _sent(row, span)
+
+    def _span(self, topic: object) -> Any:
+        return nullcontext() if self._spans is None else self._spans.of(topic, "create")
+
+    def _row(self, topic: str, item: Outgoing, span: Any) -> SentRow:
+        check_topic(topic)
+        if not NAME.fullmatch(topic):
+            raise ValueError(f"not a topic name: {topic!r}; {NAME_HINT}")
+        if span is not None:
+            item = item._replace(headers=span.headers(item.headers))
+        message = expanded(envelope_of(item, self._max_bytes))
+        if message.partition is not None and not 0 <= message.partition < PARTITIONS_MAX:
+            raise Refused(f"the topic {topic} cannot have a partition {message.partition}")
+        return encode(topic, message)
+
+
+def _sent(row: SentRow, span: Any) -> str:
+    uid = f"{row.topic}/outbox/{row.uid}"
+    if span is not None:
+        span.created(uid)
+    return uid

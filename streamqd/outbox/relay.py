@@ -1,0 +1,546 @@
+"""The relay: moves committed rows of an outbox to their topics, each exactly once.
+
+It holds its outbox by a lease with an epoch. Its first contact with a topic fences all partitions
+of the topic and returns the rows of the last batches. The relay then reads its rows again: rows in
+a record are in the topic, and are only deleted. No transaction is open while Redis is called, and
+no clock decides whether a row is sent. See decision 0034.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from streamqd import config, logs, process
+from streamqd.config import OutboxSettings
+from streamqd.errors import (
+    BadValue,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    RedisRefused,
+    RedisUnavailable,
+    RefusalKind,
+)
+from streamqd.outbox.database import Database
+from streamqd.outbox.rows import OutboxRow
+from streamqd.policy.partitioning import crc32_partition
+from streamqd.process_token import is_gone, new_token
+from streamqd.store import outbox, topics, untrusted
+from streamqd.store.outbox import OutgoingRow, Published
+from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
+
+CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
+FENCES_MAX = 512  # calls in one write
+PAGES_MAX = 16  # batches of rows that wait, which may be ahead of rows that can be sent
+COUNTED_MAX = 10_000  # rows counted for the figures
+PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failure
+WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a sign of life
+CONFIRM_MS = 1000  # how long replicas may take to confirm a batch
+# Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
+_AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
+
+
+@dataclass(slots=True)
+class _Topic:
+    """A topic in this epoch: its partition count, and if all its partitions are fenced."""
+
+    count: int
+    fenced: bool = False
+
+
+@dataclass(slots=True)
+class _Figures:
+    """The figures that the relay publishes."""
+
+    sent: int = 0
+    dead: int = 0
+    rows: int = 0
+    oldest: float = 0.0
+    error: str = ""
+
+    def fields(self) -> dict[str, object]:
+        return {
+            "rows": min(self.rows, COUNTED_MAX),
+            "more": int(self.rows > COUNTED_MAX),
+            "oldest_ms": round(self.oldest * 1000),
+            "sent": self.sent,
+            "dead": self.dead,
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The result of one pass over the oldest rows."""
+
+    more: bool = False  # rows were sent or buried, so others may be next
+    again: bool = False  # the rows must be read again first
+    held: int = 0  # rows that wait for an obstacle
+    obstacle: str = ""  # the first one
+
+    def hold(self, rows: int, obstacle: str) -> None:
+        self.held += rows
+        self.obstacle = self.obstacle or obstacle
+
+
+class _Superseded(Exception):  # noqa: N818 - it is no error, but the end of an epoch
+    """A later epoch has fenced a partition."""
+
+
+class Relay:
+    """One relay of one outbox. It is a standby while another relay holds the outbox.
+
+    It uses its own connection to Redis and its own database, in one thread. `stop_fd` becomes
+    readable when the relay should stop, and `stopping` reads it.
+    """
+
+    def __init__(
+        self,
+        options: OutboxSettings,
+        settings: config.Settings,
+        database: Database,
+        store: Store,
+        *,
+        stop_fd: int,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._stop_fd = stop_fd
+        self._stopping = stopping
+        self._token = new_token()
+        self._owner = f"{settings.daemon.instance} ({socket.gethostname()}, process {os.getpid()})"
+        self._epoch = 0  # 0: it does not hold the outbox
+        self._above = 0  # the greatest epoch that it has seen in a record
+        self._keep_at = 0.0  # monotonic
+        self._topics: dict[str, _Topic] = {}
+        self._settled: list[OutboxRow] = []  # rows in their topics that are not known to be deleted
+        self._blocked: dict[tuple[str, int], float] = {}  # place -> next try, monotonic
+        self._spread = len(store.connection.together(("{a}", "{b}"))) > 1
+        self._pages = 1  # batches to read: more while all rows of fewer batches wait
+        self._figures = _Figures()
+        self._registered = False
+        self._standby = False
+        self._failures = 0  # in a row
+        self._redis = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
+        self._away = logs.Episode("outbox.database_lost", "outbox.database_recovered")
+        self._obstacle = logs.Episode("outbox.blocked", "outbox.unblocked")
+
+    # --- life ---
+
+    def run(self, *, burst: bool = False) -> int:
+        """Relay rows until a stop is requested, or with `burst` until the table is empty.
+
+        Return the exit code, 0. Every outage is waited for.
+        """
+        logs.event("outbox.started", outbox=self._options.name, owner=self._owner)
+        try:
+            while not self._stopping():
+                pause = self._turn()
+                if burst and self._is_empty():
+                    break
+                self._wait(pause)
+                logs.flush()
+        finally:
+            self._leave()
+        logs.event("outbox.stopped", outbox=self._options.name, sent=self._figures.sent)
+        return 0
+
+    def _turn(self) -> float:
+        """Do one step. Return the seconds after which the next one is due."""
+        try:
+            pause = self._step()
+        except (RedisUnavailable, RedisRefused, BadValue) as error:
+            # The outcome of a write may be unknown, and the call may be executed late. With a later
+            # epoch it would be refused.
+            self._epoch = 0
+            self._figures.error = str(error)
+            self._redis.failed(outbox=self._options.name, error=str(error))
+        except DatabaseUnavailable as error:
+            # If it was asked to delete, `_settled` is deleted again.
+            self._database.close()
+            self._figures.error = str(error)
+            refused = isinstance(error, DatabaseRefused)
+            self._away.failed(outbox=self._options.name, error=str(error), refused=refused or None)
+            self._keep_while_away()
+        else:
+            self._failures = 0
+            return pause
+        self._failures += 1
+        return float(min(PAUSE_LONGEST, PAUSE_FIRST * 2 ** min(self._failures - 1, 10)))
+
+    def _step(self) -> float:
+        pause = self._hold()
+        if not self._epoch:
+            return pause
+        found = self._pass()
+        self._away.recovered(outbox=self._options.name)
+        if found.held:
+            self._figures.error = found.obstacle
+            self._obstacle.failed(outbox=self._options.name, rows=found.held, error=found.obstacle)
+        elif not found.again:
+            self._figures.error = ""
+            self._obstacle.recovered(outbox=self._options.name)
+        return 0.0 if found.more or found.again else self._options.poll
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the next turn, for new rows, or for a stop."""
+        if self._epoch:
+            seconds = min(seconds, max(0.0, self._keep_at - time.monotonic()))
+        seconds = min(seconds, WAIT_LONGEST)
+        if seconds <= 0:
+            return
+        if not self._epoch or self._away.open or self._redis.open:
+            process.wait_readable([self._stop_fd], seconds)
+            return
+        try:
+            self._database.wait(seconds, self._stop_fd)
+        except DatabaseUnavailable as error:
+            self._database.close()
+            self._away.failed(outbox=self._options.name, error=str(error))
+
+    def _is_empty(self) -> bool:
+        if self._redis.open or self._away.open:
+            return False
+        try:
+            return not self._database.backlog(1)[0]
+        except DatabaseUnavailable:
+            return False
+
+    def _leave(self) -> None:
+        """Release the outbox, so that another relay takes it immediately."""
+        try:
+            if self._epoch:
+                self._measure()
+                self._store.run(self._keeping())
+                self._store.run(outbox.drop(self._store.keys, self._options.name, self._token))
+        except (RedisUnavailable, RedisRefused, DatabaseUnavailable) as error:
+            logs.event("outbox.kept", outbox=self._options.name, error=str(error))
+        self._database.close()
+        self._store.connection.close()
+
+    # --- the lease ---
+
+    def _hold(self) -> float:
+        """Take the outbox, or keep it. As a standby, return the seconds until the next try."""
+        if self._epoch and time.monotonic() >= self._keep_at:
+            self._measure()
+            reply = self._store.run(self._keeping())
+            if reply.word == "FENCED":
+                self._lost()
+            self._keep_at = time.monotonic() + self._options.lease_ttl / 3
+            if self._spread:
+                self._topics.clear()  # no script compares the count on a cluster
+        return 0.0 if self._epoch else self._take()
+
+    def _take(self) -> float:
+        if not self._registered:
+            outbox.register(self._store, self._options.name)
+            self._registered = True
+        reply = self._store.run(self._taking(""))
+        if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.rest[0])):
+            reply = self._store.run(self._taking(holder))
+        self._redis.recovered(outbox=self._options.name)
+        if reply.word == "HELD":
+            if not self._standby:
+                self._standby = True
+                logs.event(
+                    "outbox.standby",
+                    outbox=self._options.name,
+                    owner=untrusted.label(reply.rest[2]),
+                )
+            return min(self._options.poll, max(0.05, int(reply.rest[1]) / 1000))
+        self._epoch = int(reply.rest[0])
+        self._keep_at = 0.0  # publishes the first figures
+        self._topics.clear()
+        self._settled.clear()  # the fences return them
+        if self._standby or not self._figures.sent:
+            logs.event("outbox.taken", outbox=self._options.name, epoch=self._epoch)
+        self._standby = False
+        return 0.0
+
+    def _taking(self, dead: str) -> Call:
+        options = self._options
+        return outbox.take(
+            *(self._store.keys, options.name, self._token, options.lease_ttl),
+            owner=self._owner,
+            above=self._above,
+            dead=dead,
+        )
+
+    def _keeping(self) -> Call:
+        options, figures = self._options, self._figures.fields()
+        return outbox.keep(self._store.keys, options.name, self._token, options.lease_ttl, figures)
+
+    def _measure(self) -> None:
+        self._figures.rows, self._figures.oldest = self._database.backlog(COUNTED_MAX + 1)
+
+    def _keep_while_away(self) -> None:
+        """Keep the lease although the database is unavailable, and publish why."""
+        if not self._epoch or time.monotonic() < self._keep_at:
+            return
+        self._keep_at = time.monotonic() + self._options.lease_ttl / 3
+        try:
+            if self._store.run(self._keeping()).word == "FENCED":
+                self._lost()
+        except (RedisUnavailable, RedisRefused) as error:
+            self._epoch = 0
+            self._redis.failed(outbox=self._options.name, error=str(error))
+
+    def _lost(self) -> None:
+        """Stop publishing, because another relay holds the outbox."""
+        if self._epoch:
+            logs.event("outbox.lost", outbox=self._options.name, epoch=self._epoch)
+        self._epoch = 0
+
+    # --- one pass ---
+
+    def _pass(self) -> _Pass:
+        """Send the oldest rows: delete sent ones, read, fence new topics, publish, delete."""
+        found = _Pass()
+        # Their records are replaced by the next batch, so they must be gone before it.
+        self._delete_settled()
+        wanted = self._options.batch * self._pages
+        rows = self._database.oldest(wanted)
+        try:
+            sendable = list(self._routed(rows, found))
+            if not found.again:
+                self._publish(sendable, found)
+        except _Superseded:
+            self._epoch = 0  # `_take` shows whether another relay holds the outbox
+            found.again = True
+            return found
+        found.more = found.more or bool(self._settled)
+        self._delete_settled()
+        stuck = found.held > 0 and not found.more and len(rows) >= wanted
+        if stuck and self._pages < PAGES_MAX:
+            self._pages *= 2
+            found.again = True
+        elif not found.held:
+            self._pages = 1
+        return found
+
+    def _delete_settled(self) -> None:
+        """Delete rows that are in their topics."""
+        if self._settled:
+            self._confirm()
+            self._database.delete(self._settled)
+            self._settled = []
+
+    def _routed(self, rows: Sequence[OutboxRow], found: _Pass) -> Iterator[tuple[OutboxRow, int]]:
+        """Yield rows with their partitions. Bury rows with a fault, and fence new topics."""
+        for row in rows:
+            fault, topic = row.fault, None
+            if not fault:
+                topic, fault = self._topic(row.topic, found)
+            if fault:
+                self._bury(row, fault)
+                found.more = True
+            elif topic is None:
+                continue  # it waits
+            elif row.partition is not None and row.partition >= topic.count:
+                self._bury(
+                    row, f"topic {row.topic} has {topic.count} partitions, not {row.partition}"
+                )
+                found.more = True
+            else:
+                routing = row.uid.encode() if row.key is None else row.key
+                chosen = row.partition
+                yield row, crc32_partition(routing, topic.count) if chosen is None else chosen
+
+    def _topic(self, name: str, found: _Pass) -> tuple[_Topic | None, str]:
+        """Return a fenced topic, or the fault of its rows. None without a fault: they wait."""
+        topic = self._topics.get(name)
+        try:
+            if topic is None:
+                count = self._count(name)
+                if count is None:
+                    return None, f"topic {name} does not exist; create it, and send the row again"
+                topic = self._topics[name] = _Topic(count)
+            if not topic.fenced and not self._waits((name, -1), found):
+                self._fence(name, topic)
+                # Rows that were read before the fence may be in the topic already.
+                found.again = True
+        except (RedisRefused, BadValue) as error:
+            if isinstance(error, RedisRefused) and error.kind in _AWAY:
+                raise
+            self._topics.pop(name, None)
+            self._block((name, -1), 1, f"topic {name}: {error}", found)
+            return None, ""
+        return (topic if topic.fenced else None), ""
+
+    def _count(self, name: str) -> int | None:
+        """Return the partition count of a topic, and create it if it is configured."""
+        count = topics.partition_count(self._store, name)
+        configured = self._settings.topics.get(name)
+        if count is None and configured is not None:
+            count = topics.create(self._store, name, configured)
+        return count
+
+    def _fence(self, name: str, topic: _Topic) -> None:
+        """Close all partitions of a topic to earlier epochs, and learn which rows they have."""
+        keys, meta = self._store.keys, self._meta(name)
+        for first in range(0, topic.count, FENCES_MAX):
+            numbers = range(first, min(topic.count, first + FENCES_MAX))
+            calls = [
+                outbox.fence(keys, self._options.name, name, number, self._epoch, topic.count, meta)
+                for number in numbers
+            ]
+            for number, reply in zip(numbers, self._store.run_each(calls), strict=True):
+                answered = self._answered(reply)
+                if answered.word == "FENCED":
+                    self._superseded(answered)
+                if answered.word == "MOVED":
+                    self._topics.pop(name, None)
+                    return
+                record = keys.outbox_record(name, number, self._options.name)
+                recorded = outbox.rows_of(answered.rest[0], record)
+                self._settled += [OutboxRow(each.id, each.uid) for each in recorded]
+        topic.fenced = True
+
+    def _publish(self, rows: Sequence[tuple[OutboxRow, int]], found: _Pass) -> None:
+        """Write rows to their partitions, with one call for each partition."""
+        parts = {
+            place: part
+            for place, part in _parts(rows, self._options.batch).items()
+            if not self._waits(place, found, len(part))
+        }
+        calls = []
+        for (name, number), part in parts.items():
+            some = [_outgoing(row) for row in part]
+            calls.append(
+                outbox.publish(
+                    *(self._store.keys, self._options.name, name, number, some, self._epoch),
+                    partitions=self._topics[name].count,
+                    meta=self._meta(name),
+                    max_backlog=self._options.max_backlog,
+                )
+            )
+        replies = self._store.run_each(calls)
+        for reply in replies:  # first, because such a write may be executed late
+            if isinstance(reply, RedisUnavailable):
+                raise reply
+        superseded: Reply | None = None
+        for ((name, number), part), reply in zip(parts.items(), replies, strict=True):
+            if isinstance(reply, Reply) and reply.word == "FENCED":
+                superseded = reply
+            else:
+                self._note(name, number, part, reply, found)
+        if superseded is not None:
+            self._superseded(superseded)
+
+    def _note(
+        self,
+        name: str,
+        number: int,
+        part: Sequence[OutboxRow],
+        reply: Reply | RedisRefused | RedisUnavailable,
+        found: _Pass,
+    ) -> None:
+        """Note the result of the call for one partition."""
+        where = f"{name}/{number}"
+        if isinstance(reply, RedisUnavailable):
+            raise reply
+        if isinstance(reply, RedisRefused):
+            if reply.kind in _AWAY:
+                raise reply
+            self._block((name, number), len(part), f"{where}: {reply}", found)
+            return
+        if reply.word in ("MOVED", "UNFENCED"):
+            self._topics.pop(name, None)
+            found.again = True
+            return
+        published = Published.parse(reply)
+        self._figures.sent += published.written
+        self._settled += part[: published.settled]
+        obstacle = "" if published.refusal is None else str(published.refusal)
+        if published.full:
+            obstacle = f"max_backlog is reached ({self._options.max_backlog} messages wait)"
+        if obstacle:
+            left = len(part) - published.settled
+            self._block((name, number), left, f"{where}: {obstacle}", found)
+
+    def _block(self, place: tuple[str, int], rows: int, obstacle: str, found: _Pass) -> None:
+        """Leave rows of a place for `poll`. The rows of other places are sent."""
+        self._blocked[place] = time.monotonic() + self._options.poll
+        found.hold(rows, obstacle)
+
+    def _waits(self, place: tuple[str, int], found: _Pass, rows: int = 1) -> bool:
+        """Return True if rows of a place wait for their next try."""
+        until = self._blocked.get(place)
+        if until is None:
+            return False
+        if until <= time.monotonic():
+            del self._blocked[place]
+            return False
+        found.hold(rows, self._figures.error)
+        return True
+
+    def _confirm(self) -> None:
+        """Wait until `wait_replicas` replicas have what was written. Raises RedisUnavailable."""
+        wanted = self._options.wait_replicas
+        if not wanted:
+            return
+        for node in self._store.connection.masters():
+            have = int(node.execute("WAIT", wanted, CONFIRM_MS))
+            if have < wanted:
+                raise RedisUnavailable(
+                    f"{have} of {wanted} replicas have the last rows (wait_replicas)", sent=True
+                )
+
+    def _bury(self, row: OutboxRow, fault: str) -> None:
+        self._database.bury(row, fault)
+        self._figures.dead += 1
+        logs.event(
+            "outbox.row_buried",
+            outbox=self._options.name,
+            row=row.id,
+            topic=row.topic or None,
+            uid=row.uid or None,
+            error=fault,
+        )
+
+    # --- replies ---
+
+    def _meta(self, name: str) -> str | None:
+        return None if self._spread else self._store.keys.meta(name)
+
+    def _superseded(self, reply: Reply) -> None:
+        self._above = max(
+            self._above, untrusted.integer(reply.rest[0], "the record of an outbox", "epoch")
+        )
+        raise _Superseded
+
+    def _answered(self, reply: Reply | RedisRefused | RedisUnavailable) -> Reply:
+        if isinstance(reply, RedisRefused | RedisUnavailable):
+            raise reply
+        return reply
+
+
+def _outgoing(row: OutboxRow) -> OutgoingRow:
+    # The entry has its uid in the field of scheduled sends, so that a trace finds it.
+    fields = [*row.fields, b"sendId", row.uid.encode()]
+    return OutgoingRow(row.id, row.uid, row.due_unix_ms, fields)
+
+
+def _parts(
+    rows: Sequence[tuple[OutboxRow, int]], most: int
+) -> dict[tuple[str, int], list[OutboxRow]]:
+    """Return the first rows of each partition, at most `most` and CALL_BYTES or one row."""
+    parts: dict[tuple[str, int], list[OutboxRow]] = {}
+    sizes: dict[tuple[str, int], int] = {}
+    for row, number in rows:
+        place = (row.topic, number)
+        part, size = parts.setdefault(place, []), sizes.get(place, 0)
+        if (
+            size < CALL_BYTES and len(part) < most
+        ):  # once false it stays false, so the order is kept
+            part.append(row)
+            sizes[place] = size + row.size
+    return parts

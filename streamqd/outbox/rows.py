@@ -1,0 +1,243 @@
+"""One row of an outbox: a message encoded into columns, and decoded from hostile ones.
+
+It uses no connection. A row that cannot be decoded has a fault, and harms no other row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from streamqd.config.setting import NAME
+from streamqd.message import EXPIRES_AFTER, EXPIRES_AT, HEADERS_MAX
+from streamqd.producer.encoding import Encoded
+
+UID = re.compile(r"[0-9a-f]{32}")
+_EXPIRY = re.compile(r"(expiresAt|expiresAfter)=([0-9]{1,15})")
+_EXPIRY_NAMES = {"expiresAt": EXPIRES_AT, "expiresAfter": EXPIRES_AFTER}
+_UNIX_MS_MAX = 10**15
+_PARTITION_MAX = 2**31 - 1
+
+
+class OutboxRow(NamedTuple):
+    """One row, as read by the relay.
+
+    With a `fault` (a sentence), the row cannot be sent, and only `id` is certain: the other fields
+    are empty as far as they could not be read. `expires` has the name and value of the wire field.
+    """
+
+    id: int
+    uid: str = ""
+    topic: str = ""
+    key: bytes | None = None
+    partition: int | None = None
+    payload: bytes = b""
+    headers: bytes | None = None
+    expires: tuple[bytes, bytes] | None = None
+    due_unix_ms: int | None = None
+    created_unix_ms: int = 0
+    fault: str = ""
+
+    @property
+    def fields(self) -> list[bytes]:
+        """The names and values of the entry, as a producer writes them, without the send ID."""
+        fields = [b"payload", self.payload]
+        if self.key is not None:
+            fields += (b"key", self.key)
+        if self.headers is not None:
+            fields += (b"headers", self.headers)
+        if self.expires is not None:
+            fields += self.expires
+        return fields
+
+    @property
+    def size(self) -> int:
+        """The bytes of the names and values of its fields."""
+        return sum(map(len, self.fields))
+
+
+class DeadRow(NamedTuple):
+    """One row that could not be sent, in printable form. `failed_unix_ms` is the relay's clock."""
+
+    id: int
+    uid: str
+    topic: str
+    error: str
+    failed_unix_ms: int
+
+
+class SentRow(NamedTuple):
+    """The columns of one message that is sent, in the order of `table.SENT_COLUMNS`."""
+
+    uid: str
+    topic: str
+    key: bytes | None
+    partition: int | None
+    payload: bytes
+    headers: str | None
+    expires: str | None
+    due_unix_ms: int | None
+    created_unix_ms: int
+
+
+def new_uid(unix_ms: int) -> str:
+    """Return a new UUIDv7 as 32 hex digits. Its first 12 digits are the time."""
+    chance = int.from_bytes(os.urandom(10), "big")
+    high = (unix_ms & (1 << 48) - 1) << 80
+    return f"{high | 7 << 76 | (chance >> 68) << 64 | 2 << 62 | chance & (1 << 62) - 1:032x}"
+
+
+def unix_ms_of(uid: str) -> int:
+    """Return the time in a uid, by the sender's clock. Any 32 hex digits have one."""
+    return int(uid[:12], 16)
+
+
+def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> SentRow:
+    """Return the columns of an encoded message. `now_unix_ms` is the sender's clock."""
+    now = time.time_ns() // 1_000_000 if now_unix_ms is None else now_unix_ms
+    fields = dict(zip(message.fields[::2], message.fields[1::2], strict=True))
+    due = message.at_unix_ms
+    if message.delay is not None:
+        due = now + round(message.delay * 1000)
+    headers = fields.get(b"headers")
+    expires = None
+    for text, name in _EXPIRY_NAMES.items():
+        if name in fields:
+            expires = f"{text}={fields[name].decode()}"
+    return SentRow(
+        new_uid(now),
+        topic,
+        message.key,
+        message.partition,
+        fields[b"payload"],
+        None if headers is None else headers.decode(),
+        expires,
+        due,
+        now,
+    )
+
+
+def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
+    """Return the row of hostile columns: `table.COLUMNS`, and two sizes in bytes."""
+    *values, payload_size, other_size = columns
+    found: dict[str, Any] = {"id": _integer("id", values[0], -(2**63), 2**63 - 1)}
+    fault = ""
+    for what, size in (("payload takes", payload_size), ("key and headers take", other_size)):
+        if size > max_bytes:
+            fault = f"the {what} {size:,} bytes, and max_message_bytes is {max_bytes:,}"
+    for name, value in zip(_READ, values[1:], strict=True):
+        try:
+            found[name] = _READ[name](name, value)
+        except ValueError as error:
+            fault = fault or str(error)
+    return OutboxRow(**found, fault=fault)
+
+
+def decode_dead(columns: Sequence[Any]) -> DeadRow:
+    """Return a dead row of hostile columns, with unreadable texts in printable form."""
+    number, uid, topic, error, failed = columns
+    return DeadRow(
+        number if isinstance(number, int) else 0,
+        _printable(uid),
+        _printable(topic),
+        _printable(error),
+        failed if isinstance(failed, int) else 0,
+    )
+
+
+def _printable(value: Any) -> str:
+    if isinstance(value, bytes | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return "" if value is None else str(value)
+
+
+def _integer(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} is not an integer from {least} to {most}")
+    return value
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise ValueError(f"{name} is not bytes")
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return _bytes(name, value).decode()
+    except ValueError:
+        raise ValueError(f"{name} is not UTF-8 text") from None
+
+
+def _uid(name: str, value: Any) -> str:
+    text = _text(name, value)
+    if not UID.fullmatch(text):
+        raise ValueError(f"{name} is not 32 hex digits")
+    return text
+
+
+def _topic(name: str, value: Any) -> str:
+    text = _text(name, value)
+    if not NAME.fullmatch(text):
+        raise ValueError(f"{name} is not a name of 1 to 64 of A-Z a-z 0-9 . _ -")
+    return text
+
+
+def _key(name: str, value: Any) -> bytes | None:
+    return None if value is None else _bytes(name, value)
+
+
+def _partition(name: str, value: Any) -> int | None:
+    return None if value is None else _integer(name, value, 0, _PARTITION_MAX)
+
+
+def _headers(name: str, value: Any) -> bytes | None:
+    if value is None:
+        return None
+    text = _text(name, value)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ValueError(f"{name} is not a JSON object of strings")
+    if len(found) > HEADERS_MAX:
+        raise ValueError(f"{name} has {len(found):,} names, and the most is {HEADERS_MAX}")
+    return text.encode()
+
+
+def _expires(name: str, value: Any) -> tuple[bytes, bytes] | None:
+    if value is None:
+        return None
+    found = _EXPIRY.fullmatch(_text(name, value))
+    if found is None:
+        raise ValueError(f"{name} is not expiresAt=UNIX_MS or expiresAfter=MS")
+    return _EXPIRY_NAMES[found[1]], found[2].encode()
+
+
+def _due(name: str, value: Any) -> int | None:
+    return None if value is None else _integer(name, value, 0, _UNIX_MS_MAX)
+
+
+def _created(name: str, value: Any) -> int:
+    return _integer(name, value, 0, _UNIX_MS_MAX)
+
+
+_READ: dict[str, Callable[[str, Any], Any]] = {
+    "uid": _uid,
+    "topic": _topic,
+    "key": _key,
+    "partition": _partition,
+    "payload": _bytes,
+    "headers": _headers,
+    "expires": _expires,
+    "due_unix_ms": _due,
+    "created_unix_ms": _created,
+}

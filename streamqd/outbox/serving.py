@@ -1,0 +1,66 @@
+"""Make a relay with its connections, and run it as a child of the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+from streamqd import logs
+from streamqd.config import OutboxSettings, Settings
+from streamqd.outbox.database import Database
+from streamqd.outbox.relay import Relay
+from streamqd.store.client import connect
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+
+LINK_TIMEOUT = 5.0
+ALIVE_SECONDS = 1.0  # between two signs of life for the supervisor
+
+
+def relay_of(
+    outbox: OutboxSettings, settings: Settings, *, stop_fd: int, stopping: Callable[[], bool]
+) -> Relay:
+    """Make a relay, without connecting. `settings` are those of the daemon, resolved.
+
+    Raises ValueError, as a clause, when the URL or the password of the database is not valid.
+    """
+    daemon, keys = settings.daemon, settings.keys
+    database = Database(
+        outbox.url(), outbox.table, outbox.password(), daemon.max_message_bytes, create=False
+    )
+    name = f"streamqd:{daemon.instance}:outbox:{outbox.name}"
+    link = connect(settings.redis, timeout=LINK_TIMEOUT, name=name)
+    store = Store(link, Keys(keys.control, keys.streams))
+    return Relay(outbox, settings, database, store, stop_fd=stop_fd, stopping=stopping)
+
+
+def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) -> int:
+    """Run a relay until the supervisor asks it to exit. Return the exit code."""
+    logs.assume("outbox")
+    alive_at = 0.0
+
+    def stopping() -> bool:
+        """Look for a command, and show the supervisor that this process makes progress."""
+        nonlocal alive_at
+        if time.monotonic() >= alive_at:
+            alive_at = time.monotonic() + ALIVE_SECONDS
+            with contextlib.suppress(OSError):
+                control.send(b"!", socket.MSG_DONTWAIT)
+        return _quit_asked(control)
+
+    return relay_of(outbox, settings, stop_fd=control.fileno(), stopping=stopping).run()
+
+
+def _quit_asked(control: socket.socket) -> bool:
+    """Return True if the supervisor sent the command to exit, or is gone."""
+    while True:
+        try:
+            word = control.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        if word in (b"", b"quit"):
+            return True

@@ -1,0 +1,59 @@
+"""An `AsyncProducer` in Starlette: one for each process, from the start of the server to its end.
+
+`streamqd.fastapi` adds a dependency for FastAPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+from starlette.requests import HTTPConnection
+
+from streamqd import config
+from streamqd.producer.asynchronous import AsyncProducer
+from streamqd.producer.options import ProducerOptions
+
+__all__ = ["Lifespan", "producer_lifespan", "producer_of"]
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
+
+_STATE = "streamqd_producer"
+
+
+def producer_lifespan(
+    given: str | Path | Mapping[str, Any] | None = None, **options: Unpack[ProducerOptions]
+) -> Lifespan:
+    """Return a lifespan for `Starlette(lifespan=...)` that opens and closes an AsyncProducer.
+
+    `given` is the path of a configuration file, or a dictionary with its sections. None means the
+    file in STREAMQ_CONFIG, or else ./streamq.toml. `options` are those of `Producer`. At its end,
+    messages that were sent are written. An application with its own lifespan enters this one in it,
+    and yields its state.
+
+    The server does not start with wrong settings (ConfigError). It starts while Redis is away.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[Mapping[str, Any]]:
+        settings = config.load_given(given, "producer_lifespan")
+        async with AsyncProducer(settings=settings, **options) as producer:
+            yield {_STATE: producer}
+
+    return lifespan
+
+
+def producer_of(connection: HTTPConnection) -> AsyncProducer:
+    """Return the producer of the application that serves a request or a WebSocket.
+
+    Raises RuntimeError when the application has no `producer_lifespan`.
+    """
+    producer = getattr(connection.state, _STATE, None)
+    if not isinstance(producer, AsyncProducer):
+        raise RuntimeError(
+            "the application has no producer; pass lifespan=producer_lifespan() to it, or yield the"
+            " state of producer_lifespan in its own lifespan"
+        )
+    return producer

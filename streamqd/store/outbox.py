@@ -1,0 +1,260 @@
+"""The relay's calls: hold an outbox, fence the partitions of a topic, and publish rows once.
+
+Called by `streamqd.outbox.relay`. A view reads the state of an outbox, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from streamqd.errors import BadValue, ContractError, RedisRefused
+from streamqd.store import scripts, untrusted
+from streamqd.store.keys import Keys
+from streamqd.store.publishing import FIELDS_MAX
+from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
+
+UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
+_ROW_DIGITS = UID_DIGITS + ID_DIGITS
+_ID_RANGE = 1 << 4 * ID_DIGITS
+ROWS_MAX = 4096  # rows of one call
+FIGURES = ("rows", "more", "oldest_ms", "sent", "dead", "error")  # fields that a relay publishes
+
+
+class RecordedRow(NamedTuple):
+    """A row that is in its topic. `id` is its number in the table, an integer of 64 bits."""
+
+    id: int
+    uid: str
+
+
+class OutgoingRow(NamedTuple):
+    """A row as it is written: `fields` are flat, name, value, name, value …"""
+
+    id: int
+    uid: str
+    due_unix_ms: int | None
+    fields: Sequence[bytes]
+
+
+def take(keys: Keys, name: str, token: str, ttl: float, owner: str, above: int, dead: str) -> Call:
+    """Hold an outbox for `ttl` seconds, under a new epoch that is greater than `above`.
+
+    `dead` is the token of a relay whose process has exited, or ''.
+    """
+    return scripts.get("outbox_take").call(
+        _held(keys, name), token=token, ttl_ms=_ms(ttl), owner=owner, above=above, dead=dead
+    )
+
+
+def keep(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, Any]) -> Call:
+    """Extend the lease to `ttl` seconds from now, and publish figures (some of FIGURES)."""
+    if not {*figures} <= {*FIGURES}:
+        raise ContractError(f"outbox_keep: figures {sorted(figures)}")
+    flat = [str(part) for pair in figures.items() for part in pair]
+    return scripts.get("outbox_keep").call(
+        _held(keys, name), token=token, ttl_ms=_ms(ttl), figures=flat
+    )
+
+
+def drop(keys: Keys, name: str, token: str) -> Call:
+    """Release an outbox. Its token must not be used after this was sent."""
+    return scripts.get("outbox_drop").call(_held(keys, name), token=token)
+
+
+def fence(
+    keys: Keys, name: str, topic: str, partition: int, epoch: int, partitions: int, meta: str | None
+) -> Call:
+    """Close a partition to earlier epochs. `meta` is the topic's key, None on a cluster."""
+    named = {"record": keys.outbox_record(topic, partition, name)}
+    if meta is not None:
+        named["meta"] = meta
+    return scripts.get("outbox_fence").call(named, epoch=epoch, partitions=partitions)
+
+
+def publish(
+    keys: Keys,
+    name: str,
+    topic: str,
+    partition: int,
+    rows: Sequence[OutgoingRow],
+    epoch: int,
+    partitions: int,
+    meta: str | None,
+    max_backlog: int | None = None,
+) -> Call:
+    """Write rows that are not recorded, in order, and record them. At most ROWS_MAX rows."""
+    if not 1 <= len(rows) <= ROWS_MAX:
+        raise ContractError(f"outbox_publish: {len(rows)} rows")
+    named = {
+        "stream": keys.stream(topic, partition),
+        "record": keys.outbox_record(topic, partition, name),
+    }
+    if meta is not None:
+        named["meta"] = meta
+    if any(row.due_unix_ms is not None for row in rows):
+        named["scheduled"] = keys.scheduled(topic, partition)
+        named["items"] = keys.scheduled_items(topic, partition)
+    flat: list[Any] = []
+    for row in rows:
+        if len(row.fields) % 2 or not 0 < len(row.fields) <= FIELDS_MAX:
+            raise ContractError(f"a row of {len(row.fields)} names and values")
+        flat += (
+            _packed(row.id, row.uid),
+            "" if row.due_unix_ms is None else row.due_unix_ms,
+            len(row.fields),
+        )
+        flat += row.fields
+    return scripts.get("outbox_publish").call(
+        named,
+        epoch=epoch,
+        partitions=partitions,
+        max_backlog=-1 if max_backlog is None else max_backlog,
+        rows=flat,
+    )
+
+
+class Published(NamedTuple):
+    """The result of a call that publishes rows of one partition."""
+
+    settled: int
+    """Number of first rows that are in the topic."""
+    written: int
+    """Number of rows that this call wrote."""
+    refusal: Exception | None
+    """The error of the row after them."""
+    full: bool
+    """True if the backlog left no room for the row after them."""
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Published:
+        """Read OK or FULL."""
+        if reply.word == "FULL":
+            return cls(0, 0, None, full=True)
+        settled, written, rest = reply.rest
+        refusal = rest if isinstance(rest, Exception) else None
+        return cls(settled, written, refusal, full=refusal is None and rest != b"")
+
+
+def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
+    """Read the rows of a record. Raises BadValue."""
+    found = untrusted.label(raw)
+    if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
+        raise BadValue(key, "rows", untrusted.shown(raw), "rows of 48 hex digits")
+    packed = [found[at : at + _ROW_DIGITS] for at in range(0, len(found), _ROW_DIGITS)]
+    return [RecordedRow(_signed(each[UID_DIGITS:]), each[:UID_DIGITS]) for each in packed]
+
+
+def _packed(number: int, uid: str) -> str:
+    return f"{uid}{number % _ID_RANGE:0{ID_DIGITS}x}"
+
+
+def _signed(digits: str) -> int:
+    number = int(digits, 16)
+    return number - _ID_RANGE if number >= _ID_RANGE >> 1 else number
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+class OutboxView(NamedTuple):
+    """The state of an outbox as its relay published it. For information: it decides nothing."""
+
+    name: str
+    epoch: int
+    """0 if no relay ever held it."""
+    owner: str
+    """'' if no relay holds it."""
+    since_unix_ms: int
+    ttl: float | None
+    """Seconds until the lease expires, or None without a lease."""
+    at_unix_ms: int
+    """When the figures were published, 0 for never."""
+    rows: int
+    more: bool
+    """True if the table has more rows than `rows`."""
+    oldest_seconds: float
+    """Age of the oldest row when the figures were published, 0 without rows."""
+    sent: int
+    """Rows written by this relay since it started."""
+    dead: int
+    """Rows buried by this relay since it started."""
+    error: str
+    """The obstacle that the relay last met and that lasts, '' for none."""
+
+    @property
+    def relayed(self) -> bool:
+        """Return True if a relay holds the outbox."""
+        return self.ttl is not None
+
+    @classmethod
+    def parse(cls, name: str, found: Sequence[bytes | None], ttl_ms: int, key: str) -> OutboxView:
+        """Read the replies to the commands of `view`. Raises BadValue."""
+
+        def number(at: int) -> int:
+            return untrusted.integer(found[at], key, _FIELDS[at], default=0)
+
+        return cls(
+            name,
+            epoch=number(0),
+            owner=untrusted.label(found[1] or b""),
+            since_unix_ms=number(2),
+            ttl=ttl_ms / 1000 if ttl_ms >= 0 else None,
+            at_unix_ms=number(3),
+            rows=number(4),
+            more=number(5) > 0,
+            oldest_seconds=number(6) / 1000,
+            sent=number(7),
+            dead=number(8),
+            error=untrusted.label(found[9] or b""),
+        )
+
+
+_FIELDS = ("epoch", "owner", "since", "at", *FIGURES)
+
+
+def view(keys: Keys, name: str) -> list[tuple[Any, ...]]:
+    """Build the two commands whose replies `OutboxView.parse` takes."""
+    return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
+
+
+def views(store: Store, names: Sequence[str]) -> list[OutboxView]:
+    """Return the state of outboxes, in one round trip. Raises BadValue, RedisRefused."""
+    commands = [command for name in names for command in view(store.keys, name)]
+    replies = store.pipeline(commands)
+    for reply in replies:
+        if isinstance(reply, RedisRefused):
+            raise reply
+    return [
+        OutboxView.parse(name, fields, ttl_ms, store.keys.outbox(name))
+        for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)
+    ]
+
+
+def register(store: Store, name: str) -> None:
+    """Add the name to the set in which views find it. Every relay repeats it at its start."""
+    store.execute("SADD", store.keys.outboxes(), name)
+
+
+def registered(store: Store) -> list[str]:
+    """Return the names of all outboxes, sorted. Invalid names are left out."""
+    return sorted(_valid(store.execute("SMEMBERS", store.keys.outboxes()), store.keys.outboxes()))
+
+
+def _valid(raws: Collection[bytes], key: str) -> list[str]:
+    names = []
+    for raw in raws:
+        try:
+            names.append(untrusted.name(raw, key))
+        except BadValue:
+            continue
+    return names
+
+
+def _held(keys: Keys, name: str) -> dict[str, str]:
+    return {"outbox": keys.outbox(name), "lease": keys.outbox_lease(name)}
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

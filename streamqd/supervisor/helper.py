@@ -1,0 +1,108 @@
+"""A helper: a process without a partition that the supervisor keeps running, as the housekeeper."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamqd import logs, process
+from streamqd.process import Child
+
+RESTART_SECONDS = 1.0  # after an exit that no one asked for
+STEADY_SECONDS = 60.0  # of running, after which the next restart is quick again
+QUIT_SECONDS = 5.0  # for a helper to exit
+REAP_SECONDS = 5.0  # for the kernel to end a killed one
+
+Start = Callable[[], Child]
+
+
+@dataclass
+class Helper:
+    """One helper. The supervisor owns it and calls `keep` once per tick. No lease depends on it.
+
+    `start` forks it and may raise OSError. `silent` returns the seconds without progress.
+    `exited` is the log event of an unexpected exit. `outbox` is the name of a relay's outbox.
+    """
+
+    start: Start
+    silent: Callable[[Child], float]
+    silence_max: float  # seconds without progress, until it is killed
+    exited: str
+    outbox: str | None
+    forks: logs.Episode
+    retry: float  # seconds after a refused fork
+    longest: float = RESTART_SECONDS  # seconds until a restart, after many quick exits
+    patience: float = QUIT_SECONDS  # seconds for it to exit before it is killed
+    child: Child | None = None
+    start_at: float = 0.0
+    restarts: int = 0
+    _quick: int = 0  # exits in a row, each soon after the start
+    _started_at: float = 0.0
+    _quit_at: float = 0.0  # when it was asked to exit
+    _wanted: bool = True
+
+    def keep(self, now: float) -> None:
+        """Reap a dead process and fork the next one. Kill one that makes no progress."""
+        child = self.child
+        if child is not None:
+            exit_ = child.reap()
+            if exit_ is None:
+                self._watch(child, now)
+                return
+            self._ended(child, exit_, now)
+        if self._wanted and now >= self.start_at:
+            self._fork(now)
+
+    def _fork(self, now: float) -> None:
+        try:
+            self.child = self.start()
+        except OSError as error:
+            self.start_at = now + self.retry
+            self.forks.failed(error=str(error))
+            return
+        self._started_at = now
+
+    def _ended(self, child: Child, exit_: process.Exit, now: float) -> None:
+        asked, self._quit_at, self.child = self._quit_at, 0.0, None
+        self.start_at = now
+        if not asked:
+            self._quick = 0 if now - self._started_at > STEADY_SECONDS else self._quick + 1
+            longer = RESTART_SECONDS * 2 ** min(max(0, self._quick - 3), 8)
+            self.start_at = now + min(self.longest, longer)
+            self.restarts += 1
+            logs.event(self.exited, logging.WARNING, how=str(exit_), outbox=self.outbox)
+        logs.stack(exit_.stack, child=child.pid)
+
+    def _watch(self, child: Child, now: float) -> None:
+        overdue = self._quit_at and now - self._quit_at > self.patience
+        if self.silent(child) > self.silence_max or overdue:
+            child.kill_group()
+
+    def replace(self, now: float) -> None:
+        """Ask it to exit, so that it is forked again."""
+        if self.child is not None and not self._quit_at:
+            self._quit_at = now
+            self.child.send(b"quit")
+
+    def dismiss(self, now: float) -> None:
+        """Ask it to exit, and fork no other."""
+        self._wanted = False
+        self.replace(now)
+
+    def stop(self, seconds: float) -> None:
+        """Ask it to exit, and kill it after `seconds`. Returns when it has exited."""
+        self._wanted = False
+        child, self.child = self.child, None
+        if child is None:
+            return
+        child.send(b"quit")
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if child.reap() is not None:
+                return
+            process.wait_readable([child.pidfd], left)
+        child.kill_group()
+        process.wait_readable([child.pidfd], REAP_SECONDS)
+        child.reap()

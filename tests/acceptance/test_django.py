@@ -1,0 +1,440 @@
+"""Django projects with the real daemon: tasks of Django 6, and the tables of the outbox."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pytest
+
+from streamqd.config import load
+from streamqd.errors import DatabaseRefused
+from streamqd.outbox.database import connect
+from streamqd.producer import Producer
+from tests.support import django_environment
+from tests.support.daemon import Daemon
+from tests.support.django_project import Project
+from tests.support.optional import need
+from tests.support.servers import ProcessServer, Server
+
+pytestmark = [need("django"), pytest.mark.timeout(300)]
+
+DIRECT = 'TASKS["default"]["OPTIONS"] = {"outbox": False}\n'
+ORDER = """
+from django.db import transaction
+from orders.models import Order
+from orders.tasks import *
+"""
+Make = Callable[..., Project]
+
+
+@pytest.fixture
+def python() -> Path:
+    return django_environment.interpreter()
+
+
+@pytest.fixture
+def new_project(tmp_path: Path, server: Server, python: Path) -> Make:
+    """Make a project of Django 6 with more settings: `new_project(DIRECT)`."""
+    return lambda settings="": Project(tmp_path, python, server.url, settings)
+
+
+@pytest.fixture
+def worker(new_daemon: Callable[..., Daemon], python: Path) -> Daemon:
+    """A daemon that runs the tasks of the project. It is not started."""
+    consumer = {"topic": "default", "handler": "streamqd.django.worker:run_task"}
+    daemon = new_daemon(consumer=consumer | {"max_attempts": 4, "backoff": {"base": "10ms"}})
+    daemon.write_config(topics={"default": {"partitions": 2}})
+    daemon.python = str(python)
+    daemon.environment["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+    return daemon
+
+
+def rows(project: Project) -> list[tuple[str, bytes, int | None]]:
+    with sqlite3.connect(project.folder / "shop.db") as database:
+        found = database.execute("SELECT topic, payload, due_unix_ms FROM streamqd_outbox")
+        return found.fetchall()
+
+
+def offer_outbox(worker: Daemon, project: Project) -> None:
+    """Let the daemon move the rows of the project to Redis."""
+    table = {"name": "shop", "database": f"sqlite:///{project.folder / 'shop.db'}"}
+    worker.write_config(outboxes=[table])
+
+
+def databases(url: str) -> str:
+    """Return the setting DATABASES for the URL of a test's database."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    engine = {"mysql": "mysql", "postgresql": "postgresql"}.get(parts.scheme, "sqlite3")
+    stated = {"ENGINE": f"django.db.backends.{engine}", "NAME": parts.path.removeprefix("/")}
+    if engine == "sqlite3":
+        stated["NAME"] = f"/{stated['NAME'].lstrip('/')}"
+    else:
+        host = options.get("host") or options["unix_socket"]
+        stated |= {"USER": unquote(parts.username or ""), "HOST": host}
+    return f"""
+DATABASES = {{"default": {stated!r}}}
+if {engine == "mysql"}:
+    import pymysql
+    pymysql.version_info = (2, 2, 7, "final", 0)  # Django supports mysqlclient
+    pymysql.install_as_MySQLdb()
+"""
+
+
+def dead(daemon: Daemon) -> dict[bytes, bytes]:
+    """Return the errors of the dead letters by payload."""
+    found = {}
+    for partition in range(2):
+        letters = daemon.link.execute("XRANGE", daemon.keys.dlq("default", partition), "-", "+")
+        for _, fields in letters:
+            named = dict(zip(fields[::2], fields[1::2], strict=True))
+            found[named[b"payload"]] = named[b"errorMessage"]
+    return found
+
+
+# --- the outbox -----------------------------------------------------------------------------------
+
+
+def test_an_enqueued_task_is_a_row_of_the_transaction(new_project: Make) -> None:
+    project = new_project()
+
+    said = project.run(
+        ORDER
+        + """
+from datetime import datetime, timezone
+try:
+    with transaction.atomic():
+        invoice.enqueue(1)
+        raise KeyError("rolled back")
+except KeyError:
+    pass
+with transaction.atomic():
+    first = invoice.enqueue(2)
+print(first.id, first.status)
+print(invoice.using(run_after=datetime(2030, 1, 1, tzinfo=timezone.utc)).enqueue(number=3).id)
+import asyncio
+asyncio.run(invoice.aenqueue(4))
+"""
+    )
+
+    committed, alone, asynchronous = rows(project)
+    assert committed[0] == "default"
+    assert json.loads(committed[1]) == {"task": "orders.tasks.invoice", "args": [2], "kwargs": {}}
+    assert committed[2] is None
+    assert json.loads(alone[1])["kwargs"] == {"number": 3}
+    assert alone[2] == 1_893_456_000_000
+    assert json.loads(asynchronous[1])["args"] == [4]
+    first, second = said.splitlines()
+    assert first.startswith("default/outbox/")
+    assert first.endswith(" READY")
+    assert len(first.split()[0]) < 64  # as Django promises
+    assert second.startswith("default/outbox/")
+
+
+@pytest.mark.parametrize("django", ["this", "six"])
+def test_send_inserts_a_message_on_every_supported_django(
+    tmp_path: Path, server: Server, django: str
+) -> None:
+    """Django 5.2 has no tasks, and the app, `send` and `fresh_connections` work with it."""
+    python = Path(sys.executable) if django == "this" else django_environment.interpreter()
+    project = Project(tmp_path, python, server.url, "del TASKS\n")
+
+    said = project.run(
+        """
+from django.db import transaction
+from streamqd.django import fresh_connections, send
+try:
+    send("orders", 1)
+except Exception as error:
+    print(type(error).__name__, error)
+with transaction.atomic():
+    print(send("orders", {"order": 7}, key="Ann"))
+"""
+    )
+
+    assert [(topic, payload) for topic, payload, _ in rows(project)] == [("orders", b'{"order":7}')]
+    refused, uid = said.splitlines()
+    assert refused.startswith("Refused ")
+    assert "transaction.atomic()" in refused
+    assert uid.startswith("orders/outbox/")
+
+
+def test_migration_creates_tables_that_the_relay_reads(
+    tmp_path: Path, server: Server, python: Path, database_url: str
+) -> None:
+    """On each database: the tables, an inserted row, a dead row, and the way back."""
+    project = Project(tmp_path, python, server.url, databases(database_url))
+    assert "No changes detected" in project.manage("makemigrations", "--check")
+    assert "CREATE TABLE" in project.manage("sqlmigrate", "streamqd", "0001")
+
+    project.run(ORDER + "invoice.enqueue(1); invoice.enqueue(2)")
+    with connect(database_url) as database:
+        first, second = database.oldest(10)
+        assert json.loads(first.payload)["args"] == [1]
+        database.bury(second, "of the test")
+        database.delete([first])
+        assert database.dead_count(10) == 1
+
+    project.manage("migrate", "streamqd", "zero")
+    with connect(database_url) as database, pytest.raises(DatabaseRefused):
+        database.oldest(1)
+    project.manage("migrate", "streamqd")
+    with connect(database_url) as database:
+        assert database.oldest(1) == []
+
+
+def test_a_task_that_cannot_be_sent_is_refused_with_one_sentence(new_project: Make) -> None:
+    project = new_project('TASKS["default"]["QUEUES"] = ["default", "mails"]\n')
+
+    said = project.run(
+        ORDER
+        + """
+from django.tasks import task
+import shop.settings
+
+def outside(): ...
+outside.__module__ = "shop.settings"
+shop.settings.outside = outside
+for attempt in (
+    lambda: invoice.using(priority=5),
+    lambda: invoice.using(queue_name="other"),
+    lambda: invoice.enqueue(object()),
+    lambda: task(outside).enqueue(),
+    lambda: renamed.enqueue(),
+    lambda: invoice.get_result("default/outbox/1"),
+):
+    try:
+        print(attempt())
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+    )
+
+    refused = said.splitlines()
+    assert refused[0] == (
+        "InvalidTask: invoice has a priority, and streamqd has none; give urgent tasks a queue of"
+        " their own with queue_name"
+    )
+    assert refused[1:3] == [
+        "InvalidTask: Queue 'other' is not valid for backend.",
+        "TypeError: Unsupported type: <class 'object'>",
+    ]
+    assert refused[3] == (
+        "InvalidTask: shop.settings.outside is in no installed app, and workers run tasks of apps"
+        " only; add its package to INSTALLED_APPS"
+    )
+    assert refused[4] == (
+        "InvalidTask: orders.tasks.plain is not the name of this task, by which workers find it;"
+        " write @task above the function"
+    )
+    assert refused[5] == (
+        "NotImplementedError: streamqd stores no results; run `streamqd trace ID` to see the runs"
+        " of a task"
+    )
+    assert rows(project) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ('TASKS["default"]["OPTIONS"] = {"outbocks": 1}', "outbocks is unknown; set outbox, da"),
+        ('TASKS["default"]["OPTIONS"] = {"outbox": 1}', "outbox must be True or False"),
+        ('TASKS["default"]["OPTIONS"] = {"database": "x"}', "database 'x' is not in DATABASES"),
+        ('TASKS["default"]["QUEUES"] = ["a b"]', "the topic of queue 'a b' is 'a b', which can"),
+        (f'TASKS["default"]["QUEUES"] = ["{"q" * 24}"]', "which has more than 23 characters"),
+        ('INSTALLED_APPS.remove("streamqd.django"); import django.tasks.checks', "E001"),
+    ],
+)
+def test_wrong_settings_of_the_backend_are_reported_by_check(
+    new_project: Make, settings: str, told: str
+) -> None:
+    project = new_project()
+    with (project.folder / "shop" / "settings.py").open("a") as file:
+        file.write(settings + "\n")
+
+    assert told in project.manage("check", code=1)
+
+
+def test_a_wrong_setting_of_streamqd_is_one_sentence(new_project: Make) -> None:
+    project = new_project("STREAMQD = {'redis': {'urll': 'x'}}\n")
+
+    assert "redis.urll" in project.run(ORDER + "invoice.enqueue(1)", returns=1).splitlines()[-1]
+
+
+# --- the daemon with its relay ---
+
+
+def test_a_committed_task_runs_once_and_a_rolled_back_one_never(
+    new_project: Make, worker: Daemon
+) -> None:
+    """From `manage.py` to the ledger of runs, through the table, the relay, Redis and a worker."""
+    project = new_project()
+    offer_outbox(worker, project)
+    with worker:
+        said = project.run(
+            ORDER
+            + """
+ids = []
+for number in range(20):
+    try:
+        with transaction.atomic():
+            order = Order.objects.create(customer=f"c{number}")
+            ids.append(invoice.enqueue(order.pk).id)
+            if number % 4 == 0:
+                raise KeyError
+    except KeyError:
+        ids.pop()
+with transaction.atomic():
+    print(attempts.enqueue(2).id)
+"""
+        )
+        committed = sorted(f"invoice c{number}" for number in range(20) if number % 4)
+        worker.wait_for(lambda: len(project.runs()) >= len(committed) + 2, what="the tasks run")
+        worker.wait_for(lambda: not rows(project), what="the relay deletes the rows")
+        assert worker.stop() == 0
+
+    uid = said.strip()
+    assert sorted(project.runs()) == [f"attempt {n} {uid}" for n in (1, 2)] + committed
+
+
+def test_a_task_committed_without_redis_is_sent_when_redis_is_back(
+    new_project: Make, worker: Daemon, fresh_server: ProcessServer
+) -> None:
+    """The daemon runs all the time, and logs no error of its own."""
+    project = new_project(f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n")
+    worker.write_config(redis={"url": fresh_server.url})
+    offer_outbox(worker, project)
+    with worker:
+        fresh_server.kill()
+        project.run(ORDER + 'invoice.enqueue(Order.objects.create(customer="Ann").pk)')
+        assert len(rows(project)) == 1
+        fresh_server.restart()
+        worker.wait_for(project.runs, timeout=60, what="the task runs")
+        worker.wait_for(lambda: not rows(project), what="the relay deletes the row")
+        assert worker.stop() == 0
+
+    assert project.runs() == ["invoice Ann"]
+
+
+def test_a_process_killed_after_the_commit_loses_no_task(new_project: Make, worker: Daemon) -> None:
+    project = new_project()
+    offer_outbox(worker, project)
+    project.run(
+        ORDER
+        + """
+import os, signal
+with transaction.atomic():
+    order = Order.objects.create(customer="Ann")
+    transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    invoice.enqueue(order.pk)
+""",
+        returns=-signal.SIGKILL,
+    )
+    with worker:
+        worker.wait_for(project.runs, what="the task runs")
+        assert worker.stop() == 0
+
+    assert project.runs() == ["invoice Ann"]
+
+
+# --- the worker -----------------------------------------------------------------------------------
+
+
+def test_a_direct_task_is_sent_at_the_commit_and_runs_once(
+    new_project: Make, worker: Daemon
+) -> None:
+    project = new_project(DIRECT)
+    with worker:
+        said = project.run(
+            ORDER
+            + """
+try:
+    with transaction.atomic():
+        asynchronous.enqueue("rolled back")
+        raise KeyError
+except KeyError:
+    pass
+with transaction.atomic():
+    order = Order.objects.create(customer="Ann")
+    print(invoice.enqueue(order.pk).id)
+print(attempts.enqueue(3).id)
+asynchronous.enqueue("a", ("b", 1), last=True)
+"""
+        )
+        worker.wait_for(lambda: len(project.runs()) >= 5, what="the tasks run")
+        assert worker.stop() == 0
+
+    _, second = said.split()
+    assert sorted(project.runs()) == [
+        "async ('a', ['b', 1]) {'last': True} 1",
+        f"attempt 1 {second}",
+        f"attempt 2 {second}",
+        f"attempt 3 {second}",
+        "invoice Ann",
+    ]
+    backend = "StreamqdBackend"
+    signals = project.runs("signals")
+    assert signals.count(f"{backend} attempts RUNNING") == 3
+    assert signals.count(f"{backend} attempts FAILED ValueError") == 2
+    assert signals.count(f"{backend} attempts SUCCESSFUL") == 1
+
+
+def test_failed_tasks_and_hostile_messages_become_dead_letters(
+    new_project: Make, worker: Daemon
+) -> None:
+    new_project(DIRECT)
+    hostile = {
+        b"\xff": b"the message is no task of Django: ",
+        b"[]": b"the message is no task of Django: it needs task, args and kwargs",
+        b'{"task": 1, "args": [], "kwargs": {}}': b"the message is no task of Django: it needs",
+        b'{"task": "os.system", "args": ["id > owned"], "kwargs": {}}': b"task os.system is in no",
+        b'{"task": "orders.tasks.gone", "args": [], "kwargs": {}}': b"task orders.tasks.gone is no",
+        b'{"task": "orders.tasks.note", "args": [], "kwargs": {}}': b"task orders.tasks.note is no",
+        b'{"task": "orders.none.x", "args": [], "kwargs": {}}': b"task orders.none.x is not in",
+        b'{"task": "orders.tasks.attempts", "args": [9], "kwargs": {}}': b"again",
+        b'{"task": "orders.tasks.invoice", "args": [], "kwargs": {"x": 1}}': b"invoice() got an u",
+    }
+    with worker, Producer(settings=load(worker.config_path)) as producer:
+        for payload in hostile:
+            producer.send("default", payload)
+        worker.wait_for(lambda: dead(worker).keys() == hostile.keys(), what="the dead letters")
+        assert worker.stop() == 0
+
+    found = dead(worker)
+    assert {payload: found[payload].startswith(text) for payload, text in hostile.items()} == (
+        dict.fromkeys(hostile, True)
+    ), found
+    assert not (worker.folder / "owned").exists()
+
+
+def test_a_transaction_left_open_does_not_reach_the_next_task(
+    new_project: Make, worker: Daemon
+) -> None:
+    project = new_project(DIRECT + 'DATABASES["default"]["CONN_MAX_AGE"] = None\n')
+    worker.write_config(topics={"default": {"partitions": 1}})
+    with worker:
+        project.run(
+            ORDER
+            + 'leaves_a_transaction_open.enqueue("lost"); asynchronous.enqueue("next")\n'
+            + 'leaves_a_transaction_open.enqueue("lost")\n'
+        )
+        worker.wait_for(lambda: len(project.runs()) >= 3, what="the tasks run")
+        assert worker.stop() == 0
+
+    assert project.runs() == ["count 0", "async ('next',) {} 0", "count 0"]
+
+
+def test_a_worker_without_settings_names_the_variable(new_project: Make, worker: Daemon) -> None:
+    new_project(DIRECT)
+    del worker.environment["DJANGO_SETTINGS_MODULE"]
+
+    worker.start()
+
+    assert worker.wait() != 0
+    assert "DJANGO_SETTINGS_MODULE" in worker.tail()

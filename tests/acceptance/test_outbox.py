@@ -1,0 +1,216 @@
+"""The outbox from outside: each committed row once and in order, whatever is killed or stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import connect
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support import databases, servers
+from tests.support.daemon import Daemon
+from tests.support.outboxes import NAME, TOPIC, OutboxSite, Writers, exit_after_commit, sender
+from tests.support.servers import ProcessServer
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.promise, pytest.mark.timeout(400)]
+
+WRITERS = 8
+RELAYS = 3
+KILL_SECONDS = 0.3
+NewSite = Callable[..., OutboxSite]
+
+
+@pytest.fixture(params=databases.DIALECTS)
+def database(request: pytest.FixtureRequest) -> Iterator[databases.DatabaseServer]:
+    """A server of this test, which it may restart."""
+    started = servers.needed(databases.start, request.param)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def new_site(
+    fresh_server: ProcessServer, database: databases.DatabaseServer, tmp_path: Path
+) -> Iterator[NewSite]:
+    made: list[OutboxSite] = []
+    link = connect(fresh_server.settings, timeout=60.0, name="test:outbox")
+
+    def new(**settings: object) -> OutboxSite:
+        store = Store(link, Keys())
+        made.append(OutboxSite(tmp_path, fresh_server.url, store, database, **settings))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+    link.close()
+
+
+@contextlib.contextmanager
+def away(server: ProcessServer, seconds: float) -> Iterator[None]:
+    """Stop the server for a time. The block runs while it is away."""
+    server.pause()
+    until = time.monotonic() + seconds
+    try:
+        yield
+        time.sleep(max(0.0, until - time.monotonic()))
+    finally:
+        server.resume()
+
+
+@pytest.mark.parametrize(
+    ("transactions", "seconds"),
+    [
+        pytest.param(100, 1.5, id="quick"),
+        pytest.param(1250, 30.0, id="full", marks=pytest.mark.slow),
+    ],
+)
+def test_a_storm_of_faults_sends_each_committed_row_once(
+    new_site: NewSite,
+    fresh_server: ProcessServer,
+    database: databases.DatabaseServer,
+    chance: random.Random,
+    transactions: int,
+    seconds: float,
+) -> None:
+    site = new_site(batch=50)
+    for _ in range(RELAYS):
+        site.start()
+    site.wait_holder()
+    writers = Writers(site, WRITERS, transactions, pause=0.02)
+    planned = {0.15: "stop", 0.3: "redis", 0.5: "grow", 0.65: "database", 0.8: "stop"}
+    while writers.share < 1.0 or planned:
+        victim = chance.choice(site.processes)
+        site.kill(victim)
+        site.start()
+        time.sleep(KILL_SECONDS)
+        due = min(planned, default=2.0)
+        if writers.share < due:
+            continue
+        match planned.pop(due):
+            case "redis":
+                with away(fresh_server, seconds):
+                    pass
+            case "database":
+                _restart(database)
+            case "grow":
+                subprocess.run(
+                    site.command("topic", "grow", TOPIC, "4", "--yes"), check=True, timeout=60
+                )
+            case "stop":
+                _stop_past_its_lease(site)
+    writers.join()
+    for each in [*site.processes]:
+        site.kill(each)
+    site.burst()
+    assert site.left() == 0
+    sent = site.check()
+    assert 0.7 < sent / (WRITERS * transactions) < 0.9
+    assert "Traceback" not in site.logs()
+
+
+def _restart(database: databases.DatabaseServer) -> None:
+    if isinstance(database, databases.SQLite):
+        return  # a file has no server
+    database.kill(signal.SIGTERM)  # type: ignore[attr-defined]
+    database.start()  # type: ignore[attr-defined]
+
+
+def _stop_past_its_lease(site: OutboxSite) -> None:
+    """Stop the relay until another one holds the outbox and sends, and continue it."""
+    first = site.wait_holder()
+    first.send_signal(signal.SIGSTOP)
+    wait_until(lambda: site.holder() not in (None, first), timeout=20)
+    first.send_signal(signal.SIGCONT)
+
+
+def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -> None:
+    site = new_site(batch=10)
+    site.start(), site.start()
+    site.wait_holder()
+    for _ in range(3):
+        writers = Writers(site, 2, 60, pause=0.0)
+        _stop_past_its_lease(site)
+        writers.join()
+    wait_until(lambda: site.left() == 0, timeout=30)
+    for each in [*site.processes]:
+        each.send_signal(signal.SIGTERM)
+        assert each.wait(20) == 0
+        site.processes.remove(each)
+    site.burst()
+    # The numbers of the second and the third round repeat those of the first.
+    assert sorted(site.ledger()) == sorted(
+        {each[1:] for part in site.entries().values() for each in part}
+    )
+
+
+def test_a_process_killed_right_after_its_commit_loses_nothing(new_site: NewSite) -> None:
+    site = new_site()
+    if site.database.dialect == "sqlite":
+        pytest.skip("a fork with threads of the suite; SQLite has no server to outlive it")
+    exit_after_commit(site, 5)
+    site.burst()
+    assert site.check() == 5
+
+
+def test_a_commit_wakes_the_relay(new_site: NewSite) -> None:
+    """The latency is reported. A poll of 60 s would exceed every wait of this test."""
+    site = new_site(poll="60s", lease_ttl="60s")
+    if site.database.dialect != "postgresql":
+        pytest.skip("only PostgreSQL notifies")
+    site.start()
+    site.wait_holder()
+    stream, latencies = site.store.keys.stream(TOPIC, 0), []
+    with contextlib.closing(site.database.connect(site.url)) as application:
+        for number in range(200):
+            sender.send(application, TOPIC, b"0:%d" % number, partition=0)
+            began = time.monotonic()
+            application.commit()
+            while site.store.execute("XLEN", stream) <= number:
+                assert time.monotonic() < began + 20
+            latencies.append(time.monotonic() - began)
+    p50, p99 = statistics.median(latencies), statistics.quantiles(latencies, n=100)[98]
+    print(f"from COMMIT to the entry: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms")
+
+
+def test_the_daemon_relays_and_drains(
+    new_daemon: Callable[..., Daemon],
+    new_database_server: Callable[[str], databases.DatabaseServer],
+) -> None:
+    """A broken relay harms no partition, a reload replaces it, and a drain releases its outbox."""
+    daemon = new_daemon()
+    server = new_database_server("sqlite")
+    url = server.new()
+    daemon.write_config(outboxes=[{"name": NAME, "database": f"{url}.missing", "poll": "100ms"}])
+    with daemon:
+        daemon.wait_event("outbox.database_lost")
+        daemon.send(["ok", "ok", "ok"])
+        daemon.wait_settled()
+        done = subprocess.run(
+            [sys.executable, "-m", "streamqd", "outbox", "create", "--database", url],
+            check=False,
+        )
+        assert done.returncode == 0
+        daemon.write_config(outboxes=[{"name": NAME, "database": url, "poll": "100ms"}])
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("outbox.stopped")
+        daemon.wait_event("outbox.taken")
+        with contextlib.closing(server.connect(url)) as application:
+            sender.send(application, TOPIC, b"1:1")
+            application.commit()
+        stream = daemon.keys.stream(TOPIC, 0)
+        wait_until(lambda: daemon.link.execute("XLEN", stream) >= 4, timeout=20)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 0
+    assert daemon.link.execute("EXISTS", daemon.keys.outbox_lease(NAME)) == 0

@@ -1,0 +1,239 @@
+"""`streamqd outbox create` and `check`, and the settings of outboxes, on each real database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.errors import ConfigError, DatabaseRefused, DatabaseUnavailable
+from streamqd.outbox.database import connect
+from tests.support.databases import DatabaseServer, PostgreSQL
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run the command in an empty folder, without settings from outside."""
+    for name in ("STREAMQ_CONFIG", "STREAMQ_REDIS__URL", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return lambda *args, **options: CliRunner().invoke(cli, args, **options)
+
+
+def shop(text: str, tmp_path: Path) -> Path:
+    file = tmp_path / "streamq.toml"
+    file.write_text(f'[[outboxes]]\nname = "shop"\n{text}\n')
+    file.chmod(0o600)
+    return file
+
+
+def test_create_may_be_repeated_and_check_agrees(
+    invoke: Invoke, database_url: str, tmp_path: Path
+) -> None:
+    shop('database = "${DATABASE_URL}"', tmp_path)
+    env = {"DATABASE_URL": database_url}
+    missing = invoke("outbox", "check", env=env)
+    assert missing.exit_code == 1
+    assert "streamqd_outbox was not found; create it with" in missing.stdout
+    for _ in range(2):
+        created = invoke("outbox", "create", env=env)
+        assert created.exit_code == 0, created.output
+        assert created.stdout.startswith("the tables streamqd_outbox and streamqd_outbox_dead")
+    checked = invoke("outbox", "check", "shop", "--json", env=env)
+    assert checked.exit_code == 0
+    assert json.loads(checked.stdout)["problems"] == []
+
+
+def test_the_printed_statements_create_the_tables(
+    invoke: Invoke, database_server: DatabaseServer, database_url: str
+) -> None:
+    env = {"URL": database_url}
+    printed = invoke("outbox", "create", "--database", "${URL}", "--table", "box", "--sql", env=env)
+    assert printed.exit_code == 0
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as connection:
+        for statement in printed.stdout.split(";\n\n"):
+            if statement.strip():
+                connection.cursor().execute(statement)
+    checked = invoke("outbox", "check", "--database", "${URL}", "--table", "box", env=env)
+    assert checked.exit_code == 0, checked.output
+
+
+def test_wrong_columns_are_named(
+    invoke: Invoke, database_server: DatabaseServer, database_url: str
+) -> None:
+    env = {"URL": database_url}
+    assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as connection:
+        cursor = connection.cursor()
+        cursor.execute("ALTER TABLE streamqd_outbox DROP COLUMN expires")
+        cursor.execute("ALTER TABLE streamqd_outbox DROP COLUMN payload")
+        cursor.execute("ALTER TABLE streamqd_outbox ADD COLUMN payload date")
+    found = invoke("outbox", "check", "--database", "${URL}", env=env)
+    assert found.exit_code == 1
+    assert "the table streamqd_outbox has no column expires;" in found.stdout
+    assert "the column payload of streamqd_outbox is date, not binary;" in found.stdout
+    assert found.stdout.count("\n") == 2
+
+
+@pytest.mark.parametrize("database_server", ["mysql"], indirect=True)
+def test_a_table_without_transactions_is_a_problem(
+    invoke: Invoke, database_server: DatabaseServer, database_url: str
+) -> None:
+    env = {"URL": database_url}
+    assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
+    with contextlib.closing(database_server.connect(database_url)) as connection:
+        connection.cursor().execute("ALTER TABLE streamqd_outbox ENGINE=MyISAM")
+    found = invoke("outbox", "check", "--database", "${URL}", env=env)
+    assert found.exit_code == 1
+    assert "run ALTER TABLE streamqd_outbox ENGINE=InnoDB" in found.stdout
+
+
+@pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
+def test_missing_permissions_are_named(
+    invoke: Invoke, database_server: PostgreSQL, database_url: str
+) -> None:
+    with contextlib.closing(database_server.connect(database_url, autocommit=True)) as owner:
+        owner.execute("CREATE ROLE relay LOGIN")
+    env = {"URL": database_url.replace("postgres@", "relay@")}
+    refused = invoke("outbox", "create", "--database", "${URL}", env=env)
+    assert refused.exit_code == 4
+    assert "was not created (permission denied for schema public" in refused.stderr
+    assert "run the output of `streamqd outbox create --sql` as its owner" in refused.stderr
+    invoke("outbox", "create", "--database", "${URL}", env={"URL": database_url})
+    found = invoke("outbox", "check", "--database", "${URL}", env=env)
+    assert found.exit_code == 1
+    assert "permission denied for table streamqd_outbox" in found.stdout
+    assert "grant SELECT and DELETE" in found.stdout
+    with contextlib.closing(database_server.connect(database_url, autocommit=True)) as owner:
+        owner.execute("GRANT SELECT, DELETE ON streamqd_outbox TO relay")
+        owner.execute("GRANT SELECT, INSERT ON streamqd_outbox_dead TO relay")
+    found = invoke("outbox", "check", "--database", "${URL}", env=env)
+    assert found.exit_code == 0, found.output
+
+
+@pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
+def test_a_relay_without_a_trigger_is_noted(invoke: Invoke, database_url: str) -> None:
+    env = {"URL": database_url}
+    created = invoke("outbox", "create", "--database", "${URL}", "--no-notify", env=env)
+    assert "no trigger notifies the relay" in created.stdout
+    created = invoke("outbox", "create", "--database", "${URL}", env=env)
+    assert "a trigger notifies the relay" in created.stdout
+
+
+@pytest.mark.parametrize("database_server", ["postgresql", "mysql"], indirect=True)
+def test_an_unknown_database_names_the_remedy(database_url: str) -> None:
+    name = database_url.rpartition("?")[0].rpartition("/")[2]
+    with pytest.raises(DatabaseRefused, match="create the database, or correct the URL"):
+        connect(database_url.replace(f"/{name}?", "/absent?"))
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:secret@127.0.0.1:1/x", "mysql://u:secret@127.0.0.1:1/x"]
+)
+def test_an_absent_server_is_unavailable_without_its_password(url: str) -> None:
+    with pytest.raises(DatabaseUnavailable, match="cannot be reached") as unavailable:
+        connect(url)
+    assert not isinstance(unavailable.value, DatabaseRefused)
+    assert "secret" not in str(unavailable.value)
+    assert "\n" not in str(unavailable.value)
+
+
+def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
+    path = tmp_path / "absent.db"
+    with pytest.raises(DatabaseRefused, match="streamqd outbox create"):
+        connect(f"sqlite:///{path}")
+    assert not path.exists()
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "outboxes[0].database: is missing"),
+        ('database = "redis://x"', "outboxes[0].database: must start with postgresql://"),
+        ('database = "sqlite://x/y"', "outboxes[0].database: must name a file"),
+        ('database = "mysql://u@h"', "outboxes[0].database: must name a database"),
+        ('database = "sqlite:///x"\ntable = "a-b"', 'outboxes[0].table: "a-b" cannot be used'),
+        ('database = "sqlite:///x"\npassword_file = "p"', "does not go with sqlite"),
+        (
+            'database = "mysql://u:secret@h/x"\npassword_file = "p"',
+            "holds a password, and password_file names another",
+        ),
+        ('database = "sqlite:///x"\nbatch = 0', "outboxes[0].batch: 0 is too small"),
+        (
+            'database = "sqlite:///x"\n[[outboxes]]\nname = "shop"\ndatabase = "sqlite:///y"',
+            "is the name of outboxes[0] too",
+        ),
+        (
+            'database = "sqlite:///x"\n[[outboxes]]\nname = "b"\ndatabase = "sqlite:///x"',
+            "outboxes[1].table: is the table of outboxes[0] too",
+        ),
+    ],
+)
+def test_bad_settings_are_problems_without_secrets(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("secret")
+    (tmp_path / "p").chmod(0o600)
+    with pytest.raises(ConfigError) as refused:
+        config.load(shop(text, tmp_path), environ={})
+    assert problem in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_readable_file_must_not_hold_a_password(tmp_path: Path) -> None:
+    file = shop('database = "postgresql://u:secret@h/x"', tmp_path)
+    assert config.load(file, environ={}).outboxes[0].url() == "postgresql://u:secret@h/x"
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="holds a password, and others may read"):
+        config.load(file, environ={})
+    file = shop('database = "postgresql://u:${PW}@h/x"', tmp_path)
+    file.chmod(0o644)
+    loaded = config.load(file, environ={"PW": "secret"})
+    assert loaded.outboxes[0].url({"PW": "secret"}) == "postgresql://u:secret@h/x"
+
+
+def test_outputs_mask_the_password(invoke: Invoke, tmp_path: Path) -> None:
+    file = shop('database = "postgresql://u:secret@h/x"', tmp_path)
+    shown = invoke("config", "show")
+    assert "postgresql://u:***@h/x" in shown.stdout
+    assert "secret" not in shown.stdout
+    assert "secret" not in repr(config.load(file, environ={}))
+
+
+def test_a_missing_variable_is_found_at_its_use(invoke: Invoke, tmp_path: Path) -> None:
+    loaded = config.load(shop('database = "${DATABASE_URL}"', tmp_path), environ={})
+    assert (
+        loaded.outboxes[0]
+        .fault({})
+        .startswith("database of the outbox shop: the variable DATABASE_URL is not set")
+    )
+    found: Any = invoke("outbox", "check")
+    assert found.exit_code == 8
+    assert found.stderr.startswith("Error: database of the outbox shop: the variable DATABASE_URL")
+
+
+def test_a_credential_is_the_password(tmp_path: Path) -> None:
+    (tmp_path / "outbox-shop-password").write_text("from systemd\n")
+    loaded = config.load(shop('database = "mysql://u@h/x"', tmp_path), environ={})
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert loaded.outboxes[0].password(environ) == "from systemd"
+
+
+def test_a_relative_file_is_in_the_folder_of_the_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "a b%20"
+    folder.mkdir()
+    loaded = config.load(shop('database = "sqlite:///x.db"', folder), environ={})
+    with connect(loaded.outboxes[0].url(), create=True):
+        assert (folder / "x.db").exists()

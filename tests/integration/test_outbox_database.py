@@ -1,0 +1,247 @@
+"""The relay's side of a database, and the sender's row in it, on each real database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.outbox import drivers, schema
+from streamqd.outbox.database import BATCH_BYTES, ROWS_PER_STATEMENT, Database, connect
+from streamqd.outbox.outbox import Outbox
+from streamqd.outbox.rows import OutboxRow
+from tests.support import databases, servers
+from tests.support.databases import DatabaseServer
+
+outbox = Outbox(settings=config.Settings())
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """An empty outbox, opened as the relay does."""
+    with connect(database_url) as made:
+        for statement in made.table.create():
+            made.run(statement)
+        yield made
+
+
+def test_a_committed_message_is_the_oldest_row(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        first = outbox.send(
+            application, "orders", b"\x00\xff", key=b"\xfe", headers={"a": "é"}, partition=3
+        )
+        outbox.send(application, "orders", {"n": 1}, delay=60, expires=5)
+        assert database.oldest(10) == []
+        application.commit()
+    one, two = database.oldest(10)
+    assert (one.topic, one.key, one.partition, one.fault) == ("orders", b"\xfe", 3, "")
+    assert first == f"orders/outbox/{one.uid}"
+    assert one.payload == b"\x00\xff"
+    assert json.loads(one.headers or b"") == {"a": "é"}
+    assert two.fields == [b"payload", b'{"n":1}', b"expiresAfter", b"5000"]
+    assert two.due_unix_ms == two.created_unix_ms + 60_000
+    assert database.oldest(1) == [one]
+    assert database.still_there([one, two]) == {one.uid, two.uid}
+    database.delete([one])
+    assert database.still_there([one, two]) == {two.uid}
+    assert database.backlog(10)[0] == 1
+    database.bury(two, "no such topic")
+    assert database.oldest(10) == []
+    [dead] = database.dead(10)
+    assert (dead.uid, dead.topic, dead.error) == (two.uid, "orders", "no such topic")
+    assert database.dead_count(10) == 1
+
+
+def test_a_rolled_back_message_does_not_exist(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        outbox.send(application, "orders", b"x")
+        application.rollback()
+    assert database.oldest(10) == []
+
+
+def test_wait_returns_when_its_descriptor_is_readable(database: Database) -> None:
+    read, write = os.pipe()
+    try:
+        os.write(write, b"x")
+        database.wait(60, read)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_missing_table_names_its_remedy(database_url: str) -> None:
+    with connect(database_url) as made, pytest.raises(DatabaseRefused, match="outbox create"):
+        made.oldest(1)
+
+
+def test_a_table_made_again_keeps_its_new_rows(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        outbox.send(application, "orders", b"old")
+        application.commit()
+        old = database.oldest(1)
+        for table in ("streamqd_outbox", "streamqd_outbox_dead"):
+            database.run(f"DROP TABLE {table}")
+        for statement in database.table.create():
+            database.run(statement)
+        outbox.send(application, "orders", b"new")
+        application.commit()
+    [new] = database.oldest(1)
+    assert new.id == old[0].id
+    assert database.still_there(old) == set()
+    database.delete(old)
+    assert database.oldest(1) == [new]
+
+
+def test_more_rows_than_one_statement_takes_are_deleted(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        for number in range(ROWS_PER_STATEMENT * 2 + 1):
+            outbox.send(application, "orders", number)
+        application.commit()
+    rows = database.oldest(1_000)
+    assert [int(row.payload) for row in rows] == list(range(len(rows)))
+    assert database.still_there(rows) == {row.uid for row in rows}
+    database.delete(rows[:-1])
+    assert database.oldest(1_000) == rows[-1:]
+
+
+def test_large_rows_are_read_in_several_batches(
+    database_server: DatabaseServer, database_url: str
+) -> None:
+    large = Outbox(settings=config.Settings(daemon=config.Daemon(max_message_bytes=6 << 20)))
+    with connect(database_url, max_message_bytes=6 << 20) as database:
+        schema.create(database)
+        with contextlib.closing(database_server.connect(database_url)) as application:
+            for letter in b"abc":
+                large.send(application, "orders", bytes([letter]) * (5 << 20))
+            application.commit()
+        rows = database.oldest(10)
+        assert [row.payload[:1] for row in rows] == [b"a", b"b"]
+        assert sum(row.size for row in rows) <= BATCH_BYTES + (6 << 20)
+        database.delete(rows)
+        assert [row.payload[:1] for row in database.oldest(10)] == [b"c"]
+
+
+def test_an_oversized_row_is_not_loaded(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    large = Outbox(settings=config.Settings(daemon=config.Daemon(max_message_bytes=6 << 20)))
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        large.send(application, "orders", b"x" * (2 << 20), headers={"a": "b"})
+        outbox.send(application, "orders", b"good")
+        application.commit()
+    bad, good = database.oldest(10)
+    assert "the payload takes 2,097,152 bytes" in bad.fault
+    assert bad.payload == b""
+    assert (good.payload, good.fault) == (b"good", "")
+    database.bury(bad, bad.fault)
+    assert database.oldest(10) == [good]
+    assert [each.uid for each in database.dead(10)] == [bad.uid]
+
+
+def test_hostile_rows_harm_no_other_row(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    marker = "?" if database.dialect == "sqlite" else "%s"
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as application:
+        hostile: list[tuple[Any, ...]] = [
+            ("X" * 32, "orders", b"x", None, 1),
+            ("0" * 32, "a b", b"x", None, 1),
+            ("0" * 32, "orders", b"x", "[1]", 1),
+            ("0" * 32, "orders", b"x", '{"a": 1}', 1),
+            ("0" * 32, "orders", b"x", "{", -1),
+        ]
+        if database.dialect == "sqlite":  # any type in any column
+            hostile += [
+                (b"\xff" * 32, 1.5, "text", b"\xff", "never"),
+                (7, b"\x00", 2**62, 7, 2**62),
+            ]
+        for values in hostile:
+            application.cursor().execute(
+                "INSERT INTO streamqd_outbox (uid, topic, payload, headers, created_unix_ms)"
+                f" VALUES ({', '.join([marker] * 5)})",
+                values,
+            )
+        application.cursor().execute("BEGIN")
+        outbox.send(application, "orders", b"good")
+        application.commit()
+    *bad, good = database.oldest(100)
+    assert all(row.fault for row in bad)
+    assert (len(bad), good.payload, good.fault) == (len(hostile), b"good", "")
+    assert database.backlog(100)[0] == len(hostile) + 1
+    for row in bad:
+        database.bury(row, row.fault)
+    assert database.oldest(100) == [good]
+    assert len(database.dead(100)) == len(hostile)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql"])
+def test_a_killed_server_is_unavailable_until_it_is_back(dialect: str) -> None:
+    server: Any = servers.needed(databases.start, dialect)
+    try:
+        with connect(server.new()) as database:
+            schema.create(database)
+            assert database.oldest(1) == []
+            server.kill()
+            for _ in range(2):
+                with pytest.raises(DatabaseUnavailable) as unavailable:
+                    database.oldest(1)
+                assert not isinstance(unavailable.value, DatabaseRefused)
+                assert "\n" not in str(unavailable.value)
+            server.start()
+            assert database.oldest(1) == []
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
+def test_a_killed_connection_ends_the_wait(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'streamqd-outbox' AND datname = current_database()"
+        )
+
+    def wait_twice() -> None:  # the first wait may read the last words of the server
+        database.wait(60)
+        database.wait(60)
+
+    with pytest.raises(DatabaseUnavailable):
+        wait_twice()
+    database.wait(0)
+    assert database.oldest(1) == []
+
+
+@pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+def test_a_locked_file_is_unavailable(
+    database: Database,
+    database_server: DatabaseServer,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drivers, "TIMEOUT", 0.2)
+    database.close()
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        outbox.send(application, "orders", b"x")  # the write lock is held now
+        with pytest.raises(DatabaseUnavailable, match="locked") as unavailable:
+            database.delete([OutboxRow(1, "0" * 32)])
+        assert not isinstance(unavailable.value, DatabaseRefused)
+        application.commit()
+    assert len(database.oldest(10)) == 1

@@ -1,0 +1,393 @@
+"""The relay on each real database: each committed row once, and obstacles harm only their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import DatabaseUnavailable, RedisUnavailable
+from streamqd.outbox.database import Database, connect
+from streamqd.outbox.outbox import Outbox
+from streamqd.outbox.relay import Relay
+from streamqd.outbox.rows import OutboxRow
+from streamqd.policy.partitioning import crc32_partition
+from streamqd.store import outbox, topics
+from streamqd.store.client import Connection
+from streamqd.store.client import connect as connect_redis
+from streamqd.store.keys import Keys
+from streamqd.store.outbox import OutboxView
+from streamqd.store.store import Store
+from tests.support.databases import DatabaseServer
+from tests.support.servers import Server
+
+NAME = "shop"
+sender = Outbox(settings=config.Settings())
+
+
+class Shop:
+    """One outbox on one database, and topics on the shared server."""
+
+    def __init__(self, server: Server, store: Store, database: Database, application: Any) -> None:
+        self.server = server
+        self.store = store
+        self.database = database
+        self.application = application
+        self.stop_fd, self._writer = os.pipe()
+        self.relays: list[Relay] = []
+
+    def topic(self, name: str = "orders", partitions: int = 2) -> None:
+        topics.create(self.store, name, config.Topic(partitions=partitions))
+
+    def send(self, *values: bytes, topic: str = "orders", **options: Any) -> list[str]:
+        uids = [sender.send(self.application, topic, each, **options) for each in values]
+        self.application.commit()
+        return uids
+
+    def relay(self, settings: config.Settings | None = None, **options: Any) -> Relay:
+        """Make a relay with its own connections."""
+        link = connect_redis(self.server.settings, timeout=5.0, name="test:relay")
+        made = Relay(
+            config.OutboxSettings(NAME, "", **{"poll": 0.05, **options}),
+            settings or config.Settings(),
+            self.database,
+            Store(link, self.store.keys),
+            stop_fd=self.stop_fd,
+            stopping=lambda: False,
+        )
+        self.relays.append(made)
+        return made
+
+    def burst(self, **options: Any) -> None:
+        assert self.relay(**options).run(burst=True) == 0
+
+    def entries(self, topic: str = "orders") -> list[dict[bytes, bytes]]:
+        """Return the entries of all partitions, one partition after the other."""
+        count = topics.partition_count(self.store, topic) or 0
+        found = []
+        for number in range(count):
+            for _, flat in self.store.execute(
+                "XRANGE", self.store.keys.stream(topic, number), "-", "+"
+            ):
+                found.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+        return found
+
+    def payloads(self, topic: str = "orders") -> list[bytes]:
+        return sorted(each[b"payload"] for each in self.entries(topic))
+
+    def view(self) -> OutboxView:
+        replies = self.store.pipeline(outbox.view(self.store.keys, NAME))
+        return OutboxView.parse(NAME, *replies, "the outbox")
+
+    def close(self) -> None:
+        os.close(self.stop_fd)
+        os.close(self._writer)
+        for each in self.relays:
+            each._store.connection.close()
+
+
+@pytest.fixture
+def shop(
+    server: Server, store: Store, database_server: DatabaseServer, database_url: str
+) -> Iterator[Shop]:
+    with (
+        connect(database_url) as database,
+        contextlib.closing(database_server.connect(database_url)) as application,
+    ):
+        for statement in database.table.create():
+            database.run(statement)
+        made = Shop(server, store, database, application)
+        yield made
+        made.close()
+
+
+def test_relay_sends_rows_as_a_producer_writes_them(shop: Shop) -> None:
+    shop.topic()
+    [uid] = shop.send(b"\x00\xff", key=b"k", headers={"a": "é"}, expires=60)
+    shop.burst()
+    [entry] = shop.entries()
+    assert entry == {
+        b"payload": b"\x00\xff",
+        b"key": b"k",
+        b"headers": '{"a":"é"}'.encode(),
+        b"expiresAfter": b"60000",
+        b"sendId": uid.rpartition("/")[2].encode(),
+    }
+    number = crc32_partition(b"k", 2)
+    assert shop.store.execute("XLEN", shop.store.keys.stream("orders", number)) == 1
+    assert shop.database.backlog(1)[0] == 0
+    view = shop.view()
+    assert (view.sent, view.rows, view.relayed, view.error) == (1, 0, False, "")
+
+
+def test_relay_keeps_the_order_of_a_key_over_many_batches(shop: Shop) -> None:
+    shop.topic(partitions=3)
+    for number in range(30):
+        shop.send(b"%d" % number, key=f"k{number % 5}")
+    shop.burst(batch=4)
+    seen: dict[bytes, list[int]] = {}
+    for entry in shop.entries():
+        seen.setdefault(entry[b"key"], []).append(int(entry[b"payload"]))
+    assert sorted(number for each in seen.values() for number in each) == list(range(30))
+    assert all(each == sorted(each) for each in seen.values())
+
+
+def test_relay_delays_rows_until_they_are_due(shop: Shop) -> None:
+    shop.topic(partitions=1)
+    shop.send(b"later", delay=60)
+    shop.send(b"now", delay=0)
+    shop.burst()
+    assert shop.payloads() == [b"now"]
+    assert shop.store.execute("ZCARD", shop.store.keys.scheduled("orders", 0)) == 1
+
+
+def test_relay_buries_rows_that_cannot_be_sent(shop: Shop) -> None:
+    shop.topic()
+    shop.send(b"1", topic="nowhere")
+    shop.send(b"2", partition=7)
+    shop.send(b"3", partition=1)
+    shop.send(b"4", topic="known")
+    settings = config.Settings(topics={"known": config.Topic(partitions=3)})
+    assert shop.relay(settings).run(burst=True) == 0
+    assert shop.payloads() == [b"3"]
+    assert shop.payloads("known") == [b"4"]
+    errors = {row.error for row in shop.database.dead(10)}
+    assert errors == {
+        "topic nowhere does not exist; create it, and send the row again",
+        "topic orders has 2 partitions, not 7",
+    }
+    assert shop.view().dead == 2
+
+
+def published(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow:
+    """Publish a row, by default the oldest, as a relay that exits before it deletes it."""
+    row = row or shop.database.oldest(1)[0]
+    keys, meta = shop.store.keys, shop.store.keys.meta("orders")
+    count = topics.partition_count(shop.store, "orders") or 0
+    for number in range(count):
+        shop.store.run(outbox.fence(keys, NAME, "orders", number, epoch, count, meta))
+    sent = outbox.OutgoingRow(row.id, row.uid, None, row.fields)
+    call = outbox.publish(keys, NAME, "orders", 0, [sent], epoch, count, meta)
+    assert shop.store.run(call).word == "OK"
+    return row
+
+
+def test_rows_of_a_dead_relay_are_not_sent_again(shop: Shop) -> None:
+    shop.topic(partitions=1)
+    shop.send(b"1", b"2", b"3")
+    published(shop, 5)
+    shop.burst(batch=2)
+    assert shop.payloads() == [b"1", b"2", b"3"]
+
+
+def test_rows_of_a_dead_relay_are_not_sent_again_to_a_grown_topic(shop: Shop) -> None:
+    shop.topic(partitions=1)
+    shop.send(
+        b"1", b"2", b"3", key=next(f"k{n}" for n in range(99) if crc32_partition(b"k%d" % n, 2))
+    )
+    published(shop, 5)
+    shop.store.execute("HSET", shop.store.keys.meta("orders"), "partitionCount", 2)
+    shop.burst()
+    assert shop.payloads() == [b"1", b"2", b"3"]
+
+
+def test_a_recorded_row_that_is_not_the_oldest_is_deleted_first(shop: Shop) -> None:
+    """Its record is replaced by the next batch, and only the record shows that it was sent."""
+    shop.topic(partitions=1)
+    shop.send(b"2", b"3")
+    row = published(shop, 5)
+    shop.send(b"4")
+    shop.database.run(f"UPDATE streamqd_outbox SET id = 99 WHERE id = {row.id}")
+    shop.store.execute(
+        *("HSET", shop.store.keys.outbox_record("orders", 0, NAME), "rows", f"{row.uid}{99:016x}")
+    )
+    shop.burst(batch=1)
+    assert shop.payloads() == [b"2", b"3", b"4"]
+
+
+def test_rows_read_before_the_fence_are_read_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier relay sends and deletes both rows between the read and the fence."""
+    shop.topic(partitions=1)
+    shop.send(b"1", b"2")
+    oldest, reads = shop.database.oldest, []
+
+    def overtaken(limit: int) -> list[OutboxRow]:
+        rows = oldest(limit)
+        reads.append(len(rows))
+        if len(reads) == 1:
+            for row in rows:
+                published(shop, 5, row)
+                shop.database.delete([row])
+        return rows
+
+    relay = shop.relay()
+    monkeypatch.setattr(shop.database, "oldest", overtaken)
+    relay._turn()
+    monkeypatch.setattr(shop.database, "oldest", oldest)
+    assert relay.run(burst=True) == 0
+    assert shop.payloads() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_delete_without_an_answer_sends_no_row_twice(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    shop.topic(partitions=1)
+    shop.send(b"1", b"2", b"3")
+    delete, failures = shop.database.delete, 2
+
+    def lost(rows: Any) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            if done:
+                delete(rows)
+            raise DatabaseUnavailable("the connection was lost")
+        delete(rows)
+
+    monkeypatch.setattr(shop.database, "delete", lost)
+    shop.burst(batch=1)
+    assert shop.payloads() == [b"1", b"2", b"3"]
+
+
+def test_a_publish_whose_reply_is_lost_costs_a_new_epoch(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.topic(partitions=1)
+    shop.send(b"1", b"2", b"3")
+    relay = shop.relay(batch=2)
+    store = relay._store
+    run_each, calls = Connection.run_each, []
+
+    def lost(link: Connection, asked: Any) -> Any:
+        replies = run_each(link, asked)
+        if asked[0].script.name == "outbox_publish":
+            calls.append(asked[0])
+            if len(calls) == 1:
+                raise RedisUnavailable("no answer", sent=True)
+        return replies
+
+    monkeypatch.setattr(Connection, "run_each", lost)
+    assert relay.run(burst=True) == 0
+    assert shop.payloads() == [b"1", b"2", b"3"]
+    # The lost call arrives late: another relay or the same one has fenced its epoch.
+    assert shop.store.run(calls[0]).word == "FENCED"
+    assert store is not shop.store
+
+
+def test_a_topic_that_grows_between_two_batches_gets_each_row_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.topic(partitions=1)
+    for number in range(10):
+        shop.send(b"%d" % number, key=f"k{number % 3}")
+    delete = shop.database.delete
+
+    def grown(rows: Any) -> None:
+        delete(rows)
+        shop.store.execute("HSET", shop.store.keys.meta("orders"), "partitionCount", 4)
+
+    monkeypatch.setattr(shop.database, "delete", grown)
+    shop.burst(batch=4)
+    assert shop.payloads() == [b"%d" % number for number in range(10)]
+
+
+def test_a_full_partition_holds_only_its_own_rows(shop: Shop) -> None:
+    shop.topic(partitions=2)
+    shop.send(*(b"0-%d" % number for number in range(9)), partition=0)
+    shop.send(b"1-0", partition=1)
+    relay = shop.relay(batch=2, max_backlog=3)
+    for _ in range(20):
+        relay._turn()
+    assert shop.payloads() == [b"0-0", b"0-1", b"0-2", b"1-0"]
+    assert "max_backlog" in relay._figures.error
+    shop.store.execute("XTRIM", shop.store.keys.stream("orders", 0), "MAXLEN", 0)
+    relay._options = replace(relay._options, max_backlog=None)
+    assert relay.run(burst=True) == 0
+    assert len(shop.payloads()) == 7
+
+
+def test_an_unreadable_record_holds_only_its_own_topic(shop: Shop) -> None:
+    shop.topic(partitions=1)
+    shop.topic("other", partitions=1)
+    key = shop.store.keys.outbox_record("orders", 0, NAME)
+    shop.store.execute("HSET", key, "epoch", "soon")
+    shop.send(*(b"%d" % number for number in range(5)))
+    shop.send(b"x", topic="other")
+    relay = shop.relay(batch=2)
+    for _ in range(20):
+        relay._turn()
+    assert shop.payloads("other") == [b"x"]
+    assert shop.payloads() == []
+    assert "epoch" in relay._figures.error
+    shop.store.execute("DEL", key)
+    relay._blocked.clear()
+    assert relay.run(burst=True) == 0
+    assert len(shop.payloads()) == 5
+
+
+def test_a_standby_takes_over_and_the_replaced_relay_sends_nothing(shop: Shop) -> None:
+    shop.topic(partitions=1)
+    shop.send(b"1")
+    first, second = shop.relay(lease_ttl=60), shop.relay(lease_ttl=60)
+    for _ in range(3):
+        first._turn()
+    second._turn()
+    assert (first._epoch > 0, second._epoch) == (True, 0)
+    shop.send(b"2")
+    shop.store.execute("DEL", shop.store.keys.outbox_lease(NAME))  # it expires
+    for _ in range(4):
+        second._turn()
+    assert second._epoch > first._epoch > 0
+    shop.send(b"3")
+    first._turn()
+    assert first._epoch == 0
+    for _ in range(3):
+        second._turn()
+        first._turn()
+    assert shop.payloads() == [b"1", b"2", b"3"]
+
+
+def test_a_deleted_topic_leaves_no_record(shop: Shop) -> None:
+    from streamqd.admin import topics_deletion
+
+    shop.topic(partitions=2)
+    shop.send(b"1", b"2", b"3")
+    shop.burst()
+    topics_deletion.delete(shop.store, "orders", force=False)
+    assert shop.store.execute("KEYS", "*{orders*") == []
+    keys = Keys()
+    shop.topic(partitions=2)
+    shop.send(b"4")
+    shop.burst()
+    assert shop.payloads() == [b"4"]
+    assert shop.store.execute("EXISTS", keys.outbox_record("orders", 0, NAME)) == 1
+
+
+def test_max_messages_of_a_call_is_bounded_by_bytes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.topic(partitions=1)
+    shop.send(*(bytes([number]) * 400_000 for number in range(6)), key="k")
+    sizes = []
+    run_each: Callable[..., Any] = Connection.run_each
+
+    def measured(link: Connection, asked: Any) -> Any:
+        sizes.extend(
+            sum(len(each) for each in call.argv if isinstance(each, bytes))
+            for call in asked
+            if call.script.name == "outbox_publish"
+        )
+        return run_each(link, asked)
+
+    monkeypatch.setattr(Connection, "run_each", measured)
+    shop.burst()
+    assert [each[b"payload"][0] for each in shop.entries()] == list(range(6))
+    assert max(sizes) < 1_300_000

@@ -1,0 +1,101 @@
+"""Rows of an outbox: every message survives its columns, and hostile columns harm one row only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.outbox.rows import UID, OutboxRow, SentRow, decode, encode, new_uid, unix_ms_of
+from streamqd.outbox.table import COLUMNS, DIALECTS, OutboxTable
+from streamqd.producer.encoding import Outgoing, envelope_of, expanded, fields_of
+
+MAX = 1 << 20
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+messages = st.builds(
+    Outgoing,
+    st.one_of(st.binary(max_size=50), texts, st.dictionaries(texts, st.integers())),
+    key=st.none() | st.binary(max_size=20) | texts,
+    headers=st.none() | st.dictionaries(texts, texts, max_size=5),
+    partition=st.none() | st.integers(0, 4_095),
+    delay=st.none() | st.floats(0, 10**6),
+    at=st.none(),
+    expires=st.none() | st.floats(0, 10**6),
+    dedup_id=st.none(),
+)
+hostile = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.binary(max_size=60),
+    st.text(max_size=60),
+    st.sampled_from([b"{}", "[" * 5_000, b"expiresAt=1", "0" * 32, '{"a":1}', "orders"]),
+)
+
+
+def read(row: SentRow, at: int = 1) -> OutboxRow:
+    others = len(row.key or b"") + len((row.headers or "").encode())
+    return decode((at, *row, len(row.payload), others), MAX)
+
+
+@given(messages)
+def test_a_message_is_the_same_after_its_columns(message: Outgoing) -> None:
+    row = read(encode("orders", expanded(envelope_of(message, MAX)), 1_700_000_000_000))
+    assert row.fault == ""
+    assert row.fields == fields_of(message, MAX)
+    assert row.partition == message.partition
+    assert (row.due_unix_ms is None) == (message.delay is None)
+
+
+@given(st.lists(hostile, min_size=len(COLUMNS) - 1, max_size=len(COLUMNS) - 1))
+def test_hostile_columns_have_a_fault_or_are_sound(values: list[Any]) -> None:
+    row = decode((7, *values, 0, 0), MAX)
+    assert row.id == 7
+    assert "\n" not in row.fault
+    if row.fault:
+        return
+    assert UID.fullmatch(row.uid)
+    assert all(type(each) is bytes for each in row.fields)
+    assert row.partition is None or row.partition >= 0
+
+
+@given(st.sampled_from(COLUMNS[1:]), hostile)
+def test_one_hostile_column_keeps_the_others(name: str, value: Any) -> None:
+    good = encode("orders", expanded(envelope_of(Outgoing(b"x", key="k"), MAX)))
+    columns = dict(zip(COLUMNS[1:], good, strict=True)) | {name: value}
+    row = decode((1, *columns.values(), 0, 0), MAX)
+    if row.fault:
+        assert row.fault.startswith(f"{name} ")
+    if name != "uid":
+        assert row.uid == good.uid
+
+
+@pytest.mark.parametrize("sizes", [(MAX + 1, 0), (0, MAX + 1)])
+def test_an_oversized_row_names_its_size(sizes: tuple[int, int]) -> None:
+    good = encode("orders", expanded(envelope_of(b"x", MAX)))
+    assert " 1,048,577 bytes" in decode((1, *good, *sizes), MAX).fault
+
+
+@given(st.integers(0, 2**48 - 1))
+def test_a_uid_is_a_uuid7_of_its_time(unix_ms: int) -> None:
+    uid = new_uid(unix_ms)
+    assert UID.fullmatch(uid)
+    assert uid[12] == "7"
+    assert uid[16] in "89ab"
+    assert unix_ms_of(uid) == unix_ms
+
+
+def test_uids_of_one_millisecond_differ() -> None:
+    now = time.time_ns() // 1_000_000
+    assert len({new_uid(now) for _ in range(10_000)}) == 10_000
+
+
+@pytest.mark.parametrize("name", ["", "a.b.c", "a-b", "1a", 'a"', "a\n", "é", "a" * 49, ".a", "a."])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_bad_table_name_is_refused(name: str, dialect: str) -> None:
+    with pytest.raises(ValueError, match="not a valid table name"):
+        OutboxTable(name, DIALECTS[dialect])
