@@ -360,7 +360,8 @@ def test_empty_window_is_reported() -> None:
     """T14: the page listed "Nothing." under its findings for an empty window."""
     made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
     words = " ".join(Reader(page(made)).words.split())
-    assert "There are no entries and no dead letters from 2025-11-20 00:53:20 to now (UTC)." in words
+    wanted = "There are no entries and no dead letters from 2025-11-20 00:53:20 to now (UTC)."
+    assert wanted in words
 
 
 def test_a_finding_of_payloads_names_the_quarantine() -> None:
