@@ -40,7 +40,7 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
         last = last_day(now_us) if each.name == event_time else None
         told.append(_why_not(each, wrong & alone, last))
     said = f.concat_ws("; ", *told)
-    reason = f.when(said != "", said).when(wrong, f.lit("it is not of the schema"))
+    reason = f.when(said != "", said).when(wrong, f.lit("it does not fit the schema"))
     return rows.withColumn("reason", f.coalesce("fault", reason))
 
 

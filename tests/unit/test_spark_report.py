@@ -96,7 +96,7 @@ def test_report_sorts_the_worst_first() -> None:
     assert wrong(seen, unread, dying) == [
         "problem: orders/billing: 90 messages unread, the oldest for 10 min 0 s, growing by 3.0/s",
         "problem: orders/mail: has been running one message for 75 s",
-        "warning: orders/billing: 12 messages failed and waiting for the next attempt",
+        "warning: orders/billing: 12 messages wait for their next attempt",
         "warning: orders: 7 dead letters, 57% of them KeyError in the group billing",
         "warning: fleet main: 1 value in Redis cannot be read",
         "note: audit: no group reads it",
@@ -205,7 +205,7 @@ def test_worst_changes_come_first() -> None:
     ("wrong", "sentence"),
     [
         ({"format": "streamqd-report/1"}, "another version"),
-        ({"asked": {"topics": ["one"]}}, "of other topics"),
+        ({"asked": {"topics": ["one"]}}, "covers other topics"),
         ({"measures": [1]}, "cannot be read"),
         ({"made_unix_ms": True}, "cannot be read"),
         ({"made_unix_ms": 1 << 60}, "cannot be read"),
@@ -360,7 +360,8 @@ def test_empty_window_is_reported() -> None:
     """T14: the page listed "Nothing." under its findings for an empty window."""
     made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
     words = " ".join(Reader(page(made)).words.split())
-    assert "There is no entry and no dead letter from 2025-11-20 00:53:20 to now (UTC)." in words
+    wanted = "There are no entries and no dead letters from 2025-11-20 00:53:20 to now (UTC)."
+    assert wanted in words
 
 
 def test_a_finding_of_payloads_names_the_quarantine() -> None:
@@ -369,7 +370,7 @@ def test_a_finding_of_payloads_names_the_quarantine() -> None:
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
     [found] = [each for each in made["findings"] if "schema" in each["text"]]
-    assert found["text"] == "2 payloads not of the schema; the quarantine holds 3 rows"
+    assert found["text"] == "2 payloads do not fit the schema; the quarantine holds 3 rows"
     assert found["command"] == (
         "streamqd pipeline sql --archive '/data/my archive'"
         ' "SELECT reason, count(*) FROM quarantine_orders GROUP BY reason"'

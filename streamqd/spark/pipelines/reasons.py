@@ -22,7 +22,7 @@ DAY_US = 86_400_000_000
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # of 0001 and of 9999, of 1970 on
 _NUMBER_MAX = 1000
 _LONG_NUMBER = re.compile(rb"[:,\[\s]-?\d[\d.eE+-]{1000}")
-_OTHER = "it is not of the schema"
+_OTHER = "it does not fit the schema"
 
 
 def last_day(now_us: int) -> int:

@@ -106,7 +106,8 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
         if (unread.topic, unread.group) == (group.topic, group.group):
             yield from _late(seen.now_unix_ms, about, unread)
     if group.delayed:
-        what = f"{plural(group.delayed, 'message')} failed and waiting for the next attempt"
+        verb = "waits for its" if group.delayed == 1 else "wait for their"
+        what = f"{plural(group.delayed, 'message')} {verb} next attempt"
         command = f"retry list {group.topic} {group.group}"
         yield _finding(Severity.WARNING, about, what, group.delayed, command)
 
@@ -150,7 +151,8 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
         what += f"{error_of(worst)} in the group {worst['group'] or 'unknown'}"
         yield _finding(Severity.WARNING, name, what, letters, f"dlq stats {name}")
     if fields and fields["bad"]:
-        what = f"{plural(fields['bad'], 'payload')} not of the schema"
+        verb = "does" if fields["bad"] == 1 else "do"
+        what = f"{plural(fields['bad'], 'payload')} {verb} not fit the schema"
         command, held = f"tail {name}", topic.get("quarantine")
         if held:
             what += f"; the quarantine holds {plural(held['rows'], 'row')}"
@@ -224,11 +226,11 @@ def compared(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str
     """
     why = ""
     if last is None:
-        why = "this is the first report in its folder"
+        why = "this is the first report in this directory"
     elif last.get("format") != FORMAT:
-        why = "the last report is of another version of streamqd"
+        why = "another version of streamqd wrote the last report"
     elif last.get("asked") != now["asked"]:
-        why = "the last report in this folder is of other topics, times or files"
+        why = "the last report in this directory covers other topics, times or files"
     elif not (isinstance(last.get("measures"), dict) and _is_measure("", last.get("made_unix_ms"))):
         why = "the last report cannot be read"
     if last is None or why:
