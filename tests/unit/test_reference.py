@@ -47,9 +47,12 @@ def test_reference_states_the_defaults(
     # A consumer without any handler is refused. Everything else stays unchanged.
     settings = load(tmp_path, text.replace('handler = ""', 'handler = "weblog:count_hit"'))
     plain = load(tmp_path, "")
-    bare = dataclasses.replace(settings, topics={}, pipelines={}, consumers=(), schedules=())
+    bare = dataclasses.replace(
+        settings, topics={}, pipelines={}, consumers=(), schedules=(), outboxes=()
+    )
     assert bare == plain
     assert settings.schedules == (config.Schedule("nightly", "access", cron="0 3 * * *"),)
+    assert settings.outboxes == (config.OutboxSettings("shop", "${DATABASE_URL}"),)
     assert settings.pipelines == {"access": config.Pipeline()}
     assert settings.topics == {"access": config.Topic()}
     assert settings.topics["access"].stated == set(settings_of(config.Topic))

@@ -13,7 +13,8 @@ import pytest
 
 from streamqd.admin import due, reading, trace
 from streamqd.admin import retention as admin_retention
-from streamqd.config import Consumer
+from streamqd.config import Consumer, outboxes
+from streamqd.config.setting import settings_of
 from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.policy import silence
@@ -24,6 +25,7 @@ from streamqd.store import (
     directives,
     items,
     messages,
+    outbox,
     publishing,
     schedules,
     scripts,
@@ -182,6 +184,7 @@ LETTER_VALUES = dead_letters.BODY_VALUES_MAX + dead_letters.ADDED_VALUES_MAX
 UNPACKED: dict[str, int | str] = {
     "_items: ARGV, at + 1, last": LETTER_VALUES,
     "_items: list": LETTER_VALUES,
+    "_outbox: ARGV, first, last": publishing.FIELDS_MAX,
     "control_change: ARGV, 4": 2 * directives.ORDERS_MAX,
     "dead_deliver: fields": dead.DELIVER_MAX,
     "dead_replay: merged(letter[2], changed, DEAD_ONLY)": LETTER_VALUES
@@ -194,6 +197,7 @@ UNPACKED: dict[str, int | str] = {
     "message_reclaim: filter": 1,
     "message_reclaim: ids": messages.ITEMS_MAX + 1,
     "message_recover: names": 4,
+    "outbox_keep: figures": 2 * len(outbox.FIGURES),
     "query_position: position": 5,
     "retry_cancel: fields": LETTER_VALUES,
     "schedule_fire: redis.call('HMGET', last, name .. ':id', name .. ':tick')": 2,
@@ -285,6 +289,8 @@ FEEDERS: dict[str, list[int]] = {
         largest("prefetch_max"),  # a page of fetch, recover and reclaim, and one read
     ],
     "messages.PLACES_MAX": [settler.BATCH_MAX],
+    "outbox.FIELDS_MAX": [],
+    "outbox.ROWS_MAX": [settings_of(outboxes.OutboxSettings)["batch"].max],
     "publishing.FIELDS_MAX": [],
     "retention.GHOSTS_MAX": [retention_enforcer.GHOSTS],
     "retention.REMOVED_MAX": [trimmer.PAGE, retention_enforcer.PAGE, admin_retention.PAGE],
