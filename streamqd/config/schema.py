@@ -183,6 +183,14 @@ class Daemon:
     crash_cooldown: Seconds = setting(
         60.0, "Wait before the worker of a released partition is started again.", min=1, max=86_400
     )
+    history: Seconds = setting(
+        86_400.0,
+        "How long the figures of each minute are kept in Redis, for the charts of the console. They"
+        " take about 80 bytes for each minute, instance, topic and group with messages. 0: none"
+        " are written.",
+        min=0,
+        max=7 * 86_400,
+    )
     max_message_bytes: Bytes = setting(
         1 << 20, "Largest payload that a producer accepts.", min=1, max=512 << 20
     )
