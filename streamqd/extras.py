@@ -17,6 +17,7 @@ NEEDS = {
         "opentelemetry-exporter-otlp-proto-http>=1.30",
     ),
     "sentry": ("sentry-sdk>=2.20",),
+    "console": ("jinja2>=3.1", "starlette>=1.0,<2", "uvicorn>=0.40"),
 }
 
 

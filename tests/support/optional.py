@@ -16,8 +16,8 @@ from streamqd.spark import SparkMissingError
 PACKAGES = frozenset(
     {
         *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "jinja2", "opentelemetry"),
-        *("pandas", "polars", "pyarrow", "pydantic", "pyspark", "sentry_sdk"),
-        *("testcontainers", "uvicorn", "uvloop"),
+        *("pandas", "playwright", "polars", "pyarrow", "pydantic", "pyspark", "sentry_sdk"),
+        *("starlette", "testcontainers", "uvicorn", "uvloop"),
     }
 )
 HINT = "`make test-all` installs it"
