@@ -4,7 +4,7 @@
 
 local function keep(fence, lease, token, ttl_ms, keeper)
   -- HDEL first: it is accepted when memory is full, and so is every write after it.
-  redis.call('HDEL', fence, 'mark', 'session', 'solo', 'accused')
+  redis.call('HDEL', fence, 'mark', 'session', 'quarantine', 'accused')
   local held = redis.call('HMGET', fence, 'token', 'epoch')
   if held[1] ~= token then
     local now = now_unix_ms()

@@ -50,7 +50,7 @@ local function judge_items(items, shared, adjacent, stream, retry, group)
       if not body and (shared.at['payload'] or has(item.own, 'payload')) then
         body = {}
       end
-      item.word = body and 'MOVED' or 'GHOST'
+      item.word = body and 'MOVED' or 'MISSING'
       item.body = body
     end
   end

@@ -82,7 +82,7 @@ if in_hand(on_stream) + in_hand(dropping) > at_once then
   return {'MORE', on_stream['last-delivered-id'], after, forgotten}
 end
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
-redis.call('HDEL', fence, 'token', 'session', 'mark', 'solo', 'accused', 'owner')
+redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 redis.call('DEL', lease)
 redis.call('XGROUP', 'DESTROY', stream, group)
 redis.call('XGROUP', 'CREATE', stream, group, after)

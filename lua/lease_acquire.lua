@@ -3,7 +3,7 @@
 -- Take a partition for a group. The caller passes the epoch that it saw when it decided, so a copy
 -- of this call that runs minutes late finds a later epoch and changes nothing. A token left in the
 -- fence means that the last owner did not release the partition: its pending entries are inherited
--- and run in solo mode. The entries that it was about to handle are accused, and run alone next. An
+-- and run in quarantine. The entries that it was about to handle are accused, and run alone next. An
 -- entry that was accused or charged before has run alone: if it is still pending, it is charged.
 -- The first charge of an accused entry counts three crashes: the loss that left it pending, the one
 -- of its round, and the one when it ran alone.
@@ -25,7 +25,7 @@
 --
 -- Returns  OK      taken                         [2] epoch [3] 1 = not released by the last owner
 --                                                [4] charged place, or ''
--- Returns  MINE    already taken with this token [2] epoch [3] 1 = solo mode
+-- Returns  MINE    already taken with this token [2] epoch [3] 1 = in quarantine
 -- Returns  HELD    another lease is valid        [2] ms until it expires [3] epoch [4] owner
 -- Returns  MOVED   taken by another owner since the caller looked    [2] epoch
 --
@@ -41,7 +41,7 @@ local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, seen_epoch, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local owner, group, dead_token = ARGV[4], ARGV[5], ARGV[6]
 
-local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'solo', 'accused')
+local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'quarantine', 'accused')
 local holder, epoch, mark = held[1], whole(held[2]), held[4]
 local leased = redis.call('GET', lease)
 if leased and leased ~= token and (dead_token == '' or leased ~= dead_token) then
@@ -88,7 +88,7 @@ local now = now_unix_ms()
 epoch = math.max(epoch + 1, now)
 redis.call('HSET', fence, 'token', token, 'epoch', text(epoch), 'owner', owner, 'since', text(now))
 if unclean then
-  redis.call('HSET', fence, 'solo', '1')
+  redis.call('HSET', fence, 'quarantine', '1')
   if accused ~= '' then
     redis.call('HSET', fence, 'accused', accused)
   end

@@ -26,7 +26,7 @@ end
 local leased = redis.call('GET', lease)
 
 -- Guards end here
-redis.call('HDEL', fence, 'token', 'session', 'mark', 'solo', 'accused', 'owner')
+redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 if leased == token then
   redis.call('DEL', lease)
 end

@@ -19,7 +19,7 @@
 -- ARGV[6]  after_retry  id      the same for the retry stream
 -- ARGV[7]  count        int     at most this many from each stream
 --
--- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream [4]
+-- Returns  OK      [2] 1 = in quarantine [3] last id delivered to the group in the partition stream [4]
 --                  the same in the retry stream [5] entries of the partition stream [6] of the
 --                  retry stream; each id, fields or nil, crashes, failures, crash context, ms until
 --                  its next run in place is due (a number that cannot be read is -1) [7] 1 = there
@@ -79,7 +79,7 @@ end
 
 local main_entries, main_more = page(stream, 'm', after_main)
 local retry_entries, retry_more = page(retry, 'r', after_retry)
-local solo = redis.call('HEXISTS', fence, 'solo')
+local quarantine = redis.call('HEXISTS', fence, 'quarantine')
 local accused = redis.call('HGET', fence, 'accused') or ''
 
 -- Guards end here
@@ -91,7 +91,7 @@ end
 local last_main, last_retry = on_stream['last-delivered-id'], on_retry['last-delivered-id']
 return {
   'OK',
-  solo,
+  quarantine,
   last_main,
   last_retry,
   main_entries,

@@ -26,7 +26,7 @@
 --
 -- Entry    MOVED   set aside
 -- Entry    GONE    not pending. Nothing done (already settled, or passed twice in this call)
--- Entry    GHOST   pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat with
+-- Entry    MISSING   pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat with
 --                  all fields, or, beyond 7,000 names and values, with the important ones
 --
 -- Cost     O(e x (log n + size of a body)), e = entries, n = pending and delayed entries

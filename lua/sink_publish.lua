@@ -2,7 +2,7 @@
 --
 -- Move rows staged by a task attempt into their partition, oldest first. At every moment a row is
 -- in exactly one of the two streams. The emptied stream stays, as proof that every row was moved,
--- until `sink_end` has recorded that.
+-- until `sink_finish` has recorded that.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  staged  STREAM  streaming:mq:sink:{T:p:i}:Q:A

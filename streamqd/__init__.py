@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from streamqd.producer.buffered import BufferedProducer, Receipt
     from streamqd.version import __version__
 
-    Letter = DeadLetter
-
 __all__ = [
     "AsyncProducer",
     "BacklogFull",
@@ -100,15 +98,10 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
-# Names from earlier releases, which remain available.
-_RENAMED = {"Letter": "DeadLetter"}
-
-
 def __getattr__(name: str) -> Any:
-    now = _RENAMED.get(name, name)
-    if now not in _HOME:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOME[now]), now)
+    found = globals()[name] = getattr(import_module(_HOME[name]), name)
     return found
 
 

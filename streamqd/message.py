@@ -166,7 +166,7 @@ class Message:
         return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
-    def letter(self) -> DeadLetter | None:
+    def dead_letter(self) -> DeadLetter | None:
         """The dead letter's details, for a consumer with `source = "dlq"`, or None for others."""
         return DeadLetter.read(self.fields) if self._delivery.unit.reads_letters else None
 

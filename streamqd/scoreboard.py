@@ -96,14 +96,23 @@ _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 WAITING, RUNNING, DONE, FAILED, CLEARED = range(5)
 
 COUNTERS = (
-    *("fetched", "acked", "retried", "dead", "failed", "timeouts", "released", "fenced", "ghosts"),
-    *("reclaimed", "round_trips", "bytes", "crashes", "restarts", "charged", "recycled"),
-    *("redis_errors", "parked", "given_up", "expired", "throttled_ns"),
+    *("fetched", "acked", "retried", "dead_lettered", "failed", "timeouts", "released", "fenced"),
+    *(
+        "missing_entries",
+        "reclaimed",
+        "round_trips",
+        "bytes",
+        "crashes",
+        "restarts",
+        "charged",
+        "recycled",
+    ),
+    *("redis_errors", "deferred", "given_up", "expired", "throttled_ns"),
     *("assignment_errors", "loop_blocked"),
 )
 BOARD_COUNTERS = (
-    *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
-    *("exchange_errors", "housekeeper_restarts", "log_dropped", "groups_restored"),
+    *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "round_trips"),
+    *("round_trip_errors", "housekeeper_restarts", "log_dropped", "groups_restored"),
     "unstartable",
 )
 

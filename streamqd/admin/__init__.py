@@ -14,11 +14,13 @@ from typing import Any
 
 
 def as_json(value: Any) -> Any:
-    """Turn dataclasses into JSON values.
+    """Turn dataclasses into JSON values, or the result of their method `document`.
 
     A field that holds bytes becomes text, or, when it is not UTF-8, a field of the same name with
     suffix `_base64`.
     """
+    if hasattr(value, "document"):
+        return as_json(value.document())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
     elif isinstance(value, dict):
@@ -28,6 +30,16 @@ def as_json(value: Any) -> Any:
     else:
         return value
     return dict(_pair(name, content) for name, content in pairs)
+
+
+def fields_of(value: object, names: str, **others: Any) -> dict[str, Any]:
+    """Return the fields and properties with these names, separated by spaces, in their order.
+
+    `others` replaces some of them.
+    """
+    return {
+        name: others[name] if name in others else getattr(value, name) for name in names.split()
+    }
 
 
 def _pair(name: str, value: Any) -> tuple[str, Any]:

@@ -1,8 +1,8 @@
-"""The audit trail of a topic: who changed what, in one bounded stream per topic.
+"""The audit log of a topic: who changed what, in one bounded stream per topic.
 
 Commands that replay, cancel, reset, delete or export write one entry when they finish. Commands on
 dead letters also write one when they are interrupted. The stream keeps about the last 10,000
-entries and belongs to no partition. Deleting the topic deletes the trail and writes one new entry
+entries and belongs to no partition. Deleting the topic deletes the log and writes one new entry
 that records the deletion.
 """
 
@@ -49,19 +49,19 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """A page of the trail, newest entries first. `cursor` continues it, '' at the end."""
+    """A page of the log, newest entries first. `cursor` continues it, '' at the end."""
 
     topic: str
-    deeds: list[AuditEntry]
+    entries: list[AuditEntry]
     cursor: str
 
 
 def record(
     store: Store,
     topic: str,
-    verb: str,
+    command: str,
     *,
-    what: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     counts: Mapping[str, int] | None = None,
     first_id: str = "",
     last_id: str = "",
@@ -69,12 +69,12 @@ def record(
 ) -> str:
     """Write one entry and return its id. Raises RedisUnavailable, RedisRefused.
 
-    `verb` is what the command line calls it, such as "dlq replay". The topic need not exist.
+    `command` is the command without `streamqd`, such as "dlq replay". The topic need not exist.
     """
     fields = {
         "who": who(),
-        "verb": verb,
-        "what": _json(what),
+        "command": command,
+        "arguments": _json(arguments),
         "counts": _json(counts),
         "first": first_id,
         "last": last_id,
@@ -85,8 +85,8 @@ def record(
     return str(raw.decode())
 
 
-def trail(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
-    """Return a page of the trail, which is empty without a trail or a topic."""
+def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
+    """Return a page of the log, which is empty without a log or a topic."""
     upper = "+"
     if cursor:
         try:
@@ -94,8 +94,8 @@ def trail(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Aud
         except ValueError as error:
             raise Malformed(str(error)) from None
     found = store.execute("XREVRANGE", store.keys.audit(topic), upper, "-", "COUNT", limit + 1)
-    page = [_deed(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
-    return AuditLog(topic, page, page[-1].id if len(found) > limit else "")
+    entries = [_entry(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
+    return AuditLog(topic, entries, entries[-1].id if len(found) > limit else "")
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def _json(value: Mapping[str, Any] | None) -> str:
     return "" if text == "{}" else text
 
 
-def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
+def _entry(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
 
@@ -143,8 +143,8 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         id=raw_id.decode(),
         at_unix_ms=read_id(raw_id).ms,
         who=text(b"who"),
-        command=text(b"verb"),
-        arguments=table(b"what"),
+        command=text(b"command"),
+        arguments=table(b"arguments"),
         counts=counts,
         first_id=text(b"first"),
         last_id=text(b"last"),

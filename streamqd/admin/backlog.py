@@ -1,10 +1,9 @@
-"""Backlog of groups: exact figures for many assignments, even where the server keeps no count."""
+"""The backlog of groups: figures of assignments, positions, and counts of entries."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin.reading import BadValues, ask, group_names, measure_each
@@ -18,71 +17,6 @@ from streamqd.store.store import Store
 
 COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
 PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
-
-
-@dataclass(frozen=True, slots=True)
-class UnitBacklog:
-    """The backlog of a group on one partition.
-
-    `position` is the ID delivered last. `lag` counts unread messages, including those in the
-    group's retry stream (`retry_unread`). Where the server keeps no count, they are counted here,
-    and `lag_exact` is false when `lag` is only a lower bound. `pending` messages were delivered and
-    not acknowledged, `delayed` ones wait for their next attempt. Both times are the write times of
-    the oldest message, null without one.
-    """
-
-    position: str
-    lag: int
-    lag_exact: bool
-    pending: int
-    retry_unread: int
-    delayed: int
-    oldest_unread_unix_ms: int | None
-    oldest_pending_unix_ms: int | None
-
-
-_NOTHING = UnitBacklog("0-0", 0, False, 0, 0, 0, None, None)
-
-
-def backlogs(store: Store, units: Sequence[Unit], bad: BadValues) -> dict[Unit, UnitBacklog]:
-    """Return the backlog of each assignment whose group exists.
-
-    An assignment that cannot be measured counts as empty and not exact.
-    """
-    measured: dict[Unit, statistics.UnitFigures] = {}
-    found: dict[Unit, UnitBacklog] = {}
-    replies = measure_each(
-        store, [statistics.measure_unit(store.keys, unit) for unit in units], bad
-    )
-    for unit, reply in zip(units, replies, strict=True):
-        each = unit_figures(unit, reply, store.keys, bad)
-        if each is not None:
-            measured[unit] = each
-        elif reply is None or reply.word != "NOGROUP":
-            found[unit] = _NOTHING
-    mains = positions(store, sorted({store.keys.source(*unit) for unit in measured}), bad)
-    retries = positions(store, [store.keys.retry_stream(*unit) for unit in measured], bad)
-    for unit, each in measured.items():
-        stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
-        position = mains[stream].get(unit.group, "0-0")
-        unread, exact = _unread(store, stream, position, each.main)
-        waiting, retry_exact = _unread(
-            store, retry, retries[retry].get(unit.group, "0-0"), each.retry
-        )
-        pending = [each.main.oldest_pending_id, each.retry.oldest_pending_id]
-        found[unit] = UnitBacklog(
-            position=position,
-            lag=unread + waiting,
-            lag_exact=exact and retry_exact,
-            pending=each.pending,
-            retry_unread=waiting,
-            delayed=each.delayed,
-            oldest_unread_unix_ms=each.oldest_unread_unix_ms(),
-            oldest_pending_unix_ms=min(
-                (statistics.unix_ms(entry_id) for entry_id in pending if entry_id), default=None
-            ),
-        )
-    return found
 
 
 def figures(
@@ -146,14 +80,6 @@ def count_between(
         if not more:
             return total, True
     return total, position == upto
-
-
-def _unread(
-    store: Store, stream: str, position: str, backlog: statistics.Backlog
-) -> tuple[int, bool]:
-    if backlog.unread is not None:
-        return backlog.unread, True
-    return count_behind(store, stream, position)
 
 
 def other_clients(store: Store, units: Sequence[Unit], bad: BadValues) -> list[dict[str, int]]:

@@ -6,23 +6,17 @@ with `delay` or `at` has returned. The message that it becomes has a uid of its 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import due, topics
-from streamqd.admin.due import DueFilter, WaitingList
-from streamqd.admin.reading import (
-    BadValues,
-    Entry,
-    Id,
-    Unreadable,
-    ask,
-    newest_first,
-    server_unix_ms,
-)
+from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList
+from streamqd.admin.reading import PAGE_MAX, ask, backwards, headers_of
 from streamqd.errors import Malformed, Refused
 from streamqd.store import retries, scheduled
+from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
 
 LOOK_BACK = 10_000  # newest entries of a partition, searched for the message of a send
@@ -42,27 +36,6 @@ class DelayedRow:
     sent_unix_ms: int | None
     key: str
     payload_bytes: int | None
-
-    @property
-    def attempt(self) -> int:
-        """The attempt that it waits for."""
-        return 1
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedView:
-    """A page, earliest due time first. `total` counts all delayed sends of the topic.
-
-    Pass `cursor` for the next page ('' on the last one). `unreadable` are due times in Redis that
-    cannot be read. A send without a due time has no row.
-    """
-
-    topic: str
-    now_unix_ms: int
-    total: int
-    rows: list[DelayedRow]
-    cursor: str
-    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,63 +61,29 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """Delayed sends that no longer wait.
+class DelayedChanged:
+    """Delayed sends after an action: `changed` were changed, the others no longer waited.
 
     `sent` are messages by now. `unknown` are neither waiting nor among the newest 10,000 entries of
     their partitions: cancelled, sent long ago, or never there.
     """
 
+    changed: int
     sent: list[Sent]
     unknown: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedCancelled:
-    """The result of `delayed cancel`: `cancelled` sends never happen. The rest as in Missed."""
-
-    topic: str
-    cancelled: int
-    sent: list[Sent]
-    unknown: list[str]
+def messages(store: Store, topic: str) -> MessageList[Delayed, DelayedRow]:
+    """Return the delayed sends of a topic by due time. Raises TopicMissing."""
+    return due.messages(store, topic, "", topics.partition_count(store, topic), _row)
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedHastened:
-    """The result of `delayed now`: `due` sends are sent within seconds. The rest as in Missed."""
-
-    topic: str
-    due: int
-    sent: list[Sent]
-    unknown: list[str]
-
-
-def listed(
-    store: Store,
-    topic: str,
-    *,
-    choice: DueFilter = due.EVERY,
-    limit: int = 50,
-    cursor: str = "",
-) -> DelayedView:
-    """Return a page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
-    after, bad = due.read_cursor(cursor), BadValues()
-    waiting = _waiting(store, topic)
-    partitions = choice.partitions(topic, waiting.count)
-    now = server_unix_ms(store.connection)
-    rows, following = due.page(waiting.chosen(partitions, choice, now, bad, after), limit)
-    return DelayedView(topic, now, waiting.total(bad), rows, following, bad.rows)
-
-
-def chosen(store: Store, topic: str, choice: DueFilter) -> Iterator[str]:
+def chosen(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
     """Yield the names of the chosen delayed sends, read page by page.
 
     Raises TopicMissing, Refused.
     """
-    waiting = _waiting(store, topic)
-    partitions = choice.partitions(topic, waiting.count)
-    now = server_unix_ms(store.connection)
-    return (row.id for _, row in waiting.chosen(partitions, choice, now, BadValues()))
+    return (each.position.name for each in messages(store, topic).every(choice))
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:
@@ -168,7 +107,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
         due_unix_ms=int(float(score)),
         sent_unix_ms=_number(fields.get(b"sentAt")),
         key=fields.get(b"key"),
-        headers=Entry(partition, Id(0, 0), fields).headers,
+        headers=headers_of(fields),
         payload=fields.get(b"payload", b""),
         other={
             field.decode("utf-8", "replace"): value.decode("utf-8", "replace")
@@ -178,47 +117,45 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
     )
 
 
-def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedCancelled:
+def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Cancel delayed sends. Each is cancelled or was sent, never both.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
     """
     cancelled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
-        words, _ = store.run(scheduled.cancel(store.keys, topic, partition, batch)).rest
+        items: list[tuple[str, dict[bytes, bytes]]] = [(send_id, {}) for send_id in batch]
+        words, _ = store.run(retries.cancel(store.keys, (topic, partition), items, drop=True)).rest
         cancelled += words.count(b"MOVED")
         gone += [
             f"{partition}:{send_id}"
             for send_id, word in zip(batch, words, strict=True)
             if word != b"MOVED"
         ]
-    missed = look_for(store, topic, gone)
-    return DelayedCancelled(topic, cancelled, missed.sent, missed.unknown)
+    return look_for(store, topic, gone, cancelled)
 
 
-def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedHastened:
+def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Make delayed sends due now. A housekeeper sends them within seconds.
 
     Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
     """
     hastened, gone = 0, []
     for partition, batch in _batches(store, topic, names):
-        reply = store.run(scheduled.hasten(store.keys, topic, partition, batch))
-        hastened += int(reply.rest[0])
-        if int(reply.rest[1]):
-            scores = ask(
-                store, [("ZSCORE", store.keys.scheduled(topic, partition), each) for each in batch]
-            )
+        due_now, missing = store.run(retries.hasten(store.keys, (topic, partition), batch)).rest
+        hastened += due_now
+        if missing:
+            key = store.keys.scheduled(topic, partition)
+            scores = ask(store, [("ZSCORE", key, each) for each in batch])
             gone += [
                 f"{partition}:{send_id}"
                 for send_id, score in zip(batch, scores, strict=True)
                 if score is None
             ]
-    missed = look_for(store, topic, gone)
-    return DelayedHastened(topic, hastened, missed.sent, missed.unknown)
+    return look_for(store, topic, gone, hastened)
 
 
-def look_for(store: Store, topic: str, names: Sequence[str]) -> Missed:
+def look_for(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:
     """Find delayed sends that no longer wait. Their messages carry the send ID."""
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
@@ -226,39 +163,29 @@ def look_for(store: Store, topic: str, names: Sequence[str]) -> Missed:
         wanted.setdefault(int(number), {})[send_id.encode()] = name
     sent = []
     for partition, ids in wanted.items():
-        streams = {partition: store.keys.stream(topic, partition)}
-        entries = newest_first(store, streams, limit=LOOK_BACK)
-        for entry in entries:
+        stream = store.keys.stream(topic, partition)
+        entries = backwards(store, partition, stream, size=PAGE_MAX)
+        for entry in itertools.islice(entries, LOOK_BACK):
             name = ids.pop(entry.fields.get(b"sendId", b""), "")
             if name:
                 sent.append(Sent(name, f"{topic}/{partition}/{entry.id}"))
             if not ids:
                 break
-    return Missed(sent, [name for ids in wanted.values() for name in ids.values()])
+    unknown = [name for ids in wanted.values() for name in ids.values()]
+    return DelayedChanged(changed, sent, unknown)
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _waiting(store: Store, topic: str) -> WaitingList[DelayedRow]:
-    keys = store.keys
-    return WaitingList(
-        store,
-        topics.partition_count(store, topic),
-        due=lambda partition: keys.scheduled(topic, partition),
-        items=lambda partition: keys.scheduled_items(topic, partition),
-        page=lambda partition, start: scheduled.page(keys, topic, partition, start, due.PAGE),
-        row=_row,
-    )
-
-
-def _row(partition: int, each: retries.Delayed) -> DelayedRow:
+def _row(found: FoundMessage[Delayed]) -> DelayedRow:
+    one = found.item
     return DelayedRow(
-        id=f"{partition}:{each.place}",
-        due_unix_ms=each.due_unix_ms,
-        sent_unix_ms=_number(each.fields.get(b"sentAt")),
-        key=each.fields.get(b"key", b"").decode("utf-8", "replace"),
-        payload_bytes=None if each.payload_bytes < 0 else each.payload_bytes,
+        id=found.position.name,
+        due_unix_ms=one.due_unix_ms,
+        sent_unix_ms=_number(one.fields.get(b"sentAt")),
+        key=one.fields.get(b"key", b"").decode("utf-8", "replace"),
+        payload_bytes=None if one.payload_bytes < 0 else one.payload_bytes,
     )
 
 
@@ -283,17 +210,11 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield names by partition, in batches of one call. A list is fully read first."""
+    """Return the names by partition, in batches of one call. A list is fully read first."""
     read = _read(store, topic, names)
     if isinstance(names, Sequence):
         read = iter(list(dict.fromkeys(read)))
-    waiting: dict[int, list[str]] = {}
-    for partition, send_id in read:
-        batch = waiting.setdefault(partition, [])
-        batch.append(send_id)
-        if len(batch) == due.BATCH:
-            yield partition, waiting.pop(partition)
-    yield from sorted(waiting.items())
+    return due.batches(read)
 
 
 def _number(raw: bytes | None) -> int | None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from streamqd.admin import audit, live, published, topics
+from streamqd.admin import assignments, audit, published, snapshot, topics
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import BadValues, Unreadable, lease_views
 from streamqd.errors import Refused
@@ -431,18 +431,20 @@ class Cleared:
     dry_run: bool
 
 
-def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool = False) -> Cleared:
+def clear(
+    fleet: Fleet, names: list[str], *, missing: bool = False, dry_run: bool = False
+) -> Cleared:
     """Remove directives by name, unreadable ones too.
 
-    With `gone`, remove those to instances that are not live. Raises Refused for an unknown name.
+    With `missing`, remove those to instances that are not live. Raises Refused for an unknown name.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
     known = {row.name for row in listed} | state.control.strange.keys()
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise Refused(f"directive {missing[0]} not found; `streamqd control list` prints all")
-    chosen = sorted({*names, *(row.name for row in listed if gone and row.instance_missing)})
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Refused(f"directive {unknown[0]} not found; `streamqd control list` prints all")
+    chosen = sorted({*names, *(row.name for row in listed if missing and row.instance_missing)})
     if chosen and not dry_run:
         write(fleet, remove=chosen)
     return Cleared(chosen, dry_run)
@@ -632,7 +634,7 @@ def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[U
     return {
         name: (
             published.whole(summary.get("at_unix_ms")) or 0,
-            {unit.unit: unit.state for unit in live.units_of(name, summary)},
+            {row.unit: row.worker for row in assignments.published_rows(name, summary)},
         )
         for name, summary in zip(instances, found, strict=True)
     }
@@ -703,7 +705,7 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     others = [one for one in state.placeable() if one.member.id != instance]
     moves = {unit: order.to for unit, order in state.control.moves.items()}
     who = takers(instance, others, units, owners, moves)
-    seen = live.look(fleet)
+    seen = snapshot.read_published(fleet)
     workers = {each.unit: each for each in seen.assignments if each.owner == instance}
     busiest = max(workers.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None

@@ -11,9 +11,11 @@ import datetime as dt
 import difflib
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from streamqd.admin import backlog, growth, partitions, topics
+from streamqd.admin import assignments, backlog, fields_of, growth, topics
+from streamqd.admin.assignments import AssignmentRow, by_group
 from streamqd.admin.reading import (
     BadValues,
     Id,
@@ -28,7 +30,6 @@ from streamqd.config.values import parse_duration
 from streamqd.errors import Malformed, Refused
 from streamqd.model import KEEPERS, Unit
 from streamqd.store import groups as group_calls
-from streamqd.store import leases
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
 
@@ -55,37 +56,18 @@ class GroupRow:
     unreadable: list[Unreadable]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPartition:
-    """A group on one partition.
-
-    `state` is owned, expired (not renewed in time) or free. `position` is the ID delivered last.
-    `lag` counts the entries after it and those in the retry stream (`retry_unread`). It is a lower
-    bound when `lag_exact` is false. `pending` messages were delivered and not acknowledged,
-    `delayed` ones wait for their next attempt. The times are the write times of the oldest unread
-    and pending message.
-    """
-
-    partition: int
-    state: str
-    owner: str
-    epoch: int
-    since_unix_ms: int | None
-    position: str
-    lag: int
-    lag_exact: bool
-    pending: int
-    retry_unread: int
-    delayed: int
-    oldest_unread_unix_ms: int | None
-    oldest_pending_unix_ms: int | None
+_PARTITION = (
+    "partition state owner epoch since_unix_ms position lag lag_exact pending retry_unread delayed"
+    " oldest_unread_unix_ms oldest_pending_unix_ms"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDetail:
     """A group on a topic. `missing` are the partitions on which it has not been made.
 
-    `unreadable` are values in Redis that cannot be read: a number among them counts as none.
+    `lag` is a lower bound when `lag_exact` is false. `unreadable` are values in Redis that
+    cannot be read: a number among them counts as none.
     """
 
     topic: str
@@ -97,8 +79,22 @@ class GroupDetail:
     delayed: int
     oldest_unix_ms: int | None
     missing: list[int]
-    partitions: list[GroupPartition]
+    partitions: list[AssignmentRow]
     unreadable: list[Unreadable]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON."""
+        rows = [
+            fields_of(
+                each,
+                _PARTITION,
+                state=each.lease,
+                lag=each.lag_at_least,
+                lag_exact=each.lag is not None,
+            )
+            for each in self.partitions
+        ]
+        return fields_of(self, " ".join(each.name for each in fields(self)), partitions=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +112,12 @@ def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
     counts = topics.counts_of(store, topic, bad)
     rows = [_row("", "", [], bad)] if bad.rows else []
     for name, count in counts.items():
-        bad, before = BadValues(), len(rows)
-        for group in topics.groups(store, name, range(count), bad=bad):
-            units = [Unit(name, each, group) for each in range(count)]
-            rows.append(_row(name, group, _partitions(store, units, bad), bad))
-        if bad.rows and len(rows) == before:
+        bad = BadValues()
+        names = topics.groups(store, name, range(count), bad=bad)
+        units = [Unit(name, number, group) for group in names for number in range(count)]
+        found = by_group(_measured(store, units, bad))
+        rows += [_row(name, group, some, bad) for (_, group), some in found.items()]
+        if bad.rows and not found:
             rows.append(_row(name, "", [], bad))
     return rows
 
@@ -129,7 +126,13 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     """One group, partition by partition. Raises TopicMissing, Refused."""
     bad = BadValues()
     count = known(store, topic, group, bad)
-    parts = _partitions(store, [Unit(topic, each, group) for each in range(count)], bad)
+    units = [Unit(topic, number, group) for number in range(count)]
+    streams = {unit.partition: store.keys.source(*unit) for unit in units}
+    positions = backlog.positions(store, [*streams.values()], bad)
+    parts = [
+        replace(row, position=positions[streams[row.partition]].get(group, "0-0"))
+        for row in _measured(store, units, bad)
+    ]
     row = _row(topic, group, parts, bad)
     present = {each.partition for each in parts}
     return GroupDetail(
@@ -211,64 +214,35 @@ def owned_sentence(unit: Unit, owner: str) -> str:
 
 
 def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
-    found = _by_partition(store, units, BadValues())
-    for unit, part in zip(units, found, strict=True):
-        if part is None:
-            continue
-        if part.state == "owned":
-            raise Refused(owned_sentence(unit, part.owner))
-        waiting = part.pending + part.delayed + part.retry_unread
+    for row in _measured(store, units, BadValues()):
+        if row.lease == "owned":
+            raise Refused(owned_sentence(row.unit, row.owner))
+        waiting = (row.pending or 0) + (row.delayed or 0) + row.retry_unread
         if waiting:
             raise Refused(
-                f"{unit} has {waiting} messages that are pending or wait for a retry;"
+                f"{row.unit} has {waiting} messages that are pending or wait for a retry;"
                 " pass --force to discard them"
             )
 
 
-def _partitions(store: Store, units: Sequence[Unit], bad: BadValues) -> list[GroupPartition]:
-    return [each for each in _by_partition(store, units, bad) if each is not None]
+def _measured(store: Store, units: Sequence[Unit], bad: BadValues) -> list[AssignmentRow]:
+    """Return the rows of the partitions on which the groups exist, with exact lags."""
+    rows = assignments.measured(store, units, 0, bad, count_max=backlog.COUNT_MAX)
+    return [row for row in rows if row.exists]
 
 
-def _by_partition(
-    store: Store, units: Sequence[Unit], bad: BadValues
-) -> list[GroupPartition | None]:
-    views = lease_views(store, units, bad)
-    found = backlog.backlogs(store, units, bad)
-    return [
-        _partition(unit, view, found[unit]) if unit in found else None
-        for unit, view in zip(units, views, strict=True)
-    ]
-
-
-def _partition(unit: Unit, view: leases.LeaseView, backlog: backlog.UnitBacklog) -> GroupPartition:
-    state, owner, since = partitions.holder(view)
-    return GroupPartition(
-        partition=unit.partition,
-        state=state,
-        owner=owner,
-        epoch=view.epoch,
-        since_unix_ms=since,
-        **asdict(backlog),
-    )
-
-
-def _row(topic: str, group: str, parts: Sequence[GroupPartition], bad: BadValues) -> GroupRow:
-    times = [
-        each
-        for part in parts
-        for each in (part.oldest_unread_unix_ms, part.oldest_pending_unix_ms)
-        if each is not None
-    ]
+def _row(topic: str, group: str, parts: Sequence[AssignmentRow], bad: BadValues) -> GroupRow:
+    times = [part.oldest_unix_ms for part in parts if part.oldest_unix_ms is not None]
     return GroupRow(
         topic=topic,
         group=group,
         partitions=len(parts),
-        owned=sum(part.state == "owned" for part in parts),
+        owned=sum(part.lease == "owned" for part in parts),
         owners=sorted({part.owner for part in parts if part.owner}),
-        lag=sum(part.lag for part in parts),
-        lag_exact=all(part.lag_exact for part in parts),
-        pending=sum(part.pending for part in parts),
-        delayed=sum(part.delayed for part in parts),
+        lag=sum(part.lag_at_least for part in parts),
+        lag_exact=all(part.lag is not None for part in parts),
+        pending=sum(part.pending or 0 for part in parts),
+        delayed=sum(part.delayed or 0 for part in parts),
         oldest_unix_ms=min(times, default=None),
         unreadable=bad.rows,
     )

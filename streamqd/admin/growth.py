@@ -78,9 +78,9 @@ def grow(
     count = topics.partition_count(store, topic)
     if count == to and growth_calls.under_way(store, topic) is None:
         return Progress(topic, count, to, True, [])
-    found = _begun(store, topic, count, to)
+    found = _started(store, topic, count, to)
     new = range(found.before, to)
-    if found.phase == growth_calls.BEGUN:
+    if found.phase == growth_calls.STARTED:
         _keep(store, topic, found, _groups(store, topic, found), new)
         _expect(store.run(growth_calls.switch(store.keys, topic, found.token, new)).word, topic)
         found = found._replace(phase=growth_calls.SWITCHED)
@@ -123,7 +123,7 @@ def look(store: Store, topic: str) -> Progress | None:
     return Progress(topic, found.before, found.to, False, rows)
 
 
-def _begun(store: Store, topic: str, count: int, to: int) -> Growth:
+def _started(store: Store, topic: str, count: int, to: int) -> Growth:
     under_way = growth_calls.under_way(store, topic)
     if under_way is None:
         _check(topic, count, to)
@@ -174,7 +174,7 @@ def _keep(
     ]
     for unit, reply in zip(units, measure(store, calls), strict=True):
         # After the switch, a daemon may already read a new group, which has no earlier messages.
-        if reply.word not in ("OK", "MINE") and found.phase == growth_calls.BEGUN:
+        if reply.word not in ("OK", "MINE") and found.phase == growth_calls.STARTED:
             raise Refused(
                 f"{unit} is owned already, although the topic has only {found.before} partitions;"
                 f" delete the rest of an older topic {topic} first"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from streamqd.admin import published
 from streamqd.admin.checks import CheckResult, Need, Severity, check
-from streamqd.store.members import Heartbeat
+from streamqd.admin.published import FleetState
+from streamqd.model import Unit
+from streamqd.store.members import Heartbeat, seen_of
 from streamqd.words import plural, roughly
 
 QUIET_SECONDS = 30.0  # without news of a housekeeper, which publishes every 2 s
@@ -19,11 +21,19 @@ YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing 
 
 
 @dataclass(frozen=True, slots=True)
-class LiveInstance:
-    """One instance. `state` as in `status`. `reported` is false when it has published no summary.
+class InstanceRow:
+    """One instance of a fleet.
 
-    `capacity` is the number of partitions it can serve, null without a limit of the operating
-    system, and `limit` the reason, '' without one.
+    `state` is starting, working, standby (healthy, owning nothing), limited (the operating system
+    refuses more processes, so it serves fewer partitions), paused (by a signal), draining (handing
+    over its partitions), drained (an operator wants it to own nothing), silent (no heartbeat for
+    longer than a lease lasts) or unknown (heartbeats without a published summary, so that it is not
+    `reported`). `owned` counts its assignments, at most `cap` (0: no limit). `acked` is the number
+    of messages acknowledged per second. `capacity` is the number of partitions it can serve, null
+    without a limit of the operating system, and `limit` the reason for that limit, '' without one.
+
+    `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
+    crashes in a loop there.
     """
 
     instance: str
@@ -40,19 +50,35 @@ class LiveInstance:
     started_unix_ms: int | None = None
     capacity: int | None = None
     limit: str = ""
+    offers: frozenset[tuple[str, str]] = frozenset()
+    broken: frozenset[Unit] = frozenset()
+    weight: int = 1
+    cap: int = 0
+    leaving: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """Messages acknowledged per second, None when unknown."""
+        return self.acked if self.reported else None
+
+    @property
+    def full(self) -> bool:
+        """True if the operating system refuses it more processes."""
+        return self.capacity is not None and self.owned >= self.capacity
 
 
-def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> LiveInstance:
+def instance_row(state: FleetState, beat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
     """Read what an instance has published of itself."""
-    info = seen.info
-    units = [unit for unit in published.tables(summary.get("units")) if unit.get("owned")]
+    info, seen = beat.info, seen_of(beat)
+    units = [unit for unit in published.tables(summary.get("assignments")) if unit.get("owned")]
     up, began = summary.get("redis_up"), published.real(info.get("started"))
-    return LiveInstance(
-        instance=seen.instance,
+    silent = beat.instance in state.silent
+    return InstanceRow(
+        instance=beat.instance,
         state="silent" if silent else str(summary.get("state") or "unknown"),
         host=str(info.get("host", "")),
         version=str(info.get("version", "")),
-        heartbeat_unix_ms=seen.heartbeat_unix_ms,
+        heartbeat_unix_ms=beat.heartbeat_unix_ms,
         at_unix_ms=published.whole(summary.get("at_unix_ms")),
         reported=bool(summary),
         redis_up=up if isinstance(up, bool) else None,
@@ -65,6 +91,11 @@ def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> Li
         else round(began * 1000),
         capacity=published.whole(info.get("capacity")),
         limit=str(info.get("capacity_problem", ""))[:200],
+        offers=seen.member.offers,
+        broken=frozenset(seen.broken),
+        weight=seen.member.weight,
+        cap=seen.member.cap,
+        leaving=seen.leaving,
     )
 
 
@@ -76,15 +107,8 @@ class SeesInstances(Protocol):
         """The server's clock."""
 
     @property
-    def instances(self) -> Sequence[LiveInstance]:
+    def instances(self) -> Sequence[InstanceRow]:
         """All known instances, silent ones too."""
-
-
-class InstancesSeen(NamedTuple):
-    """The instances alone."""
-
-    now_unix_ms: int
-    instances: Sequence[LiveInstance]
 
 
 def nobody(fleet: str) -> CheckResult:

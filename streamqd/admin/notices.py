@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import Check, CheckResult, Severity, check
 from streamqd.admin.condition import ALARMING, STUCK_SECONDS, gravity, in_words
 from streamqd.admin.instances import SeesInstances, housekeeper, limited, nobody, silent
-from streamqd.admin.live import LiveView
-from streamqd.admin.partitions import by_group
+from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.words import age, spans
 
 
 @check("fleet.ordered", Severity.NOTE)
-def ordered(view: LiveView) -> Iterator[CheckResult]:
+def ordered(view: FleetSnapshot) -> Iterator[CheckResult]:
     """A directive pauses, stops or drains something."""
-    for order in sorted(view.directives, key=lambda each: (each.kind != "pause", each.at_unix_ms)):
+    for kind, scope, order in sorted(
+        view.directives, key=lambda each: (each[0] != "pause", each[2].at_unix_ms)
+    ):
         yield CheckResult(
-            f"{order.kind} of {order.scope} for {age(view.now_unix_ms - order.at_unix_ms)}"
+            f"{kind} of {scope} for {age(view.now_unix_ms - order.at_unix_ms)}"
             f" by {order.by or '?'}{': ' if order.why else ''}{order.why}",
-            about=order.scope,
+            about=scope,
         )
 
 
 @check("values.unreadable", Severity.PROBLEM)
-def _unreadable(view: LiveView) -> Iterator[CheckResult]:
+def _unreadable(view: FleetSnapshot) -> Iterator[CheckResult]:
     """Values in Redis cannot be read: one by name, and how many more."""
     for row in view.unreadable[:1]:
         yield CheckResult(str(row), "`streamqd doctor`", about=row.key)
@@ -34,7 +36,7 @@ def _unreadable(view: LiveView) -> Iterator[CheckResult]:
 
 
 @check("fleet.empty", Severity.PROBLEM)
-def _empty(view: LiveView) -> Iterator[CheckResult]:
+def _empty(view: FleetSnapshot) -> Iterator[CheckResult]:
     """No instance is live."""
     if all(each.state == "silent" for each in view.instances):
         yield nobody(view.fleet)
@@ -53,7 +55,7 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
 
 
 @check("assignments.alarming", Severity.PROBLEM)
-def _alarming(view: LiveView) -> Iterator[CheckResult]:
+def _alarming(view: FleetSnapshot) -> Iterator[CheckResult]:
     """An assignment is in a condition that needs attention, once per group and condition."""
     for word in sorted(ALARMING, key=gravity):
         alike = by_group(each for each in view.assignments if each.condition == word)
@@ -64,7 +66,7 @@ def _alarming(view: LiveView) -> Iterator[CheckResult]:
 
 
 @check("assignments.stuck", Severity.WARNING)
-def _stuck(view: LiveView) -> Iterator[CheckResult]:
+def _stuck(view: FleetSnapshot) -> Iterator[CheckResult]:
     """A handler has been running one message for a long time."""
     runs = [(each.longest_run_seconds or 0.0, each.name) for each in view.assignments]
     slow = [run for run in runs if run[0] >= STUCK_SECONDS]
@@ -76,11 +78,18 @@ def _stuck(view: LiveView) -> Iterator[CheckResult]:
 
 
 @check("assignments.unseen", Severity.PROBLEM)
-def _unseen(view: LiveView) -> Iterator[CheckResult]:
+def _unseen(view: FleetSnapshot) -> Iterator[CheckResult]:
     """More partitions have no owner than were examined."""
     if view.unseen:
         yield CheckResult(f"{view.unseen} more partitions without an owner are not shown")
 
 
 INSTANCE_CHECKS: tuple[Check[SeesInstances], ...] = (limited, silent, _suspended, housekeeper)
-NOTICES: list[Check[LiveView]] = [_unreadable, _empty, *INSTANCE_CHECKS, _alarming, _stuck, _unseen]
+NOTICES: list[Check[FleetSnapshot]] = [
+    _unreadable,
+    _empty,
+    *INSTANCE_CHECKS,
+    _alarming,
+    _stuck,
+    _unseen,
+]

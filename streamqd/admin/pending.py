@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamqd.admin import groups
-from streamqd.admin.reading import BATCH, BadValues, Id, Unreadable, ask, behind, read_id
-from streamqd.errors import Malformed
+from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
+from streamqd.admin.reading import BATCH, BadValues, Id, ask, behind, read_id
 from streamqd.store import untrusted
 from streamqd.store.replies import accepted
 from streamqd.store.store import Store
@@ -38,113 +38,74 @@ class PendingRow:
     consumer: str
 
 
-@dataclass(frozen=True, slots=True)
-class PendingView:
-    """A page. `total` counts all pending entries of the group on the topic.
-
-    Pass `cursor` for the next page ('' on the last one). `complete` is false when a ranking by idle
-    time or deliveries stopped after 100,000 entries. `unreadable` are values in Redis that cannot
-    be read. An unreadable count of crashes is shown as 0.
-    """
-
-    topic: str
-    group: str
-    total: int
-    rows: list[PendingRow]
-    cursor: str
-    complete: bool
-    unreadable: list[Unreadable]
-
-
 class _Source(NamedTuple):
     partition: int
     kind: str  # m | r
     stream: str
 
 
-class _Found(NamedTuple):
-    rank: int  # ascending in the requested order
-    id: Id
-    partition: int
-    kind: str
-    idle_ms: int | None
-    deliveries: int
-    consumer: str
-
-    @property
-    def position(self) -> tuple[int, Id, int, str]:
-        return self[:4]
+Pending = FoundMessage[list[Any]]  # a row of XPENDING: ID, consumer, idle time, deliveries
 
 
-def view(
-    store: Store,
-    topic: str,
-    group: str,
-    *,
-    order: str = "id",
-    limit: int = 50,
-    cursor: str = "",
-) -> PendingView:
-    """Look at one page of the pending entries, in one of `ORDERS`.
+def messages(
+    store: Store, topic: str, group: str, order: str = "id"
+) -> MessageList[list[Any], PendingRow]:
+    """Return the pending entries of a group, in one of `ORDERS`.
 
     By id (the oldest first) pages fit together exactly. By idle time (the longest first) and by
-    deliveries (the most first) they are a ranking of a moment: entries move between two looks.
-    Raises TopicMissing, Refused.
+    deliveries (the most first) they are a ranking of a moment, of at most 100,000 entries: entries
+    move between two looks. Raises TopicMissing, Refused.
     """
     bad = BadValues()
-    count = groups.known(store, topic, group, bad)
+    partitions = groups.known(store, topic, group, bad)
     sources = [
         source
-        for number in range(count)
+        for number in range(partitions)
         for source in (
             _Source(number, "m", store.keys.source(topic, number, group)),
             _Source(number, "r", store.keys.retry_stream(topic, number, group)),
         )
     ]
     totals = ask(store, [("XPENDING", source.stream, group) for source in sources], bad)
-    total = sum(int(reply[0]) for reply in totals if reply)
-    after = _read_cursor(cursor) if cursor else None
     busy = [s for s, reply in zip(sources, totals, strict=True) if reply and reply[0]]
-    complete = True
-    if order == "id":
-        start = after[1] if after else None
-        readers = [_ordered(store, source, group, start) for source in busy]
-        stream: Iterator[_Found] = heapq.merge(*readers, key=lambda found: found.position)
-        page = _take(stream, after, limit + 1)
-    else:
-        complete = total <= SCAN_MAX
-        scanned = _scan(store, busy, group, order)
-        behind = (found for found in scanned if after is None or found.position > after)
-        page = heapq.nsmallest(limit + 1, behind, key=lambda found: found.position)
-    more = len(page) > limit
-    page = page[:limit]
-    rows = _rows(store, topic, group, page, bad)
-    return PendingView(
+    total = sum(int(reply[0]) for reply in totals if reply)
+
+    def read(
+        some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, limit: int
+    ) -> list[Iterator[Pending]]:
+        chosen = [source for source in busy if source.partition in some]
+        if order == "id":
+            start = "-" if after is None else after.place[2:]
+            return [_by_id(store, source, group, start) for source in chosen]
+        ranked = (
+            each
+            for each in _scan(store, chosen, group, order)
+            if choice.takes(each.unix_ms, each.fields)
+            and (after is None or _key(each.position) > _key(after))
+        )
+        return [iter(heapq.nsmallest(limit, ranked, key=lambda each: _key(each.position)))]
+
+    return MessageList(
+        store=store,
         topic=topic,
-        group=group,
-        total=total,
-        rows=rows,
-        cursor=_write_cursor(page[-1]) if more else "",
-        complete=complete,
-        unreadable=bad.rows,
+        partitions=partitions,
+        total=lambda: total,
+        order=_key,
+        read=read,
+        rows=lambda found: _rows(store, topic, group, found, bad),
+        bad=bad,
+        complete=order == "id" or total <= SCAN_MAX,
     )
 
 
-def _take(
-    found: Iterator[_Found], after: tuple[int, Id, int, str] | None, count: int
-) -> list[_Found]:
-    page: list[_Found] = []
-    for each in found:
-        if after is None or each.position > after:
-            page.append(each)
-            if len(page) == count:
-                break
-    return page
+def _key(position: MessagePosition) -> tuple[int, Id, int, str]:
+    kind, _, raw = position.place.partition(":")
+    if kind not in ("m", "r"):
+        raise ValueError(kind)
+    return position.rank, read_id(raw), position.partition, kind
 
 
-def _ordered(store: Store, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
-    """Yield the pending entries of one stream by id, from `start` on."""
-    lower = "-" if start is None else str(start)
+def _by_id(store: Store, source: _Source, group: str, lower: str) -> Iterator[Pending]:
     while lower:
         page = store.execute("XPENDING", source.stream, group, lower, "+", PAGE)
         for raw in page:
@@ -154,7 +115,7 @@ def _ordered(store: Store, source: _Source, group: str, start: Id | None) -> Ite
         lower = behind(page[-1][0])
 
 
-def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
+def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[Pending]:
     """Yield all pending entries, up to the bound, ranked."""
     left = SCAN_MAX
     positions = dict.fromkeys(sources, "-")
@@ -185,26 +146,17 @@ def _owned(raw: list[Any]) -> bool:
     return bool(raw[1]) and int(raw[2]) >= 0
 
 
-def _found(source: _Source, raw: list[Any], rank: int) -> _Found:
-    raw_id, consumer, idle, deliveries = raw
-    return _Found(
-        rank=rank,
-        id=read_id(raw_id),
-        partition=source.partition,
-        kind=source.kind,
-        idle_ms=int(idle) if _owned(raw) else None,
-        deliveries=int(deliveries),
-        consumer=consumer.decode("utf-8", "replace"),
-    )
+def _found(source: _Source, raw: list[Any], rank: int) -> Pending:
+    position = MessagePosition(rank, source.partition, f"{source.kind}:{raw[0].decode()}")
+    return FoundMessage(position, read_id(raw[0]).ms, {}, raw)
 
 
 def _rows(
-    store: Store, topic: str, group: str, page: list[_Found], bad: BadValues
+    store: Store, topic: str, group: str, found: Sequence[Pending], bad: BadValues
 ) -> list[PendingRow]:
-    places = [f"{found.kind}:{found.id}" for found in page]
     asked = [
-        ("HGET", store.keys.attempts(topic, found.partition, group), f"{place}:c")
-        for found, place in zip(page, places, strict=True)
+        ("HGET", store.keys.attempts(topic, at.partition, group), f"{at.place}:c")
+        for at, *_ in found
     ]
     crashes = [
         bad.read(untrusted.integer, raw, key, field, default=0) or 0
@@ -212,27 +164,13 @@ def _rows(
     ]
     return [
         PendingRow(
-            partition=found.partition,
-            place=place,
-            written_unix_ms=found.id.ms,
-            idle_ms=found.idle_ms,
-            deliveries=found.deliveries,
+            partition=at.partition,
+            place=at.place,
+            written_unix_ms=written,
+            idle_ms=int(raw[2]) if _owned(raw) else None,
+            deliveries=int(raw[3]),
             crashes=charged,
-            consumer=found.consumer,
+            consumer=raw[1].decode("utf-8", "replace"),
         )
-        for found, place, charged in zip(page, places, crashes, strict=True)
+        for (at, written, _, raw), charged in zip(found, crashes, strict=True)
     ]
-
-
-def _write_cursor(last: _Found) -> str:
-    return f"{last.rank}:{last.id}:{last.partition}:{last.kind}"
-
-
-def _read_cursor(text: str) -> tuple[int, Id, int, str]:
-    try:
-        rank, entry_id, partition, kind = text.split(":")
-        if kind not in ("m", "r"):
-            raise ValueError(kind)
-        return int(rank), read_id(entry_id), int(partition), kind
-    except ValueError:
-        raise Malformed(f"{text!r} is not a cursor that `streamqd pending` has printed") from None

@@ -131,11 +131,11 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
         if found.get(name) is not None and whole(found[name]) is None:
             bad.add(_odd(key, name, found[name], "an integer"))
             found[name] = None
-    units = found.get("units")
+    units = found.get("assignments")
     if units is not None and not (
         isinstance(units, list) and all(isinstance(unit, dict) for unit in units)
     ):
-        bad.add(_odd(key, "units", units, "a list of JSON objects"))
+        bad.add(_odd(key, "assignments", units, "a list of JSON objects"))
     for unit in units if isinstance(units, list) else ():
         for name, value in unit.items() if isinstance(unit, dict) else ():
             if (
@@ -143,7 +143,7 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
                 and not isinstance(value, bool)
                 and real(value) is None
             ):
-                bad.add(_odd(key, f"units.{name}", value, "a number"))
+                bad.add(_odd(key, f"assignments.{name}", value, "a number"))
                 unit[name] = None
     return found
 

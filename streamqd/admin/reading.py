@@ -7,7 +7,6 @@ readers and shows its rows. An unreadable value counts as missing and hides no o
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,11 +70,16 @@ class Entry(NamedTuple):
     @property
     def headers(self) -> dict[str, str] | None:
         """Its headers, None when they are not a JSON object."""
-        try:
-            found: Any = json.loads(self.fields.get(b"headers", b"{}"))
-            return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
-        except (ValueError, RecursionError):
-            return None
+        return headers_of(self.fields)
+
+
+def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str] | None:
+    """Return the headers of a message, None when they are not a JSON object."""
+    try:
+        found: Any = json.loads(fields.get(b"headers", b"{}"))
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_id(raw: bytes | str) -> Id:
@@ -169,46 +173,10 @@ def _of_another_type(key: str) -> BadValue:
     return BadValue(key, "", "of another type", _OURS)
 
 
-def newest_first(
-    store: Store,
-    streams: Mapping[int, str],
-    *,
-    before: Place | None = None,
-    since: Id | None = None,
-    keep: Callable[[Entry], bool] | None = None,
-    limit: int,
+def backwards(
+    store: Store, partition: int, stream: str, *, upper: str = "+", lower: str = "-", size: int
 ) -> Iterator[Entry]:
-    """Yield the entries of many streams that `keep` accepts, newest first.
-
-    `before` is the place of the last entry seen: older entries in this order are yielded, so a
-    place is enough for the next page. Entries older than `since` are not read.
-    """
-    size = min(PAGE_MAX, max(1, -(-limit // max(1, len(streams))) + 1))
-    if keep is not None:
-        size = PAGE_MAX  # larger than needed, as the filter may reject most entries
-    lower = "-" if since is None else str(since)
-    readers = [
-        _backwards(store, partition, stream, _upper(partition, before), lower, size)
-        for partition, stream in streams.items()
-    ]
-    merged = heapq.merge(*readers, key=lambda entry: (entry.id, entry.partition), reverse=True)
-    for entry in merged:
-        if limit <= 0:
-            return
-        if keep is None or keep(entry):
-            limit -= 1
-            yield entry
-
-
-def _upper(partition: int, before: Place | None) -> str:
-    if before is None:
-        return "+"
-    return str(before.id) if partition < before.partition else f"({before.id}"
-
-
-def _backwards(
-    store: Store, partition: int, stream: str, upper: str, lower: str, size: int
-) -> Iterator[Entry]:
+    """Yield the entries of a stream from `upper` to `lower`, newest first, `size` at a time."""
     more = True
     while more:
         page, more = _page(store, stream, upper, lower, size, newest=True)
@@ -422,11 +390,11 @@ def lease_view(
     fence: Sequence[bytes | None] | None, ttl_ms: int | None, key: str, bad: BadValues
 ) -> LeaseView:
     """Parse the replies to the commands of `leases.view`. None is a refused command."""
-    token, epoch, owner, since, solo = fence or (None,) * 5
+    token, epoch, owner, since, quarantine = fence or (None,) * 5
     ttl = -2 if ttl_ms is None else ttl_ms
     numbers = {"epoch": epoch, "since": since}
     while True:
-        reply = (token, numbers["epoch"], owner, numbers["since"], solo)
+        reply = (token, numbers["epoch"], owner, numbers["since"], quarantine)
         try:
             return LeaseView.parse(reply, ttl, key)
         except BadValue as error:

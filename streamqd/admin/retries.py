@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import due, groups, topics
-from streamqd.admin.due import DueFilter, WaitingList
-from streamqd.admin.reading import BadValues, Unreadable, server_unix_ms
-from streamqd.errors import BadValue, Malformed, Refused
+from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, attempt_of, count_in
+from streamqd.errors import Malformed, Refused
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as retry_calls
-from streamqd.store import untrusted
 from streamqd.store.items import portions
+from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
 
 TEXT_BYTES_MAX = 1000  # of an error that is shown
@@ -42,23 +41,6 @@ class RetryRow:
     payload_bytes: int | None
     error: str = ""
     at: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RetriesView:
-    """A page, earliest due time first. `total` counts all delayed retries of the group.
-
-    Pass `cursor` for the next page ('' on the last one). `unreadable` are due times and counts in
-    Redis that cannot be read. A retry without a due time has no row.
-    """
-
-    topic: str
-    group: str
-    now_unix_ms: int
-    total: int
-    rows: list[RetryRow]
-    cursor: str
-    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +70,28 @@ class Cancelled:
     dead_letter_ids: list[str]
 
 
-def listed(
-    store: Store,
-    topic: str,
-    group: str,
-    *,
-    choice: DueFilter = due.EVERY,
-    limit: int = 50,
-    cursor: str = "",
-) -> RetriesView:
-    """Return a page of the chosen retries. Raises TopicMissing, Refused."""
-    waiting, bad = _waiting(store, topic, group), BadValues()
-    partitions = choice.partitions(topic, waiting.count)
-    after, now = due.read_cursor(cursor), server_unix_ms(store.connection)
-    rows, following = due.page(waiting.chosen(partitions, choice, now, bad, after), limit)
-    return RetriesView(topic, group, now, waiting.total(bad), rows, following, bad.rows)
+def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, RetryRow]:
+    """Return the delayed retries of a group by due time. Raises TopicMissing, Refused."""
+    count = groups.known(store, topic, group)
+    return due.messages(store, topic, group, count, lambda found: _row(topic, found))
 
 
-def chosen(
-    store: Store, topic: str, group: str, choice: DueFilter, ids: Sequence[str] = ()
-) -> dict[int, list[RetryRow]]:
-    """Return the named retries, or all that pass the filter, by partition.
+def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
+    """Return the named retries, or all that match the filter, by partition.
 
-    Raises TopicMissing, and Refused for a name that is not valid.
+    All named ones are found before any is changed. Raises TopicMissing, and Refused for a name that
+    is not valid or no longer waits.
     """
-    waiting = _waiting(store, topic, group)
-    partitions = choice.partitions(topic, waiting.count)
-    if ids:
-        return _named(store, topic, group, waiting.count, ids)
-    now = server_unix_ms(store.connection)
-    found: dict[int, list[RetryRow]] = {}
-    for partition, row in waiting.chosen(partitions, choice, now, BadValues()):
-        found.setdefault(partition, []).append(row)
-    return found
+    waiting = messages(store, topic, group)
+    if not choice.ids:
+        found = list(waiting.every(choice))
+    else:
+        named = dict.fromkeys(choice.ids)
+        found = [_find(store, topic, group, waiting.partitions, name) for name in named]
+    return [_row(topic, each) for each in sorted(found, key=lambda each: each.position.partition)]
 
 
-def hasten(store: Store, topic: str, group: str, rows: dict[int, list[RetryRow]]) -> Hastened:
+def hasten(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> Hastened:
     """Make retries due now. The owner's housekeeper moves them within a second."""
     hastened = gone = 0
     for unit, batch in _batches(topic, group, rows):
@@ -134,12 +102,7 @@ def hasten(store: Store, topic: str, group: str, rows: dict[int, list[RetryRow]]
 
 
 def cancel(
-    store: Store,
-    topic: str,
-    group: str,
-    rows: dict[int, list[RetryRow]],
-    *,
-    drop: bool = False,
+    store: Store, topic: str, group: str, rows: Sequence[RetryRow], *, drop: bool = False
 ) -> Cancelled:
     """Dead-letter retries with the reason cancelled or, with `drop`, delete them.
 
@@ -184,32 +147,19 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _waiting(store: Store, topic: str, group: str) -> WaitingList[RetryRow]:
-    keys = store.keys
-    return WaitingList(
-        store,
-        groups.known(store, topic, group),
-        due=lambda partition: keys.retry(topic, partition, group),
-        items=lambda partition: keys.retry_items(topic, partition, group),
-        page=lambda partition, start: retry_calls.page(
-            keys, Unit(topic, partition, group), start, due.PAGE
-        ),
-        row=lambda partition, each: _row(Unit(topic, partition, group), each),
-    )
-
-
-def _row(unit: Unit, each: retry_calls.Delayed) -> RetryRow:
-    original = each.fields.get(b"originalId", b"").decode("utf-8", "replace")
+def _row(topic: str, found: FoundMessage[Delayed]) -> RetryRow:
+    position, one = found.position, found.item
+    original = one.fields.get(b"originalId", b"").decode("utf-8", "replace")
     return RetryRow(
-        id=f"{unit.partition}:{each.place}",
-        due_unix_ms=each.due_unix_ms,
-        attempt=_number(each.fields.get(b"retryCount")) + 1,
-        crashes=_number(each.fields.get(b"crashCount")),
-        key=each.fields.get(b"key", b"").decode("utf-8", "replace"),
-        uid=f"{unit.topic}/{unit.partition}/{original or each.place[2:]}",
-        payload_bytes=None if each.payload_bytes < 0 else each.payload_bytes,
-        error=_text(each.fields.get(LAST_ERROR)),
-        at=_text(each.fields.get(LAST_ERROR_PLACE)),
+        id=position.name,
+        due_unix_ms=one.due_unix_ms,
+        attempt=attempt_of(one.fields),
+        crashes=count_in(one.fields, b"crashCount"),
+        key=one.fields.get(b"key", b"").decode("utf-8", "replace"),
+        uid=f"{topic}/{position.partition}/{original or one.place[2:]}",
+        payload_bytes=None if one.payload_bytes < 0 else one.payload_bytes,
+        error=_text(one.fields.get(LAST_ERROR)),
+        at=_text(one.fields.get(LAST_ERROR_PLACE)),
     )
 
 
@@ -218,43 +168,26 @@ def _text(raw: bytes | None) -> str:
     return (raw or b"")[:TEXT_BYTES_MAX].decode("utf-8", "replace")
 
 
-def _named(
-    store: Store, topic: str, group: str, count: int, ids: Sequence[str]
-) -> dict[int, list[RetryRow]]:
-    """Return the named retries. All are found before any is changed."""
-    found: dict[int, list[RetryRow]] = {}
-    for name in dict.fromkeys(ids):
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
-        unit = Unit(topic, int(match[1]), group)
-        topics.check_partition(topic, unit.partition, count)
-        score = store.execute("ZSCORE", store.keys.retry(*unit), match[2])
-        if score is None:
-            raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
-        # The page that starts just before it. A due time has no fraction.
-        [row], _ = retry_calls.rows(
-            store.run(retry_calls.page(store.keys, unit, (int(float(score)), match[2][:-1]), 1))
-        )
-        if row.place == match[2]:
-            found.setdefault(unit.partition, []).append(_row(unit, row))
+def _find(store: Store, topic: str, group: str, count: int, name: str) -> FoundMessage[Delayed]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
+    unit = Unit(topic, int(match[1]), group)
+    topics.check_partition(topic, unit.partition, count)
+    found = due.find(store, unit, match[2])
+    if found is None:
+        raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
     return found
 
 
 def _batches(
-    topic: str, group: str, rows: dict[int, list[RetryRow]]
+    topic: str, group: str, rows: Sequence[RetryRow]
 ) -> Iterator[tuple[Unit, list[RetryRow]]]:
-    for partition, found in sorted(rows.items()):
-        for part in portions(found, lambda row: row.payload_bytes or 0, due.BATCH):
+    placed = ((int(row.id.partition(":")[0]), row) for row in rows)
+    for partition, batch in due.batches(placed):
+        for part in portions(batch, lambda row: row.payload_bytes or 0, due.BATCH):
             yield Unit(topic, partition, group), part
 
 
 def _place(row: RetryRow) -> str:
     return row.id.partition(":")[2]
-
-
-def _number(raw: bytes | None) -> int:
-    try:
-        return untrusted.integer(raw, "", default=0)
-    except BadValue:
-        return 0

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import partitions, published, topics
-from streamqd.admin.partitions import COUNT_MAX, MeasuredUnit, by_group
+from streamqd.admin import assignments, published, topics
+from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.errors import Refused
@@ -78,7 +78,7 @@ def measure(
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
             if slash and name not in there:
                 raise Refused(f"no group {group} reads the topic {topic}")
-    measured = partitions.measured(store, units, bad)
+    measured = assignments.measured(store, units, state.now_unix_ms, bad)
     due = _due(store, units, state.now_unix_ms + int(within_seconds * 1000), bad)
     groups = {
         "/".join(pair): _group(some, due, state.control, target)
@@ -118,7 +118,7 @@ def _timed(keys: Keys, unit: Unit) -> list[str]:
 
 
 def _group(
-    assignments: Sequence[MeasuredUnit], due: Counter[Unit], control: Directives, target: int
+    assignments: Sequence[AssignmentRow], due: Counter[Unit], control: Directives, target: int
 ) -> GroupScale:
     backlogs = {each.unit: _backlog(each) + due[each.unit] for each in assignments}
     able = [
@@ -126,22 +126,20 @@ def _group(
         for unit, backlog in backlogs.items()
         if control.pause_of(unit) is None and control.stop_of(unit) is None
     ]
-    known = [each for each in assignments if each.figures is not None]
     return GroupScale(
         backlog=sum(backlogs.values()),
-        backlog_exact=all(each.lag is not None for each in known),
+        backlog_exact=all(each.lag is not None for each in assignments if each.exists),
         due=sum(due[unit] for unit in backlogs),
-        busy=sum(each.figures.pending > 0 for each in known if each.figures),
+        busy=sum(bool(each.pending) for each in assignments),
         partitions=len(backlogs),
         wanted=min(sum(backlog > 0 for backlog in able), -(-sum(able) // target)),
     )
 
 
-def _backlog(each: MeasuredUnit) -> int:
+def _backlog(each: AssignmentRow) -> int:
     """Return the unread and pending messages. 0 where the group does not exist yet."""
-    if each.figures is None:
-        return 0
-    return (COUNT_MAX if each.lag is None else each.lag) + each.figures.pending
+    lag = min(each.lag_at_least, COUNT_MAX) if each.lag is None else each.lag
+    return lag + (each.pending or 0)
 
 
 def _total(groups: Sequence[GroupScale]) -> GroupScale:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import topics
+from streamqd.admin.messages import MessageFilter, MessageList, newest_first
 from streamqd.admin.reading import (
     PAGE_MAX,
     SEQ_MAX,
@@ -16,7 +17,6 @@ from streamqd.admin.reading import (
     ask,
     forwards,
     last_id,
-    newest_first,
     pairs,
     read_id,
 )
@@ -49,7 +49,7 @@ class Tail:
             topics.check_partition(topic, partition, count)
         chosen = range(count) if partition is None else [partition]
         self._store = store
-        self.topic = topic
+        self.topic, self._partition = topic, partition
         self._streams = {number: store.keys.stream(topic, number) for number in chosen}
         infos = ask(store, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
         # Once and for all: `$` in every read would miss what arrives between two reads.
@@ -63,20 +63,20 @@ class Tail:
 
         With `since_unix_ms`, only messages written at this time or later.
         """
-        since = None if since_unix_ms is None else Id(max(0, since_unix_ms), 0)
-        every = newest_first(self._store, self._streams, since=since, limit=count)
-        found = list(every) if count else []
+        choice = MessageFilter(since_unix_ms=since_unix_ms, partition=self._partition)
+        every = messages(self._store, self.topic).every(choice, count)
+        found = [each.item for each in every]
         for entry in found:  # it may be newer than the start of `follow`
             stream = self._streams[entry.partition]
             self._positions[stream] = max(self._positions[stream], entry.id)
-        return [self._seen(entry) for entry in reversed(found)]
+        return [_row(self.topic, entry) for entry in reversed(found)]
 
     def since(self, unix_ms: int) -> Iterator[TailedEntry]:
         """Yield the messages written from this time until now, oldest first."""
         after = Id(max(0, unix_ms - 1), SEQ_MAX if unix_ms > 0 else 0)
         pages = [self._pages(number, stream, after) for number, stream in self._streams.items()]
         for entry in heapq.merge(*pages, key=lambda each: (each.id, each.partition)):
-            yield self._seen(entry)
+            yield _row(self.topic, entry)
 
     def _pages(self, partition: int, stream: str, after: Id) -> Iterator[Entry]:
         until = self._positions[stream]  # the start of `follow`
@@ -102,19 +102,27 @@ class Tail:
             ]
             for entry in found:
                 self._positions[self._streams[entry.partition]] = entry.id
-            yield [self._seen(e) for e in sorted(found, key=lambda e: (e.id, e.partition))]
+            yield [_row(self.topic, e) for e in sorted(found, key=lambda e: (e.id, e.partition))]
 
     def _command(self, streams: Sequence[str], *wait: str | int) -> tuple[str | int, ...]:
         positions = (str(self._positions[stream]) for stream in streams)
         return ("XREAD", "COUNT", READ_COUNT, *wait, "STREAMS", *streams, *positions)
 
-    def _seen(self, entry: Entry) -> TailedEntry:
-        return TailedEntry(
-            topic=self.topic,
-            partition=entry.partition,
-            id=str(entry.id),
-            written_unix_ms=entry.id.ms,
-            key=entry.fields.get(b"key"),
-            headers=entry.headers,
-            payload=entry.fields.get(b"payload", b""),
-        )
+
+def messages(store: Store, topic: str) -> MessageList[Entry, TailedEntry]:
+    """Return the messages of a topic, the newest first. Raises TopicMissing."""
+    count = topics.partition_count(store, topic)
+    streams = [store.keys.stream(topic, number) for number in range(count)]
+    return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
+
+
+def _row(topic: str, entry: Entry) -> TailedEntry:
+    return TailedEntry(
+        topic=topic,
+        partition=entry.partition,
+        id=str(entry.id),
+        written_unix_ms=entry.id.ms,
+        key=entry.fields.get(b"key"),
+        headers=entry.headers,
+        payload=entry.fields.get(b"payload", b""),
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import backlog, topics_settings
+from streamqd.admin import assignments, backlog, topics_settings
 from streamqd.admin.reading import BadValues, Unreadable, ask, group_names, measure_each, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, Refused, TopicMissing
@@ -206,7 +206,12 @@ def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
     names, strange = topics.registry(store)
     for error in strange:
         bad.add(error)
-    found = {name: known_count(store, name, bad) for name in names}
+    keys = [store.keys.meta(name) for name in names]
+    replies = ask(store, [("HGET", key, "partitionCount") for key in keys], bad)
+    found = {
+        name: None if raw is None else bad.read(topics.count_of, name, raw, key)
+        for name, key, raw in zip(names, keys, replies, strict=True)
+    }
     _keep_missing(store, [name for name, count in found.items() if count is None], bad)
     return {name: count for name, count in found.items() if count is not None}
 
@@ -266,7 +271,7 @@ def _partition_rows(
 ) -> list[PartitionRow]:
     figures = figures_of(store, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    found = backlog.backlogs(store, units, bad)
+    rows = assignments.measured(store, units, 0, bad, count_max=backlog.COUNT_MAX)
     sizes = memory_of(store, [store.keys.stream(topic, number) for number in range(count)], SAMPLES)
     return [
         PartitionRow(
@@ -279,9 +284,12 @@ def _partition_rows(
             scheduled=each.scheduled,
             dead_letters=each.dead,
             groups=[
-                GroupLag(name, one.lag, one.lag_exact, one.pending, one.delayed)
-                for name in names
-                if (one := found.get(Unit(topic, number, name))) is not None
+                GroupLag(
+                    *(row.group, row.lag_at_least, row.lag is not None),
+                    *(row.pending or 0, row.delayed or 0),
+                )
+                for row in rows
+                if row.partition == number and row.exists
             ],
         )
         for number, (each, size) in enumerate(zip(figures, sizes, strict=True))
@@ -318,6 +326,15 @@ def groups(
     found = groups_on(store, places, bad or BadValues(), letters=letters)
     names: frozenset[str] = frozenset().union(*found)
     return sorted(name for name in names if queries or not name.startswith(QUERIES))
+
+
+def groups_of(store: Store, counts: Mapping[str, int], bad: BadValues) -> dict[str, list[str]]:
+    """Return the sorted names of the groups of each topic, from its partition count."""
+    places = [(topic, number) for topic, count in counts.items() for number in range(count)]
+    found: dict[str, set[str]] = {topic: set() for topic in counts}
+    for (topic, _), names in zip(places, groups_on(store, places, bad), strict=True):
+        found[topic] |= names
+    return {topic: sorted(names) for topic, names in found.items()}
 
 
 def groups_on(

@@ -50,7 +50,7 @@ class Doomed:
     dead_letters: int
     groups: list[str]
     owned: list[str]
-    begun: bool
+    partly_deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def look(store: Store, topic: str) -> Doomed:
             for unit, view in zip(units, views, strict=True)
             if view.ttl is not None
         ],
-        begun=raw is not None,
+        partly_deleted=raw is not None,
     )
 
 

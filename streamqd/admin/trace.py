@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from streamqd.admin import delayed, live, topics
+from streamqd.admin import delayed, snapshot, topics
+from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.dead_letters.selection import LetterFields
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
@@ -199,7 +200,7 @@ class _Search:
 
     def run(self) -> Trace:
         name, keys = self._name, self._keys
-        view = live.look(self._fleet)
+        view = snapshot.read_published(self._fleet)
         units = {each.unit: each for each in view.assignments}
         stream = keys.stream(name.topic, name.partition)
         here, info, first, archived, removed = ask(
@@ -299,7 +300,7 @@ class _Search:
     # --- one group ---
 
     def _group(
-        self, group: str, letters: list[LetterTrace], units: dict[Unit, live.LiveUnit]
+        self, group: str, letters: list[LetterTrace], units: dict[Unit, AssignmentRow]
     ) -> GroupTrace:
         unit = Unit(self._name.topic, self._name.partition, group)
         seen = units.get(unit)
@@ -311,7 +312,7 @@ class _Search:
         return GroupTrace(group=group, owner=owner, condition=condition, **found)
 
     def _state(
-        self, unit: Unit, letters: list[LetterTrace], seen: live.LiveUnit | None
+        self, unit: Unit, letters: list[LetterTrace], seen: AssignmentRow | None
     ) -> dict[str, Any]:
         if unit.reads_letters:
             return self._of_letters(unit, letters, seen)
@@ -347,7 +348,7 @@ class _Search:
         return more | {"state": UNREAD if held[0]["state"] == UNREAD else DONE}
 
     def _of_letters(
-        self, unit: Unit, letters: list[LetterTrace], seen: live.LiveUnit | None
+        self, unit: Unit, letters: list[LetterTrace], seen: AssignmentRow | None
     ) -> dict[str, Any]:
         """Return the trace in a group that reads dead letters."""
         for letter in reversed(letters):
@@ -358,7 +359,7 @@ class _Search:
         return {"state": "none"}
 
     def _handed_out(
-        self, unit: Unit, stream: str, place: str, seen: live.LiveUnit | None
+        self, unit: Unit, stream: str, place: str, seen: AssignmentRow | None
     ) -> dict[str, Any]:
         """Return the state of one stream entry in a group: unread, running, pending or done."""
         entry_id = place[2:]

@@ -7,29 +7,28 @@ another: a pause hides the handler, and without an owner no handler runs at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from streamqd.admin import groups, live, partitions, published, topics
+from streamqd.admin import groups, snapshot, topics
+from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
 from streamqd.admin.backlog import other_clients
 from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
 from streamqd.admin.growth import OWNER as GROWTH
-from streamqd.admin.instances import LiveInstance
-from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
-from streamqd.admin.partitions import UnitRow
-from streamqd.admin.published import Fleet, FleetState
+from streamqd.admin.instances import InstanceRow
+from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, Unreadable, keep_mistyped, measure_each
+from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.errors import Refused
 from streamqd.failures import HOUSEKEEPING
 from streamqd.model import Unit
 from streamqd.store import statistics
-from streamqd.store.members import Heartbeat, seen_of
+from streamqd.store.directives import Directive, Directives
 from streamqd.store.store import Store
 from streamqd.words import lasting, plural, spans
 
 FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
-RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
 MOVING = 0.05  # messages per second that count as moving
 QUERY_SILENT_SECONDS = 60.0  # a live Spark query shows its position every 10 s or trigger
 
@@ -45,53 +44,19 @@ class WaitCause:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberFacts:
-    """A member. `state` as in `status`. `cap` 0: no limit. `owned` counts assignments.
-
-    `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
-    crashes in a loop there. `capacity` is the number of assignments the operating system allows,
-    None without a limit, and `limit` the reason for it.
-    """
-
-    instance: str
-    state: str
-    offers: frozenset[tuple[str, str]]
-    broken: frozenset[Unit]
-    leaving: bool
-    cap: int
-    owned: int
-    redis_up: bool | None
-    silent_seconds: float
-    capacity: int | None = None
-    limit: str = ""
-
-    @property
-    def full(self) -> bool:
-        """True if the operating system refuses it more processes."""
-        return self.capacity is not None and self.owned >= self.capacity
-
-
-@dataclass(frozen=True, slots=True)
 class WaitFacts:
     """All facts about one assignment.
 
-    `row` is the assignment as `partitions` shows it. `worker` is the published state of its worker,
-    None without one. `foreign` counts pending entries by other client of the group, '' for entries
-    without a consumer. `shown_seconds` is the time since a Spark query showed its position, None
-    when unknown.
+    `foreign` counts pending entries by other client of the group, '' for entries without a
+    consumer. `shown_seconds` is the time since a Spark query showed its position, None when
+    unknown.
     """
 
-    row: UnitRow
+    row: AssignmentRow
     now_unix_ms: int
-    worker: LiveUnit | None
-    failures: Sequence[LiveFailure]
-    pause: LiveDirective | None
-    stop: LiveDirective | None
-    drained: Collection[str]
-    members: Mapping[str, MemberFacts]
+    control: Directives
+    members: Mapping[str, InstanceRow]
     foreign: Mapping[str, int] = field(default_factory=dict)
-    solo: bool = False
-    next_due_unix_ms: int | None = None
     shown_seconds: float | None = None
 
     @property
@@ -102,29 +67,31 @@ class WaitFacts:
     # --- which members could own it ---
 
     @property
-    def holder(self) -> MemberFacts | None:
+    def holder(self) -> InstanceRow | None:
         """The member that owns the unit, or owned it last."""
         return self.members.get(self.row.owner)
 
     @property
-    def alive(self) -> list[MemberFacts]:
+    def alive(self) -> list[InstanceRow]:
         """The live members."""
         return [each for each in self.members.values() if each.state != "silent"]
 
     @property
-    def offering(self) -> list[MemberFacts]:
+    def offering(self) -> list[InstanceRow]:
         """The live members with a consumer for it."""
         return [each for each in self.alive if self.row.unit[::2] in each.offers]
 
     @property
-    def fit(self) -> list[MemberFacts]:
+    def fit(self) -> list[InstanceRow]:
         """The offering members where its worker does not crash in a loop."""
         return [each for each in self.offering if self.row.unit not in each.broken]
 
     @property
-    def present(self) -> list[MemberFacts]:
+    def present(self) -> list[InstanceRow]:
         """The fit members that are neither leaving nor drained."""
-        return [each for each in self.fit if not (each.leaving or each.instance in self.drained)]
+        return [
+            each for each in self.fit if not (each.leaving or each.instance in self.control.drains)
+        ]
 
     # --- figures of its worker, 0 when not published -------------
 
@@ -136,12 +103,12 @@ class WaitFacts:
     @property
     def acked(self) -> float:
         """Messages acknowledged per second."""
-        return (self.worker.acked or 0.0) if self.worker else 0.0
+        return self.row.acked or 0.0
 
     @property
     def failed(self) -> float:
         """Runs that fail per second."""
-        return (self.worker.failed or 0.0) if self.worker else 0.0
+        return self.row.failed or 0.0
 
     @property
     def failing_share(self) -> float:
@@ -151,29 +118,31 @@ class WaitFacts:
     @property
     def slope(self) -> float:
         """Growth of the lag in messages per second."""
-        return (self.worker.lag_per_second or 0.0) if self.worker else 0.0
+        return self.row.lag_per_second or 0.0
 
     @property
     def run_seconds(self) -> float:
         """Age of the present run in seconds."""
-        return (self.worker.longest_run_seconds or 0.0) if self.worker else 0.0
+        return self.row.longest_run_seconds or 0.0
+
+    def recent(self, kind: str) -> list[RecentFailure]:
+        """Return the failures of the last 5 minutes whose error starts with `kind`."""
+        found = self.row.failures
+        return [
+            each
+            for each in found
+            if each.seconds_ago <= RECENT_SECONDS and each.error.startswith(kind)
+        ]
 
     @property
-    def running(self) -> str:
-        """The place of the running message, '' for none."""
-        return self.worker.running if self.worker else ""
-
-    @property
-    def crashes(self) -> list[LiveFailure]:
+    def crashes(self) -> list[RecentFailure]:
         """The recent failures that crashed a process."""
-        recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
-        return [each for each in recent if each.error.startswith("process ended")]
+        return self.recent("process ended")
 
     @property
-    def housekeeping(self) -> list[LiveFailure]:
+    def housekeeping(self) -> list[RecentFailure]:
         """The housekeeper's tasks that fail on the unit."""
-        recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
-        return [each for each in recent if each.error.startswith(f"{HOUSEKEEPING} ")]
+        return self.recent(f"{HOUSEKEEPING} ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,41 +175,25 @@ def answer(
 
     Raises TopicMissing, Refused.
     """
-    store = fleet.store
-    count = topics.partition_count(store, topic)
-    if partition is not None:
-        topics.check_partition(topic, partition, count)
-    bad = BadValues()
+    store, bad = fleet.store, BadValues()
     if group is not None:
         groups.known(store, topic, group)
-    known = topics.groups(store, topic, range(count), bad=bad)
-    if not known:
+    seen = snapshot.read(fleet, topic, group, partition, bad=bad)
+    if not seen.assignments:
         raise Refused(f"no group reads the topic {topic}; start a consumer of it")
-    numbers = range(count) if partition is None else (partition,)
-    chosen = known if group is None else [group]
-    units = [Unit(topic, number, each) for each in chosen for number in numbers]
-    state = published.fleet_state(fleet, bad)
-    view = live.look(fleet, state)
-    for unreadable in view.unreadable:
-        bad.keep(unreadable)
-    members = members_of(view.instances, state)
-    measured = partitions.measured(store, units, bad)
-    free = [each.unit for each in measured if not each.row().owner]
+    units = [row.unit for row in seen.assignments]
+    free = [row.unit for row in seen.assignments if not row.owner]
     # Nothing reads a lease but its scripts, so another type shows only as a missing owner.
     keep_mistyped(store, {store.keys.lease(*unit): "string" for unit in free}, bad)
     shown = _shown(store, [unit for unit in units if unit.is_of_query], bad)
-    answers = []
-    for each, held in zip(measured, other_clients(store, units, bad), strict=True):
-        row = each.row()
-        facts = replace(
-            wait_facts(row, _published(view, row), view.failures, members, state),
-            foreign=held,
-            solo=each.lease.solo,
-            next_due_unix_ms=each.figures.next_due_unix_ms if each.figures else None,
-            shown_seconds=shown.get(each.unit),
+    held = dict(zip(units, other_clients(store, units, bad), strict=True))
+    return [
+        _answer(
+            replace(each, foreign=held[each.row.unit], shown_seconds=shown.get(each.row.unit)),
+            bad.rows,
         )
-        answers.append(_answer(facts))
-    return [replace(each, unreadable=bad.rows) for each in answers]
+        for each in wait_facts(seen)
+    ]
 
 
 def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]:
@@ -255,15 +208,7 @@ def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]
     return found
 
 
-def _published(view: LiveView, row: UnitRow) -> LiveUnit | None:
-    """Return the state published by its owner, or by the last worker of a crash loop."""
-    for each in view.assignments:
-        if each.unit == row.unit and each.state not in ("free", "expired", "unknown"):
-            return each if row.owner in ("", each.owner) else None
-    return None
-
-
-def _answer(facts: WaitFacts) -> Answer:
+def _answer(facts: WaitFacts, unreadable: list[Unreadable]) -> Answer:
     row, found = facts.row, causes(facts)
     return Answer(
         *row.unit,
@@ -271,55 +216,19 @@ def _answer(facts: WaitFacts) -> Answer:
         moves=found[0].moves,
         causes=found,
         lag=row.lag,
-        pending=row.pending,
-        delayed=row.delayed,
+        pending=row.pending or 0,
+        delayed=row.delayed or 0,
         oldest_unix_ms=row.oldest_unix_ms,
-        lag_per_second=facts.worker.lag_per_second if facts.worker else None,
-        unreadable=[],
+        lag_per_second=row.lag_per_second,
+        unreadable=unreadable,
     )
 
 
-def wait_facts(
-    row: UnitRow,
-    worker: LiveUnit | None,
-    failures: Iterable[LiveFailure],
-    members: Mapping[str, MemberFacts],
-    state: FleetState,
-) -> WaitFacts:
-    """Facts from a row and its owner, without other clients, quarantine and due times."""
-    unit = row.unit
-    pause, stop = state.control.pause_of(unit), state.control.stop_of(unit)
-    return WaitFacts(
-        row,
-        state.now_unix_ms,
-        worker,
-        [each for each in failures if each.unit == unit],
-        pause=pause and live.order_of("pause", str(pause[0]), pause[1]),
-        stop=stop and live.order_of("stop", f"{unit.topic}/{unit.group}", stop),
-        drained=state.control.drains,
-        members=members,
-    )
-
-
-def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str, MemberFacts]:
-    """Return the facts about each member, by its name."""
-    found = {}
-    for each in instances:
-        seen = seen_of(Heartbeat(each.instance, each.heartbeat_unix_ms, state.infos[each.instance]))
-        found[each.instance] = MemberFacts(
-            instance=each.instance,
-            state=each.state,
-            offers=frozenset(seen.member.offers),
-            broken=frozenset(seen.broken),
-            leaving=seen.leaving,
-            cap=seen.member.cap,
-            owned=each.owned,
-            redis_up=each.redis_up,
-            capacity=each.capacity,
-            limit=each.limit,
-            silent_seconds=max(0, state.now_unix_ms - each.heartbeat_unix_ms) / 1000,
-        )
-    return found
+def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
+    """Return the facts of each assignment, without other clients and Spark queries."""
+    members = {each.instance: each for each in seen.instances}
+    control, now = seen.state.control, seen.now_unix_ms
+    return [WaitFacts(row, now, control, members) for row in seen.assignments]
 
 
 # --- many units -----------------------------------------------------------------------------------
@@ -333,13 +242,14 @@ class UnitCause(NamedTuple):
     cause: WaitCause
 
 
-def problem(facts: WaitFacts) -> UnitCause | None:
-    """Return the first problem of an assignment, None without one. Directives are not problems."""
-    for rule in _rules(facts):
-        if rule.word in _PROBLEMS:
-            cause = _cause(rule, _texts(facts))
-            return UnitCause(facts.row.unit, facts.row.oldest_unix_ms, cause)
-    return None
+def problems(seen: FleetSnapshot) -> Iterator[UnitCause]:
+    """Yield the first problem of each assignment that has one. Directives are not problems."""
+    for facts in wait_facts(seen):
+        for rule in _rules(facts):
+            if rule.word in _PROBLEMS:
+                cause = _cause(rule, _texts(facts))
+                yield UnitCause(facts.row.unit, facts.row.oldest_unix_ms, cause)
+                break
 
 
 def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
@@ -384,11 +294,11 @@ def _cause(rule: CauseRule, texts: Mapping[str, object]) -> WaitCause:
 
 
 def _rules(facts: WaitFacts) -> list[CauseRule]:
-    if facts.row.state == "query":
+    if facts.row.lease == "query":
         return _first(_QUERY, facts)
     rules = _first(_DIRECTIVES, facts)
-    if facts.stop is None:  # otherwise the missing owner follows from the stop
-        if facts.row.state != "owned":
+    if not facts.row.stopped:  # otherwise the missing owner follows from the stop
+        if facts.row.lease != "owned":
             rules += _first(_EXPIRED, facts) + _first(_UNOWNED, facts)
         else:
             rules += _first(_OWNED, facts) or _all(_AT_WORK, facts)
@@ -408,13 +318,13 @@ def _first(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
 
 def _in(*states: str) -> Callable[[WaitFacts], bool]:
     """Return a predicate for workers in these states."""
-    return lambda f: f.worker is not None and f.worker.state in states
+    return lambda f: f.row.worker in states
 
 
 def _keeps_messages(f: WaitFacts) -> bool:
     """Return True if messages wait for one of their key, and other keys do not move either."""
-    held = (f.worker.held or 0) if f.worker else 0
-    others = f.row.oldest_unread_unix_ms or f.row.pending > held
+    held = f.row.held or 0
+    others = f.row.oldest_unread_unix_ms or (f.row.pending or 0) > held
     other_state = _in("blocked", "halted", "probing", "flooded", "throttled")
     return bool(held) and not other_state(f) and not (others and f.acked > MOVING)
 
@@ -455,13 +365,13 @@ _QUERY = (
 _DIRECTIVES = (
     CauseRule(
         "stopped",
-        lambda f: f.stop,
+        lambda f: f.row.stopped,
         "the group {group} of {topic} is stopped{by}",
         "`streamqd group start {topic} {group}`",
     ),
     CauseRule(
         "paused",
-        lambda f: f.pause,
+        lambda f: f.row.paused,
         "{unit} is paused{by} (directive pause:{scope})",
         "`streamqd resume {scope_argument}`",
     ),
@@ -479,7 +389,7 @@ _DIRECTIVES = (
 _EXPIRED = (
     CauseRule(
         "owner-silent",
-        lambda f: f.row.state == "expired",
+        lambda f: f.row.lease == "expired",
         "{owner}, the owner of {unit}, does not renew its lease{and_silence}",
         "another member takes over automatically if one offers it; otherwise check that the host"
         " of {owner} is up and reaches Redis",
@@ -533,7 +443,7 @@ _UNOWNED = (
     ),
     CauseRule(
         "changing-hands",
-        lambda f: f.row.state == "free",
+        lambda f: f.row.lease == "free",
         "no instance owns {unit} at the moment; {taker} may take it",
         _LATER,
     ),
@@ -556,7 +466,7 @@ _OWNED = (
     ),
     CauseRule(
         "no-report",
-        lambda f: f.worker is None,
+        _in("", "unknown"),
         "{owner} owns {unit} but has published no state of it",
         f"{_LATER}; if it stays so, read the log of that instance",
     ),
@@ -578,7 +488,7 @@ _OWNED = (
 _AT_WORK = (
     CauseRule(
         "no-capacity",
-        lambda f: f.holder and f.holder.limit and _in("gone", "booting")(f) and not f.running,
+        lambda f: f.holder and f.holder.limit and _in("gone", "booting")(f) and not f.row.running,
         "{owner} owns {unit} and is about to give it up: the system lets no more processes start"
         " ({limit})",
         _FIX_LIMITS,
@@ -625,7 +535,7 @@ _AT_WORK = (
     ),
     CauseRule(
         "loop-blocked",
-        lambda f: f.worker and f.worker.loop_blocked_seconds,
+        lambda f: f.row.loop_blocked_seconds,
         "a coroutine has blocked the event loop of {unit} on {owner} for {blocked}{blocker}: no"
         " other coroutine there continues",
         "await something that does not block, or move that call to a thread with asyncio.to_thread;"
@@ -658,7 +568,7 @@ _AT_WORK = (
     ),
     CauseRule(
         "quarantine",
-        lambda f: f.solo and f.acked <= MOVING and not _in("recovering")(f),
+        lambda f: f.row.quarantine and f.acked <= MOVING and not _in("recovering")(f),
         "{unit} runs the messages of a lost owner in rounds",
         "wait: streamqd runs these messages one at a time to find the one that kills its process",
     ),
@@ -729,7 +639,7 @@ _OTHERWISE = (
     ),
     CauseRule(
         "starting",
-        lambda f: f.holder and f.worker,
+        lambda f: f.holder and f.row.worker,
         "{unit} is owned by {owner} and its worker is {state}",
         _LATER,
     ),
@@ -760,18 +670,20 @@ _PROBLEMS = (
 
 def _texts(f: WaitFacts) -> dict[str, object]:
     """Return the values for the sentences of the table."""
-    order = f.stop or f.pause
-    silence = f"has been silent for {f.holder.silent_seconds:.0f} s" if f.holder else ""
+    stop, pause = f.control.stop_of(f.row.unit), f.control.pause_of(f.row.unit)
+    order = stop or (pause and pause[1])
+    scope = str(pause[0]) if pause else ""
+    silence = f"has been silent for {_silent_seconds(f, f.holder):.0f} s" if f.holder else ""
     return {
         "unit": f.row.unit,
         "topic": f.row.unit.topic,
         "group": f.row.unit.group,
         "pair": f.pair,
-        "lease": f.row.state,
-        "owner": f.row.owner or (f.worker.owner if f.worker else ""),
+        "lease": f.row.lease,
+        "owner": f.row.owner or f.row.reporter,
         "by": _by(order) if order else "",
-        "scope": order.scope if order else "",
-        "scope_argument": as_argument(order.scope) if order else "",
+        "scope": scope,
+        "scope_argument": as_argument(scope),
         "alive": plural(len(f.alive), "live instance"),
         "offering": ", ".join(each.instance for each in f.offering),
         "fit": ", ".join(each.instance for each in f.fit),
@@ -781,13 +693,13 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "limit": _limit(f.holder) if f.holder else "",
         "silence": silence,
         "and_silence": f" and {silence}" if silence else "",
-        "last": _last(f.failures),
-        "last_outage": _last(live.of_dependencies(f.failures)),
+        "last": _last(f.row.failures),
+        "last_outage": _last(of_dependencies(f.row.failures)),
         "see_failed": _see_failed(f),
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
         "housekeeping": f.housekeeping[0].error if f.housekeeping else "",
-        "delayed": plural(f.row.delayed, "message"),
-        "next_due": _since(", the next in {} s", _until(f.next_due_unix_ms, f.now_unix_ms)),
+        "delayed": plural(f.row.delayed or 0, "message"),
+        "next_due": _since(", the next in {} s", _until(f.row.next_due_unix_ms, f.now_unix_ms)),
         "unowned": plural(f.foreign.get("", 0), "message"),
         "clients": _clients(f.foreign),
         "waiting": _waiting(f),
@@ -800,31 +712,35 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         else "",
         "run": lasting(f.run_seconds),
         "running": _running(f),
-        **(_texts_of(f.worker) if f.worker else {}),
+        **_texts_of(f.row),
     }
 
 
-def _texts_of(worker: LiveUnit) -> dict[str, object]:
-    full = ", as many as it may, and reads no more" if worker.state == "full" else ""
-    keys = "one held key" if worker.held_keys == 1 else f"{worker.held_keys or 0:,} held keys"
-    shared = worker.rate_per == "group"
+def _silent_seconds(f: WaitFacts, member: InstanceRow) -> float:
+    return max(0, f.now_unix_ms - member.heartbeat_unix_ms) / 1000
+
+
+def _texts_of(row: AssignmentRow) -> dict[str, object]:
+    full = ", as many as it may, and reads no more" if row.worker == "full" else ""
+    keys = "one held key" if row.held_keys == 1 else f"{row.held_keys or 0:,} held keys"
+    shared = row.rate_per == "group"
     share = "its share of the group's rate" if shared else "which each partition of the group has"
-    limit = "hard_timeout stops the run" if worker.hard_timeout else "no hard_timeout is set"
+    limit = "hard_timeout stops the run" if row.hard_timeout else "no hard_timeout is set"
     return {
-        "state": worker.state,
-        "rate": f"{worker.rate or 0:g} runs/s, {share}",
+        "state": row.worker,
+        "rate": f"{row.rate or 0:g} runs/s, {share}",
         "more_rate": "" if shared else "; more partitions have more rate",
-        "held": f"{worker.held or 0:,} messages of {keys}{full}",
+        "held": f"{row.held or 0:,} messages of {keys}{full}",
         "hard_timeout": limit,
-        "blocked": lasting(worker.loop_blocked_seconds or 0.0),
-        "blocker": f" at {worker.loop_blocker}" if worker.loop_blocker else "",
-        "recovery": recovery(worker.suspects_left, worker.suspects, worker.round_size),
-        "next": _since(", the next try in {} s", worker.waits_seconds),
-        "progress": _since(" (it reported progress {} s ago)", worker.progress_seconds),
+        "blocked": lasting(row.loop_blocked_seconds or 0.0),
+        "blocker": f" at {row.loop_blocker}" if row.loop_blocker else "",
+        "recovery": recovery(row.suspects_left, row.suspects, row.round_size),
+        "next": _since(", the next try in {} s", row.waits_seconds),
+        "progress": _since(" (it reported progress {} s ago)", row.progress_seconds),
     }
 
 
-def _last(failures: Iterable[LiveFailure]) -> str:
+def _last(failures: Iterable[RecentFailure]) -> str:
     last = min(failures, key=lambda each: each.seconds_ago, default=None)
     return f"; last: {last.error}, {last.seconds_ago:.0f} s ago" if last else ""
 
@@ -832,7 +748,7 @@ def _last(failures: Iterable[LiveFailure]) -> str:
 def _see_failed(f: WaitFacts) -> str:
     """Name the command that shows failed messages: dead letters or delayed retries."""
     topic, group = f.row.unit[::2]
-    if f.worker and f.worker.dead_letters:
+    if f.row.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"
     if f.row.delayed:
         return f"; `streamqd retry list {topic} {group}` shows the messages and their errors"
@@ -849,7 +765,7 @@ def _since(text: str, seconds: float | None) -> str:
     return "" if seconds is None else text.format(f"{max(0.0, seconds):.0f}")
 
 
-def _by(order: LiveDirective) -> str:
+def _by(order: Directive) -> str:
     who = f" by {order.by}" if order.by else ""
     return f"{who} ({order.why})" if order.why else who
 
@@ -869,7 +785,7 @@ def as_argument(scope: str) -> str:
             return scope
 
 
-def _limit(member: MemberFacts) -> str:
+def _limit(member: InstanceRow) -> str:
     return f"{member.instance} runs {member.owned}: {member.limit}"
 
 
@@ -883,14 +799,14 @@ def _clients(foreign: Mapping[str, int]) -> str:
 
 def _running(f: WaitFacts) -> str:
     """Return the running message: its uid, which `trace` takes, or else its place."""
-    kind, _, entry_id = f.running.partition(":")
+    kind, _, entry_id = f.row.running.partition(":")
     if kind == "m" and not f.row.unit.reads_letters:
         return f" ({f.row.unit.topic}/{f.row.unit.partition}/{entry_id})"
-    return f" ({f.running})" if f.running else ""
+    return f" ({f.row.running})" if f.row.running else ""
 
 
 def _waiting(f: WaitFacts) -> str:
     lag = "more than 1,000" if f.row.lag is None else f"{f.row.lag:,}"
     oldest = _until(f.now_unix_ms, f.row.oldest_unix_ms)
     age = "" if oldest is None else f", the oldest {lasting(oldest)} old"
-    return f"{lag} unread and {f.row.pending:,} pending{age}"
+    return f"{lag} unread and {f.row.pending or 0:,} pending{age}"

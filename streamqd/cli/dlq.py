@@ -15,9 +15,10 @@ import click
 
 from streamqd.admin import as_json as document_of
 from streamqd.admin import audit, dead_letters, topics
-from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResult, Target
+from streamqd.admin.dead_letters import ReplayPlan, ReplayResult, Target
 from streamqd.admin.dead_letters.passes import FAILED, STOPPED
 from streamqd.admin.dead_letters.replay import Route
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import DURATION, RATE, page_options, yes_option
 from streamqd.cli.command import CommandResult, answering
@@ -34,7 +35,16 @@ from streamqd.cli.dlq_choice import (
     stated,
 )
 from streamqd.cli.dlq_view import print_audit, print_causes, print_letter, print_rows
-from streamqd.cli.output import NO_MATCH, ago, confirm, listing, printable, styled, unreadable
+from streamqd.cli.output import (
+    NO_MATCH,
+    ago,
+    confirm,
+    listing,
+    page_document,
+    printable,
+    styled,
+    unreadable,
+)
 from streamqd.cli.session import NOT_AUDITED, Session
 from streamqd.errors import RedisUnavailable, Refused, StreamqdError
 from streamqd.words import count
@@ -65,17 +75,20 @@ def list_(
             raise click.UsageError("pass TOPIC; the filters apply to the dead letters of one topic")
         return _overview(session)
     choice = chosen(session, topic, filters)
-    seen = dead_letters.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
-    now = server_unix_ms(session.link)
-    if not seen.rows:
-        return CommandResult(seen, _nothing(topic, filters, "no more" if cursor else "no"))
+    letters = dead_letters.messages(session.store, topic)
+    seen = letters.page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
-        print_rows(seen.rows, now)
+        unreadable(seen.unreadable)
+        if not seen.rows:
+            click.echo(_nothing(topic, filters, "no more" if cursor else "no"))
+            return
+        print_rows(seen.rows, seen.now_unix_ms)
         session.note(f"{count(seen.total, 'dead letter')} in {topic}")
         session.more(seen.cursor)
 
-    return CommandResult(seen, show)
+    document = page_document(seen, "total rows cursor unreadable")
+    return CommandResult({"topic": topic} | document, show)
 
 
 def _overview(session: Session) -> CommandResult:
@@ -112,10 +125,12 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
     choice = chosen(session, topic, filters)
     found = dead_letters.causes(session.store, topic, choice, last=newest)
     now = server_unix_ms(session.link)
-    if not found.causes:
-        return CommandResult(found, _nothing(topic, filters))
 
     def show() -> None:
+        unreadable(found.unreadable)
+        if not found.causes:
+            click.echo(_nothing(topic, filters))
+            return
         print_causes(found.causes, now)
         if found.others:
             session.note(f"{count(found.others, 'dead letter')} of still other causes")
@@ -146,22 +161,22 @@ def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> Command
 @page_options(20)
 @answering
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
-    """Show the audit trail of a topic, the latest entry first.
+    """Show the audit log of a topic, the latest entry first.
 
-    The trail records replays, purges and exports of dead letters, cancelled retries, and groups
+    The log records replays, purges and exports of dead letters, cancelled retries, and groups
     that were reset or deleted. Deleting a topic deletes its trail. The deletion becomes the first
     entry of a new trail.
     """
-    seen = audit.trail(session.store, topic, limit=limit, cursor=cursor)
-    if not seen.deeds:
+    seen = audit.page(session.store, topic, limit=limit, cursor=cursor)
+    if not seen.entries:
         if not cursor:
             topics.partition_count(session.store, topic)
         more = "more " if cursor else ""
-        return CommandResult(seen, f"nothing {more}in the audit trail of {topic}")
+        return CommandResult(seen, f"nothing {more}in the audit log of {topic}")
     now = server_unix_ms(session.link)
 
     def show() -> None:
-        print_audit(seen.deeds, now)
+        print_audit(seen.entries, now)
         session.more(seen.cursor)
 
     return CommandResult(seen, show)
@@ -266,7 +281,7 @@ def replay(
 
 
 def _replayed(
-    session: Session, done: ReplayResult, choice: DeadLetterFilter, target: Target, rest: list[str]
+    session: Session, done: ReplayResult, choice: MessageFilter, target: Target, rest: list[str]
 ) -> CommandResult:
     """Return the result of a replay. An interrupted one includes the command to continue."""
     letters = count(done.replayed, "dead letter")
@@ -280,20 +295,20 @@ def _replayed(
         notes.append(f"not replayed: {_reasons(done.refused)}")
         refused = count(sum(done.refused.values()), "dead letter")
         error = Refused(f"{refused} not replayed, see above")
-    if done.ended in (STOPPED, FAILED):
-        bound = _bounded(choice, done.began_unix_ms + 1)
+    if done.result in (STOPPED, FAILED):
+        bound = _bounded(choice, done.started_unix_ms + 1)
         again = command_line(session, "replay", done.topic, bound, rest)
         if done.unknown:
             notes.append(f"{count(done.unknown, 'dead letter')} may have been replayed or not")
         notes.append(f"the others were not touched; continue with: {again}")
-        code, error = _ended(done.ended, f"interrupted: {done.error}")
+        code, error = _exit_of(done.result, f"interrupted: {done.error}")
     return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
 
 
-def _ended(ended: str, text: str) -> tuple[int, StreamqdError | None]:
+def _exit_of(result: str, text: str) -> tuple[int, StreamqdError | None]:
     """Return the exit code and the error of work that was complete, interrupted or failed."""
-    error = RedisUnavailable(text, sent=False) if ended == FAILED else None
-    return (EXIT_INTERRUPTED if ended == STOPPED else 0), error
+    error = RedisUnavailable(text, sent=False) if result == FAILED else None
+    return (EXIT_INTERRUPTED if result == STOPPED else 0), error
 
 
 def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
@@ -316,10 +331,9 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     if plan.receivers:
         click.echo()
         listing(
-            "GROUP DEAD PARTITIONS OWNED PAUSED UNCHANGED_WORKERS OWNERS",
+            "GROUP DEAD_LETTERS PARTITIONS OWNED PAUSED UNCHANGED_WORKERS OWNERS",
             plan.receivers,
             unchanged_workers=lambda row: row.same_worker,
-            dead=lambda row: row.dead_letters,
             owners=lambda row: ", ".join(row.owners) or None,
         )
     click.echo()
@@ -370,12 +384,15 @@ def purge(
         text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good"
 
         def show() -> None:
+            unreadable(found.unreadable)
+            if not found.causes:
+                click.echo(NO_MATCH)
+                return
             click.echo(text)
-            if found.causes:
-                click.echo()
-                print_causes(found.causes, now)
+            click.echo()
+            print_causes(found.causes, now)
 
-        return CommandResult(found, show if found.looked_at else NO_MATCH)
+        return CommandResult(found, show)
     if not _ask(session, topic, choice, "Delete {} of {} for good?", yes, "purged"):
         return 0
     meter = Meter(session)
@@ -386,7 +403,7 @@ def purge(
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may have been purged or not")
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
-    code, error = _ended(done.ended, f"interrupted: {done.error}; the others stay")
+    code, error = _exit_of(done.result, f"interrupted: {done.error}; the others stay")
     return CommandResult(done, text, code, notes, error)
 
 
@@ -428,7 +445,7 @@ def export(
         done = work.finish(f"to {out}" if out is not None else "")
     text = f"{count(done.exported, 'dead letter')} of {topic} exported"
     notes = [] if done.audited else [NOT_AUDITED]
-    code = EXIT_INTERRUPTED if done.ended == STOPPED else 0
+    code = EXIT_INTERRUPTED if done.result == STOPPED else 0
     if out is not None:
         return CommandResult(done, lambda: session.note(f"{text} to {out}"), code, notes)
     for note in (text, *notes):
@@ -463,7 +480,7 @@ def _written(path: Path | None) -> Iterator[IO[str]]:
 
 
 def _ask(
-    session: Session, topic: str, choice: DeadLetterFilter, question: str, yes: bool, past: str
+    session: Session, topic: str, choice: MessageFilter, question: str, yes: bool, past: str
 ) -> bool:
     """Ask for confirmation. Return False if nothing matches, which is printed.
 
@@ -493,9 +510,9 @@ def _given(ctx: click.Context, *names: str) -> list[str]:
     return found
 
 
-def _bounded(choice: DeadLetterFilter, until_unix_ms: int) -> DeadLetterFilter:
+def _bounded(choice: MessageFilter, until_unix_ms: int) -> MessageFilter:
     """Return the same filter, without messages dead-lettered at this time or later."""
-    if choice.letter_ids:
+    if choice.ids:
         return choice
     until = choice.until_unix_ms
     bound = until_unix_ms if until is None else min(until, until_unix_ms)

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from streamqd.admin import dead_letters, groups
-from streamqd.admin.dead_letters import DeadLetterFilter
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import FINGERPRINT, HEADER, MOMENT, Command, unix_ms
 from streamqd.cli.session import Session
@@ -75,7 +75,7 @@ def chosen(
     filters: Mapping[str, Any],
     ids: Sequence[str] = (),
     older_than: float | None = None,
-) -> DeadLetterFilter:
+) -> MessageFilter:
     """Return the filter that the options describe. Relative times use the clock of Redis.
 
     Raises Refused for a group that neither reads the topic nor has dead letters there.
@@ -93,8 +93,8 @@ def chosen(
         raise click.UsageError("nothing can match: --since is not before --until")
     _check_group(session, topic, filters["group"])
     key = filters["key"]
-    return DeadLetterFilter(
-        letter_ids=tuple(ids),
+    return MessageFilter(
+        ids=tuple(ids),
         group=filters["group"],
         fingerprint=filters["fingerprint"],
         error_class=filters["error_class"],
@@ -117,7 +117,7 @@ def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> N
 def _check_group(session: Session, topic: str, group: str | None) -> None:
     if group is None or group in groups.names(session.store, topic):
         return
-    if not dead_letters.count(session.store, topic, DeadLetterFilter(group=group)):
+    if not dead_letters.count(session.store, topic, MessageFilter(group=group)):
         groups.known(session.store, topic, group)  # raises Refused for an unknown group
 
 
@@ -127,16 +127,16 @@ def stated(filters: Mapping[str, Any]) -> bool:
 
 
 def command_line(
-    session: Session, verb: str, topic: str, choice: DeadLetterFilter, rest: Sequence[str]
+    session: Session, verb: str, topic: str, choice: MessageFilter, rest: Sequence[str]
 ) -> str:
     """Return a command line with the same choice, for people to copy."""
     args = ["streamqd"]
     if session.config_path is not None:
         args += ["--config", str(session.config_path)]
     args += ["dlq", verb, topic]
-    for letter_id in choice.letter_ids:
+    for letter_id in choice.ids:
         args += ["--id", letter_id]
-    if not choice.narrows or (choice == DeadLetterFilter(until_unix_ms=choice.until_unix_ms)):
+    if not choice.narrows or (choice == MessageFilter(until_unix_ms=choice.until_unix_ms)):
         args.append("--all")
     texts = {
         "--group": choice.group,

@@ -1,4 +1,4 @@
-"""Print dead letters, their causes and the audit trail."""
+"""Print dead letters, their causes and the audit log."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
 
 
 def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
-    """Print entries of the audit trail, one per line."""
+    """Print entries of the audit log, one per line."""
     listing(
         "AGE WHO COMMAND COUNTS DETAILS",
         entries,

@@ -349,8 +349,8 @@ def control() -> None:
 def list_(session: Session, *, everything: bool) -> CommandResult:
     """Show the directives in effect.
 
-    `gone` marks a directive to an instance that is not live. A reload or rebalance is finished when
-    every live instance has applied it. Only --all shows finished directives, as `done`.
+    `missing` marks a directive to an instance that is not live. A reload or rebalance is finished
+    when every live instance has applied it. Only --all shows finished directives, as `done`.
 
     \b
     Example:
@@ -373,7 +373,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
             directive=lambda row: row.name,
             to=lambda row: row.to or "-",
             age=lambda row: ago(seen.now_unix_ms, row.at_unix_ms),
-            _=lambda row: "gone" if row.instance_missing else "done" if row.done else "",
+            _=lambda row: "missing" if row.instance_missing else "done" if row.done else "",
             reason=lambda row: row.why,
         )
     for name, problem in seen.unreadable_directives.items():
@@ -382,21 +382,21 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
 
 @control.command()
 @click.argument("names", metavar="DIRECTIVE...", nargs=-1)
-@click.option("--gone", is_flag=True, help="All directives to instances that are not live.")
+@click.option("--missing", is_flag=True, help="All directives to instances that are not live.")
 @dry_run_option
 @yes_option
 @answering
 def clear(
-    session: Session, *, names: tuple[str, ...], gone: bool, dry_run: bool, yes: bool
+    session: Session, *, names: tuple[str, ...], missing: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
     """Clear directives by name.
 
     `streamqd control list` shows the names.
     """
-    if not names and not gone:
-        raise click.UsageError("pass the names of directives, or --gone")
+    if not names and not missing:
+        raise click.UsageError("pass the names of directives, or --missing")
     fleet = session.fleet
-    chosen = directives.clear(fleet, list(names), gone=gone, dry_run=True)
+    chosen = directives.clear(fleet, list(names), missing=missing, dry_run=True)
     if not dry_run and chosen.directives:
         confirm(f"Take back {', '.join(chosen.directives)}?", yes)
         chosen = directives.clear(fleet, chosen.directives)

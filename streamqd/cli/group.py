@@ -94,7 +94,7 @@ def _show_group(detail: groups.GroupDetail) -> None:
         detail.partitions,
         partition=lambda row: str(row.partition),
         owner=owner,
-        lag=lambda row: at_least(row.lag, row.lag_exact),
+        lag=lambda row: at_least(row.lag_at_least, row.lag is not None),
         unread=lambda row: ago(now, row.oldest_unread_unix_ms),
         in_hand=lambda row: row.pending,
         pending=lambda row: ago(now, row.oldest_pending_unix_ms),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from streamqd.admin import delayed as sends
 from streamqd.admin import pending as admin_pending
 from streamqd.admin import retries, topics
 from streamqd.admin import tail as admin_tail
-from streamqd.admin.due import DueFilter
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import (
     DURATION,
@@ -24,7 +25,16 @@ from streamqd.cli.arguments import (
     yes_option,
 )
 from streamqd.cli.command import CommandResult, answering, connected
-from streamqd.cli.output import NO_MATCH, ago, confirm, json_text, listing, printable, unreadable
+from streamqd.cli.output import (
+    NO_MATCH,
+    ago,
+    confirm,
+    json_text,
+    listing,
+    page_document,
+    printable,
+    unreadable,
+)
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
 from streamqd.model import LETTERS
@@ -122,7 +132,8 @@ def pending(
     not at all.
     """
     name = group or _only_group(session, topic)
-    seen = admin_pending.view(session.store, topic, name, order=sort, limit=limit, cursor=cursor)
+    listed = admin_pending.messages(session.store, topic, name, sort)
+    seen = listed.page(limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
@@ -141,7 +152,8 @@ def pending(
             session.note(f"only the first {admin_pending.SCAN_MAX:,} of each were ranked")
         session.more(seen.cursor)
 
-    return CommandResult(seen, show)
+    document = page_document(seen, "total rows cursor complete unreadable")
+    return CommandResult({"topic": topic, "group": name} | document, show)
 
 
 def _only_group(session: Session, topic: str) -> str:
@@ -156,6 +168,7 @@ def _only_group(session: Session, topic: str) -> str:
 
 # --- filters of delayed sends and retries ---------------------------------------------------------
 
+_DUE = "now_unix_ms total rows cursor unreadable"  # the fields of --json
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
     help="Only retries that wait for this attempt or a later one.",
@@ -192,27 +205,37 @@ def _named(metavar: str) -> Callable[[Command], Command]:
     return add
 
 
-def _choice(*, due_within: float | None, **filters: Any) -> DueFilter:
+def _choice(
+    session: Session,
+    *,
+    due_within: float | None,
+    key: str | None,
+    **filters: Any,
+) -> MessageFilter:
     """Return the filter that the options of `_filters` describe."""
-    return DueFilter(
-        due_within_ms=None if due_within is None else round(due_within * 1000), **filters
-    )
+    until = None
+    if due_within is not None:
+        until = server_unix_ms(session.link) + round(due_within * 1000) + 1
+    raw = None if key is None else key.encode("utf-8", "surrogateescape")
+    return MessageFilter(key=raw, until_unix_ms=until, **filters)
 
 
-def _required(ids: tuple[str, ...], every: bool, noun: str, filters: dict[str, Any]) -> DueFilter:
+def _required(
+    session: Session, ids: tuple[str, ...], every: bool, noun: str, filters: dict[str, Any]
+) -> MessageFilter:
     """Return the filter of a command that needs either IDs or --all.
 
     Raises UsageError if neither is given, or both.
     """
-    choice = _choice(**filters)
+    choice = _choice(session, **filters)
     if ids and (every or choice.narrows):
         raise click.UsageError(f"name {noun}, or select them with --all and filters, not both")
     if not ids and not every:
         raise click.UsageError(f"name {noun}, or pass --all (with optional filters)")
-    return choice
+    return dataclasses.replace(choice, ids=ids)
 
 
-def _none(choice: DueFilter, cursor: str, what: str) -> str:
+def _none(choice: MessageFilter, cursor: str, what: str) -> str:
     return NO_MATCH if choice.narrows else f"no {'more ' if cursor else ''}{what}"
 
 
@@ -240,8 +263,8 @@ def list_sends(
     The ID consists of the partition and the send ID, the last part of the uid that the producer's
     send returned. When the message is delivered, it gets another uid.
     """
-    choice = _choice(**filters)
-    seen = sends.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
+    choice = _choice(session, **filters)
+    seen = sends.messages(session.store, topic).page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
@@ -259,7 +282,7 @@ def list_sends(
         session.note(f"{seen.total:,} delayed in {topic}")
         session.more(seen.cursor)
 
-    return CommandResult(seen, show)
+    return CommandResult({"topic": topic} | page_document(seen, _DUE), show)
 
 
 @delayed.command()
@@ -317,13 +340,13 @@ def send_now(
     Pass their IDs, or --all with optional filters. The housekeeper of a running daemon sends them
     within seconds. The exit code is 8 if one of the IDs is no longer waiting.
     """
-    choice = _required(ids, every, "delayed sends", filters)
+    choice = _required(session, ids, every, "delayed sends", filters)
     if dry_run:
         return _foretell_sends(session, topic, ids, choice, "would be due now")
     names = ids or sends.chosen(session.store, topic, choice)
     done = sends.hasten(session.store, topic, names)
-    text = f"{count(done.due, 'delayed send')} due now" if done.due or ids else NO_MATCH
-    return _changed_sends(done, text, ids)
+    text = f"{count(done.changed, 'delayed send')} due now" if done.changed or ids else NO_MATCH
+    return _changed_sends(topic, "due", done, text, ids)
 
 
 @delayed.command("cancel")
@@ -351,7 +374,7 @@ def cancel_sends(
     never both. For a sent message, the command prints its uid. The exit code is 8 if one of the IDs
     was not canceled. A dedup_id stays in use until it expires.
     """
-    choice = _required(ids, every, "delayed sends", filters)
+    choice = _required(session, ids, every, "delayed sends", filters)
     if dry_run:
         return _foretell_sends(session, topic, ids, choice, "would be cancelled")
     names: Iterable[str] = ids
@@ -361,21 +384,21 @@ def cancel_sends(
         confirm(f"Cancel {what} of {topic} for good?", yes or not number)
         names = sends.chosen(session.store, topic, choice)
     done = sends.cancel(session.store, topic, names)
-    if done.cancelled:
+    if done.changed:
         asked = {
             "sends": list(ids) or "--all",
-            "key": choice.key,
+            "key": filters["key"],
             "partition": choice.partition,
         }
-        counts = {"cancelled": done.cancelled, "sent": len(done.sent)}
+        counts = {"cancelled": done.changed, "sent": len(done.sent)}
         session.record(topic, "delayed cancel", asked, counts)
-    found_any = done.cancelled or ids
-    text = f"{count(done.cancelled, 'delayed send')} cancelled" if found_any else NO_MATCH
-    return _changed_sends(done, text, ids)
+    found_any = done.changed or ids
+    text = f"{count(done.changed, 'delayed send')} cancelled" if found_any else NO_MATCH
+    return _changed_sends(topic, "cancelled", done, text, ids)
 
 
 def _changed_sends(
-    done: sends.DelayedHastened | sends.DelayedCancelled, text: str, ids: tuple[str, ...]
+    topic: str, action: str, done: sends.DelayedChanged, text: str, ids: tuple[str, ...]
 ) -> CommandResult:
     def show() -> None:
         click.echo(text)
@@ -386,11 +409,12 @@ def _changed_sends(
                 f"{printable(name)} is unknown: it was sent, cancelled or never was", err=True
             )
 
-    return CommandResult(done, show, EXIT_NOT_ALL if ids and (done.sent or done.unknown) else 0)
+    document = {"topic": topic, action: done.changed, "sent": done.sent, "unknown": done.unknown}
+    return CommandResult(document, show, EXIT_NOT_ALL if ids and (done.sent or done.unknown) else 0)
 
 
 def _foretell_sends(
-    session: Session, topic: str, ids: tuple[str, ...], choice: DueFilter, what: str
+    session: Session, topic: str, ids: tuple[str, ...], choice: MessageFilter, what: str
 ) -> CommandResult:
     """Return the number of sends that a command would change.
 
@@ -432,8 +456,9 @@ def list_retries(
 
     All partitions are merged.
     """
-    choice = _choice(**filters)
-    seen = retries.listed(session.store, topic, group, choice=choice, limit=limit, cursor=cursor)
+    choice = _choice(session, **filters)
+    waiting = retries.messages(session.store, topic, group)
+    seen = waiting.page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
@@ -452,7 +477,8 @@ def list_retries(
         session.note(f"{seen.total:,} delayed in {topic} for {group}")
         session.more(seen.cursor)
 
-    return CommandResult(seen, show)
+    head = {"topic": topic, "group": group}
+    return CommandResult(head | page_document(seen, _DUE), show)
 
 
 @retry.command("now")
@@ -477,8 +503,8 @@ def retry_now(
 
     Pass their IDs, or --all with optional filters.
     """
-    choice = _required(ids, every, "retries by their ids", filters)
-    rows = retries.chosen(session.store, topic, group, choice, ids)
+    choice = _required(session, ids, every, "retries by their ids", filters)
+    rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _foretell_retries(rows, "would be due now")
     done = retries.hasten(session.store, topic, group, rows)
@@ -514,17 +540,21 @@ def cancel_retries(
     dropped, because their dead letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
-    choice = _required(ids, every, "retries by their ids", filters)
-    rows = retries.chosen(session.store, topic, group, choice, ids)
+    choice = _required(session, ids, every, "retries by their ids", filters)
+    rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _foretell_retries(rows, "would be lost" if drop else "would become dead letters")
-    total = sum(map(len, rows.values()))
+    total = len(rows)
     what = "Lose" if drop else "Make dead letters of"
     confirm(f"{what} {count(total, 'retry')} in {topic} for {group}?", yes or not total)
     done = retries.cancel(session.store, topic, group, rows, drop=drop)
     if total:
         asked = {"group": group, "retries": list(ids) or "--all", "drop": drop}
-        counts = {"dead": done.dead_letters, "dropped": done.dropped, "gone": done.missing}
+        counts = {
+            "dead_letters": done.dead_letters,
+            "dropped": done.dropped,
+            "missing": done.missing,
+        }
         session.record(topic, "retry cancel", asked, counts)
 
     def show() -> None:
@@ -541,9 +571,8 @@ def cancel_retries(
     return CommandResult(done, show)
 
 
-def _foretell_retries(rows: dict[int, list[retries.RetryRow]], what: str) -> CommandResult:
-    found = [row for _, page in sorted(rows.items()) for row in page]
-    return CommandResult(found, f"{count(len(found), 'retry')} {what}")
+def _foretell_retries(rows: list[retries.RetryRow], what: str) -> CommandResult:
+    return CommandResult(rows, f"{count(len(rows), 'retry')} {what}")
 
 
 def _error(row: retries.RetryRow) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from streamqd.admin import as_json
+from streamqd.admin.messages import MessagePage
 from streamqd.admin.reading import Unreadable
 from streamqd.errors import Refused
 from streamqd.words import HIDING_JOINERS, INVISIBLE, age
@@ -47,6 +48,11 @@ def json_text(document: Any, indent: int | None = None) -> str:
     text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
     # JSON permits control characters that start a command in some terminals.
     return _CONTROLS_OF_JSON.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def page_document(page: MessagePage[Any], names: str) -> dict[str, Any]:
+    """Return the fields of a page for `--json`. `names` are separated by spaces, in their order."""
+    return {name: getattr(page, name) for name in names.split()}
 
 
 def unreadable(rows: Sequence[Unreadable]) -> None:

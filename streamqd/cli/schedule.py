@@ -370,7 +370,7 @@ def _changed_each(
 def _record_each(
     session: Session, topics: dict[str, str], names: Iterable[str], command: str
 ) -> None:
-    """Write one entry into the audit trail of each topic."""
+    """Write one entry into the audit log of each topic."""
     by_topic: dict[str, list[str]] = {}
     for name in names:
         by_topic.setdefault(topics[name], []).append(name)

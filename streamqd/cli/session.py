@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamqd.admin.published import Fleet
 
 TIMEOUT = 5.0  # seconds per round trip of a command to Redis
-NOT_AUDITED = "the audit trail could not be written: this is not in it"
+NOT_AUDITED = "the audit log could not be written: this is not in it"
 
 
 @dataclass
@@ -92,11 +92,11 @@ class Session:
     def record(
         self, topic: str, command: str, what: dict[str, Any], counts: dict[str, int]
     ) -> None:
-        """Write a command into the audit trail of a topic. Print a note if this fails."""
+        """Write a command into the audit log of a topic. Print a note if this fails."""
         from streamqd.admin import audit
 
         try:
-            audit.record(self.store, topic, command, what=what, counts=counts)
+            audit.record(self.store, topic, command, arguments=what, counts=counts)
         except (RedisUnavailable, RedisRefused):
             self.note(NOT_AUDITED)
 

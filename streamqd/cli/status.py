@@ -9,6 +9,7 @@ import click
 
 from streamqd.admin import fleet
 from streamqd.admin import partitions as admin_partitions
+from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.condition import STEADY, in_words, recovery
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import ago, epoch, listing, owner, printable, sentence, table, unreadable
@@ -24,7 +25,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
 
     There is a row for each group, with totals. STATE is the worst state of its partitions, with
     their number. `running 12s` means that one message has been running for 12 seconds. MSG/S is an
-    average of about the last 10 seconds. DEAD counts the group's dead letters (`-`: not counted).
+    average of about the last 10 seconds. DLQ counts the group's dead letters (`-`: not counted).
     LAG, PENDING, DELAYED and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's
     last heartbeat, and UPTIME the time since its start.
 
@@ -40,7 +41,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
 def _show(seen: fleet.StatusView, topic: str | None) -> None:
     unreadable(seen.unreadable)
     _show_directives(seen)
-    states = [each.state for each in seen.assignments if each.state != "query"]
+    states = [each.lease for each in seen.assignments if each.lease != "query"]
     of = count(len(states), "partition")
     units = f"{states.count('owned')} of {of} owned" if states else "no groups"
     if topic is None:
@@ -101,7 +102,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
     ]
     if len(rows) > 1:
         rows.append(_total(seen))
-    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DEAD", "OLDEST", "STATE")
+    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DLQ", "OLDEST", "STATE")
     table(columns, rows, last_below=True)
 
 
@@ -147,14 +148,14 @@ def _show_units(seen: fleet.StatusView) -> None:
         "PARTITION MSG/S LAG PENDING DELAYED OLDEST STATE OWNER",
         seen.assignments,
         partition=lambda each: f"{each.partition}/{each.group}",
-        msg_s=lambda each: each.rate,
+        msg_s=lambda each: each.acked,
         oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
         state=_unit_state,
         owner=lambda each: each.owner or "-",
     )
 
 
-def _unit_state(each: fleet.UnitStatus) -> str:
+def _unit_state(each: AssignmentRow) -> str:
     progress = recovery(each.suspects_left, each.suspects, each.round_size)
     return _state(each.condition, each.longest_run_seconds, progress)
 

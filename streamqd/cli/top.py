@@ -22,9 +22,9 @@ from dataclasses import replace
 import click
 
 from streamqd import config
-from streamqd.admin import live
-from streamqd.admin.live import LiveView
+from streamqd.admin import snapshot
 from streamqd.admin.published import Fleet
+from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.command import connected
 from streamqd.cli.output import emit, printable
@@ -63,7 +63,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
     if interval < INTERVAL_MIN:
         raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
     if once or as_json:
-        seen = live.look(session.fleet)
+        seen = snapshot.read_published(session.fleet)
         if as_json:
             emit(seen)
             return None
@@ -85,7 +85,7 @@ class TopScreen:
         self._terminal = terminal
         self._reader = TopReader(session, interval, terminal.wake)
         self._chosen = Shown()
-        self._frozen: LiveView | None = None
+        self._frozen: FleetSnapshot | None = None
         self._rest = b""  # the start of an incomplete escape sequence
         self._code: int | None = None
 
@@ -159,7 +159,7 @@ class TopReader:
         self._session = session
         self._interval = interval
         self._wake = wake
-        self._view: LiveView | None = None
+        self._view: FleetSnapshot | None = None
         self._at = time.monotonic()
         self._trouble = ""
         self._stop = threading.Event()
@@ -172,7 +172,7 @@ class TopReader:
         """Stop the thread, without waiting for a read in progress."""
         self._stop.set()
 
-    def news(self) -> tuple[LiveView | None, str, float]:
+    def news(self) -> tuple[FleetSnapshot | None, str, float]:
         """Return the last view, the reason if it is outdated ('' otherwise), and its age (seconds).
 
         The view is None before the first read.
@@ -188,7 +188,9 @@ class TopReader:
                 if link is None:
                     redis = config.resolved(self._session.settings).redis
                     link = connect(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
-                self._view = live.look(Fleet(Store(link, keys), daemon.fleet, daemon.lease_ttl))
+                self._view = snapshot.read_published(
+                    Fleet(Store(link, keys), daemon.fleet, daemon.lease_ttl)
+                )
                 self._at, self._trouble = time.monotonic(), ""
             except RedisUnavailable as error:
                 self._trouble = str(self._session.explained(error))

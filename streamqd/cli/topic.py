@@ -57,9 +57,9 @@ def list_(session: Session) -> CommandResult:
 def _show_topics(rows: list[topics.TopicRow]) -> None:
     unreadable([each for row in rows for each in row.unreadable])
     listing(
-        "TOPIC PARTITIONS MESSAGES SCHEDULED DEAD GROUPS",
+        "TOPIC PARTITIONS MESSAGES SCHEDULED DLQ GROUPS",
         rows,
-        dead=lambda row: row.dead_letters,
+        dlq=lambda row: row.dead_letters,
         groups=lambda row: ", ".join(row.groups) or "-",
     )
 
@@ -94,7 +94,7 @@ def _show_topic(detail: topics.TopicDetail) -> None:
         click.echo(f"scheduled: {count(totals.scheduled, 'message')}")
     click.echo()
     table(
-        ("PARTITION", "MESSAGES", "SIZE", "DEAD", "LAG", "FIRST", "LAST"),
+        ("PARTITION", "MESSAGES", "SIZE", "DLQ", "LAG", "FIRST", "LAST"),
         [
             *(
                 (
@@ -214,11 +214,11 @@ def delete(
         )
     confirm(f"Delete {_doomed(doomed)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)
-    # The audit trail was deleted with the topic: this is the first entry of a new one.
+    # The audit log was deleted with the topic: this is the first entry of a new one.
     session.record(
         name, "topic delete",
         {"groups": doomed.groups, "partitions": done.partitions, "force": force},
-        {"messages": doomed.messages, "dead": doomed.dead_letters, "keys": done.keys},
+        {"messages": doomed.messages, "dead_letters": doomed.dead_letters, "keys": done.keys},
     )  # fmt: skip
     return CommandResult(
         done, f"{name} deleted: {count(done.partitions, 'partition')}, {done.keys:,} keys"
@@ -233,9 +233,9 @@ def _show_doomed(doomed: topics_deletion.Doomed, offering: Iterable[str]) -> Non
 
 def _doomed(found: topics_deletion.Doomed) -> str:
     groups = f" and the groups {', '.join(found.groups)}" if found.groups else ""
-    begun = ", a part of it gone already," if found.begun else ""
+    partly = ", partly deleted already" if found.partly_deleted else ""
     return (
-        f"{found.topic} with {count(found.partitions, 'partition')}{begun},"
+        f"{found.topic} with {count(found.partitions, 'partition')}{partly},"
         f" {count(found.messages, 'message')}, {count(found.dead_letters, 'dead letter')}{groups}"
     )
 

@@ -65,7 +65,7 @@ class Breaker:
 class FloodGuard:
     """A flood guard: pauses a partition after too many dead letters."""
 
-    letters: int = setting(
+    dead_letters: int = setting(
         0,
         "Dead letters within `window` that pause the partition. 0: never.",
         min=0,

@@ -22,7 +22,7 @@ from streamqd import Dead, Message, handler
     group="send",
     retry_max_age="24h",
     breaker={"failures": 5, "window": "30s", "probe_every": "500ms", "on": [OSError]},
-    flood_guard={"letters": 100, "window": "1m", "share": 0.5},
+    flood_guard={"dead_letters": 100, "window": "1m", "share": 0.5},
 )
 def send(msg: Message) -> None:
     """Send the payload as one line and wait for the answer."""

@@ -30,8 +30,8 @@ def test_what_is_no_order_is_dead_at_once() -> None:
     ended = run(write_invoice, {"customer": "Bob", "lines": 3})
 
     assert (ended.verdict, ended.reason) == ("dead", "undecodable")
-    assert ended.letter is not None
-    assert "$.lines" in ended.letter.error
+    assert ended.dead_letter is not None
+    assert "$.lines" in ended.dead_letter.error
 
 
 def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:

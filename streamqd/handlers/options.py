@@ -38,7 +38,7 @@ class BreakerOptions(TypedDict, total=False):
 class FloodGuardOptions(TypedDict, total=False):
     """The `flood_guard` option as a mapping."""
 
-    letters: int
+    dead_letters: int
     window: Duration
     share: float
 

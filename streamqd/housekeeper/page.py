@@ -24,7 +24,7 @@ _COLUMNS = (
     "owned for",
     "lag",
     "pending",
-    "in hand",
+    "in flight",
     "delayed",
     "oldest",
     "acked/s",
@@ -45,7 +45,7 @@ def render(summary: dict[str, Any], reasons: list[str]) -> str:
         for column in _COLUMNS
     )
     now = summary["at_unix_ms"] or time.time() * 1000
-    rows = "".join(_row(unit, now) for unit in summary["units"])
+    rows = "".join(_row(unit, now) for unit in summary["assignments"])
     if not rows:
         rows = f'<tr><td colspan="{len(_COLUMNS)}" class="dim">No partition is owned.</td></tr>'
     return (
@@ -75,12 +75,12 @@ def _row(unit: dict[str, Any], now_unix_ms: float) -> str:
         _cell(age(now_unix_ms - since) if since else None),
         _cell(unit["lag"]),
         _cell(unit["pending"]),
-        _cell(unit["in_hand"]),
+        _cell(unit["in_flight"]),
         _cell(unit["delayed"]),
         _cell(None if oldest is None else age(oldest * 1000)),
         _cell(f"{rates['acked']:,.1f}"),
         _cell(f"{rates['failed']:,.1f}", bad=rates["failed"] >= 0.05),  # else it reads 0.0
-        _cell(unit["group_dead_letters"], bad=bool(unit["group_dead_letters"])),
+        _cell(unit["dead_letters"], bad=bool(unit["dead_letters"])),
         _cell(counters["crashes"], bad=bool(counters["crashes"])),
         _cell(str(unit["epoch"])),
     ]

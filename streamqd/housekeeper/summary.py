@@ -32,7 +32,7 @@ from streamqd.version import __version__
 
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
 FAILURES_MAX = 4  # kinds of failure that are shown for each unit
-RATED = ("fetched", "acked", "retried", "dead", "failed")
+RATED = ("fetched", "acked", "retried", "dead_lettered", "failed")
 _RATED = [COUNTERS.index(name) for name in RATED]
 
 
@@ -121,7 +121,7 @@ class Summary:
             "state": state_of(board.flags, owned=any(each["owned"] for each in units)),
             "redis_up": view.redis_up,
             "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
-            "units": units,
+            "assignments": units,
             "refused_board": self._refused_board(),
         }
 
@@ -150,7 +150,7 @@ class Summary:
             "pid": slot.pid or None,
             "epoch": slot.epoch,
             "since_unix_ms": slot.since_unix_ms,
-            "in_hand": slot.unfinished,
+            "in_flight": slot.unfinished,
             "longest_run_seconds": round(_seconds_since(longest.started_ns), 3) if longest else 0.0,
             "rss": slot.rss or None,
             "lag": figures.lag if figures else None,
@@ -158,8 +158,8 @@ class Summary:
             "delayed": figures.delayed if figures else None,
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
-            "dead_letters": partition.dead if partition else None,
-            "group_dead_letters": letters.of(unit.group) if letters else None,
+            "partition_dead_letters": partition.dead if partition else None,
+            "dead_letters": letters.of(unit.group) if letters else None,
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),

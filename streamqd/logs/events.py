@@ -86,10 +86,10 @@ EVENTS: dict[str, str] = {
     " the loop follows. The event is repeated after twice the time.",
     "loop.resumed": "A blocked event loop runs again, after `seconds`.",
     "message.dead_lettered": "A message was moved to the dead-letter stream.",
+    "message.deferred": "Redis rejected the write for a failed message, usually because its memory"
+    " is full. The worker retries the write.",
     "message.expired": "A message was past the expiry time set by its producer and was not"
     " handled.",
-    "message.parked": "Redis rejected the write for a failed message, usually because its memory"
-    " is full. The worker retries the write.",
     "message.retried": "A message failed and will be retried.",
     "missing_entry.acknowledged": "A pending entry had been trimmed by another client. It was"
     " acknowledged.",

@@ -220,7 +220,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("consumed", _slot("fetched"), "Entries fetched for handling, retries included."),
     _counter("acked", _slot("acked"), "Entries acknowledged."),
     _counter("retried", _slot("retried"), "Messages scheduled for another attempt."),
-    _counter("dead_lettered", _slot("dead"), "Messages moved to the dead-letter stream."),
+    _counter("dead_lettered", _slot("dead_lettered"), "Messages moved to the dead-letter stream."),
     _counter(
         "given_up",
         _slot("given_up"),
@@ -256,7 +256,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("fenced", _slot("fenced"), "Operations refused because a newer owner exists."),
     _counter(
         "missing_entries",
-        _slot("ghosts"),
+        _slot("missing_entries"),
         "Pending entries that another client had trimmed.",
     ),
     _counter("expired", _slot("expired"), "Messages not handled because they had expired."),
@@ -264,8 +264,8 @@ METRICS: tuple[Metric, ...] = (
         "reclaimed", _slot("reclaimed"), "Entries taken over from other clients in the group."
     ),
     _counter(
-        "parked",
-        _slot("parked"),
+        "deferred",
+        _slot("deferred"),
         "Messages whose outcome had to wait because the server rejected writes.",
     ),
     _counter("received_bytes", _slot("bytes"), "Approximate bytes of the fetched entries."),
@@ -274,11 +274,11 @@ METRICS: tuple[Metric, ...] = (
         "redis_errors", _slot("redis_errors"), "Round trips of the workers to Redis that failed."
     ),
     _counter(
-        "supervisor_round_trips", _board("exchanges"), "Round trips of the supervisor to Redis."
+        "supervisor_round_trips", _board("round_trips"), "Round trips of the supervisor to Redis."
     ),
     _counter(
         "supervisor_round_trip_errors",
-        _board("exchange_errors"),
+        _board("round_trip_errors"),
         "Round trips of the supervisor to Redis that failed.",
     ),
     _counter(

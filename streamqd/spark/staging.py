@@ -230,7 +230,7 @@ class Publisher:
                         f"batch {batch}: this query has published batch {int(reply.rest[0])};"
                         " an old checkpoint cannot be brought back, start it with a new one"
                     )
-                case "BEGUN":
+                case "STARTED":
                     begun, raw = reply.rest
                     published = store.read_plan(raw, self._ledger.record)
                     self._publish(int(begun), published)

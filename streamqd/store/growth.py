@@ -15,7 +15,7 @@ from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
 
 META = "the meta of a topic"  # used if the caller passes no key
-BEGUN, SWITCHED, MARKED = "begun", "switched", "marked"
+STARTED, SWITCHED, MARKED = "started", "switched", "marked"
 
 
 class Growth(NamedTuple):
@@ -70,7 +70,7 @@ def _barriers(raw: bytes, key: str) -> list[str]:
 
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
     """Start a growth, or return the progress of one to the same count."""
-    return _call("growth_begin", keys, topic, seen=seen, to=to, token=token)
+    return _call("growth_start", keys, topic, seen=seen, to=to, token=token)
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
@@ -89,7 +89,7 @@ def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
 
 def end(keys: Keys, topic: str, token: str) -> Call:
     """Forget the growth."""
-    return _call("growth_end", keys, topic, token=token)
+    return _call("growth_finish", keys, topic, token=token)
 
 
 def _call(name: str, keys: Keys, topic: str, **args: Any) -> Call:

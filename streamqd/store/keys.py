@@ -155,7 +155,7 @@ class Keys:
         return f"{self.control}:lease:{{{topic}:p:{partition}}}:{group}"
 
     def fence(self, topic: str, partition: int, group: str) -> str:
-        """HASH without TTL: token, epoch, owner, since, session, solo, mark, accused."""
+        """HASH without TTL: token, epoch, owner, since, session, quarantine, mark, accused."""
         return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
 
     def retry(self, topic: str, partition: int, group: str) -> str:

@@ -113,20 +113,20 @@ class LeaseView(NamedTuple):
     """0 if it was never owned."""
     owner: str
     since_unix_ms: int
-    solo: bool
+    quarantine: bool
     ttl: float | None
     """Seconds until the lease expires, or None without a lease."""
 
     @classmethod
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
         """Read the two replies to `view`. Raises BadValue, naming the fence's `key`."""
-        token, epoch, owner, since, solo = fence
+        token, epoch, owner, since, quarantine = fence
         return cls(
             token=untrusted.label(token or b""),
             epoch=untrusted.integer(epoch, key, "epoch", default=0),
             owner=untrusted.label(owner or b""),
             since_unix_ms=untrusted.integer(since, key, "since", default=0),
-            solo=solo is not None,
+            quarantine=quarantine is not None,
             ttl=ttl_ms / 1000 if ttl_ms >= 0 else None,
         )
 
@@ -134,7 +134,7 @@ class LeaseView(NamedTuple):
 def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
     """Build the two commands whose replies `LeaseView.parse` takes."""
     return [
-        ("HMGET", keys.fence(*unit), "token", "epoch", "owner", "since", "solo"),
+        ("HMGET", keys.fence(*unit), "token", "epoch", "owner", "since", "quarantine"),
         ("PTTL", keys.lease(*unit)),
     ]
 

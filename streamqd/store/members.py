@@ -39,7 +39,7 @@ def beat(
     members without a heartbeat while this instance watched. They are removed after a long silence.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
-    return scripts.get("member_beat").call(
+    return scripts.get("member_heartbeat").call(
         {**_keys(keys, fleet), "control": keys.orders(fleet)},
         id=instance,
         nonce=nonce,
@@ -157,7 +157,7 @@ def process_of(beat: Heartbeat) -> dict[str, Any]:
 
 
 def twin(reply: Reply) -> Heartbeat:
-    """Read TWIN: the other run with the same id (its instance is '' here)."""
+    """Read DUPLICATE: the other run with the same id (its instance is '' here)."""
     return _beat(b"", *reply.rest)
 
 

@@ -147,7 +147,7 @@ class Recovered(NamedTuple):
     long poll starts.
     """
 
-    solo: bool
+    quarantine: bool
     last_main: bytes
     last_retry: bytes
     main: list[PendingEntry]
@@ -160,11 +160,11 @@ class Recovered(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
         """Read OK. `key` is the key of the counters."""
-        solo, last_main, last_retry, main, retry, more_main, more_retry, accused = reply.rest
+        quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = reply.rest
         mains = [PendingEntry.parse(entry, key, retried=False) for entry in main]
         retries = [PendingEntry.parse(entry, key, retried=True) for entry in retry]
         return cls(
-            bool(solo),
+            bool(quarantine),
             last_main,
             last_retry,
             [entry for entry, _ in mains],
@@ -272,7 +272,7 @@ def retry(
 ) -> Call:
     """Set entries aside, each (place, delay in seconds, changed fields).
 
-    After the reply GHOST the fields must be the whole entry, including `payload`. `adjacent`: no
+    After the reply MISSING the fields must be the whole entry, including `payload`. `adjacent`: no
     other entry lies between those of a stream, so they are found together.
     """
     _bounded("settle_retry", len(items))
@@ -323,7 +323,7 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 
 
 class SettledReply(NamedTuple):
-    """A word for each item (MOVED, GONE or GHOST), in order.
+    """A word for each item (MOVED, GONE or MISSING), in order.
 
     `next_due_unix_ms`, after `retry`: the earliest due time of the group's delayed entries.
     `letters`, after `dead`: the id of each item's dead letter, b'' if it was not moved.
@@ -343,7 +343,7 @@ class SettledReply(NamedTuple):
         return cls(words, due_of(tail), [])
 
 
-def solo_mark(
+def quarantine_mark(
     keys: Keys, lease: Lease, session: str, places: bytes, acked: Sequence[bytes]
 ) -> Call:
     """Mark the next inherited entries, and acknowledge the previous ones. b'' = none is left.
@@ -352,7 +352,7 @@ def solo_mark(
 
     Entries with counters are acknowledged by `ack`, not here.
     """
-    return _fenced("solo_mark", keys, lease, session=session, places=places, acked=acked)
+    return _fenced("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
 
 
 # --- housekeeping ----------------------------------------------------------------------------

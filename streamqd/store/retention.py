@@ -135,7 +135,7 @@ class Dropped(NamedTuple):
 
 def settle_ghosts(keys: Keys, unit: Unit, count: int) -> Call:
     """Settle the group's pending entries that `drop` removed."""
-    return scripts.get("ghost_settle").call(
+    return scripts.get("missing_settle").call(
         {
             "stream": keys.stream(unit.topic, unit.partition),
             "attempts": keys.attempts(*unit),

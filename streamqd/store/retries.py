@@ -1,4 +1,8 @@
-"""Delayed retries of a group on a partition, as the administration shows and changes them."""
+"""Delayed retries and delayed sends, as the administration shows and changes them.
+
+Both are stored in the same form. The place of a retry is its entry in the group, and that of a
+delayed send is its send ID.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,11 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX
 from streamqd.store.scripts import Call, Reply
 
+Holder = Unit | tuple[str, int]  # of retries, or topic and partition of delayed sends
+
 
 class Delayed(NamedTuple):
-    """A delayed retry. `payload_bytes` is -1 if its item cannot be read.
+    """A delayed retry or send. `payload_bytes` is -1 if its item cannot be read.
 
     `fields` are the fields of the message without payload and headers.
     """
@@ -25,14 +31,14 @@ class Delayed(NamedTuple):
     fields: dict[bytes, bytes]
 
 
-def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
-    """Build the call for the next retries by due time after (due, place), from (0, '').
+def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call:
+    """Build the call for the next messages by due time after (due, place), from (0, '').
 
     That pair need not exist any longer.
     """
     due, place = after
     return scripts.on(
-        "retry_page", keys, unit, after_due=due, after_place=place, count=bounded(count)
+        "retry_page", keys, holder, after_due=due, after_place=place, count=_bounded(count)
     )
 
 
@@ -55,30 +61,34 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
     return [part if isinstance(part, bytes) else b"%d" % part for part in parts]
 
 
-def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:
-    """Make retries due now. The reply counts those now due, and those no longer delayed."""
-    bounded(len(places))
-    return scripts.on("retry_hasten", keys, unit, places=places)
+def hasten(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
+    """Make messages due now. The reply counts those now due, and those no longer delayed."""
+    _bounded(len(places))
+    return scripts.on("retry_hasten", keys, holder, places=places)
 
 
 def cancel(
     keys: Keys,
-    unit: Unit,
+    holder: Holder,
     items: Sequence[tuple[str, Mapping[bytes, bytes]]],
     *,
     drop: bool,
 ) -> Call:
-    """Turn retries, each (place, changed fields), into dead letters, or `drop` them."""
-    bounded(len(items))
+    """Turn retries, each (place, changed fields), into dead letters, or `drop` them.
+
+    Delayed sends are always dropped. The reply has a word for each: MOVED, or GONE if it is not
+    delayed.
+    """
+    _bounded(len(items))
     flat: list[object] = []
     for place, fields in items:
         flat += (place, 2 * len(fields))
         for pair in fields.items():
             flat += pair
-    return scripts.on("retry_cancel", keys, unit, drop=drop, entries=flat)
+    return scripts.on("retry_cancel", keys, holder, drop=drop, entries=flat)
 
 
-def bounded(count: int) -> int:
+def _bounded(count: int) -> int:
     if not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"{count} retries in one call, not 1 to {ITEMS_MAX}")
     return count

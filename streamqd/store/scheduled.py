@@ -1,49 +1,13 @@
-"""Delayed sends of a partition, as the administration shows and changes them.
+"""Delayed sends of a partition: cancel one without a script, and read its item.
 
-They are stored in the same format as delayed retries, so the same scripts handle them.
+`store.retries` has the calls that they share with delayed retries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from streamqd.errors import BadValue
-from streamqd.store import scripts
 from streamqd.store.keys import Keys
-from streamqd.store.retries import bounded
-from streamqd.store.scripts import Call
 from streamqd.store.untrusted import shown
-
-
-def page(keys: Keys, topic: str, partition: int, after: tuple[int, str], count: int) -> Call:
-    """Build the call for the next delayed sends after (due, send id), as `retries.page` does.
-
-    `retries.rows` reads the reply. The place of a row is its send id.
-    """
-    due, send_id = after
-    return scripts.on(
-        "retry_page",
-        keys,
-        (topic, partition),
-        after_due=due,
-        after_place=send_id,
-        count=bounded(count),
-    )
-
-
-def hasten(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> Call:
-    """Make delayed sends due now. The reply counts those now due, and those not delayed."""
-    bounded(len(send_ids))
-    return scripts.on("retry_hasten", keys, (topic, partition), places=send_ids)
-
-
-def cancel(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> Call:
-    """Delete delayed sends. The reply has a word for each: MOVED = deleted, GONE = not delayed."""
-    bounded(len(send_ids))
-    flat: list[object] = []
-    for send_id in send_ids:
-        flat += (send_id, 0)
-    return scripts.on("retry_cancel", keys, (topic, partition), drop=True, entries=flat)
 
 
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:

@@ -55,7 +55,7 @@ def query_position(
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
     """Decide which attempts make up a batch, unless already decided. `ttl` in seconds."""
     names = {name for topics in plan.values() for name in topics}
-    return scripts.get("sink_begin").call(
+    return scripts.get("sink_start").call(
         {"record": keys.sink(query)},
         batch=batch,
         plan=write_plan(plan),
@@ -79,7 +79,7 @@ def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, tt
 
 def end(keys: Keys, query: str, batch: int, ttl: float) -> Call:
     """Record that a batch is published."""
-    return scripts.get("sink_end").call(
+    return scripts.get("sink_finish").call(
         {"record": keys.sink(query)}, batch=batch, ttl_ms=round(ttl * 1000)
     )
 

@@ -87,6 +87,11 @@ class UnitFigures:
         ids = (self.main.oldest_unread_id, self.retry.oldest_unread_id)
         return min((unix_ms(each) for each in ids if each), default=None)
 
+    def oldest_pending_unix_ms(self) -> int | None:
+        """Return the time of the oldest pending entry, from its id, or None without one."""
+        ids = (self.main.oldest_pending_id, self.retry.oldest_pending_id)
+        return min((unix_ms(each) for each in ids if each), default=None)
+
     def oldest_unix_ms(self) -> int | None:
         """Return the time of the oldest unsettled entry, or None if all are settled."""
         ids = (*self.main[1::2], *self.retry[1::2])
@@ -147,7 +152,7 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
 
 def measure_unit(keys: Keys, unit: Unit) -> Call:
     """Build the call for the figures of one group on one partition."""
-    return scripts.on("unit_measure", keys, unit)
+    return scripts.on("assignment_measure", keys, unit)
 
 
 def unit_figures(reply: Reply) -> UnitFigures | None:
@@ -187,7 +192,7 @@ class LetterCount:
 def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) -> Call:
     """Build the call that counts the next letters."""
     place = topic, partition
-    return scripts.on("letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
+    return scripts.on("dead_letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
 
 
 def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:

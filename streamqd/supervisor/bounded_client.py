@@ -67,7 +67,7 @@ class BoundedClient:
 
         A call gets no reply if its node is silent. Raises RedisUnavailable when no node answers.
         """
-        self._board.add("exchanges")
+        self._board.add("round_trips")
         answered, silent = {_ALL}, dict[str, RedisUnavailable]()
         replies = self.link.run_each([call for call, _ in calls])
         for (call, answer), reply in zip(calls, replies, strict=True):
@@ -106,13 +106,13 @@ class BoundedClient:
 
     def failed(self, error: RedisUnavailable) -> None:
         """Record that no node answered, and pause all nodes."""
-        self._board.add("exchange_errors")
+        self._board.add("round_trip_errors")
         self._episode.failed(error=str(error))
         # The pause starts now and not with the call: the time spent waiting does not count.
         self.retry_at = self._backoff.begin(_ALL, time.monotonic())
 
     def _leave_alone(self, node: str, error: RedisUnavailable) -> None:
-        self._board.add("exchange_errors")
+        self._board.add("round_trip_errors")
         self._episode.failed(error=str(error))
         self._backoff.begin(node, time.monotonic())
 

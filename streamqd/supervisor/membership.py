@@ -116,7 +116,7 @@ class Membership:
             return False
         self._mistyped.look({})
         self._refusal = ""
-        if reply.word == "TWIN":
+        if reply.word == "DUPLICATE":
             self._give_way(members.twin(reply), now)
             return False
         self.accepted, self.duplicate = True, {}

@@ -37,7 +37,7 @@ class Run:
     them. None if the message does not run again."""
     in_place: bool = False
     """True if the message keeps its place during the wait: `on_error` is block or hold-key."""
-    letter: DeadLetter | None = None
+    dead_letter: DeadLetter | None = None
     """The dead letter of a dead message."""
     at: float = 0.0
     """The start of the run, in seconds after the first write of the message, by the test's

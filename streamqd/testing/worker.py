@@ -299,8 +299,13 @@ class Worker:
         fields: dict[bytes, bytes],
         error: BaseException | None,
     ) -> Run:
-        letter = DeadLetter.read(fields | {b"failedAt": str(int(now * 1000)).encode()})
-        return self._ended(message, "dead", crashes, now, reason=reason, error=error, letter=letter)
+        fields = fields | {b"failedAt": str(int(now * 1000)).encode()}
+        return self._ended(
+            *(message, "dead", crashes, now),
+            reason=reason,
+            error=error,
+            dead_letter=DeadLetter.read(fields),
+        )
 
     def _ended(self, message: Message, verdict: Any, crashes: int, now: float, **more: Any) -> Run:
         at = round(max(0.0, now - message.timestamp), 3)

@@ -55,7 +55,7 @@ class Guards:
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, memory)
         deaths, since, settled = self._waits.kept(FLOOD)
         letters = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
-        self._flood = DeadLetterRate(guard.letters, guard.window, guard.share, letters)
+        self._flood = DeadLetterRate(guard.dead_letters, guard.window, guard.share, letters)
         (self._settled_before,) = self._waits.kept(SETTLED_SO_FAR)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe started
@@ -102,7 +102,7 @@ class Guards:
     def died(self) -> None:
         """Note that a message has become a dead letter."""
         self._deaths += 1
-        if self._guard.letters:
+        if self._guard.dead_letters:
             self.must_pause |= self._flood.died(_now(), self._settled)
             if not self.must_pause:
                 # Until this flood is stopped, keep the count one short of a flood.
@@ -213,7 +213,7 @@ class Guards:
         link, keys = self._settler.link, self._settler.keys
         name = f"pause:{directives.Scope(*self._unit)}"
         if not self._paused:
-            why = f"{self._guard.letters} dead letters within {self._guard.window:g} s"
+            why = f"{self._guard.dead_letters} dead letters within {self._guard.window:g} s"
             problem = self._pause(name, why)
             self._waits.count_flood()
             self._keep_flood()
@@ -253,9 +253,9 @@ def guards_of(context: WorkerContext) -> Guards | None:
     waits = slot.waits
     if not consumer.breaker.failures:
         waits.forget(CIRCUIT)
-    if not consumer.flood_guard.letters:
+    if not consumer.flood_guard.dead_letters:
         waits.forget(FLOOD)
-    wanted = consumer.breaker.failures or consumer.flood_guard.letters
+    wanted = consumer.breaker.failures or consumer.flood_guard.dead_letters
     return Guards(context) if wanted else None
 
 

@@ -1,6 +1,6 @@
 """Quarantine: entries of a lost owner run in rounds, each under a mark that outlives a host.
 
-Fields and scripts in Redis call it `solo`. A turn is the right to run such an entry: a lock
+A turn is the right to run such an entry: a lock
 that the workers of the instance share.
 
 A mark is a suspicion. When a host is lost, each of its partitions may leave one, and at most one of
@@ -169,7 +169,7 @@ class Quarantine:
         """Write durably which entries come next, so that a host-killer is found."""
         settler = self._context.settler
         self._marked = b""  # unknown until Redis answers
-        call = messages.solo_mark(settler.keys, settler.lease, self._session, places, [])
+        call = messages.quarantine_mark(settler.keys, settler.lease, self._session, places, [])
         self._calls.run(call)
         self._marked = places
 
@@ -187,7 +187,7 @@ class Quarantine:
         daemon = self._context.settings.daemon
         wanted = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         try:
-            path = below(daemon.state_dir, f"{daemon.instance}.solo")
+            path = below(daemon.state_dir, f"{daemon.instance}.quarantine")
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = os.open(path, flags, 0o600)
             self._since = time.monotonic()

@@ -70,7 +70,7 @@ class Reclaim:
             del self._pages[retried]
         else:
             self._pages[retried] = after
-        slot.add("ghosts", ghosts)
+        slot.add("missing_entries", ghosts)
         slot.add("reclaimed", len(entries))
         if entries:
             logs.event(

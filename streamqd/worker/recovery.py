@@ -99,7 +99,7 @@ class Recovery:
             pending, over = page.in_order()
             for entry in pending:
                 after[entry.retried] = entry.id
-            self._quarantine.open(session if page.solo else "")
+            self._quarantine.open(session if page.quarantine else "")
             self._quarantine.accused = page.accused
             yield pending
 

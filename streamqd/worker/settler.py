@@ -316,13 +316,13 @@ class Settler:
         moved = 0
         settled = messages.SettledReply.parse(reply)
         for item, word in zip(items, settled.words, strict=True):
-            if word == "GHOST":
+            if word == "MISSING":
                 again.append(item.whole())
                 continue
             # GONE: an earlier copy of this call moved it, or a client acknowledged it.
             moved += word == "MOVED"
             self._mark(item.at, CLEARED)
-        self.slot.add("dead" if dead else "retried", moved)
+        self.slot.add("dead_lettered" if dead else "retried", moved)
         due = settled.next_due_unix_ms
         if due is not None:
             # The earliest due time of all delayed entries of the group.
@@ -333,14 +333,14 @@ class Settler:
         """Defer refused entries for DEFER_SECONDS. They stay pending, and others are settled."""
         if not self._deferred_until_ns:
             logs.event(
-                "message.parked",
+                "message.deferred",
                 logging.WARNING,
                 unit=self.lease.unit,
                 entries=len(items),
                 error=str(error),
             )
         fresh = {item.place for item in items} - self._deferred
-        self.slot.add("parked", len(fresh))
+        self.slot.add("deferred", len(fresh))
         self._deferred |= fresh
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 

@@ -106,7 +106,7 @@ class Verdicts:
 
     def acknowledge_missing(self, entry: PendingEntry) -> None:
         """Acknowledge a listed entry that was trimmed away."""
-        self._slot.add("ghosts")
+        self._slot.add("missing_entries")
         place = entry.place.decode()
         logs.event(
             "missing_entry.acknowledged", logging.WARNING, unit=self._delivery.unit, place=place
@@ -311,7 +311,7 @@ class Verdicts:
         if self._policy.max_age is None:
             return 0.0
         # The age of a replayed dead letter counts from its failure: its message may be old.
-        since = message.timestamp if message.letter is None else message.letter.failed_at
+        since = message.timestamp if message.dead_letter is None else message.dead_letter.failed_at
         return max(0.0, self._clock.time() - since)
 
     def _fail(self, entry: FetchedEntry, delay: float | None, fields: dict[bytes, bytes]) -> None:

@@ -34,7 +34,7 @@ Plant = tuple[Any, ...]  # a Redis command
 
 def hashes() -> Iterator[tuple[str, str]]:
     """Yield the hash fields of the assignment and its partition that a daemon reads."""
-    for field in ("epoch", "owner", "since", "solo", "mark", "session"):
+    for field in ("epoch", "owner", "since", "quarantine", "mark", "session"):
         yield KEYS.fence(*ONE), field
     for field in ("c", "f", "due", "last"):
         yield KEYS.attempts(*ONE), f"m:1-0:{field}"
@@ -257,7 +257,7 @@ def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
         daemon.wait_for(
             lambda: (
                 (found := daemon.link.execute("GET", KEYS.instance(FLEET, "one"))) is not None
-                and len(json.loads(found)["units"]) == 2
+                and len(json.loads(found)["assignments"]) == 2
             ),
             what="both partitions are measured",
         )

@@ -14,7 +14,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import groups, growth, partitions, retries, topics, why
-from streamqd.admin.due import EVERY
+from streamqd.admin.messages import EVERY
 from streamqd.admin.published import Fleet
 from streamqd.model import Unit
 from streamqd.producer import Producer
@@ -39,12 +39,12 @@ from tests.support.ledger import Ledger
 ledger = Ledger.here()
 
 def obey(message: Message) -> None:
-    assert message.letter is None
+    assert message.dead_letter is None
     with ledger.run(message):
         raise Dead(f"no use: {message.text()}")
 
 def read(message: Message) -> None:
-    letter, word = message.letter, message.text()
+    letter, word = message.dead_letter, message.text()
     assert letter is not None
     with ledger.run(message):
         ledger.note(message, json.dumps(dict(
@@ -170,12 +170,12 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         ]
         assert groups.describe(daemon.store, TOPIC, READER).delayed == 1
         (row,) = partitions.view(daemon.store, TOPIC, group=READER).assignments
-        assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
+        assert (row.lease, row.owner, row.lag) == ("owned", "one", 0)
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A canceled retry creates no dead letter, because the original is still there.
         rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
-        assert [each.uid for each in rows[0]] == [uid]
+        assert [each.uid for each in rows] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead_letters) == (1, 0)
         assert settled(daemon, 1)

@@ -96,5 +96,5 @@ def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> N
         assert daemon.letters() == []
         runs = [record.uid for record in daemon.ledger.records() if record.kind == "end"]
         assert sorted({*runs}) == sorted(sent)
-        deeds = told(daemon, "audit", TOPIC)["deeds"]
+        deeds = told(daemon, "audit", TOPIC)["entries"]
         assert [each["counts"] for each in deeds] == [{"replayed": 2}, {"replayed": 2}]

@@ -256,7 +256,7 @@ def test_an_outage_of_a_dependency_dead_letters_no_message(new_daemon: NewDaemon
 def test_the_flood_guard_pauses_a_bad_release_until_it_is_fixed(
     new_daemon: NewDaemon,
 ):
-    guard = {"letters": 20, "window": "1m", "share": 0.5}
+    guard = {"dead_letters": 20, "window": "1m", "share": 0.5}
     daemon = new_daemon(consumer={"flood_guard": guard}, code=LINES)
     with daemon:
         produce(daemon, [("", [number, 1, "dead"]) for number in range(1, 501)])

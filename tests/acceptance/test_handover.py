@@ -505,7 +505,7 @@ def test_a_successor_also_runs_messages_of_a_lost_host_alone(
     put(daemon, "go")
     daemon.wait_event("worker.handed_over")
     daemon.wait_run(uids[1])
-    mark = daemon.link.execute("HMGET", daemon.keys.fence(*unit), "solo", "mark")
+    mark = daemon.link.execute("HMGET", daemon.keys.fence(*unit), "quarantine", "mark")
     assert mark == [b"1", f"m:{uids[1].rpartition('/')[2]}".encode()]
     put(daemon, "gone")
     daemon.wait_settled()

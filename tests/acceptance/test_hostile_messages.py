@@ -27,7 +27,8 @@ from streamqd import Message
 def look(message: Message) -> None:
     seen = [message.id, message.uid, message.original_id, message.origin, message.key]
     seen += [message.attempt, message.retry_count, message.crash_count, message.replay_count]
-    seen += [message.timestamp, message.expires_at, message.letter, repr(message), message.fields]
+    seen += [message.timestamp, message.expires_at, message.dead_letter]
+    seen += [repr(message), message.fields]
     message.headers
     message.text()
     message.json()

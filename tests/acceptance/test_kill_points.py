@@ -122,11 +122,11 @@ def test_a_worker_killed_at_any_point_has_the_modeled_cost(
 
 # Steps of a round, and how often each is passed first. Five inherited messages make two rounds.
 STEPS = [
-    *(("solo_mark-calls", 0), ("solo_mark-called", 0), ("batch-posted", 0)),
+    *(("quarantine_mark-calls", 0), ("quarantine_mark-called", 0), ("batch-posted", 0)),
     *(("handler-begins", 0), ("handler-ended", 0), ("verdict-noted", 0)),
     *(("settle_ack-calls", 0), ("settle_ack-called", 0)),
-    *(("solo_mark-calls", 1), ("solo_mark-called", 1), ("handler-begins", 1)),
-    *(("solo_end-calls", 0), ("solo_end-called", 0)),
+    *(("quarantine_mark-calls", 1), ("quarantine_mark-called", 1), ("handler-begins", 1)),
+    *(("quarantine_end-calls", 0), ("quarantine_end-called", 0)),
 ]
 IN_BATCHES = kill_matrix.CONSUMER | {"handler": "work:many", "batch": 4}
 BATCHES = """
@@ -270,7 +270,7 @@ def test_an_instance_paused_at_any_point_has_the_modeled_cost(
     suspected = {
         number
         for number, row in enumerate(rows)
-        if row.paused.charged or row.point == "solo_mark-called"
+        if row.paused.charged or row.point == "quarantine_mark-called"
     }
     free = {*range(len(rows))} - contested - suspected
     for number in contested:

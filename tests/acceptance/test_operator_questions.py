@@ -61,7 +61,7 @@ def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "")
 def told_lag(daemon: Daemon) -> int | None:
     """Return the lag in the owner's last summary, or None. There must be one partition."""
     summary = json.loads(daemon.link.execute("GET", daemon.keys.instance("default", "one")) or "{}")
-    lags = [each["lag"] for each in summary.get("units", ())]
+    lags = [each["lag"] for each in summary.get("assignments", ())]
     return lags[0] if lags else None
 
 

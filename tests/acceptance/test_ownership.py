@@ -167,7 +167,7 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
         "settle_ack": messages.ack(keys, Lease(UNIT, token), places),
         "settle_retry": messages.retry(keys, Lease(UNIT, token), [(places[0], 0.0, fields)]),
         "settle_dead": messages.dead(keys, Lease(UNIT, token), [(places[0], fields)]),
-        "solo_mark": messages.solo_mark(
+        "quarantine_mark": messages.quarantine_mark(
             keys, Lease(UNIT, token), owner.session, places[0], places[1:]
         ),
     }
@@ -257,7 +257,7 @@ def test_a_mark_from_an_abandoned_connection_accuses_no_message(
     place = desk.add("1-1")
     reader, _ = a.attach()
     read(reader)
-    mark = messages.solo_mark(a.keys, Lease(UNIT, a.token), a.session, place, [])
+    mark = messages.quarantine_mark(a.keys, Lease(UNIT, a.token), a.session, place, [])
     a.attach()
     assert a.say(mark) == "SESSION"
     expire(desk)
@@ -372,8 +372,8 @@ def test_a_successor_without_a_scoreboard_resumes_immediately(
         daemon.start()
         daemon.wait_event("lease.acquired", after=mark, inherited=True)
         daemon.wait_run(uid, count=2, timeout=15.0)
-        solo = daemon.link.execute("HGET", daemon.keys.fence(*Unit(TOPIC, 0, GROUP)), "mark")
-        assert solo == b"m:" + uid.rpartition("/")[2].encode(), "inherited entries are marked"
+        quarantine = daemon.link.execute("HGET", daemon.keys.fence(*Unit(TOPIC, 0, GROUP)), "mark")
+        assert quarantine == b"m:" + uid.rpartition("/")[2].encode(), "inherited entries are marked"
 
 
 @pytest.mark.fault("F6")

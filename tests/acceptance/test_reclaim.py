@@ -56,7 +56,7 @@ def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
 def counters(port: int) -> dict[str, int]:
     """Return the counters of the only assignment."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10.0) as answer:
-        (unit,) = json.load(answer)["units"]
+        (unit,) = json.load(answer)["assignments"]
     return unit["counters"]
 
 
@@ -83,7 +83,7 @@ def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon)
         for key in (stream, retry):
             assert daemon.link.execute("XPENDING", key, GROUP)[0] == 0
         found = counters(port)
-        assert (found["reclaimed"], found["ghosts"]) == (21, 0)
+        assert (found["reclaimed"], found["missing_entries"]) == (21, 0)
 
 
 def looking_often(new_daemon: NewDaemon) -> Daemon:
@@ -154,7 +154,7 @@ def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDae
         daemon.wait_run(uid, "end")
         daemon.wait_settled()
         found = counters(port)
-        assert (found["ghosts"], found["reclaimed"]) == (5, 0)
+        assert (found["missing_entries"], found["reclaimed"]) == (5, 0)
         assert [each.uid for each in daemon.ledger.records("start")] == [uid]
         assert daemon.events("worker.crashed") == []
 

@@ -372,13 +372,13 @@ def test_a_full_server_parks_failures_and_still_acknowledges(make: Make):
         daemon.link.execute("CONFIG", "SET", "maxmemory", "1")
         daemon.signal(signal.SIGCONT)
 
-        daemon.wait_event("message.parked")
+        daemon.wait_event("message.deferred")
         daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 91, what="the others are done")
         daemon.wait_for(lambda: daemon.pending_uids() == set(failing), what="and acknowledged")
         rounds = stat(daemon.link, "commandstats", "cmdstat_exec")
         wait_clock(daemon, time.monotonic(), 1.5)
         rounds = stat(daemon.link, "commandstats", "cmdstat_exec") - rounds
-        print(f"reads in 1.5 s while {len(failing)} are parked: {rounds}")
+        print(f"reads in 1.5 s while {len(failing)} are deferred: {rounds}")
         assert rounds < 30, "it spins"
         assert daemon.pids()[0] == worker
 
@@ -386,7 +386,7 @@ def test_a_full_server_parks_failures_and_still_acknowledges(make: Make):
         daemon.wait_settled()
         audit = daemon.ledger.audit(GROUP)
         assert audit.lost == sorted(failing)
-        assert audit.repeated == dict.fromkeys(sorted(failing), 2), "parked, not run again"
+        assert audit.repeated == dict.fromkeys(sorted(failing), 2), "deferred, not run again"
         assert {letter["uid"] for letter in daemon.letters()} == set(failing)
         assert daemon.events("lease.lost") == []
 

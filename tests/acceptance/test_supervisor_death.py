@@ -193,8 +193,8 @@ def test_a_loss_in_a_marked_round_suspects_all_pending_messages(new_daemon: NewD
             lambda: any(daemon.ledger.of(uid, "start") for uid in starts), what="one has run"
         )
         uid = next(uid for uid in starts if daemon.ledger.of(uid, "start"))
-        solo, mark = marks(daemon, starts[uid])
-        assert solo == b"1"
+        quarantine, mark = marks(daemon, starts[uid])
+        assert quarantine == b"1"
         assert mark is not None
         assert b"m:" + uid.split("/")[2].encode() in mark.split()
         (daemon.folder / "second").touch()
@@ -219,8 +219,8 @@ def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Unit, list[str]]:
 
 
 def marks(daemon: Daemon, unit: Unit) -> list[bytes | None]:
-    """Return the fields `solo` and `mark` of a fence."""
-    return daemon.link.execute("HMGET", daemon.keys.fence(*unit), "solo", "mark")
+    """Return the fields `quarantine` and `mark` of a fence."""
+    return daemon.link.execute("HMGET", daemon.keys.fence(*unit), "quarantine", "mark")
 
 
 @pytest.mark.fault("F6")

@@ -94,7 +94,7 @@ def test_the_daemon_has_the_same_outcomes(
         for item in items:
             last = run_to_end(getattr(ends, topic), item)[-1]
             payload = last.message.payload
-            expected[topic, payload] = None if last.verdict == "ack" else last.letter
+            expected[topic, payload] = None if last.verdict == "ack" else last.dead_letter
     with Producer(server.url, settings=load(None, environ={})) as producer:
         for topic, items in SENT.items():
             producer.send_many(topic, items)

@@ -61,7 +61,7 @@ class Both:
                 assert entry.fields is not None
                 assert paired(entry.fields) == self.model.body(name, place)
                 assert entry.crashes == int(group.attempts.get(f"{place}:c", 0))
-            assert page.solo == group.solo
+            assert page.quarantine == group.quarantine
             assert page.accused == {place.encode() for place in group.accused}
             assert page.last_main.decode() == group.last_main
             assert page.last_retry.decode() == group.last_retry
@@ -109,16 +109,16 @@ class Both:
         assert settled.words == words
         return _agree(reply, word)
 
-    def solo_mark(
+    def quarantine_mark(
         self, name: str, token: str, session: str, places: str, acked: tuple[str, ...]
     ) -> str:
         unit = self.desks[name].unit
         reply = self.link.run(
-            messages.solo_mark(
+            messages.quarantine_mark(
                 self.keys, Lease(unit, token), session, places.encode(), _bytes(acked)
             )
         )
-        return _agree(reply, self.model.solo_mark(name, token, session, places, acked))
+        return _agree(reply, self.model.quarantine_mark(name, token, session, places, acked))
 
     def replay(self, name: str, letter: str) -> str:
         call = dead.replay(self.keys, "access", 0, letter, name, {b"crashCount": b"0"})

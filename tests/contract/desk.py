@@ -36,8 +36,8 @@ REFUSALS = frozenset(
             "MISMATCH",
             "MISSING_GROUP",
         ),
-        *("MOVED", "MOVING", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "TWIN"),
-        *("BEGUN", "DONE", "PAST"),
+        *("MOVED", "MOVING", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "DUPLICATE"),
+        *("STARTED", "DONE", "PAST"),
         *("AGAIN", "OPERATOR", "SAME"),
     )
 )

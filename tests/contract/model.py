@@ -35,7 +35,7 @@ class Model:
             self._suspect(name, group.mark.split())
         assert epoch > group.epoch
         group.session = group.mark = ""
-        group.solo = group.solo or unclean
+        group.quarantine = group.quarantine or unclean
         group.token, group.lease, group.epoch = token, token, epoch
         return "OK"
 
@@ -90,7 +90,7 @@ class Model:
         if group.lease == token:
             group.lease = ""
         group.token = group.session = group.mark = ""
-        group.solo, group.accused = False, []
+        group.quarantine, group.accused = False, []
         return "OK"
 
     # --- reading ---
@@ -171,7 +171,7 @@ class Model:
             words.append("MOVED")
         return "OK", words
 
-    def solo_mark(
+    def quarantine_mark(
         self, name: str, token: str, session: str, places: str, acked: tuple[str, ...]
     ) -> str:
         group = self.now.groups[name]
@@ -183,7 +183,7 @@ class Model:
             self._ack(name, done)
         group.mark = places
         if not places:
-            group.solo, group.accused = False, []
+            group.quarantine, group.accused = False, []
         return "OK"
 
     # --- without an owner ---

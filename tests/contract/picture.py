@@ -18,7 +18,7 @@ class Group:
     epoch: int = 0
     session: str = ""
     mark: str = ""
-    solo: bool = False
+    quarantine: bool = False
     accused: list[str] = field(default_factory=list)
     lease: str = ""
     last_main: str = "0-0"
@@ -85,7 +85,7 @@ def _group(info: Fields, replies: list[Any]) -> Group:
         epoch=int(held.get("epoch", 0)),
         session=held.get("session", ""),
         mark=held.get("mark", ""),
-        solo="solo" in held,
+        quarantine="quarantine" in held,
         accused=held.get("accused", "").split(),
         lease=(lease or b"").decode(),
         last_main=info["last-delivered-id"].decode(),

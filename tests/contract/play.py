@@ -197,7 +197,7 @@ class Play:
         )
         self.make(Op("dead", name, (actor.token, items)))
 
-    def solo_mark(self) -> None:
+    def quarantine_mark(self) -> None:
         if not (chosen := self.actor()) or not chosen[1].session:
             return
         name, actor = chosen
@@ -214,7 +214,7 @@ class Play:
         for done in acked:
             del actor.hand[done]
         arguments = (actor.token, actor.session, " ".join(marked), tuple(acked))
-        self.make(Op("solo_mark", name, arguments))
+        self.make(Op("quarantine_mark", name, arguments))
 
     # --- without an owner ---
 
@@ -341,7 +341,7 @@ ACTIONS: dict[Callable[[Play], None], int] = {
     Play.ack: 8,
     Play.retry: 8,
     Play.dead: 4,
-    Play.solo_mark: 10,
+    Play.quarantine_mark: 10,
     Play.publish: 14,
     Play.promote: 6,
     Play.time_passes: 2,

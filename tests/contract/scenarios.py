@@ -173,20 +173,21 @@ def settle_dead(desk: Desk) -> Call:
     return messages.dead(desk.keys, desk.leased("t1"), [(main, CHANGED), (retried, CHANGED)])
 
 
-def solo_mark(desk: Desk) -> Call:
+def quarantine_mark(desk: Desk) -> Call:
     main = desk.pending("1-0", "2-0")
     retried = desk.pending_retry("1-0")
     desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
-    return messages.solo_mark(desk.keys, desk.leased("t1"), "s1", main[1], [main[0], *retried])
+    desk.do("HSET", desk.fence, "session", "s1", "quarantine", "1")
+    done = [main[0], *retried]
+    return messages.quarantine_mark(desk.keys, desk.leased("t1"), "s1", main[1], done)
 
 
-def solo_mark_first(desk: Desk) -> Call:
+def quarantine_mark_first(desk: Desk) -> Call:
     """Nothing to acknowledge yet."""
     place = desk.pending("1-0")[0]
     desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
-    return messages.solo_mark(desk.keys, desk.leased("t1"), "s1", place, [])
+    desk.do("HSET", desk.fence, "session", "s1", "quarantine", "1")
+    return messages.quarantine_mark(desk.keys, desk.leased("t1"), "s1", place, [])
 
 
 def message_promote(desk: Desk) -> Call:
@@ -234,7 +235,7 @@ def stream_drop(desk: Desk) -> Call:
     return drop_all(desk)
 
 
-def ghost_settle(desk: Desk) -> Call:
+def missing_settle(desk: Desk) -> Call:
     desk.pending("1-0", "2-0")
     desk.do("XTRIM", desk.stream, "MINID", "2-0")
     desk.do("HSET", desk.trim, "first", "2-0")
@@ -330,13 +331,13 @@ def topic_retire(desk: Desk) -> Call:
     return topics.retirement(desk.keys, "access")
 
 
-def growth_begin(desk: Desk) -> Call:
+def growth_start(desk: Desk) -> Call:
     desk.link.run(topic_create(desk))
     return growth.begin(desk.keys, "access", 3, 6, "t1")
 
 
 def growth_switch(desk: Desk) -> Call:
-    desk.link.run(growth_begin(desk))
+    desk.link.run(growth_start(desk))
     return growth.switch(desk.keys, "access", "t1", range(3, 6))
 
 
@@ -345,7 +346,7 @@ def growth_mark(desk: Desk) -> Call:
     return growth.mark(desk.keys, "access", "t1", ["1-0", "2-0", "0-0"])
 
 
-def growth_end(desk: Desk) -> Call:
+def growth_finish(desk: Desk) -> Call:
     desk.link.run(growth_mark(desk))
     return growth.end(desk.keys, "access", "t1")
 
@@ -410,7 +411,7 @@ def _set_aside(desk: Desk) -> None:
     desk.do("HSET", desk.items, "m:1-0", b"\x92\xa7payload\xa1x")
 
 
-def member_beat(desk: Desk) -> Call:
+def member_heartbeat(desk: Desk) -> Call:
     desk.do("ZADD", desk.keys.members("default"), 1, "silent")
     desk.do("HSET", desk.keys.info("default"), "silent", '{"nonce":"n0"}')
     desk.do("HSET", desk.keys.orders("default"), "rebalance", "{}")
@@ -434,7 +435,7 @@ def message_adopt(desk: Desk) -> Call:
 
 
 def member_leave(desk: Desk) -> Call:
-    desk.link.run(member_beat(desk))
+    desk.link.run(member_heartbeat(desk))
     return members.leave(desk.keys, "default", "west-1", "n1")
 
 
@@ -522,7 +523,7 @@ def staged(desk: Desk) -> None:
     desk.do("XADD", key, "0-2", "payload", "2")
 
 
-def sink_begin(desk: Desk) -> Call:
+def sink_start(desk: Desk) -> Call:
     """The previous batch is published."""
     desk.do("HSET", desk.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
     return spark.begin(desk.keys, "q", 4, {"a": {"access": [0]}}, 60, 2)
@@ -535,8 +536,8 @@ def sink_publish(desk: Desk) -> Call:
     return spark.publish(desk.keys, *desk.unit[:2], "q", "a", 60)
 
 
-def sink_end(desk: Desk) -> Call:
-    desk.link.run(sink_begin(desk))
+def sink_finish(desk: Desk) -> Call:
+    desk.link.run(sink_start(desk))
     return spark.end(desk.keys, "q", 4, 60)
 
 
@@ -642,15 +643,15 @@ WHEN_FULL: dict[Scenario, str] = {
     settle_note: "OOM",
     settle_retry: "OOM",
     settle_dead: "OOM",
-    solo_mark: "OK",
-    solo_mark_first: "OK",
+    quarantine_mark: "OK",
+    quarantine_mark_first: "OK",
     message_promote: "OOM",
     message_promote_orphan: "OK",
     message_promote_scheduled: "OOM",
     stream_trim: "OK",
     stream_trim_retry: "OK",
     stream_drop: "OK",
-    ghost_settle: "OK",
+    missing_settle: "OK",
     dead_replay: "OOM",
     dead_replay_everyone: "OOM",
     dead_purge: "OK",
@@ -663,10 +664,10 @@ WHEN_FULL: dict[Scenario, str] = {
     topic_create: "OOM",
     topic_configure: "OOM",
     topic_retire: "OK",
-    growth_begin: "OOM",
+    growth_start: "OOM",
     growth_switch: "OOM",
     growth_mark: "OOM",
-    growth_end: "OK",
+    growth_finish: "OK",
     group_reset: "OK",
     group_delete: "OK",
     retry_page: "OK",
@@ -683,15 +684,15 @@ WHEN_FULL: dict[Scenario, str] = {
     retry_hasten: "OOM",
     retry_cancel: "OOM",
     retry_cancel_drop: "OK",
-    member_beat: "OK",
+    member_heartbeat: "OK",
     control_change: "OK",
     message_adopt: "OK",
     member_leave: "OK",
     partition_snapshot: "OK",
     stream_step: "OK",
-    sink_begin: "OK",
+    sink_start: "OK",
     sink_publish: "OK",
-    sink_end: "OK",
+    sink_finish: "OK",
     archive_advance: "OK",
     query_position: "OK",
     query_position_new: "OK",

@@ -164,7 +164,8 @@ def test_infinite_scores_are_handled(desk: Desk, score: str) -> None:
     call = messages.promote_retries(desk.keys, desk.unit, 1)
     Promoted.parse(Reply("OK", desk.expect("message_promote", "OK", call)))
     call = statistics.measure_unit(desk.keys, desk.unit)
-    assert statistics.unit_figures(Reply("OK", desk.expect("unit_measure", "OK", call))) is not None
+    measured = desk.expect("assignment_measure", "OK", call)
+    assert statistics.unit_figures(Reply("OK", measured)) is not None
     rest = desk.expect("retry_page", "OK", retries.page(desk.keys, desk.unit, (0, ""), 10))
     retries.rows(Reply("OK", rest))
     desk.own("t1")
@@ -196,7 +197,7 @@ def test_stream_with_exhausted_ids_can_be_measured_and_read(desk: Desk) -> None:
         desk.fetch(stream=stream)
     desk.own("t1")
     call = statistics.measure_unit(desk.keys, desk.unit)
-    found = statistics.unit_figures(Reply("OK", desk.expect("unit_measure", "OK", call)))
+    found = statistics.unit_figures(Reply("OK", desk.expect("assignment_measure", "OK", call)))
     assert found is not None
     assert (found.pending, found.lag) == (3, 0)
     desk.expect("partition_snapshot", "OK", messages.snapshot(desk.keys, desk.unit))

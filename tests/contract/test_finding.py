@@ -1,4 +1,4 @@
-"""message_find, letters_measure, stream_page: reading streams, a page at a time."""
+"""message_find, dead_letters_measure, stream_page: reading streams, a page at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count(desk: Desk, known: LetterCount = NOTHING) -> LetterCount:
     before = desk.dump()
     topic, partition, _ = desk.unit
     call = statistics.count_letters(desk.keys, topic, partition, known)
-    desk.expect("letters_measure", "OK", call)
+    desk.expect("dead_letters_measure", "OK", call)
     found = statistics.letters_counted(known, desk.link.run(call))
     assert desk.dump() == before
     return found

@@ -120,7 +120,7 @@ def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Desk) -> None
 
 def test_group_reset_with_force_fences_the_owner(busy: Desk) -> None:
     epoch = busy.own("t1")
-    busy.do("HSET", busy.fence, "session", "s1", "solo", "1", "accused", "m:1-0 m:2-0")
+    busy.do("HSET", busy.fence, "session", "s1", "quarantine", "1", "accused", "m:1-0 m:2-0")
 
     busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
 
@@ -208,7 +208,7 @@ def test_group_reset_part_may_be_smaller_than_the_limit(full_hands: Desk) -> Non
 
 def test_group_reset_keeps_its_ownership_between_parts(full_hands: Desk) -> None:
     epoch = full_hands.own("t1")
-    full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "solo", "1")
+    full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "quarantine", "1")
     full_hands.do("HSET", full_hands.fence, "accused", "m:1-0 m:2-0")
 
     full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", force=True, limit=2))
@@ -261,7 +261,7 @@ def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Desk) -> No
 
 def test_group_delete_works_in_parts(full_hands: Desk) -> None:
     full_hands.own("t1")
-    full_hands.do("HSET", full_hands.fence, "solo", "1", "accused", "m:1-0 m:2-0")
+    full_hands.do("HSET", full_hands.fence, "quarantine", "1", "accused", "m:1-0 m:2-0")
     call = delete(full_hands, force=True, limit=6)
 
     assert full_hands.expect("group_delete", "MORE", call) == []

@@ -1,4 +1,4 @@
-"""growth_begin, growth_switch, growth_mark, growth_end: the phases of a topic that grows."""
+"""growth_start, growth_switch, growth_mark, growth_finish: the phases of a topic that grows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def begin(desk: Desk, *, to: int = 4, seen: int = 2, token: str = "t1") -> Any:
     return growth.begin(desk.keys, "access", seen, to, token)
 
 
-def begun(desk: Desk) -> growth.Growth:
+def started(desk: Desk) -> growth.Growth:
     """Return the answer to a repeated call."""
     call = begin(desk, seen=topics.partition_count(desk.store, "access") or 0, token="tx")
     return growth.Growth.parse(desk.link.run(call))
@@ -31,14 +31,14 @@ def test_growth_passes_through_its_phases(desk: Desk) -> None:
     keys, link = desk.keys, desk.link
     topics.create(Store(link, keys), "access", Topic(partitions=2))
 
-    desk.expect("growth_begin", "OK", begin(desk))
-    assert begun(desk) == growth.Growth("t1", 2, growth.BEGUN, [])
+    desk.expect("growth_start", "OK", begin(desk))
+    assert started(desk) == growth.Growth("t1", 2, growth.STARTED, [])
     assert topics.partition_count(Store(link, keys), "access") == 2
     desk.expect("growth_mark", "GONE", growth.mark(keys, "access", "t1", ["1-0", "2-0"]))
 
     call = growth.switch(keys, "access", "t1", range(2, 4))
     assert desk.expect("growth_switch", "OK", call) == []
-    assert begun(desk) == growth.Growth("t1", 2, growth.SWITCHED, [])
+    assert started(desk) == growth.Growth("t1", 2, growth.SWITCHED, [])
     assert topics.partition_count(Store(link, keys), "access") == 4
     assert desk.state()[keys.partitions("access")] == {
         keys.stream("access", number).encode() for number in range(4)
@@ -46,17 +46,17 @@ def test_growth_passes_through_its_phases(desk: Desk) -> None:
 
     call = growth.mark(keys, "access", "t1", ["1-0", "2-0"])
     assert desk.expect("growth_mark", "OK", call) == [b"1-0 2-0"]
-    assert begun(desk) == growth.Growth("t1", 2, growth.MARKED, ["1-0", "2-0"])
+    assert started(desk) == growth.Growth("t1", 2, growth.MARKED, ["1-0", "2-0"])
     later = growth.mark(keys, "access", "t1", ["5-0", "6-0"])
     assert desk.expect("growth_mark", "OK", later) == [b"1-0 2-0"]
     under_way = growth.under_way(Store(link, keys), "access")
     assert under_way is not None
     assert under_way._replace(since_unix_ms=0) == (2, 4, 0, "t1", ["1-0", "2-0"])
 
-    assert desk.expect("growth_end", "OK", growth.end(keys, "access", "t1")) == []
+    assert desk.expect("growth_finish", "OK", growth.end(keys, "access", "t1")) == []
     assert meta(desk) == {"partitionCount": b"4"}
     assert growth.under_way(Store(link, keys), "access") is None
-    desk.expect("growth_end", "GONE", growth.end(keys, "access", "t1"))
+    desk.expect("growth_finish", "GONE", growth.end(keys, "access", "t1"))
 
 
 def test_repeated_phases_change_nothing(desk: Desk) -> None:
@@ -75,13 +75,13 @@ def test_repeated_phases_change_nothing(desk: Desk) -> None:
 
 
 def test_growth_rejects_invalid_changes(desk: Desk) -> None:
-    desk.expect("growth_begin", "MISSING", begin(desk))
+    desk.expect("growth_start", "MISSING", begin(desk))
     topics.create(desk.store, "access", Topic(partitions=2))
-    assert desk.expect("growth_begin", "CHANGED", begin(desk, seen=1)) == [b"2"]
+    assert desk.expect("growth_start", "CHANGED", begin(desk, seen=1)) == [b"2"]
     desk.expect("growth_switch", "GONE", growth.switch(desk.keys, "access", "t1", range(2, 4)))
-    desk.expect("growth_end", "GONE", growth.end(desk.keys, "access", "t1"))
-    desk.expect("growth_begin", "OK", begin(desk))
-    assert desk.expect("growth_begin", "OTHER", begin(desk, to=8, token="t2")) == [b"4"]
+    desk.expect("growth_finish", "GONE", growth.end(desk.keys, "access", "t1"))
+    desk.expect("growth_start", "OK", begin(desk))
+    assert desk.expect("growth_start", "OTHER", begin(desk, to=8, token="t2")) == [b"4"]
     desk.expect("growth_switch", "GONE", growth.switch(desk.keys, "access", "t2", range(2, 8)))
 
 
@@ -109,5 +109,5 @@ def test_growth_refuses_a_topic_being_deleted(desk: Desk) -> None:
     topics.create(desk.store, "access", Topic(partitions=2))
     desk.link.run(begin(desk))
     desk.link.run(topics.retirement(desk.keys, "access"))
-    desk.expect("growth_begin", "MISSING", begin(desk))
+    desk.expect("growth_start", "MISSING", begin(desk))
     desk.expect("growth_switch", "GONE", growth.switch(desk.keys, "access", "t1", range(2, 4)))

@@ -44,7 +44,7 @@ def test_takes_a_released_unit_with_a_greater_epoch(desk: Desk) -> None:
     rest = desk.expect("lease_acquire", "OK", take(desk, "t2", ahead))
     assert leases.Acquired.parse(Reply("OK", rest)) == (ahead + 1, False, b"")
     assert desk.state()["fence"]["epoch"] == str(ahead + 1).encode()
-    assert "solo" not in desk.state()["fence"]
+    assert "quarantine" not in desk.state()["fence"]
 
 
 def test_lease_acquire_refuses_while_another_lease_is_valid(desk: Desk) -> None:
@@ -92,8 +92,8 @@ def test_lease_acquire_after_a_crash_charges_the_accused_once(desk: Desk) -> Non
     assert acquired == (acquired.epoch, True, places[1])
     assert acquired.epoch > seen
     number = str(acquired.epoch).encode()
-    fence = {"token": b"t2", "epoch": number, "owner": b"east-1", "since": number, "solo": b"1"}
-    fence["accused"] = places[1]
+    fence = {"token": b"t2", "epoch": number, "owner": b"east-1", "since": number}
+    fence |= {"quarantine": b"1", "accused": places[1]}
     # The clock may stand still between two epochs: `since` is the time, the epoch is one more.
     fence["since"] = desk.state()["fence"]["since"]
     assert desk.changes(before) == {
@@ -205,7 +205,7 @@ def test_lease_acquire_takes_the_lease_of_a_dead_predecessor(desk: Desk) -> None
     assert rest[1:] == [1, b"m:1-0"]
     state = desk.state()
     assert state["lease"] == b"new"
-    assert state["fence"]["solo"] == b"1"
+    assert state["fence"]["quarantine"] == b"1"
     desk.expect("lease_acquire", "MINE", call)
 
 

@@ -25,7 +25,7 @@ def refence(
 
 def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
     epoch = desk.own("t1")
-    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "solo", "1")
+    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
     before = desk.state()
     with desk.instant() as now:
         rest = desk.expect("lease_refence", "OK", refence(desk))
@@ -36,7 +36,7 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
     changed = desk.changes(before)
     assert now == changed["fence"].pop("since")
     assert changed == {
-        "fence": {"token": b"t2", "epoch": number, "owner": OWNER.encode(), "solo": b"1"},
+        "fence": {"token": b"t2", "epoch": number, "owner": OWNER.encode(), "quarantine": b"1"},
         "lease": b"t2",
     }
 

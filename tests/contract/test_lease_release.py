@@ -18,7 +18,7 @@ def view(desk: Desk) -> leases.LeaseView:
 
 def test_frees_the_unit_and_keeps_the_epoch(desk: Desk) -> None:
     desk.own("t1")
-    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "solo", "1")
+    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
     desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0")
     before = desk.state()
     desk.expect("lease_release", "OK", release(desk))
@@ -62,4 +62,4 @@ def test_view_reads_fence_and_lease(desk: Desk) -> None:
     desk.do("DEL", desk.lease)
     desk.own("t2", seen_epoch=epoch, owner="east-1")
     again = view(desk)
-    assert (again.token, again.owner, again.solo) == ("t2", "east-1", True)
+    assert (again.token, again.owner, again.quarantine) == ("t2", "east-1", True)

@@ -1,4 +1,4 @@
-"""member_beat and member_leave: the live members of a fleet."""
+"""member_heartbeat and member_leave: the live members of a fleet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leave(desk: Desk, instance: str = "west-1", nonce: str = "n1") -> Call:
 
 
 def present(desk: Desk, call: Call) -> Present:
-    return Present.parse(Reply("OK", desk.expect("member_beat", "OK", call)))
+    return Present.parse(Reply("OK", desk.expect("member_heartbeat", "OK", call)))
 
 
 def silent_for(desk: Desk, instance: str, seconds: float) -> int:
@@ -65,8 +65,8 @@ def test_heartbeat_returns_only_its_own_fleet(desk: Desk) -> None:
 
 def test_heartbeat_with_another_nonce_is_a_duplicate(desk: Desk) -> None:
     present(desk, beat(desk))
-    rest = desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
-    found = members.twin(Reply("TWIN", rest))
+    rest = desk.expect("member_heartbeat", "DUPLICATE", beat(desk, nonce="n2"))
+    found = members.twin(Reply("DUPLICATE", rest))
     assert found.info == {"nonce": "n1", "weight": 1}
     assert abs(found.heartbeat_unix_ms - desk.now_unix_ms()) < 60_000
 
@@ -79,7 +79,7 @@ def test_heartbeat_replaces_a_silent_predecessor(desk: Desk) -> None:
 
 def test_heartbeat_removes_a_dead_predecessor(desk: Desk) -> None:
     present(desk, beat(desk))
-    desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
+    desk.expect("member_heartbeat", "DUPLICATE", beat(desk, nonce="n2"))
     assert desk.expect("member_leave", "OK", leave(desk)) == []
     assert len(present(desk, beat(desk, nonce="n2")).members) == 1
 

@@ -46,12 +46,12 @@ def test_message_recover_lists_bodies_and_counters(desk: Desk) -> None:
     desk.fetch(stream=desk.retry)
     desk.add("3-0")
     desk.own("t1")
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     desk.do("HSET", desk.attempts, "m:1-0:c", "2", "m:1-0:f", "3", "m:1-0:last", b"\xff")
     desk.do("HSET", desk.attempts, "r:1-0:c", "1")
     rest = desk.expect("message_recover", "OK", recover(desk))
     assert Recovered.parse(Reply("OK", rest)) == Recovered(
-        solo=True,
+        quarantine=True,
         last_main=b"2-0",
         last_retry=b"1-0",
         main=[

@@ -22,7 +22,7 @@ ANSWERS = {
     *("recover OK", "recover FENCED", "reclaim OK", "reclaim FENCED"),
     "reclaim SESSION",
     *("ack OK", "ack FENCED", "retry OK", "retry FENCED", "dead OK", "dead FENCED"),
-    *("solo_mark OK", "solo_mark SESSION", "solo_mark FENCED"),
+    *("quarantine_mark OK", "quarantine_mark SESSION", "quarantine_mark FENCED"),
     *("replay OK", "replay GONE", "replay MISMATCH"),
 }
 
@@ -71,7 +71,7 @@ MUTATIONS = {
     ),
     "settling without the fence": ("settle_ack", "if refusal then", "if false then"),
     "retrying without the fence": ("settle_retry", "if refusal then", "if false then"),
-    "marking without the session": ("solo_mark", "~= session", "== false"),
+    "marking without the session": ("quarantine_mark", "~= session", "== false"),
     "reclaiming without the session": ("message_reclaim", "~= session", "== false"),
     "a mark that survives the refence": ("lease_refence", "'mark', 'session'", "'session'"),
     "settling what is not pending": (

@@ -106,7 +106,7 @@ def test_settle_dead_uses_the_workers_fields_without_a_body(desk: Desk, how: str
     else:
         desk.do("XDEL", desk.stream, "1-0")
     desk.own("t1")
-    desk.expect_entries("settle_dead", ["GHOST"], dead(desk, (b"m:1-0", WHY)))
+    desk.expect_entries("settle_dead", ["MISSING"], dead(desk, (b"m:1-0", WHY)))
     whole = dead(desk, (b"m:1-0", {b"payload": b"kept", **WHY}))
     letter_id = desk.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
     letter = desk.state()["dlq"].entries[letter_id]

@@ -133,7 +133,7 @@ def test_settle_retry_finds_entries_that_are_not_adjacent(desk: Desk) -> None:
     desk.do("XDEL", desk.stream, "5-0")
     order = ("1-0", "4-0", "3-0", "5-0", "4-0", "7-0", "6-0")
     items = [(f"m:{each}".encode(), 5.0, CHANGED) for each in order]
-    words = ["MOVED", "MOVED", "GONE", "GHOST", "GONE", "MOVED", "MOVED"]
+    words = ["MOVED", "MOVED", "GONE", "MISSING", "GONE", "MOVED", "MOVED"]
     settled = messages.SettledReply.parse(desk.link.run(retry(desk, *items, adjacent=True)))
     assert settled.words == words
     state = desk.state()
@@ -198,9 +198,9 @@ def test_settle_retry_uses_the_workers_fields_without_a_body(desk: Desk, how: st
         desk.do("XDEL", desk.stream, "1-0")
     desk.own("t1")
     item = (b"m:1-0", 5.0, CHANGED)
-    desk.expect_entries("settle_retry", ["GHOST"], retry(desk, item))
+    desk.expect_entries("settle_retry", ["MISSING"], retry(desk, item))
     desk.expect_entries(
-        "settle_retry", ["GHOST", "MOVED"], retry(desk, item, (b"m:2-0", 5.0, CHANGED))
+        "settle_retry", ["MISSING", "MOVED"], retry(desk, item, (b"m:2-0", 5.0, CHANGED))
     )
     whole = (b"m:1-0", 5.0, {b"payload": b"kept", b"key": b"k", **CHANGED})
     desk.expect_entries("settle_retry", ["MOVED"], retry(desk, whole))
@@ -215,11 +215,11 @@ def test_settle_retry_moves_an_entry_of_4000_fields_in_part(desk: Desk) -> None:
     desk.add("1-0", "payload", "x", *(part for n in range(4000) for part in (f"f{n}", "v")))
     desk.fetch()
     desk.own("t1")
-    desk.expect_entries("settle_retry", ["GHOST"], retry(desk, (b"m:1-0", 0.0, CHANGED)))
+    desk.expect_entries("settle_retry", ["MISSING"], retry(desk, (b"m:1-0", 0.0, CHANGED)))
     desk.add("2-0")
     desk.fetch()
     both = [(place, 9.0, CHANGED) for place in (b"m:1-0", b"m:2-0")]
-    desk.expect_entries("settle_retry", ["GHOST", "MOVED"], retry(desk, *both, adjacent=True))
+    desk.expect_entries("settle_retry", ["MISSING", "MOVED"], retry(desk, *both, adjacent=True))
     whole = (b"m:1-0", 0.0, {b"payload": b"x", **CHANGED})
     desk.expect_entries("settle_retry", ["MOVED"], retry(desk, whole))
     assert desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10)).rest[0] == 1

@@ -1,4 +1,4 @@
-"""sink_begin, sink_publish, sink_end: a batch of a query is decided and published once."""
+"""sink_start, sink_publish, sink_finish: a batch of a query is decided and published once."""
 
 from __future__ import annotations
 
@@ -43,38 +43,38 @@ def expires(desk: Desk, key: str) -> bool:
 # --- the decision ---------------------------------------------------------------------------------
 
 
-def test_sink_begin_keeps_the_first_decision(desk: Desk) -> None:
+def test_sink_start_keeps_the_first_decision(desk: Desk) -> None:
     """P1: a repeated batch with other tasks gets the ids of the tasks that count."""
-    assert desk.expect("sink_begin", "OK", begin(desk, 0)) == [b""]
+    assert desk.expect("sink_start", "OK", begin(desk, 0)) == [b""]
     assert expires(desk, desk.keys.sink(QUERY))
-    at, raw = desk.expect("sink_begin", "BEGUN", begin(desk, 0, {"c": {"access": [1]}}))
+    at, raw = desk.expect("sink_start", "STARTED", begin(desk, 0, {"c": {"access": [1]}}))
     assert (at, spark.read_plan(raw)) == (b"0", PLAN)
-    desk.expect("sink_end", "OK", end(desk, 0))
-    assert desk.expect("sink_begin", "DONE", begin(desk, 0)) == [b"7", b"access"]
+    desk.expect("sink_finish", "OK", end(desk, 0))
+    assert desk.expect("sink_start", "DONE", begin(desk, 0)) == [b"7", b"access"]
     desk.do("HDEL", desk.keys.sink(QUERY), "rows", "topics")  # as of an older version
-    assert desk.expect("sink_begin", "DONE", begin(desk, 0)) == [b"", b""]
+    assert desk.expect("sink_start", "DONE", begin(desk, 0)) == [b"", b""]
 
 
-def test_sink_begin_waits_for_the_previous_batch(desk: Desk) -> None:
-    desk.expect("sink_begin", "OK", begin(desk, 9))
-    assert desk.expect("sink_begin", "BEGUN", begin(desk, 10, {}))[0] == b"9"
-    desk.expect("sink_end", "OK", end(desk, 9))
-    assert desk.expect("sink_begin", "OK", begin(desk, 10, {})) == [b"9"]
-    assert desk.expect("sink_begin", "PAST", begin(desk, 9)) == [b"10"]
+def test_sink_start_waits_for_the_previous_batch(desk: Desk) -> None:
+    desk.expect("sink_start", "OK", begin(desk, 9))
+    assert desk.expect("sink_start", "STARTED", begin(desk, 10, {}))[0] == b"9"
+    desk.expect("sink_finish", "OK", end(desk, 9))
+    assert desk.expect("sink_start", "OK", begin(desk, 10, {})) == [b"9"]
+    assert desk.expect("sink_start", "PAST", begin(desk, 9)) == [b"10"]
 
 
-def test_sink_end_refuses_an_older_driver(desk: Desk) -> None:
-    desk.expect("sink_end", "OTHER", end(desk, 3))
-    desk.expect("sink_begin", "OK", begin(desk, 4))
-    desk.expect("sink_end", "OTHER", end(desk, 3))
-    assert desk.expect("sink_begin", "BEGUN", begin(desk, 4))[0] == b"4"
+def test_sink_finish_refuses_an_older_driver(desk: Desk) -> None:
+    desk.expect("sink_finish", "OTHER", end(desk, 3))
+    desk.expect("sink_start", "OK", begin(desk, 4))
+    desk.expect("sink_finish", "OTHER", end(desk, 3))
+    assert desk.expect("sink_start", "STARTED", begin(desk, 4))[0] == b"4"
 
 
 def test_ending_twice_is_ending_once(desk: Desk) -> None:
-    desk.expect("sink_begin", "OK", begin(desk, 4))
-    desk.expect("sink_end", "OK", end(desk, 4))
+    desk.expect("sink_start", "OK", begin(desk, 4))
+    desk.expect("sink_finish", "OK", end(desk, 4))
     before = desk.dump()
-    desk.expect("sink_end", "OK", end(desk, 4))
+    desk.expect("sink_finish", "OK", end(desk, 4))
     assert desk.dump() == before
 
 

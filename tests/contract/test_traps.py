@@ -119,24 +119,23 @@ def test_t15_a_mark_is_charged_once(desk: Desk) -> None:
     epoch = int(desk.state()["fence"]["epoch"])
     desk.own("t1", seen_epoch=epoch)
     pending_now(desk, "t1")
-    mark = messages.solo_mark(desk.keys, desk.leased("t1"), "of t1", place, [])
-    desk.expect("solo_mark", "OK", mark)
+    mark = messages.quarantine_mark(desk.keys, desk.leased("t1"), "of t1", place, [])
+    desk.expect("quarantine_mark", "OK", mark)
     # The child dies while it runs it: charged by the refence. Then the whole host is lost.
     desk.expect(
         "lease_refence",
         "OK",
         leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, place, b"signal 9", []),
     )
-    desk.expect("solo_mark", "FENCED", mark)
+    desk.expect("quarantine_mark", "FENCED", mark)
     desk.do("DEL", desk.lease)
     epoch = int(desk.state()["fence"]["epoch"])
     taken = leases.acquire(desk.keys, desk.leased("t3", epoch), TTL, "B")
     assert desk.expect("lease_acquire", "OK", taken)[2] == b""
     assert [entry.crashes for entry in pending_now(desk, "t3")] == [1]
     # A mark that its owner did not clear is charged once, by the takeover.
-    desk.expect(
-        "solo_mark", "OK", messages.solo_mark(desk.keys, desk.leased("t3"), "of t3", place, [])
-    )
+    call = messages.quarantine_mark(desk.keys, desk.leased("t3"), "of t3", place, [])
+    desk.expect("quarantine_mark", "OK", call)
     desk.do("DEL", desk.lease)
     epoch = int(desk.state()["fence"]["epoch"])
     taken = leases.acquire(desk.keys, desk.leased("t4", epoch), TTL, "C")

@@ -133,7 +133,7 @@ def scene_of(
         allowed = good if stage.trigger is None else (*good, REFUSED)
         assert codes[-1] in allowed, f"{line}: {codes} {result.output}"
         judge(stage)
-        # The audit trail contains each attempt.
+        # The audit log contains each attempt.
         for topic in (TOPIC, "idle"):
             stage.link.execute("DEL", stage.keys.audit(topic))
 

@@ -28,7 +28,7 @@ AGAIN: dict[Scenario, str] = {
     scenarios.dead_replay: "GONE",
     scenarios.dead_replay_everyone: "GONE",
     scenarios.group_ensure: "OK",
-    scenarios.growth_end: "GONE",
+    scenarios.growth_finish: "GONE",
     scenarios.lease_acquire: "MINE",
     scenarios.lease_acquire_retried: "MINE",
     scenarios.lease_release: "FENCED",
@@ -40,12 +40,12 @@ AGAIN: dict[Scenario, str] = {
     scenarios.schedule_drop: "GONE",
     scenarios.schedule_release: "GONE",
     scenarios.schedule_run: "AGAIN",
-    scenarios.sink_begin: "BEGUN",
+    scenarios.sink_start: "STARTED",
     scenarios.topic_configure: "CHANGED",
     scenarios.topic_create: "EXISTS",
 }
 # Each heartbeat, directive and declaration of a schedule has its own time.
-ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change, scenarios.schedule_stamp}
+ANOTHER_TIME = {scenarios.member_heartbeat, scenarios.control_change, scenarios.schedule_stamp}
 # As its contract states. A producer never repeats it after an unknown outcome.
 WRITES_AGAIN = {scenarios.message_append}
 
@@ -57,10 +57,10 @@ def measures(desk: Desk) -> dict[str, Call]:
     topic, partition, _ = desk.unit
     return {
         "partition_measure": statistics.measure_partition(desk.keys, topic, partition),
-        "letters_measure": statistics.count_letters(
+        "dead_letters_measure": statistics.count_letters(
             desk.keys, topic, partition, statistics.LetterCount()
         ),
-        "unit_measure": statistics.measure_unit(desk.keys, desk.unit),
+        "assignment_measure": statistics.measure_unit(desk.keys, desk.unit),
         "retention_measure": retention.measure(desk.keys, topic, partition),
     }
 

@@ -100,7 +100,7 @@ def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
                 proxy.arm(
                     Fault.CUT_BEFORE,
                     nth=nth,
-                    wanted=lambda each: kind_of(each) in ("lease_renew", "member_beat"),
+                    wanted=lambda each: kind_of(each) in ("lease_renew", "member_heartbeat"),
                 )
             cut_at = time.monotonic()
             b.wait_event("lease.acquired", inherited=True, timeout=20.0)

@@ -67,7 +67,7 @@ def test_after_the_loss_of_a_host_with_its_server_another_goes_on(
         assert {running, *uids} == heir.ledger.ended(GROUP)
         for number in range(2):
             fence = heir.keys.fence(*Unit(TOPIC, number, GROUP))
-            assert heir.link.execute("HMGET", fence, "solo", "mark") == [None, None]
+            assert heir.link.execute("HMGET", fence, "quarantine", "mark") == [None, None]
         assert heir.letters() == []
         assert heir.stop() == 0
 

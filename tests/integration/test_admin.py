@@ -12,7 +12,7 @@ import pytest
 from streamqd import config
 from streamqd.admin import as_json, dead_letters, fleet, partitions, pending, permissions, tail
 from streamqd.admin import topics as admin_topics
-from streamqd.admin.dead_letters import DeadLetterFilter
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.published import Fleet
 from streamqd.errors import RedisRefused, Refused, TopicMissing
 from streamqd.model import Lease, Unit
@@ -123,12 +123,12 @@ def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
     seen = partitions.view(store)
 
     first, second, third = seen.assignments
-    assert (first.state, first.owner, first.epoch) == ("owned", "west-1", epoch)
+    assert (first.lease, first.owner, first.epoch) == ("owned", "west-1", epoch)
     assert first.since_unix_ms == epoch
     assert (first.lag, first.pending, first.delayed) == (2, 1, 1)
     assert first.oldest_unix_ms == 1000
-    assert (second.state, second.owner) == ("expired", "east-1")
-    assert (third.state, third.owner, third.epoch) == ("free", "", 0)
+    assert (second.lease, second.owner) == ("expired", "east-1")
+    assert (third.lease, third.owner, third.epoch) == ("free", "", 0)
     assert (third.lag, third.oldest_unix_ms) == (0, None)
     assert seen.idle_topics == []
 
@@ -192,9 +192,8 @@ def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]
     places: list[str] = []
     cursor = ""
     while True:
-        page = pending.view(
-            Store(link, keys), "access", "hits", order=order, limit=limit, cursor=cursor
-        )
+        listed = pending.messages(Store(link, keys), "access", "hits", order)
+        page = listed.page(limit=limit, cursor=cursor)
         found = [f"{row.partition}/{row.place}" for row in page.rows]
         repeats = order == "idle" and places[-1:] == found[:1]
         places += found[1:] if repeats else found
@@ -234,10 +233,10 @@ def test_pending_is_ranked_by_deliveries_and_by_idle_time(
     for limit in (1, 2, 10):
         assert all_pages(link, keys, "deliveries", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
         assert all_pages(link, keys, "idle", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
-    [worst] = pending.view(store, "access", "hits", order="idle", limit=1).rows
+    [worst] = pending.messages(store, "access", "hits", "idle").page(limit=1).rows
     assert worst.idle_ms >= 90_000
     assert (worst.deliveries, worst.crashes, worst.consumer) == (9, 2, "other")
-    assert pending.view(store, "access", "hits", limit=1).total == 3
+    assert pending.messages(store, "access", "hits").page(limit=1).total == 3
 
 
 def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monkeypatch) -> None:
@@ -257,19 +256,19 @@ def test_bounded_ranking_reports_that_it_is_incomplete(store: Store, at: At, mon
     monkeypatch.setattr(pending, "PAGE", 5)
     monkeypatch.setattr(pending, "SCAN_MAX", 10)
 
-    seen = pending.view(store, "access", "hits", order="idle", limit=100)
+    seen = pending.messages(store, "access", "hits", "idle").page(limit=100)
 
     assert not seen.complete
     assert (len(seen.rows), seen.total) == (10, 30)
-    assert pending.view(store, "access", "hits", order="id", limit=100).complete
+    assert pending.messages(store, "access", "hits", "id").page(limit=100).complete
 
 
 def test_pending_refuses_an_unknown_group_or_cursor(store: Store, at: At) -> None:
     at(0).groups()
     with pytest.raises(Refused, match="no group other"):
-        pending.view(store, "access", "other")
+        pending.messages(store, "access", "other").page()
     with pytest.raises(Refused, match="not a cursor"):
-        pending.view(store, "access", "hits", cursor="1:2")
+        pending.messages(store, "access", "hits").page(cursor="1:2")
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -278,11 +277,11 @@ def test_pending_refuses_an_unknown_group_or_cursor(store: Store, at: At) -> Non
 def test_dead_letters_are_listed_newest_first(store: Store, at: At) -> None:
     names = [bury(at(number % 3), f"{number + 1}-0") for number in range(7)]
 
-    whole = dead_letters.listed(store, "access")
+    whole = dead_letters.messages(store, "access").page()
     pages: list[str] = []
     cursor = ""
     while True:
-        page = dead_letters.listed(store, "access", limit=2, cursor=cursor)
+        page = dead_letters.messages(store, "access").page(limit=2, cursor=cursor)
         pages += [row.id for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -299,10 +298,10 @@ def test_dead_letters_can_be_filtered_by_group(store: Store, at: At) -> None:
     bury(at(0, "hits"), "1-0")
     mine = bury(at(1, "agents"), "1-0")
 
-    seen = dead_letters.listed(store, "access", choice=DeadLetterFilter(group="agents"))
+    seen = dead_letters.messages(store, "access").page(MessageFilter(group="agents"))
 
     assert [row.id for row in seen.rows] == [mine]
-    assert dead_letters.listed(store, "access", choice=DeadLetterFilter(group="nobody")).rows == []
+    assert dead_letters.messages(store, "access").page(MessageFilter(group="nobody")).rows == []
 
 
 def test_dead_letter_shows_all_fields(store: Store, at: At) -> None:
@@ -373,9 +372,9 @@ def test_replay_returns_dead_letters_to_their_own_group(
         bury(at(number), "1-0")
     other = bury(at(1, "agents"), "2-0")
 
-    done = dead_letters.replay(store, "access", DeadLetterFilter(group="hits"))
+    done = dead_letters.replay(store, "access", MessageFilter(group="hits"))
 
-    assert (done.replayed, done.missing, done.refused, done.ended) == (3, 0, {}, "done")
+    assert (done.replayed, done.missing, done.refused, done.result) == (3, 0, {}, "done")
     for number in range(3):
         [fields] = at(number).read_stream(at(number).retry).entries.values()
         assert fields["payload"] == b"body of 1-0"
@@ -383,21 +382,19 @@ def test_replay_returns_dead_letters_to_their_own_group(
         assert (fields["retryCount"], fields["crashCount"]) == (b"0", b"0")
         assert fields["replayCount"] == b"1"
         assert "reason" not in fields
-    assert [row.id for row in dead_letters.listed(store, "access").rows] == [other]
+    assert [row.id for row in dead_letters.messages(store, "access").page().rows] == [other]
     assert link.execute("XLEN", at(1, "agents").retry) == 0
 
 
 def test_replay_by_name_replays_one_dead_letter(store: Store, at: At) -> None:
     names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
 
-    done = dead_letters.replay(
-        store, "access", DeadLetterFilter((names[0], names[0])), max_replays=5
-    )
+    done = dead_letters.replay(store, "access", MessageFilter((names[0], names[0])), max_replays=5)
 
     assert done.replayed == 1
     [fields] = at(0).read_stream(at(0).retry).entries.values()
     assert fields["replayCount"] == b"5"
-    assert [row.id for row in dead_letters.listed(store, "access").rows] == [names[1]]
+    assert [row.id for row in dead_letters.messages(store, "access").page().rows] == [names[1]]
 
 
 def test_replay_with_one_wrong_name_replays_nothing(store: Store, at: At) -> None:
@@ -405,9 +402,9 @@ def test_replay_with_one_wrong_name_replays_nothing(store: Store, at: At) -> Non
     before = at(0).dump()
 
     with pytest.raises(Refused, match="dead letter 0:9-9 not found"):
-        dead_letters.replay(store, "access", DeadLetterFilter((name, "0:9-9")))
+        dead_letters.replay(store, "access", MessageFilter((name, "0:9-9")))
     with pytest.raises(Refused, match="one of the group hits, not agents"):
-        dead_letters.replay(store, "access", DeadLetterFilter((name,), group="agents"))
+        dead_letters.replay(store, "access", MessageFilter((name,), group="agents"))
 
     assert at(0).dump() == before
 
@@ -420,7 +417,7 @@ def test_replay_keeps_and_reports_refused_dead_letters(
     link.execute("XGROUP", "DESTROY", at(1, "old").retry, "old")
     link.execute("XADD", keys.dlq("access", 2), "*", "payload", "by hand")
 
-    done = dead_letters.replay(store, "access", DeadLetterFilter())
+    done = dead_letters.replay(store, "access", MessageFilter())
 
     assert done.replayed == 1
     assert done.refused == {
@@ -437,7 +434,7 @@ def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At)
         desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
     steps: list[int] = []
 
-    done = dead_letters.replay(store, "access", DeadLetterFilter(), progress=steps.append)
+    done = dead_letters.replay(store, "access", MessageFilter(), progress=steps.append)
 
     assert done.replayed == 250
     assert steps == [64, 64, 64, 58]
@@ -453,12 +450,12 @@ def test_purge_deletes_the_chosen_dead_letters(store: Store, at: At) -> None:
         desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
     at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
 
-    assert dead_letters.count(store, "access", DeadLetterFilter(until_unix_ms=2_000)) == 2
-    assert dead_letters.purge(store, "access", DeadLetterFilter(until_unix_ms=2_000)).purged == 2
-    assert dead_letters.purge(store, "access", DeadLetterFilter(("0:3000-0",))).purged == 1
-    assert dead_letters.purge(store, "access", DeadLetterFilter(group="agents")).purged == 1
-    assert [row.id for row in dead_letters.listed(store, "access").rows] == ["0:2000-0"]
-    assert dead_letters.purge(store, "access", DeadLetterFilter()).purged == 1
+    assert dead_letters.count(store, "access", MessageFilter(until_unix_ms=2_000)) == 2
+    assert dead_letters.purge(store, "access", MessageFilter(until_unix_ms=2_000)).purged == 2
+    assert dead_letters.purge(store, "access", MessageFilter(("0:3000-0",))).purged == 1
+    assert dead_letters.purge(store, "access", MessageFilter(group="agents")).purged == 1
+    assert [row.id for row in dead_letters.messages(store, "access").page().rows] == ["0:2000-0"]
+    assert dead_letters.purge(store, "access", MessageFilter()).purged == 1
     assert dead_letters.overview(store) == []
 
 
@@ -542,11 +539,11 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
         {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"},
         {"topic": "access", "partition": 1, "group": "hits", "owned": True, "state": "broken"},
     ]
-    units[0] |= {"in_hand": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
-    summary = {"instance": "west-1", "state": "working", "redis_up": True, "units": units}
+    units[0] |= {"in_flight": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
+    summary = {"instance": "west-1", "state": "working", "redis_up": True, "assignments": units}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
     # The last report of a silent instance does not show its present units.
-    stale = {"instance": "east-1", "state": "working", "units": units}
+    stale = {"instance": "east-1", "state": "working", "assignments": units}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")
     link.run(leases.release(keys, Lease(at(2).unit, "t1")))
@@ -556,10 +553,11 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     by_name = {each.instance: each for each in seen.instances}
     west = by_name["west-1"]
     assert (west.state, west.host, west.pid, west.version) == ("working", "h1", 42, "1.2")
-    assert (west.owned, west.rate, west.offers, west.weight) == (2, 12.5, ["access/hits"], 2)
+    assert (west.owned, west.rate, west.weight) == (2, 12.5, 2)
+    assert as_json(seen)["instances"][1]["offers"] == ["access/hits"]
     assert (by_name["east-1"].state, by_name["east-1"].owned) == ("silent", 0)
     first, second, third = seen.assignments
-    assert (first.worker, first.in_flight, first.rate) == ("ready", 7, 12.5)
+    assert (first.worker, first.in_flight, first.acked) == ("ready", 7, 12.5)
     assert first.longest_run_seconds == 1.5
     assert (second.worker, third.worker, third.state) == ("broken", "", "free")
     assert seen.dead_letters == {"access": 1}
@@ -625,7 +623,9 @@ def test_status_reports_the_doctors_instance_problems(
     ]
 
 
-@pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
+@pytest.mark.parametrize(
+    "raw", ["not json", "[]", '{"assignments": 7, "state": null}', '{"assignments": [3]}']
+)
 def test_status_accepts_a_summary_of_another_version(
     link: Connection, store: Store, keys: Keys, raw: str
 ) -> None:
@@ -651,13 +651,13 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
     admin_topics.describe(store, "access")
     partitions.view(store)
     for order in pending.ORDERS:
-        pending.view(store, "access", "hits", order=order)
+        pending.messages(store, "access", "hits", order).page()
     dead_letters.overview(store)
-    dead_letters.listed(store, "access")
+    dead_letters.messages(store, "access").page()
     dead_letters.show(store, "access", name)
     dead_letters.causes(store, "access")
-    dead_letters.count(store, "access", DeadLetterFilter())
-    dead_letters.plan(store, "access", DeadLetterFilter(), fleet="default")
+    dead_letters.count(store, "access", MessageFilter())
+    dead_letters.plan(store, "access", MessageFilter(), fleet="default")
     watched = tail.Tail(store, "access")
     watched.last(5)
     fleet.status(Fleet(store, "default", 15))

@@ -129,9 +129,15 @@ BAD = [
             ('{"at_unix_ms": 1e999}', "at_unix_ms"),
             ('{"started_unix_ms": ' + HUGE + "}", "started_unix_ms"),
             ('{"pid": NaN}', "pid"),
-            ('{"units": {}}', "units"),
-            ('{"units": [{"topic": "access", "partition": 1e999, "lag": -Infinity}]}', "units.lag"),
-            ('{"units": [{"longest_run_seconds": ' + HUGE + "}]}", "units.longest_run_seconds"),
+            ('{"assignments": {}}', "assignments"),
+            (
+                '{"assignments": [{"topic": "access", "partition": 1e999, "lag": -Infinity}]}',
+                "assignments.lag",
+            ),
+            (
+                '{"assignments": [{"longest_run_seconds": ' + HUGE + "}]}",
+                "assignments.longest_run_seconds",
+            ),
         )
     ),
     # directives
@@ -292,7 +298,7 @@ def test_page_may_stop_at_the_last_possible_id(
     stream = KEYS.stream(*PLACE)
     surgery.do("XADD", stream, LAST, "payload", "x")
     surgery.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
-    told = pending.view(Store(link, surgery.keys), TOPIC, GROUP, order=order, limit=100)
+    told = pending.messages(Store(link, surgery.keys), TOPIC, GROUP, order).page(limit=100)
     assert f"m:{LAST}" in [row.place for row in told.rows]
     pages = list(forwards(link, stream, size=1))
     assert str(pages[-1][0][0]) == LAST

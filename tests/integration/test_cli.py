@@ -258,7 +258,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
 ) -> None:
     """U8, U10, U12: real states, a row for each group, and the choice of one topic.
 
-    U10: DEAD was 0 next to "3 dead letters", because it came from an old count of an instance.
+    U10: DLQ was 0 next to "3 dead letters", because it came from an old count of an instance.
     """
     told = []
     for group in ("agents", "hits"):
@@ -266,7 +266,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
             at(number, group).groups()
             at(number, group).own(f"t{number}{group}", owner="west-1")
             unit = {"topic": "access", "partition": number, "group": group, "owned": True}
-            unit |= {"state": "halted", "waits_seconds": 7.0, "group_dead_letters": 7}
+            unit |= {"state": "halted", "waits_seconds": 7.0, "dead_letters": 7}
             failure = {"error": "builtins.ConnectionError", "count": 3, "seconds_ago": 2.0}
             told.append(unit | {"dead_letters": 9, "failures": [failure]})
     told[3] |= {"state": "ready", "longest_run_seconds": 12.4, "failures": []}
@@ -278,7 +278,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
             at(number).do("XADD", at(number).dlq, f"{1 + letter}-0", "group", "agents")
     info = {"offers": [["access", "hits"], ["access", "agents"]], "started": time.time()}
     link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
-    summary = {"instance": "west-1", "state": "working", "units": told}
+    summary = {"instance": "west-1", "state": "working", "assignments": told}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
 
     seen = document(run("status", "--json"))
@@ -591,7 +591,7 @@ def test_dlq_commands_work_from_list_to_replay(run: Run, at: At) -> None:
     assert "body of 1700000000000-0" in shown
     assert "Traceback:\n  somewhere\n" in shown
     assert one.stdout == "1 dead letter of access replayed\n"
-    told = {"topic": "access", "replayed": 2, "missing": 0, "refused": {}, "ended": "done"}
+    told = {"topic": "access", "replayed": 2, "missing": 0, "refused": {}, "result": "done"}
     assert told.items() <= document(rest).items()
     assert run("dlq", "list").stdout == "no dead letters\n"
     assert [at(n).do("XLEN", at(n).retry) for n in range(3)] == [1, 1, 1]
@@ -693,7 +693,7 @@ def test_dlq_purge_asks_on_a_terminal(
 def test_purging_while_nothing_is_there(run: Run, at: At) -> None:
     done = document(run("dlq", "purge", "access", "--all", "--json"))
 
-    assert (done["topic"], done["purged"], done["ended"]) == ("access", 0, "done")
+    assert (done["topic"], done["purged"], done["result"]) == ("access", 0, "done")
 
 
 # --- check ----------------------------------------------------------------------------------------
@@ -721,7 +721,7 @@ def test_check_judges_the_server(
 
 
 def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Connection) -> None:
-    """U10: DEAD was `-` for 31,744 dead letters."""
+    """U10: DLQ was `-` for 31,744 dead letters."""
     at(0, "hits").groups()
     stream = at(0, "hits").dlq
     letter = ("payload", "x", "group", "hits")

@@ -209,7 +209,7 @@ def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(desk: Desk, life:
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.fetch(5)
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     marks, lock = {}, threading.Lock()
 
     def work(message: Message) -> None:
@@ -226,7 +226,7 @@ def test_the_accused_of_a_lost_round_run_alone(desk: Desk, life: Life):
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.fetch(5)
-    desk.do("HSET", desk.fence, "solo", "1", "accused", "m:2-0 m:3-0")
+    desk.do("HSET", desk.fence, "quarantine", "1", "accused", "m:2-0 m:3-0")
     marks, lock = {}, threading.Lock()
 
     def work(message: Message) -> None:
@@ -314,7 +314,7 @@ def test_full_memory_parks_only_the_failed_message(desk: Desk, life: Life, slot:
     with desk.full_memory():
         life.run(life.worker("t1", max_messages=20, **SEVERAL), work)
         assert len(done) == 19
-        assert slot.counter("parked") == 1
+        assert slot.counter("deferred") == 1
     assert set(desk.state()["stream"].groups["hits"][1]) == {"5-0"}
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import dead_letters
-from streamqd.admin.dead_letters import DeadLetterFilter, Target
+from streamqd.admin.dead_letters import Target
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
@@ -252,7 +253,7 @@ def test_replay_costs_one_call_per_page(
         letters(desk, count)
         with meter.measuring() as cost:
             done = dead_letters.replay(
-                Store(ours, desk.keys), desk.unit.topic, DeadLetterFilter(), target=Target()
+                Store(ours, desk.keys), desk.unit.topic, MessageFilter(), target=Target()
             )
         assert done.replayed == count
         costs.append(cost)

@@ -15,9 +15,10 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import audit, dead_letters
-from streamqd.admin.dead_letters import DeadLetterFilter, Target
+from streamqd.admin.dead_letters import Target
 from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
 from streamqd.admin.dead_letters.selection import pages
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
@@ -77,7 +78,9 @@ def scripts_run(link: Connection) -> int:
 
 
 def left(link: Connection, keys: Keys) -> list[str]:
-    return sorted(row.id for row in dead_letters.listed(Store(link, keys), TOPIC, limit=1000).rows)
+    return sorted(
+        row.id for row in dead_letters.messages(Store(link, keys), TOPIC).page(limit=1000).rows
+    )
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -88,9 +91,7 @@ def test_replay_to_everyone_writes_to_the_partition(
 ) -> None:
     name = bury(at(1), "7-0", headers='{"a":"b"}')
 
-    done = dead_letters.replay(
-        store, TOPIC, DeadLetterFilter((name,)), target=Target(everyone=True)
-    )
+    done = dead_letters.replay(store, TOPIC, MessageFilter((name,)), target=Target(everyone=True))
 
     assert (done.replayed, done.target) == (1, "every group")
     again = messages_in(at(1), at(1).stream)[-1]
@@ -107,7 +108,7 @@ def test_replay_to_another_partition_keeps_group_and_uid(
     name = bury(at(0), "7-0")
     at(2).groups()
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(partition=2))
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(partition=2))
 
     assert (done.replayed, done.first_id) == (1, name)
     [again] = messages_in(at(2), at(2).retry, retried=True)
@@ -124,7 +125,7 @@ def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Key
         at(1).groups()
         at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
 
     assert done.replayed == 4
     found = {
@@ -140,7 +141,7 @@ def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Key
 
 def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> None:
     plain(at(0), 1)
-    dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
     there = at(0, "audit", "other")
     there.groups()
     [message] = messages_in(there, there.stream)
@@ -150,9 +151,9 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
     # It dies there, as the worker writes it, and is replayed there.
     flat = [part for pair in message.fields.items() for part in pair]
     there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
-    [row] = dead_letters.listed(store, "other").rows
+    [row] = dead_letters.messages(store, "other").page().rows
     assert (row.uid, row.replays) == (f"{TOPIC}/0/1-0", 1)
-    assert dead_letters.replay(store, "other", DeadLetterFilter()).replayed == 1
+    assert dead_letters.replay(store, "other", MessageFilter()).replayed == 1
     [again] = messages_in(there, there.retry, retried=True)
     assert (again.uid, again.replay_count) == (f"{TOPIC}/0/1-0", 2)
 
@@ -169,21 +170,21 @@ def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, w
     plain(at(0), 1)
     before = at(0).dump()
     with pytest.raises(Refused, match=words):
-        dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
+        dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
     with pytest.raises(TopicMissing, match="did you mean other"):
-        dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="othr"))
+        dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="othr"))
     assert at(0).dump() == before
 
 
 def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, at: At) -> None:
     plain(at(0), 2)
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(partition=1))
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(partition=1))
 
     assert done.refused == {"its group does not exist any more": 2}
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
     # They can still return to their own partition.
-    assert dead_letters.replay(store, TOPIC, DeadLetterFilter()).replayed == 2
+    assert dead_letters.replay(store, TOPIC, MessageFilter()).replayed == 2
 
 
 # --- guards ---------------------------------------------------------------------------------------
@@ -194,12 +195,12 @@ def test_loops_end_at_max_replays(link: Connection, store: Store, keys: Keys, at
     plain(at(1), 1, replayCount="3")
     plain(at(2), 1, headers='{"x-replays":"9"}')
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter())
+    done = dead_letters.replay(store, TOPIC, MessageFilter())
 
     assert done.replayed == 1
     assert done.refused == {"it was replayed 3 times or more already, and died again": 2}
     assert left(link, keys) == ["1:1-0", "2:1-0"]
-    assert dead_letters.replay(store, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
+    assert dead_letters.replay(store, TOPIC, MessageFilter(), max_replays=10).replayed == 2
 
 
 def test_replay_ignores_dead_letters_written_meanwhile(
@@ -212,10 +213,10 @@ def test_replay_ignores_dead_letters_written_meanwhile(
         at(0).do("XADD", at(0).dlq, "*", "payload", "x", "group", "hits")
         at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "hits")
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), progress=another)
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), progress=another)
 
     assert done.replayed == 150
-    assert done.began_unix_ms >= now
+    assert done.started_unix_ms >= now
     assert len(left(link, keys)) == 6, "two for each of the pages of 64, 64 and 22 letters"
 
 
@@ -225,9 +226,9 @@ def test_replay_limit_counts_replayed_dead_letters(
     plain(at(0), 3, replayCount="3")
     plain(at(1), 120)
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), limit=110)
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), limit=110)
 
-    assert (done.replayed, done.ended) == (110, "limit")
+    assert (done.replayed, done.result) == (110, "limit")
     assert len(left(link, keys)) == 13
 
 
@@ -247,7 +248,7 @@ def test_replay_pace_is_even() -> None:
 def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
     plain(at(0), 9)
     steps: list[int] = []
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append)
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), rate=40.0, progress=steps.append)
     assert (done.replayed, steps) == (9, [4, 4, 1])
 
 
@@ -271,27 +272,27 @@ def test_dead_letter_filters_select(store: Store, at: At) -> None:
     for entry_id, differs in others.items():
         desk.add(entry_id, *(p for pair in (base | differs).items() for p in pair), stream=desk.dlq)
 
-    def ids(choice: DeadLetterFilter) -> list[str]:
-        rows = dead_letters.listed(store, TOPIC, choice=choice).rows
+    def ids(choice: MessageFilter) -> list[str]:
+        rows = dead_letters.messages(store, TOPIC).page(choice).rows
         counted = dead_letters.causes(store, TOPIC, choice)
         assert counted.looked_at == dead_letters.count(store, TOPIC, choice) == len(rows)
         return sorted(row.id for row in rows)
 
-    assert ids(DeadLetterFilter(group="agents")) == ["0:2000-0"]
-    assert ids(DeadLetterFilter(reason="dead")) == ["0:3000-0"]
-    assert ids(DeadLetterFilter(error_class="KeyError")) == ["0:4000-0"]
-    assert len(ids(DeadLetterFilter(error_class="BankError"))) == 7
-    assert len(ids(DeadLetterFilter(error_class="shop.BankError"))) == 7
-    assert ids(DeadLetterFilter(key=b"k")) == ["0:5000-0"]
-    assert ids(DeadLetterFilter(headers=(("c", "d"), ("a", "b")))) == ["0:6000-0"]
-    assert ids(DeadLetterFilter(headers=(("c", "x"),))) == []
-    assert ids(DeadLetterFilter(fingerprint="abc")) == ["0:7000-0"]
-    assert ids(DeadLetterFilter(since_unix_ms=6000)) == ["0:6000-0", "0:7000-0", "0:8000-0"]
-    assert ids(DeadLetterFilter(until_unix_ms=2000)) == ["0:1000-0"]
-    assert ids(DeadLetterFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
-    assert ids(DeadLetterFilter(until_unix_ms=0)) == []
+    assert ids(MessageFilter(group="agents")) == ["0:2000-0"]
+    assert ids(MessageFilter(reason="dead")) == ["0:3000-0"]
+    assert ids(MessageFilter(error_class="KeyError")) == ["0:4000-0"]
+    assert len(ids(MessageFilter(error_class="BankError"))) == 7
+    assert len(ids(MessageFilter(error_class="shop.BankError"))) == 7
+    assert ids(MessageFilter(key=b"k")) == ["0:5000-0"]
+    assert ids(MessageFilter(headers=(("c", "d"), ("a", "b")))) == ["0:6000-0"]
+    assert ids(MessageFilter(headers=(("c", "x"),))) == []
+    assert ids(MessageFilter(fingerprint="abc")) == ["0:7000-0"]
+    assert ids(MessageFilter(since_unix_ms=6000)) == ["0:6000-0", "0:7000-0", "0:8000-0"]
+    assert ids(MessageFilter(until_unix_ms=2000)) == ["0:1000-0"]
+    assert ids(MessageFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
+    assert ids(MessageFilter(until_unix_ms=0)) == []
     with pytest.raises(Refused, match="does not match the filter"):
-        dead_letters.count(store, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
+        dead_letters.count(store, TOPIC, MessageFilter(("0:1000-0",), reason="dead"))
 
 
 def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
@@ -300,11 +301,11 @@ def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
         plain_other = at(number)
         for at_ms in range(100, 140):
             plain_other.add(f"{at_ms}-0", "group", "agents", stream=plain_other.dlq)
-    choice = DeadLetterFilter(group="hits", until_unix_ms=31)
+    choice = MessageFilter(group="hits", until_unix_ms=31)
     seen: list[str] = []
     cursor = ""
     while True:
-        page = dead_letters.listed(store, TOPIC, choice=choice, limit=7, cursor=cursor)
+        page = dead_letters.messages(store, TOPIC).page(choice, limit=7, cursor=cursor)
         seen += [row.id for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -344,21 +345,21 @@ def test_interrupted_move_is_finished_by_the_next_replay(
     plain(at(1), 1)
     target = Target(topic="other")
     dead_letters.replay(
-        store, TOPIC, DeadLetterFilter(), target=target
+        store, TOPIC, MessageFilter(), target=target
     )  # teaches the server the scripts
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     plain(at(0), 3)
     trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter(), target=target)
+    first = dead_letters.replay(Store(shaky, keys), TOPIC, MessageFilter(), target=target)
 
     assert trigger.hit
-    assert first.ended == "failed"
+    assert first.result == "failed"
     assert first.error
-    second = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
+    second = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
     judge_moved(link, keys, at, 3)
-    assert (second.ended, second.refused, second.missing) == ("done", {}, 0)
+    assert (second.result, second.refused, second.missing) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
     if nth <= 3:
         assert (first.unknown, second.replayed) == (0, 3)
@@ -372,16 +373,16 @@ def test_late_step_of_a_move_changes_nothing(
     target = Target(topic="other")
     impatient = connect(proxy.settings, timeout=1.0, name="test:impatient")
     plain(at(1), 1)
-    dead_letters.replay(store, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
+    dead_letters.replay(store, TOPIC, MessageFilter(("1:1-0",)), target=target)
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="EVALSHA", nth=nth)
 
     assert (
-        dead_letters.replay(Store(impatient, keys), TOPIC, DeadLetterFilter(), target=target).ended
+        dead_letters.replay(Store(impatient, keys), TOPIC, MessageFilter(), target=target).result
         == "failed"
     )
-    dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
+    dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
     ran = scripts_run(link)
     trigger.release()
     wait_until(lambda: scripts_run(link) > ran, what="the late script")
@@ -405,14 +406,14 @@ def test_replay_reports_its_progress_when_redis_fails(
     page: int,
 ) -> None:
     plain(at(1), 1)
-    dead_letters.replay(store, TOPIC, DeadLetterFilter())
+    dead_letters.replay(store, TOPIC, MessageFilter())
     plain(at(0), 200)
     proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
-    second = dead_letters.replay(store, TOPIC, DeadLetterFilter())
+    first = dead_letters.replay(Store(shaky, keys), TOPIC, MessageFilter())
+    second = dead_letters.replay(store, TOPIC, MessageFilter())
 
-    assert (first.ended, first.replayed, first.unknown) == ("failed", whole, page)
+    assert (first.result, first.replayed, first.unknown) == ("failed", whole, page)
     assert first.replayed + second.replayed <= 200 <= whole + page + second.replayed
     uids = [message.uid for message in messages_in(at(0), at(0).retry, retried=True)]
     assert len(uids) == len(set(uids)) == 200
@@ -426,10 +427,10 @@ def test_replay_stops_between_two_batches(
     steps: list[int] = []
 
     done = dead_letters.replay(
-        store, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
+        store, TOPIC, MessageFilter(), stop=lambda: len(steps) == 2, progress=steps.append
     )
 
-    assert (done.replayed, done.unknown, done.ended) == (128, 0, "stopped")
+    assert (done.replayed, done.unknown, done.result) == (128, 0, "stopped")
     assert (done.first_id, done.last_id) == ("0:1-0", "0:128-0")
     assert len(left(link, keys)) == 250 - 128
 
@@ -444,21 +445,21 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
 
     assert dead_letters.show(store, TOPIC, name).moving_to == "other/1"
     for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
-        done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
+        done = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
         assert done.refused == {"it is on its way to other/1: finish that replay first": 1}
     # The marked target stays valid, even if its key or number would now choose another partition.
     assert (
-        dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other")).replayed
+        dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other")).replayed
         == 1
     )
     assert link.execute("XLEN", keys.stream("other", 1)) == 1
 
     plain(at(0), 1) if link.execute("DEL", at(0).dlq) else None
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
     [reason] = done.refused
     assert "interrupted 5 days ago: look whether it arrived" in reason
-    assert dead_letters.purge(store, TOPIC, DeadLetterFilter()).purged == 1
+    assert dead_letters.purge(store, TOPIC, MessageFilter()).purged == 1
     assert link.execute("EXISTS", moving) == 0
 
 
@@ -466,15 +467,15 @@ def test_interrupted_purge_can_be_repeated(
     link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(1), 1)
-    dead_letters.purge(store, TOPIC, DeadLetterFilter())
+    dead_letters.purge(store, TOPIC, MessageFilter())
     plain(at(0), 250)
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=4)  # of the second page
 
-    first = dead_letters.purge(Store(shaky, keys), TOPIC, DeadLetterFilter())
-    second = dead_letters.purge(store, TOPIC, DeadLetterFilter())
+    first = dead_letters.purge(Store(shaky, keys), TOPIC, MessageFilter())
+    second = dead_letters.purge(store, TOPIC, MessageFilter())
 
-    assert (first.purged, first.unknown, first.ended) == (64, 64, "failed")
-    assert (second.purged, second.ended) == (250 - 128, "done")
+    assert (first.purged, first.unknown, first.result) == (64, 64, "failed")
+    assert (second.purged, second.result) == (250 - 128, "done")
     assert left(link, keys) == []
 
 
@@ -505,7 +506,7 @@ def test_similar_dead_letters_are_one_cause(store: Store, at: At) -> None:
     )
     assert bank.first_unix_ms <= bank.last_unix_ms
     assert dead_letters.show(store, TOPIC, bank.example).frame == "bank.py:pay"
-    mine = DeadLetterFilter(fingerprint=bank.fingerprint)
+    mine = MessageFilter(fingerprint=bank.fingerprint)
     assert dead_letters.replay(store, TOPIC, mine).replayed == 2
     assert [each.frame for each in dead_letters.causes(store, TOPIC).causes] == ["till.py:pay"]
 
@@ -533,7 +534,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     link.run(directives.change(keys, "default", "pause:access/1/hits", by="me"))
     before = first.dump()
 
-    plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
+    plan = dead_letters.plan(store, TOPIC, MessageFilter(), fleet="default")
 
     assert first.dump() == before
     assert (plan.dead_letters, plan.replayed_before) == (2, 0)
@@ -552,7 +553,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert "1 of 2 partitions are paused" in notes
     assert "their order is not kept" in notes
 
-    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms))
+    done = dead_letters.replay(store, TOPIC, MessageFilter(until_unix_ms=plan.until_unix_ms))
     assert done.replayed == plan.dead_letters
     assert done.refused == plan.refused
 
@@ -562,16 +563,16 @@ def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -
     soon = server_unix_ms(link) + 60_000
     link.execute("HSET", at(0).fence, "since", soon)
 
-    plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
+    plan = dead_letters.plan(store, TOPIC, MessageFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
     assert "started, reloaded or moved since these failures" in plan.notes[0]
     everyone = dead_letters.plan(
-        store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
+        store, TOPIC, MessageFilter(), fleet="default", target=Target(everyone=True)
     )
     assert any("including groups that handled them before" in note for note in everyone.notes)
     other = dead_letters.plan(
-        store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
+        store, TOPIC, MessageFilter(), fleet="default", target=Target(topic="other")
     )
     assert "no group reads the target" in other.notes[0]
 
@@ -588,7 +589,7 @@ def test_export_keeps_all_bytes(link: Connection, store: Store, keys: Keys, at: 
     }
     at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
     names = plain(at(0), 150)
-    work = dead_letters.Export(store, TOPIC, DeadLetterFilter())
+    work = dead_letters.Export(store, TOPIC, MessageFilter())
 
     lines = list(work.lines())
     done = work.finish()
@@ -602,7 +603,7 @@ def test_export_keeps_all_bytes(link: Connection, store: Store, keys: Keys, at: 
         "value": {"base64": base64.b64encode(odd[b"payload"]).decode()},
     }
     assert list(fields_of(told[0])) == list(stored(link, keys, 0, "1-0"))
-    assert (done.exported, done.ended, done.audited) == (151, "done", True)
+    assert (done.exported, done.result, done.audited) == (151, "done", True)
     assert len(left(link, keys)) == 151
 
 
@@ -616,23 +617,23 @@ def test_export_raises_when_redis_fails(
 ) -> None:
     plain(at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
-    work = dead_letters.Export(Store(shaky, keys), TOPIC, DeadLetterFilter())
+    work = dead_letters.Export(Store(shaky, keys), TOPIC, MessageFilter())
     with pytest.raises(RedisUnavailable):
         list(work.lines())
 
 
-def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At) -> None:
+def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: At) -> None:
     plain(at(0), 3)
     plain(at(1), 1, replayCount="3")
     before = server_unix_ms(link)
-    dead_letters.Export(store, TOPIC, DeadLetterFilter(key=b"\xff")).finish("to f")
-    dead_letters.replay(store, TOPIC, DeadLetterFilter(group="hits"))
-    dead_letters.purge(store, TOPIC, DeadLetterFilter(("1:1-0",)))
+    dead_letters.Export(store, TOPIC, MessageFilter(key=b"\xff")).finish("to f")
+    dead_letters.replay(store, TOPIC, MessageFilter(group="hits"))
+    dead_letters.purge(store, TOPIC, MessageFilter(("1:1-0",)))
 
-    seen = audit.trail(store, TOPIC)
+    seen = audit.page(store, TOPIC)
 
-    purge, replay, export = seen.deeds
-    assert [each.command for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
+    purge, replay, export = seen.entries
+    assert [each.command for each in seen.entries] == ["dlq purge", "dlq replay", "dlq export"]
     assert before <= export.at_unix_ms <= replay.at_unix_ms <= purge.at_unix_ms
     assert "@" in replay.who
     assert replay.arguments == {"group": "hits", "to": "their own group"}
@@ -641,23 +642,23 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At
     assert replay.note == "1: it was replayed 3 times or more already, and died again"
     assert purge.arguments == {"letter_ids": ["1:1-0"]}
     assert export.note == "to f"
-    page = audit.trail(store, TOPIC, limit=1)
-    rest = audit.trail(store, TOPIC, limit=5, cursor=page.cursor)
-    assert [*page.deeds, *rest.deeds] == seen.deeds
+    page = audit.page(store, TOPIC, limit=1)
+    rest = audit.page(store, TOPIC, limit=5, cursor=page.cursor)
+    assert [*page.entries, *rest.entries] == seen.entries
     assert rest.cursor == ""
 
 
-def test_audit_trail_is_bounded_and_reads_foreign_entries(
+def test_audit_log_is_bounded_and_reads_foreign_entries(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     key = keys.audit("any")
-    link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
-    [odd] = audit.trail(store, "any").deeds
+    link.execute("XADD", key, "*", "arguments", "[1", "counts", '{"a":"b","c":2}')
+    [odd] = audit.page(store, "any").entries
     assert (odd.command, odd.arguments, odd.counts) == ("", {"text": "[1"}, {"c": 2})
-    audit.record(store, "any", "pause", what={"ids": ["x" * 5_000]})
-    assert list(audit.trail(store, "any", limit=1).deeds[0].arguments) == ["cut"]
+    audit.record(store, "any", "pause", arguments={"ids": ["x" * 5_000]})
+    assert list(audit.page(store, "any", limit=1).entries[0].arguments) == ["cut"]
 
-    link.pipeline([("XADD", key, "*", "verb", "x")] * (audit.ENTRIES_MAX + 500))
+    link.pipeline([("XADD", key, "*", "command", "x")] * (audit.ENTRIES_MAX + 500))
     audit.record(store, "any", "pause")
     assert link.execute("XLEN", key) <= audit.ENTRIES_MAX + 100
 
@@ -667,14 +668,14 @@ def test_replay_reports_a_missing_audit_entry(
 ) -> None:
     plain(at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
-    done = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
-    assert (done.replayed, done.ended, done.audited) == (1, "done", False)
+    done = dead_letters.replay(Store(shaky, keys), TOPIC, MessageFilter())
+    assert (done.replayed, done.result, done.audited) == (1, "done", False)
 
 
 def test_dead_letter_filter_states_its_choice() -> None:
-    assert DeadLetterFilter().stated() == {}
-    assert not DeadLetterFilter().narrows
-    some = DeadLetterFilter(key=b"\xff", headers=(("a", "b"),))
+    assert MessageFilter().stated() == {}
+    assert not MessageFilter().narrows
+    some = MessageFilter(key=b"\xff", headers=(("a", "b"),))
     assert some.stated() == {"key": "\\xff", "headers": {"a": "b"}}
     assert some.narrows
     assert not replace(some, key=None, headers=()).narrows
@@ -682,6 +683,6 @@ def test_dead_letter_filter_states_its_choice() -> None:
 
 def test_dead_letter_pages_are_bounded(store: Store, at: At) -> None:
     plain(at(0), 450)
-    alive = [len(page) for page in pages(store, TOPIC, DeadLetterFilter(group="hits"))]
+    alive = [len(page) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
     assert max(alive) == PAGE_MAX
     assert sum(alive) == 450

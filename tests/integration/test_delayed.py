@@ -204,7 +204,7 @@ def test_commands_accept_the_uid_of_a_delayed_send(
 
 
 def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:
-    """U13: an irreversible command asks first, has a dry run, and is in the audit trail."""
+    """U13: an irreversible command asks first, has a dry run, and is in the audit log."""
     send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert verb("cancel", "access", "--all", "--dry-run").stdout == (
         "200 delayed sends would be cancelled\n"
@@ -257,7 +257,7 @@ def test_cancel_and_promoter_never_both_win(
     stop.set()
     thread.join(30)
 
-    cancelled = {n for n, each in zip(reversed(names), done, strict=True) if each.cancelled}
+    cancelled = {n for n, each in zip(reversed(names), done, strict=True) if each.changed}
     told = {each.id: each.uid for answer in done for each in answer.sent}
     entries = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
     written = {}

@@ -212,7 +212,7 @@ def test_dlq_export_writes_a_file(dlq: Run, at: At, tmp_path: Path, store: Store
     assert [json.loads(line)["partition"] for line in lines.stdout.splitlines()] == [0, 0, 1]
     assert lines.stderr == "3 dead letters of access exported\n"
     told = document(dlq("export", "access", "--key", "a", "--out", str(file), "--json"))
-    assert (told["exported"], told["ended"], told["audited"]) == (2, "done", True)
+    assert (told["exported"], told["result"], told["audited"]) == (2, "done", True)
     assert len(file.read_text().splitlines()) == 2
     assert "exists. Replace it?" in dlq("export", "access", "-o", str(file), code=8).stderr
     dlq("export", "access", "-o", str(file), "--yes")
@@ -284,7 +284,7 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
 
     done = json.loads(out)
     assert started.returncode == 130
-    assert (done["ended"], done["unknown"]) == ("stopped", 0)
+    assert (done["result"], done["unknown"]) == ("stopped", 0)
     assert done["replayed"] == link.execute("XLEN", at(0).retry) < 60
     assert "dead letters …" in err.decode()
     assert b"stopping after this batch" in err
@@ -293,8 +293,8 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
     assert dead_letters.total(store, "access") == 60 - done["replayed"]
 
 
-def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
-    assert dlq("audit", "access").stdout == "nothing in the audit trail of access\n"
+def test_audit_log_names_user_and_command(dlq: Run, at: At) -> None:
+    assert dlq("audit", "access").stdout == "nothing in the audit log of access\n"
     assert "did you mean access" in dlq("audit", "acces", code=8).stderr
     write(at(0), 2)
     dlq("export", "access")
@@ -310,7 +310,7 @@ def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
     assert "exported 2" in export
     page = document(dlq("audit", "access", "-n", "1", "--json"))
     rest = document(dlq("audit", "access", "--cursor", page["cursor"], "--json"))
-    assert [each["command"] for each in (*page["deeds"], *rest["deeds"])] == [
+    assert [each["command"] for each in (*page["entries"], *rest["entries"])] == [
         *("dlq purge", "dlq replay", "dlq export"),
     ]
 

@@ -131,7 +131,10 @@ def test_doctor_names_a_failed_assignment_and_its_instance(surgery: Surgery) -> 
     """B3: doctor names the abandoned assignment, and does not report a crash loop."""
     surgery.silent("fleet.assignment-failed")
     surgery.publish(
-        units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "failed"}, {"state": []}]
+        assignments=[
+            {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "failed"},
+            {"state": []},
+        ]
     )
     found = surgery.finding("fleet.assignment-failed")
     assert found["evidence"] == {"instance": "one", "assignment": [TOPIC, 1, GROUP]}
@@ -158,7 +161,7 @@ def test_doctor_names_a_blocked_event_loop_for_15_minutes(surgery: Surgery) -> N
 
     def publish(seconds: object, ago: object) -> None:
         told = {"loop_blocked_seconds": seconds, "loop_blocked_seconds_ago": ago}
-        surgery.publish(units=[{**unit, **told, "loop_blocker": "shop.py:7 in bill"}])
+        surgery.publish(assignments=[{**unit, **told, "loop_blocker": "shop.py:7 in bill"}])
 
     publish(4.2, None)
     found = surgery.finding("fleet.loop-blocked")
@@ -175,7 +178,10 @@ def test_doctor_names_a_blocked_event_loop_for_15_minutes(surgery: Surgery) -> N
 def test_doctor_finds_a_crash_loop(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
     surgery.publish(
-        units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "broken"}, {"state": []}]
+        assignments=[
+            {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "broken"},
+            {"state": []},
+        ]
     )
     assert surgery.finding("fleet.crash-loop")["evidence"] == {"partitions": {"1": "one"}}
     surgery.publish()
@@ -190,9 +196,9 @@ def test_doctor_finds_a_crash_loop(surgery: Surgery) -> None:
 def test_doctor_finds_a_directive_for_a_missing_instance(surgery: Surgery, name: str) -> None:
     to = "two" if name.startswith("move") else ""
     order(surgery, name, to)
-    assert "control clear --gone" in surgery.finding("fleet.directives-for-gone")["fix"]
+    assert "control clear --missing" in surgery.finding("fleet.directives-for-missing")["fix"]
     surgery.beat("two")
-    surgery.silent("fleet.directives-for-gone")
+    surgery.silent("fleet.directives-for-missing")
 
 
 def test_doctor_finds_an_unreadable_directive(surgery: Surgery) -> None:
@@ -255,9 +261,9 @@ def test_doctor_finds_an_expired_lease(surgery: Surgery) -> None:
     assert found["evidence"]["partitions"] == [0]
 
 
-def test_solo_mode_without_end(surgery: Surgery) -> None:
+def test_quarantine_without_end(surgery: Surgery) -> None:
     fence = surgery.desk.fence
-    surgery.do("HSET", fence, "solo", 1)
+    surgery.do("HSET", fence, "quarantine", 1)
     surgery.silent("fleet.quarantine-stuck")
     surgery.do("HSET", fence, "since", surgery.ago(3_600))
     assert "streamqd reload one" in surgery.finding("fleet.quarantine-stuck")["fix"]

@@ -344,10 +344,10 @@ def test_doctor_finds_old_dead_letters(surgery: Surgery) -> None:
 
 
 def test_doctor_finds_growing_dead_letters(surgery: Surgery) -> None:
-    unit = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead": 0.0}}
-    surgery.publish(units=[unit])
+    unit = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead_lettered": 0.0}}
+    surgery.publish(assignments=[unit])
     surgery.silent("partitions.dead-letters-growing")
-    surgery.publish(units=[{**unit, "rates": {"dead": 0.5}}, {"rates": 7}])
+    surgery.publish(assignments=[{**unit, "rates": {"dead_lettered": 0.5}}, {"rates": 7}])
     assert "30.0 dead letters" in surgery.finding("partitions.dead-letters-growing")["text"]
 
 

@@ -199,13 +199,13 @@ def test_blocked_message_is_retried_with_full_memory(desk: Desk, life: Life):
 
 
 @pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
-def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
+def test_in_quarantine_nothing_is_suspected_while_a_message_waits(
     desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     """A host lost during the wait must not be charged to the message."""
     add(desk, "aabb")
     desk.fetch(4)
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     marks: list[tuple[str, bytes]] = []
     while_waiting = []
 
@@ -242,10 +242,10 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
 def test_quarantine_marks_nothing_while_a_held_key_waits(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
-    """The worker is full while it lists pending entries, so it waits and runs in solo mode."""
+    """The worker is full while it lists pending entries, so it waits and runs in quarantine."""
     add(desk, "ab")
     desk.fetch(2)
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     while_waiting: set[bytes] = set()
     runs: list[tuple[str, int, bytes]] = []
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
@@ -274,7 +274,7 @@ def test_quarantine_marks_nothing_while_a_held_key_waits(
     other.close()
     assert while_waiting == {b"m:0-0"}
     assert sorted(run[:2] for run in runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2)]
-    # Then it has room again, and the end of the list stops solo mode.
+    # Then it has room again, and the end of the list stops the quarantine.
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in runs[:3])
     assert runs[2][2] == f"m:{runs[2][0]}".encode(), "a held message runs alone"
     assert pending(desk) == set()
@@ -285,7 +285,7 @@ def test_quarantine_runs_due_keys_one_by_one(desk: Desk, life: Life, policy: dic
     """This holds for any number of free lanes, because each held message has its own mark."""
     add(desk, "ab")
     desk.fetch(2)
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     runs: list[tuple[str, int, bytes]] = []
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     lock = threading.Lock()
@@ -313,7 +313,7 @@ def test_quarantine_resumes_a_held_key_after_a_lost_mark(
 ):
     add(desk, "aa")
     desk.fetch(2)
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     runs: Runs = []
 
     def work(message: Message) -> None:

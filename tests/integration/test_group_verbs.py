@@ -92,7 +92,8 @@ def test_group_lag_is_counted_if_the_server_has_none(
 
     [part] = groups.describe(store, "access", "hits").partitions
 
-    assert (part.lag, part.lag_exact) == ((3000, False) if bound else (5000 - 1234, True))
+    assert part.lag == (None if bound else 5000 - 1234)
+    assert part.lag_at_least >= (bound or 5000 - 1234)
 
 
 # --- reset ----------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def test_group_delete_in_a_growing_topic_needs_force(
     assert "keys lose their order; Delete the group hits of access?" in asked.stderr
     run("group", "delete", "access", "hits", "--force", "--yes")
 
-    (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    (deed,) = document(run("dlq", "audit", "access", "--json"))["entries"]
     assert deed["arguments"]["growing"] is True
     assert growth.grow(store, "access", 6).done
     at(0).groups()
@@ -388,25 +389,25 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     assert [
         row["id"] for row in document(run("retry", "list", "access", "hits", "--json"))["rows"]
     ] == ["0:m:2-0"]
-    deeds = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    deeds = document(run("dlq", "audit", "access", "--json"))["entries"]
     assert [(d["command"], d["counts"]) for d in deeds if d["command"] == "retry cancel"] == [
-        ("retry cancel", {"dead": 0, "dropped": 1, "gone": 0}),
-        ("retry cancel", {"dead": 1, "dropped": 0, "gone": 0}),
+        ("retry cancel", {"dead_letters": 0, "dropped": 1, "missing": 0}),
+        ("retry cancel", {"dead_letters": 1, "dropped": 0, "missing": 0}),
     ]
 
 
-def test_resets_and_deletions_of_a_group_are_in_the_audit_trail(run: Run, at: At) -> None:
+def test_resets_and_deletions_of_a_group_are_in_the_audit_log(run: Run, at: At) -> None:
     at(0).groups()
     at(0).pending("1-0", "2-0")
     reset = ("group", "reset", "access", "hits", "--to", "earliest", "-p", "0")
     run(*reset, "--dry-run")
     run(*reset, code=8)  # nobody is there to ask
-    assert run("dlq", "audit", "access").stdout == "nothing in the audit trail of access\n"
+    assert run("dlq", "audit", "access").stdout == "nothing in the audit log of access\n"
 
     run(*reset, "--yes")
     run("group", "delete", "access", "hits", "--yes", "--force")
 
-    deleted, moved = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    deleted, moved = document(run("dlq", "audit", "access", "--json"))["entries"]
     assert (deleted["command"], deleted["arguments"]) == (
         "group delete",
         {"group": "hits", "force": True},

@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
 BREAKER = Breaker(failures=3, window=60.0, probe_every=0.05, on=("ConnectionError",))
 OPENS: dict[str, Any] = {"breaker": BREAKER, "backoff": AT_ONCE, "max_attempts": 1}
-GUARD: dict[str, Any] = {"flood_guard": FloodGuard(letters=5, window=60.0, share=0.5)}
+GUARD: dict[str, Any] = {"flood_guard": FloodGuard(dead_letters=5, window=60.0, share=0.5)}
 SEVERAL: dict[str, Any] = {"concurrency": 4, "order": "none"}
 ONE: dict[str, Any] = {}
 HOLD: dict[str, Any] = {"on_error": "hold-key"}
@@ -128,7 +128,7 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
         stopped.set()
         player.join()
     assert slot.counter("acked") == 20
-    assert slot.counter("dead") == 0
+    assert slot.counter("dead_lettered") == 0
     assert attempts == {1}
     assert at_once == {1}, "one probe at a time"
     assert waits.read().opened == 1
@@ -192,7 +192,7 @@ def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_conn
 
     resumer = threading.Thread(target=resume)
     resumer.start()
-    guard = FloodGuard(letters=1, window=60.0, share=0.1)
+    guard = FloodGuard(dead_letters=1, window=60.0, share=0.1)
     kept = HOLD | {"flood_guard": guard, "backoff": AT_ONCE, "prefetch_max": 1}
     life = new_life(proxy.url)
     assert life.run(life.worker("t1", max_messages=3, **kept), work) == ExitCode.RECYCLE
@@ -223,7 +223,7 @@ def test_open_circuit_starts_nothing_and_allows_a_stop(desk: Desk, life: Life, s
     watcher.join()
     assert told == [True]
     assert runs == ["1-0", "2-0", "3-0"]
-    assert slot.counter("dead") == 0
+    assert slot.counter("dead_lettered") == 0
     assert set(desk.state()["items"]) == {"m:1-0", "m:2-0", "m:3-0"}
     assert {each["retryCount"] for each in desk.state()["items"].values()} == {b"0"}
     stream = desk.state()["stream"]
@@ -328,7 +328,7 @@ def test_other_error_class_does_not_affect_the_circuit(desk: Desk, life: Life, s
 
     worker = life.worker("t1", max_messages=20, **OPENS)
     assert life.run(worker, work) == ExitCode.RECYCLE
-    assert slot.counter("dead") == 9, "only messages with other errors are dead"
+    assert slot.counter("dead_lettered") == 9, "only messages with other errors are dead"
     assert done == list(range(13, 21))
     assert slot.waits.read().opened == 1
 
@@ -349,7 +349,7 @@ def test_one_failing_message_is_dead_lettered_not_guarded(
         life.stop()
 
     worker = life.worker("t1", **OPENS | {"max_attempts": 2})
-    with promoting(desk, other, lambda: slot.counter("dead"), stop):
+    with promoting(desk, other, lambda: slot.counter("dead_lettered"), stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     assert runs["5-0"] == 3, "the first failure is free"
     (letter,) = desk.state()["dlq"].entries.values()
@@ -378,7 +378,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
         orders.append(read_orders())
         # The supervisor has read it and informs the worker. Then an operator resumes.
         life.tell(WorkerCommand.PAUSE)
-        letters.append(slot.counter("dead"))
+        letters.append(slot.counter("dead_lettered"))
         cured.set()
         other.run(
             directives.change(desk.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
@@ -441,10 +441,10 @@ def test_few_dead_letters_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot)
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
 
-    guard = FloodGuard(letters=3, window=60.0, share=0.5)
+    guard = FloodGuard(dead_letters=3, window=60.0, share=0.5)
     worker = life.worker("t1", max_messages=20, flood_guard=guard)
     assert life.run(worker, work) == ExitCode.RECYCLE
-    assert slot.counter("dead") == 6
+    assert slot.counter("dead_lettered") == 6
     assert slot.waits.read().flooded == 0
 
 
@@ -458,7 +458,7 @@ def test_flood_guard_ignores_retries(desk: Desk, life: Life, slot: WorkerSlot, o
     worker = life.worker("t1", **GUARD | {"max_attempts": 5, "backoff": AT_ONCE})
     with promoting(desk, other, lambda: waits.read().kind is Wait.FLOODED, life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
-    assert slot.counter("dead") == 5
+    assert slot.counter("dead_lettered") == 5
 
 
 def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
@@ -473,7 +473,7 @@ def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
         died.append((message.id, waits.read().flooded))
         raise Dead
 
-    guard = FloodGuard(letters=10, window=0.3, share=0.5)
+    guard = FloodGuard(dead_letters=10, window=0.3, share=0.5)
     worker = life.worker("t1", max_messages=20, flood_guard=guard)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert [floods for _, floods in died] == [0] * 10 + [1] * 10

@@ -105,7 +105,7 @@ def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_repl
     twenty.do("XTRIM", twenty.stream, "MAXLEN", "0")
     lives_of(twenty, life, slot, work, 1, **one)
     assert began[-1][0] in {uid for uid, _ in began[:6]}
-    assert slot.counter("dead") == 0
+    assert slot.counter("dead_lettered") == 0
 
 
 def test_open_circuit_survives_a_worker_replacement(desk: Desk, life: Life, slot: WorkerSlot):
@@ -153,7 +153,7 @@ def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
     player.start()
     assert life.run(life.worker("t1", max_messages=2, **GUARD), work) == ExitCode.STOPPED
     player.join()
-    assert slot.counter("dead") == 5
+    assert slot.counter("dead_lettered") == 5
 
 
 def test_flood_guard_counts_successes_across_workers(twenty: Desk, life: Life, slot: WorkerSlot):
@@ -161,9 +161,9 @@ def test_flood_guard_counts_successes_across_workers(twenty: Desk, life: Life, s
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
 
-    guard = FloodGuard(letters=3, window=60.0, share=0.5)
+    guard = FloodGuard(dead_letters=3, window=60.0, share=0.5)
     lives_of(twenty, life, slot, work, 6, max_messages=3, flood_guard=guard)
-    assert slot.counter("dead") == 6
+    assert slot.counter("dead_lettered") == 6
     assert slot.waits.read().flooded == 0
 
 
@@ -188,7 +188,7 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
     player.join()
     assert slot.waits.read().flooded == 1
     # A concurrent worker stops between two reads.
-    assert slot.counter("dead") == (10 if kind is SEVERAL else 5)
+    assert slot.counter("dead_lettered") == (10 if kind is SEVERAL else 5)
 
 
 # --- the policy comes first -----------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_error_without_retry_does_not_open_the_circuit(
     breaker = Breaker(failures=3, window=60.0, probe_every=3600.0, on=())
     worker = life.worker("t1", max_messages=20, breaker=breaker, **policy)
     assert life.run(worker, work) == ExitCode.RECYCLE
-    assert slot.counter("dead") == 20
+    assert slot.counter("dead_lettered") == 20
     assert slot.waits.read().opened == 0
 
 
@@ -219,7 +219,7 @@ def test_single_message_blocks_its_partition_until_too_old(
         raise ConnectionError
 
     worker = life.worker("t1", **OPENS | {"max_attempts": 9, "retry_max_age": 0.5})
-    with promoting(desk, other, lambda: slot.counter("dead"), life.stop):
+    with promoting(desk, other, lambda: slot.counter("dead_lettered"), life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     (letter,) = desk.state()["dlq"].entries.values()
     assert letter["reason"] == b"too-old"

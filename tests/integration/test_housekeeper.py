@@ -480,11 +480,11 @@ def test_housekeeper_measures_publishes_and_serves(
 
     def published() -> Any:
         raw = desk.do("GET", key)
-        found = json.loads(raw) if raw else {"units": [{"pending": None}]}
-        return found if found["units"][0]["pending"] is not None else None
+        found = json.loads(raw) if raw else {"assignments": [{"pending": None}]}
+        return found if found["assignments"][0]["pending"] is not None else None
 
     summary = wait_until(published)
-    (unit,) = summary["units"]
+    (unit,) = summary["assignments"]
     assert (unit["topic"], unit["partition"], unit["group"]) == UNIT
     assert (unit["epoch"], unit["pending"], unit["state"]) == (77, 2, "ready")
     assert unit["counters"]["fetched"] == 2
@@ -533,7 +533,7 @@ def test_housekeeper_shows_worker_changes_immediately(
 
     def shown() -> str:
         raw = desk.do("GET", key)
-        return json.loads(raw)["units"][0]["state"] if raw else ""
+        return json.loads(raw)["assignments"][0]["state"] if raw else ""
 
     wait_until(lambda: shown() == "ready", what="the first summary")
     for state, word in [(WorkerState.BOOTING, "booting"), (WorkerState.READY, "ready")] * 3:
@@ -743,8 +743,9 @@ def test_summary_has_the_dead_letters_of_each_group(
 
     def told() -> tuple[int | None, int | None]:
         deque(measure(desk.store, view), maxlen=0)
-        [unit] = housekeeper.Summary(view, settings_for(server), os.getpid()).document()["units"]
-        return unit["dead_letters"], unit["group_dead_letters"]
+        summary = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
+        [unit] = summary["assignments"]
+        return unit["partition_dead_letters"], unit["dead_letters"]
 
     assert told() == (0, 0)
     for group in (desk.unit.group, "another", "another"):
@@ -779,7 +780,8 @@ def test_summary_has_the_progress_of_a_recovery(
     view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     def told() -> tuple[int, int, int]:
-        [unit] = housekeeper.Summary(view, settings_for(server), os.getpid()).document()["units"]
+        summary = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
+        [unit] = summary["assignments"]
         return unit["suspects_left"], unit["suspects"], unit["round_size"]
 
     slot.pid, slot.suspects, slot.round_size = 4711, 128, 16
@@ -798,7 +800,7 @@ def test_status_page_escapes_its_values(
 ) -> None:
     evil = "<script>alert(1)</script>"
     document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
-    document["instance"] = document["units"][0]["group"] = document["host"] = evil
+    document["instance"] = document["assignments"][0]["group"] = document["host"] = evil
     text = page.render(document, [evil])
     assert "<script" not in text
     assert text.count("&lt;script&gt;") >= 4

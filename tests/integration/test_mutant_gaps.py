@@ -209,7 +209,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
         settler.flush()
 
     assert settler.deferred_places == [failed]
-    assert slot.counter("parked") == 1
+    assert slot.counter("deferred") == 1
     assert desk.state()["stream"].groups == {"hits": ("2-0", {"1-0": "w"})}
     settler.begin_batch([])
     assert slot.states[0] == FAILED

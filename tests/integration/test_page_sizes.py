@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.reading import LAST_ID, PAGE_MAX, Entry, forwards, newest_first
+from streamqd.admin.messages import newest_first
+from streamqd.admin.reading import LAST_ID, PAGE_MAX, forwards
 from streamqd.store.client import Connection
 from streamqd.store.items import BYTES_MAX
 from streamqd.store.keys import Keys
@@ -44,10 +45,9 @@ def filled(link: Connection, sizes: Sequence[int]) -> Watched:
     return Watched(link, Keys())
 
 
-def backwards(store: Watched) -> list[str]:
-    keep = lambda _: True  # noqa: E731 - as with `dlq stats`: all are read
-    found: list[Entry] = list(newest_first(store, {0: STREAM}, keep=keep, limit=10**6))
-    return [str(each.id) for each in reversed(found)]
+def newest(store: Watched) -> list[str]:
+    found = newest_first(store, "orders", [STREAM], lambda entry: str(entry.id)).every()
+    return [each.position.place for each in found][::-1]
 
 
 def onwards(store: Watched) -> list[str]:
@@ -55,7 +55,7 @@ def onwards(store: Watched) -> list[str]:
     return [str(entry_id) for page in pages for entry_id, _ in page]
 
 
-@pytest.mark.parametrize("listed", [backwards, onwards])
+@pytest.mark.parametrize("listed", [newest, onwards])
 def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed: Any) -> None:
     """S2: each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
     store = filled(link, [LARGE] * 50)
@@ -63,7 +63,7 @@ def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed:
     assert [count for count, _ in store.pages] == [4] * 12 + [2]
 
 
-@pytest.mark.parametrize("listed", [backwards, onwards])
+@pytest.mark.parametrize("listed", [newest, onwards])
 def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
     """S2: small entries are bounded by rows."""
     store = filled(link, [10] * COUNT)
@@ -71,7 +71,7 @@ def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any
     assert [count for count, _ in store.pages] == [PAGE_MAX] * 4 + [COUNT - 4 * PAGE_MAX]
 
 
-@pytest.mark.parametrize("listed", [backwards, onwards])
+@pytest.mark.parametrize("listed", [newest, onwards])
 def test_page_exceeds_the_byte_bound_by_one_body_at_most(link: Connection, listed: Any) -> None:
     """S2: a page sized by the mean of earlier small entries took 64 large ones."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
@@ -81,7 +81,7 @@ def test_page_exceeds_the_byte_bound_by_one_body_at_most(link: Connection, liste
     assert all(size - 8 * BYTES_MAX < BYTES_MAX for _, size in store.pages)
 
 
-@pytest.mark.parametrize("listed", [backwards, onwards])
+@pytest.mark.parametrize("listed", [newest, onwards])
 def test_paging_stops_at_the_last_possible_id(link: Connection, listed: Any) -> None:
     """No id can follow the last one, and the server rejects a range after it."""
     store = filled(link, [10])

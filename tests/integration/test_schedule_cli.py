@@ -378,13 +378,13 @@ def test_schedule_next_ticks_handle_the_clock_change(verb: Run) -> None:
     assert days == [f"2026-10-{day}" for day in (25, 26, 27, 28, 29)]
 
 
-def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> None:
+def test_commands_are_in_the_audit_log(added: Run, run: Run, store: Store) -> None:
     added("pause", "tick")
     added("resume", "tick")
     added("edit", "tick", "--every", "2h")
     added("run", "tick")
     added("remove", "tick", "--yes")
-    trail = document(run("dlq", "audit", TOPIC, "--json"))["deeds"]
+    trail = document(run("dlq", "audit", TOPIC, "--json"))["entries"]
     verbs = ["remove", "run", "edit", "resume", "pause", "add"]
     assert [each["command"] for each in trail] == [f"schedule {each}" for each in verbs]
 

@@ -145,7 +145,7 @@ def test_control_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, 
         ("reload",),
         ("rebalance",),
         ("move", "orders/0/bill", "--to", "a"),
-        ("control", "clear", "--gone"),
+        ("control", "clear", "--missing"),
         ("group", "adopt", "orders", "bill"),
         ("group", "stop", "orders", "bill"),
         ("group", "start", "orders", "bill"),
@@ -162,7 +162,7 @@ def test_pause_wait_names_instances_that_have_not_applied_it(
     own(0, "a")
     said = document(run("pause", "orders", "-w", "--timeout", "100ms", "--json", code=1))
     assert said["waiting"] == ["a has not reported on orders/0/bill yet"]
-    told = {"at_unix_ms": said["at_unix_ms"] + 60_000, "units": [
+    told = {"at_unix_ms": said["at_unix_ms"] + 60_000, "assignments": [
         {"topic": "orders", "partition": 0, "group": "bill", "state": "paused"}
     ]}  # fmt: skip
     link.execute("SET", keys.instance("default", "a"), json.dumps(told))
@@ -318,11 +318,11 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
     assert "drain:a" in run("control", "list").stdout
     assert "directive x not found" in run("control", "clear", "x", "-y", code=8).stderr
     run("control", "clear", code=2)
-    assert "pass --yes" in run("control", "clear", "--gone", code=8).stderr
-    run("control", "clear", "--gone", "sing", "-y")
+    assert "pass --yes" in run("control", "clear", "--missing", code=8).stderr
+    run("control", "clear", "--missing", "sing", "-y")
     left = ordered(link, keys)
     assert (list(left.pauses), left.drains, left.strange) == ([Scope("orders")], {}, {})
-    run("control", "clear", "--gone", "-y")
+    run("control", "clear", "--missing", "-y")
 
 
 def test_group_stop_and_group_start_work(

@@ -140,7 +140,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     trail = keys.audit("access").encode()
     assert after.keys() == kept | {trail}, "and who has done it"
     assert all(after[key] == before[key] for key in kept - {registry})
-    (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    (deed,) = document(run("dlq", "audit", "access", "--json"))["entries"]
     assert deed["command"] == "topic delete"
     assert "@" in deed["who"]
     assert deed["arguments"] == {"groups": ["hits"], "partitions": 3, "force": True}
@@ -218,7 +218,7 @@ def test_interrupted_topic_delete_can_be_repeated(
         topics.create(store, "access", config.Topic())
     with pytest.raises(TopicMissing):
         admin_topics.partition_count(store, "access")
-    assert "a part of it gone" in run("topic", "delete", "access", "--dry-run").stdout
+    assert "partly deleted" in run("topic", "delete", "access", "--dry-run").stdout
     run("topic", "delete", "access", "--yes", "--force")
     assert at(0).dump().keys() == {keys.audit("access").encode()}
 

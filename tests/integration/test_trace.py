@@ -86,7 +86,7 @@ def test_trace_shows_a_running_message(
     link.run(members.beat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0))
     unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
     unit |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
-    link.execute("SET", keys.instance("default", "west-1"), json.dumps({"units": [unit]}))
+    link.execute("SET", keys.instance("default", "west-1"), json.dumps({"assignments": [unit]}))
     handed_out.add("1002-0")
     said = run("trace", "access/0/1002-0").stdout
     assert "hits: unread, another message is running on west-1" in said

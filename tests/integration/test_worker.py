@@ -320,10 +320,11 @@ def test_inherited_entries_after_a_crash_are_marked_before_runs(bench: Bench):
     bench.wait_told("gate")
     fence = dict(zip(*[iter(bench.desk.do("HGETALL", bench.desk.fence))] * 2, strict=True))
     assert fence[b"mark"] == b"m:" + ids[0].encode()
-    assert fence[b"solo"] == b"1"
+    assert fence[b"quarantine"] == b"1"
     (bench.folder / "open").touch()
     bench.wait_idle()
-    wait_until(lambda: not bench.desk.do("HEXISTS", bench.desk.fence, "solo"), what="solo is over")
+    fence = bench.desk.fence
+    wait_until(lambda: not bench.desk.do("HEXISTS", fence, "quarantine"), what="quarantine is over")
     assert not bench.desk.do("HEXISTS", bench.desk.fence, "mark")
     assert bench.runs() == ids
 
@@ -378,7 +379,7 @@ def test_missing_entries_are_settled_and_counted(bench: Bench):
     bench.wait_idle()
     assert bench.stop() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ["4-1"]
-    assert bench.slot.counter("ghosts") == 3
+    assert bench.slot.counter("missing_entries") == 3
 
 
 def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):

@@ -214,8 +214,8 @@ def test_refused_dead_letters_do_not_block_others(
     worker = life.worker("t1", max_messages=4, max_attempts=1)
     assert life.run(worker, fail_bad) == ExitCode.RECYCLE
     assert desk.state()["stream"].groups == {"hits": ("4-0", {"1-0": "w"})}
-    assert slot.counter("parked") == 1
-    assert said.count("message.parked") == 1
+    assert slot.counter("deferred") == 1
+    assert said.count("message.deferred") == 1
     assert "worker.stalled" not in said
 
 
@@ -335,7 +335,7 @@ def test_reclaimed_entries_respect_the_room(desk: Desk, life: Life, slot: Worker
         assert life.run(worker, work) == ExitCode.STOPPED
     assert most <= 512
     assert 256 <= slot.counter("reclaimed") <= 512
-    assert slot.counter("parked") == slot.counter("reclaimed")
+    assert slot.counter("deferred") == slot.counter("reclaimed")
 
 
 def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life, slot: WorkerSlot):
@@ -411,7 +411,7 @@ def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
     for number in range(1, 4):
         desk.add(f"{number}-0")
     desk.fetch()
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     runs: list[str] = []
 
     def work(message: Message) -> None:

@@ -228,7 +228,7 @@ DEATH = (
         "streamqd/worker/quarantine.py",
         ("entry.crash_count > 0 or entry.place in self.accused", "entry.crash_count > 0"),
         tests={
-            "integration/test_solo.py": (
+            "integration/test_quarantine.py": (
                 "test_exiting_worker_gives_its_turn_back_first[stop-one at a time]"
             )
         },
@@ -261,7 +261,7 @@ DEATH = (
         "streamqd/worker/recovery.py",
         ("self._quarantine.begin(*left)", "self._quarantine.begin(left[0])"),
         tests={
-            "integration/test_solo.py": (
+            "integration/test_quarantine.py": (
                 "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
             )
         },
@@ -272,7 +272,7 @@ DEATH = (
         "streamqd/worker/quarantine.py",
         ("if self._session and not self._runs:", "if self._session:"),
         tests={
-            "integration/test_solo.py": (
+            "integration/test_quarantine.py": (
                 "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
             )
         },
@@ -283,7 +283,7 @@ DEATH = (
         "streamqd/worker/gates.py",
         ("trusted and not self.held_ns(now, runs) and", "trusted and"),
         tests={
-            "integration/test_solo.py": (
+            "integration/test_quarantine.py": (
                 "test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn[a batch]"
             )
         },
@@ -356,7 +356,7 @@ DEATH = (
     ),
     mutant(
         "a mark that survives the refence",
-        "a death in solo mode is charged once (T15)",
+        "a death in quarantine is charged once (T15)",
         "lua/lease_refence.lua",
         ("redis.call('HDEL', fence, 'mark', 'session')", "redis.call('HDEL', fence, 'session')"),
         tests={"contract/test_traps.py": "test_t15_a_mark_is_charged_once"},
@@ -758,9 +758,9 @@ AROUND = (
     mutant(
         "ghosts that are settled while their entry exists",
         "only dropped entries are settled for their group",
-        "lua/ghost_settle.lua",
+        "lua/missing_settle.lua",
         ("first and '(' .. first[1] or '+'", "first and first[1] or '+'"),
-        tests={"contract/test_ghost_settle.py": "test_ghost_settle_settles_trimmed_entries"},
+        tests={"contract/test_missing_settle.py": "test_missing_settle_settles_trimmed_entries"},
     ),
     mutant(
         "trimming by the file alone",

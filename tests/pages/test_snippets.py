@@ -278,7 +278,7 @@ def test_every_named_metric_exists() -> None:
 def test_every_named_log_event_and_setting_exists() -> None:
     """A word like `worker.crashed` whose first part is known."""
     settings = {f"{each}.{key}" for each, kind in SECTIONS.items() for key in settings_of(kind)}
-    others = {"config.topology", "message.letter"}  # a module, an attribute
+    others = {"config.topology", "message.dead_letter"}  # a module, an attribute
     known = settings | {*logs.EVENTS} | others
     begins = {word.partition(".")[0] for word in known}
     named = {each for each in spans() if EVENT.fullmatch(each[1])}

@@ -1,6 +1,6 @@
 """Redis as a fleet sees it: heartbeats, fences, leases. A call is atomic, like a script.
 
-The rules of ownership are those of lua/lease_*.lua and lua/member_beat.lua.
+The rules of ownership are those of lua/lease_*.lua and lua/member_heartbeat.lua.
 """
 
 from __future__ import annotations

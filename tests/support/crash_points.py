@@ -67,15 +67,16 @@ PRODUCER = {
     "publish-answered": "the server has answered, whoever sends does not know",
 }
 # Each script that changes something has two points: before it is sent, and after its reply.
-# `message_promote` has two pairs, and the last call of `solo_mark` has its own pair (`solo_end`).
+# `message_promote` has two pairs, and the last call of `quarantine_mark` has its own pair
+# (`quarantine_end`).
 SCRIPTS = {
     "worker": (
         *("message_recover", "settle_ack", "settle_retry", "settle_dead", "settle_charged"),
-        *("solo_mark", "solo_end", "message_reclaim", "settle_note", "group_restore"),
+        *("quarantine_mark", "quarantine_end", "message_reclaim", "settle_note", "group_restore"),
     ),
     "supervisor": (
         *("lease_acquire", "group_ensure", "lease_renew", "lease_refence", "lease_release"),
-        *("member_beat", "member_leave"),
+        *("member_heartbeat", "member_leave"),
     ),
     "housekeeper": ("message_promote", "schedule_promote", "stream_trim", "letters_expire"),
     "schedules": (
@@ -103,7 +104,7 @@ ELSEWHERE = {
         "the points of a producer are around it",
     ),
     "message_fetch": "a read for a server whose memory is full; the points of a read are there",
-    "ghost_settle": "lets go of entries that are gone already",
+    "missing_settle": "lets go of entries that are gone already",
     **dict.fromkeys(
         (
             *("control_change", "group_delete", "group_reset", "message_adopt", "retry_cancel"),
@@ -113,12 +114,12 @@ ELSEWHERE = {
         "one step of a command that may be given again",
     ),
     **dict.fromkeys(
-        ("growth_begin", "growth_mark", "growth_switch", "growth_end"),
+        ("growth_start", "growth_mark", "growth_switch", "growth_finish"),
         "steps of a command that goes on where another has stopped",
     ),
     **dict.fromkeys(
         (
-            *("archive_advance", "query_position", "sink_begin", "sink_publish", "sink_end"),
+            *("archive_advance", "query_position", "sink_start", "sink_publish", "sink_finish"),
             *("pipeline_lease_take", "pipeline_lease_keep", "pipeline_lease_drop"),
         ),
         "Spark's, killed by `make soak NAME=spark`",
@@ -177,7 +178,7 @@ def name_of(script: Script, argv: Sequence[Any]) -> str:
     """Return the point name for a call: the name of the script, or of one use of it."""
     keys, values = argv[: len(script.keys)], argv[len(script.keys) :]
     special = {
-        "solo_mark": ("solo_end", lambda: not values[3]),
+        "quarantine_mark": ("quarantine_end", lambda: not values[3]),
         "settle_ack": ("settle_charged", lambda: int(values[2]) > 0),
         "message_promote": ("schedule_promote", lambda: b":retry:" not in _bytes(keys[2])),
         "dead_purge": ("letters_expire", lambda: bool(values[0])),

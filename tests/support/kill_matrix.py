@@ -106,10 +106,10 @@ ROWS = [
     Row("ride-sent", "ok"),
     Row("ride-answered", "ok"),
     # A mark only accuses: an entry is charged after it has run alone.
-    Row("solo_mark-calls", "fail", after=VICTIM, source="inherited"),
-    Row("solo_mark-called", "fail", after=VICTIM, source="inherited"),
-    Row("solo_end-calls", "dead", source="inherited"),
-    Row("solo_end-called", "fail", source="inherited"),
+    Row("quarantine_mark-calls", "fail", after=VICTIM, source="inherited"),
+    Row("quarantine_mark-called", "fail", after=VICTIM, source="inherited"),
+    Row("quarantine_end-calls", "dead", source="inherited"),
+    Row("quarantine_end-called", "fail", source="inherited"),
     Row("message_reclaim-calls", "dead", source="foreign"),
     Row("message_reclaim-called", "fail", source="foreign"),
 ]
@@ -234,11 +234,15 @@ def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
     """
     units = [Unit(TOPIC, each, GROUP) for each in partitions]
     found = daemon.link.pipeline(
-        [("HMGET", daemon.keys.fence(*unit), "owner", "session", "solo", "mark") for unit in units]
+        [
+            ("HMGET", daemon.keys.fence(*unit), "owner", "session", "quarantine", "mark")
+            for unit in units
+        ]
     )
     owner = daemon.tables["daemon"]["instance"].encode()
     return all(
-        each == owner and session and not (solo or mark) for each, session, solo, mark in found
+        each == owner and session and not (quarantine or mark)
+        for each, session, quarantine, mark in found
     )
 
 

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    *(Row(f"member_beat-{side}", "start") for side in ("calls", "called")),
+    *(Row(f"member_heartbeat-{side}", "start") for side in ("calls", "called")),
     # A start makes two of these calls, the first for the registration. This is the second, for the
     # lease.
     *(Row(f"group_ensure-{side}", "start", after=1) for side in ("calls", "called")),
@@ -54,7 +54,7 @@ ROWS = [
     *(Row(f"member_leave-{side}", "drain") for side in ("calls", "called")),
 ]
 PAYLOADS = {"start": "fail", "busy": f"await {GATE}", "crash": "exit 9", "drain": f"await {GATE}"}
-WHERE = {"member_beat": "-", "member_leave": "-"}
+WHERE = {"member_heartbeat": "-", "member_leave": "-"}
 
 
 class Trial:

@@ -111,7 +111,7 @@ def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
             handler=f"{__name__}:handle",
             backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
         )
-        # A separate folder: workers of one folder wait for each other's turn in solo mode.
+        # A separate folder: workers of one folder wait for each other's turn in quarantine.
         daemon = Daemon(instance="west-1", state_dir=Path(folder))
         settings = Settings(daemon=daemon, consumers=(consumer,))
         redis = users.acting(replace(settings.redis, url=url), "daemon")

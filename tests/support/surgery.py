@@ -95,7 +95,7 @@ class Surgery:
             "pid": 7,
             "at_unix_ms": self.desk.now_unix_ms(),
             "redis_up": True,
-            "units": [],
+            "assignments": [],
             **changed,
         }
         self.do("SET", self.keys.instance("default", name), json.dumps(told))

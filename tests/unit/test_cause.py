@@ -8,54 +8,62 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, unit_of
-from streamqd.admin.partitions import UnitRow
-from streamqd.admin.why import MemberFacts, WaitFacts, causes
+from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_rows
+from streamqd.admin.instances import InstanceRow
+from streamqd.admin.why import WaitFacts, causes
 from streamqd.model import Unit
+from streamqd.store.directives import Directive, Directives, Scope, scope_of
 
 NOW = 1_795_000_000_000
 UNIT = Unit("access", 3, "hits")
 OFFERS = frozenset({("access", "hits")})
-WEST = MemberFacts("west", "working", OFFERS, frozenset(), False, 0, 4, True, 0.5)
+WEST = InstanceRow("west", "working", "h", "1", NOW, NOW, True, True, 4, 0.0, offers=OFFERS)
 EAST = replace(WEST, instance="east")
-STOP = LiveDirective("stop", "access/hits", 1000, "alice", "wrong prices")
-PAUSE = LiveDirective("pause", "access/*/*", 1000, "alice", "the disk")
+STOP = Directives(stops={Scope("access", None, "hits"): Directive(1000, "alice", "wrong prices")})
+PAUSES = {Scope("access"): Directive(1000, "alice", "the disk")}
+PAUSE = Directives(pauses=PAUSES)
+MEASURED: dict[str, Any] = {
+    "lease": "owned",
+    "owner": "west",
+    "lag": 100,
+    "pending": 2,
+    "delayed": 0,
+    "oldest_unix_ms": NOW - 50_000,
+    "oldest_unread_unix_ms": NOW - 50_000,
+}
 
 
-def worker(**more: Any) -> LiveUnit:
+def worker(**more: Any) -> AssignmentRow:
     raw = {"topic": "access", "partition": 3, "group": "hits", "state": "ready", "epoch": 7}
-    return unit_of("west", raw | more)
+    return published_rows("west", {"assignments": [raw | more]})[0]
 
 
-def failed(error: str = "builtins.OSError", ago: float = 3.0) -> LiveFailure:
-    return LiveFailure(error, 9, ago, "access", 3, "hits", "west")
+def failed(error: str = "builtins.OSError", ago: float = 3.0) -> RecentFailure:
+    return RecentFailure(error, 9, ago, "access", 3, "hits", "west")
 
 
-ROW = UnitRow(
-    *UNIT,
-    state="owned",
-    owner="west",
-    epoch=7,
-    since_unix_ms=None,
-    lag=100,
-    pending=2,
-    delayed=0,
-    oldest_unix_ms=NOW - 50_000,
-    oldest_unread_unix_ms=NOW - 50_000,
-)
-KNOWN = WaitFacts(ROW, NOW, worker(), (), None, None, (), {})
-
-
-def facts(members: Sequence[MemberFacts] = (WEST, EAST), **more: Any) -> WaitFacts:
-    """Return the known facts with changes, to the row as well."""
-    of_row = {name: more.pop(name) for name in [*more] if hasattr(ROW, name)}
-    row = replace(ROW, **of_row)
-    return replace(KNOWN, row=row, members={each.instance: each for each in members}, **more)
+def facts(
+    members: Sequence[InstanceRow] = (WEST, EAST),
+    worker: AssignmentRow | None = worker(),  # noqa: B008 (a frozen value)
+    control: Directives = Directives(),  # noqa: B008 (not changed)
+    foreign: dict[str, int] | None = None,
+    shown_seconds: float | None = None,
+    **more: Any,
+) -> WaitFacts:
+    """Return known facts with changes to the row."""
+    row = replace(worker or AssignmentRow(*UNIT), **MEASURED | more)
+    row = replace(
+        row,
+        paused=control.pause_of(row.unit) is not None,
+        stopped=control.stop_of(row.unit) is not None,
+    )
+    by_name = {each.instance: each for each in members}
+    return WaitFacts(row, NOW, control, by_name, foreign or {}, shown_seconds)
 
 
 READ: dict[str, Any] = {"lag": 0, "oldest_unread_unix_ms": None}
-FREE: dict[str, Any] = {"state": "free", "owner": "", "worker": None}
-QUERY: dict[str, Any] = {**FREE, "state": "query", "group": "spark:etl"}
+FREE: dict[str, Any] = {"lease": "free", "owner": "", "worker": None}
+QUERY: dict[str, Any] = {**FREE, "lease": "query", "group": "spark:etl"}
 MOVING = worker(rates={"acked": 10.0, "failed": 0.0}, lag_per_second=-4.0)
 
 CASES = [
@@ -72,11 +80,11 @@ CASES = [
     ("moving", True, facts(**QUERY, shown_seconds=4.0), "showed its position 4 s ago"),
     ("query-silent", False, facts(**QUERY, shown_seconds=90.0), "not shown its position for 90 s"),
     ("query-silent", False, facts(**QUERY), "for an unknown time"),
-    ("paused", False, facts(pause=PAUSE), "is paused by alice (the disk)"),
+    ("paused", False, facts(control=PAUSE), "is paused by alice (the disk)"),
     (
         "paused",
         False,
-        facts(pause=PAUSE, **READ, pending=0),
+        facts(control=PAUSE, **READ, pending=0),
         "access/*/*",
     ),
     ("paused", False, facts(members=(replace(WEST, state="paused"),)), "by a signal"),
@@ -123,7 +131,11 @@ CASES = [
     (
         "drained",
         False,
-        facts(**FREE, drained=("west",), members=(WEST, replace(EAST, leaving=True))),
+        facts(
+            **FREE,
+            control=Directives(drains={"west": Directive(1000, "", "")}),
+            members=(WEST, replace(EAST, leaving=True)),
+        ),
         "drained or leaving (west, east)",
     ),
     (
@@ -136,13 +148,16 @@ CASES = [
     (
         "owner-silent",
         False,
-        facts(state="expired", members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
+        facts(
+            lease="expired",
+            members=(replace(WEST, state="silent", heartbeat_unix_ms=NOW - 40_000), EAST),
+        ),
         "has been silent for 40 s",
     ),
     (
         "owner-silent",
         False,
-        facts(members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
+        facts(members=(replace(WEST, state="silent", heartbeat_unix_ms=NOW - 40_000), EAST)),
         "has been silent for 40 s",
     ),
     ("no-report", False, facts(worker=None), "has published no state"),
@@ -198,13 +213,13 @@ CASES = [
     (
         "stopped",
         False,
-        facts(**FREE, stop=STOP),
+        facts(**FREE, control=STOP),
         "is stopped by alice (wrong prices)",
     ),
     (
         "stopped",
         False,
-        facts(stop=STOP, pause=PAUSE, **READ, pending=0),
+        facts(control=replace(STOP, pauses=PAUSES), **READ, pending=0),
         "is stopped",
     ),
     (
@@ -230,12 +245,12 @@ CASES = [
         "keeps 2 messages of one held key",
     ),
     ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
-    ("quarantine", False, facts(solo=True), "in rounds"),
+    ("quarantine", False, facts(quarantine=True), "in rounds"),
     (
         "recovering",
         True,
         facts(
-            solo=True,
+            quarantine=True,
             worker=worker(state="recovering", suspects_left=37, suspects=128, round_size=16),
         ),
         "is recovering on west: 37 of 128 suspects left, round of 16",
@@ -279,7 +294,7 @@ def test_cause_and_progress_are_derived_from_the_facts(
 
 def test_dominant_cause_comes_first_and_others_stay() -> None:
     known = facts(
-        pause=PAUSE,
+        control=PAUSE,
         worker=worker(longest_run_seconds=75.0),
         foreign={"bob": 1},
         failures=(failed(),),
@@ -291,7 +306,12 @@ def test_dominant_cause_comes_first_and_others_stay() -> None:
 
 
 def test_stopped_group_lists_only_other_clients_too() -> None:
-    known = facts(**FREE, stop=STOP, pause=PAUSE, members=(), foreign={"bob": 1, "eve": 2, "": 3})
+    known = facts(
+        **FREE,
+        control=replace(STOP, pauses=PAUSES),
+        members=(),
+        foreign={"bob": 1, "eve": 2, "": 3},
+    )
 
     found = causes(known)
 
@@ -311,7 +331,7 @@ def test_cause_ignores_old_failures() -> None:
     ("more", "advice"),
     [
         ({"delayed": 10_000}, "`streamqd retry list access hits`"),
-        ({"worker": worker(rates={"failed": 3.0}, group_dead_letters=2)}, "`streamqd dlq stats"),
+        ({"worker": worker(rates={"failed": 3.0}, dead_letters=2)}, "`streamqd dlq stats"),
         ({}, "fix the handler or its dependency"),
     ],
 )
@@ -346,5 +366,7 @@ def test_an_open_circuit_names_a_failure_that_can_open_it() -> None:
     ],
 )
 def test_cause_of_a_pause_advises_the_resume_command(scope: str, argument: str) -> None:
-    (cause, *_others) = causes(facts(pause=replace(PAUSE, scope=scope)))
+    (cause, *_others) = causes(
+        facts(control=Directives(pauses={scope_of(scope): PAUSES[Scope("access")]}))
+    )
     assert cause.advice == f"`streamqd resume {argument}`"

@@ -11,7 +11,7 @@ from tests.support.kill_desks import COMMANDS
 # Two points in the caller of a script with another name.
 USES = {
     "settle_charged": "settle_ack",
-    "solo_end": "solo_mark",
+    "quarantine_end": "quarantine_mark",
     "schedule_promote": "message_promote",
     "letters_expire": "dead_purge",
 }

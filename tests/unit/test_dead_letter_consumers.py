@@ -118,7 +118,7 @@ def message(fields: dict[bytes, bytes], unit: Unit = UNIT, *, retried: bool = Fa
 
 def test_dead_letter_contains_the_failure_of_its_message():
     found = message(FIELDS)
-    assert found.letter == DeadLetter(
+    assert found.dead_letter == DeadLetter(
         group="hits",
         reason="attempts",
         error_class="ValueError",
@@ -140,20 +140,20 @@ def test_dead_letter_contains_the_failure_of_its_message():
 def test_dead_letter_attempts_restart_but_replay_count_stays():
     first, third = message(FIELDS), message(FIELDS | {b"retryCount": b"2"}, retried=True)
     assert (first.attempt, first.crash_count, first.replay_count) == (1, 0, 2)
-    assert (third.attempt, third.letter, third.replay_count) == (3, first.letter, 2)
+    assert (third.attempt, third.dead_letter, third.replay_count) == (3, first.dead_letter, 2)
 
 
 def test_message_of_the_topic_is_never_a_dead_letter():
     plain = message(FIELDS, Unit("access", 3, "hits"))
-    assert plain.letter is None
+    assert plain.dead_letter is None
     assert plain.replay_count == 0
 
 
 def test_missing_fields_are_empty():
-    found = message({b"payload": b"x", b"attempts": b"many", b"failedAt": b"9" * 19}).letter
+    found = message({b"payload": b"x", b"attempts": b"many", b"failedAt": b"9" * 19}).dead_letter
     assert found is not None
     assert (found.attempts, found.failed_at, found.exit_code) == (0, 0.0, None)
     assert (found.group, found.reason, found.signal) == ("", "", "")
-    crashed = message({b"signal": b"SIGSEGV", b"exitCode": b"139"}).letter
+    crashed = message({b"signal": b"SIGSEGV", b"exitCode": b"139"}).dead_letter
     assert crashed is not None
     assert (crashed.signal, crashed.exit_code) == ("SIGSEGV", 139)

@@ -67,7 +67,7 @@ entries = st.dictionaries(st.sampled_from(NAMES) | st.binary(max_size=12), raws,
 
 LOOKS = [
     *("id", "uid", "topic", "partition", "key", "payload", "origin", "original_id", "timestamp"),
-    *("attempt", "retry_count", "crash_count", "replay_count", "expires_at", "letter"),
+    *("attempt", "retry_count", "crash_count", "replay_count", "expires_at", "dead_letter"),
 ]
 
 

@@ -80,8 +80,9 @@ class Down(Exception):
     topic="a", group="g", retry=RetryPolicy(max_attempts=3), timeout="30s", hard_timeout=60,
     max_age=timedelta(hours=1), prefetch_bytes="4MiB", max_rss=1 << 30, retry_on=(Down, "OSError"),
     dead_on=[KeyError, "x.Y"], breaker={"failures": 3, "on": [Down], "window": "30s"},
-    backoff=Backoff(kind="fixed"), flood_guard={"letters": 5, "share": 0.5}, on_error="hold-key",
-    concurrency=4, order="key", rate="5/m", codec="msgpack", start="latest", batch=None,
+    backoff=Backoff(kind="fixed"), flood_guard={"dead_letters": 5, "share": 0.5},
+    on_error="hold-key", concurrency=4, order="key", rate="5/m", codec="msgpack",
+    start="latest", batch=None,
 )
 def one(msg: Message) -> None: ...
 

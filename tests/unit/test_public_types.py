@@ -54,7 +54,7 @@ def bill(msg: Message) -> Result:
         raise Dead(f"{who} {key!r}")
     if msg.crash_count:
         raise Retry(after=1.5)
-    letter: DeadLetter | None = msg.letter
+    letter: DeadLetter | None = msg.dead_letter
     if letter is not None and letter.exit_code is None:
         raise Release
     try:
@@ -93,7 +93,7 @@ def test_bill(tmp_path: Path) -> None:
     ended: Run = run(bill, {"number": 1}, key="k", headers={"a": "b"}, attempt=2, timeout="1s")
     verdict: Verdict = ended.verdict
     delay: tuple[float, float] | None = ended.delay
-    text: str = ended.letter.error if ended.letter is not None else f"{verdict} {delay}"
+    text: str = ended.dead_letter.error if ended.dead_letter is not None else f"{verdict} {delay}"
     story: list[Run] = run_to_end(bill, b"x", crash_at="end", duplicate=True, jitter=0.5)
     several: list[Run] = run_batch(count, ["a", "b"], batch=2, retry=policy)
     with Worker(bill, topic="orders", state_dir=tmp_path, on_error="block") as worker:
@@ -183,7 +183,3 @@ def test_no_public_name_is_left_out() -> None:
     both = imported(GOOD, "streamqd") | imported(test_producer_types.GOOD, "streamqd")
     assert set(streamqd.__all__) - both == set(), "use the new name in GOOD"
     assert set(testing.__all__) - imported(GOOD, "streamqd.testing") == set()
-
-
-def test_names_of_earlier_releases_remain() -> None:
-    assert streamqd.Letter is streamqd.DeadLetter

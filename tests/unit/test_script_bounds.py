@@ -187,7 +187,7 @@ UNPACKED: dict[str, int | str] = {
     "dead_replay: merged(letter[2], changed, DEAD_ONLY)": LETTER_VALUES
     + 8,  # failedAt and three counts
     "group_restore: part": "_lists.SLICE",
-    "member_beat: silent": silence.FORGET_MAX,
+    "member_heartbeat: silent": silence.FORGET_MAX,
     "message_promote: fields": "message_promote.WIDEST",
     "message_promote: gone": messages.ITEMS_MAX,
     "_write: values, at + 1, last": publishing.FIELDS_MAX,
@@ -215,7 +215,7 @@ UNPACKED: dict[str, int | str] = {
 TIED: dict[str, int | str] = {
     "_bytes.BYTES_MAX": items.BYTES_MAX,
     "_count.PIECE": "entries of one step of a walk",
-    "_fields.WIDE": "wider bodies answer GHOST, and the caller sends them: BODY_VALUES_MAX",
+    "_fields.WIDE": "wider bodies answer MISSING, and the caller sends them: BODY_VALUES_MAX",
     "_lists.SLICE": "values of one command",
     "_nodes.FREED_MAX": "bytes that one trim frees",
     "_nodes.NODE": "entries of a node where the server's setting may not be read",
@@ -224,7 +224,7 @@ TIED: dict[str, int | str] = {
     "_places.SMALL": "fields of a hash that is read as a whole",
     "_unfinished.LOOKED_AT": "retries of a group that one tick looks at",
     "control_change.LAST_MAX": (untrusted.INTEGER_MAX + 1) // 2,
-    "letters_measure.AT_ONCE": "letters of one step of a walk",
+    "dead_letters_measure.AT_ONCE": "letters of one step of a walk",
     "message_find.AT_ONCE": "entries of one step of a walk",
     "message_find.COPIES_MAX": "copies of one message in an answer",
     "message_promote.PUT_OFF_MS": "a wait",

@@ -276,7 +276,7 @@ def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) ->
 
 def test_call_on_a_unit_has_its_keys_and_group() -> None:
     keys, unit = Keys(), Unit("access", 3, "hits")
-    call = scripts.on("unit_measure", keys, unit)
+    call = scripts.on("assignment_measure", keys, unit)
     assert call.argv == (
         keys.stream("access", 3), keys.retry_stream(*unit), keys.retry(*unit), "hits"
     )  # fmt: skip

@@ -83,10 +83,10 @@ def fine(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) ->
 @quick
 @given(odds, odds, odds, odds, odds, st.integers(-2, 2**62))
 def test_fence_parser_reports_bad_values(
-    token: Any, epoch: Any, owner: Any, since: Any, solo: Any, ttl_ms: int
+    token: Any, epoch: Any, owner: Any, since: Any, quarantine: Any, ttl_ms: int
 ) -> None:
     """C1, S6: an invalid epoch or time is reported with its key and field."""
-    fence = (token, epoch, owner, since, solo)
+    fence = (token, epoch, owner, since, quarantine)
     key = "the fence of a"
     view = read(lambda: leases.LeaseView.parse(fence, ttl_ms, key), key, "epoch", "since")
     if view is not None:

@@ -95,7 +95,7 @@ def test_the_end_of_a_run_is_a_verdict(
 
     assert (found.verdict, found.reason, found.delay) == (verdict, reason, delay)
     assert (found.error is None) is (verdict == "ack")
-    assert (found.letter is not None) is (verdict == "dead")
+    assert (found.dead_letter is not None) is (verdict == "dead")
 
 
 def test_message_equals_that_of_a_producer() -> None:
@@ -118,12 +118,12 @@ def test_unsendable_message_cannot_be_tested() -> None:
 def test_last_attempt_makes_the_daemons_dead_letter() -> None:
     found = run(obey, "fail", attempt=3)
     assert (found.verdict, found.reason, found.attempt) == ("dead", "attempts", 3)
-    letter = found.letter
+    letter = found.dead_letter
     assert letter is not None
     assert (letter.group, letter.attempts, letter.error_class) == ("bill", 3, "OSError")
     assert letter.handler == f"{__name__}:obey"
     assert letter.traceback.count("File ") == 1, "frames of ours are not the user's"
-    assert run(obey, "fail", attempt=3, dlq_error="class").letter.error == ""  # type: ignore[union-attr]
+    assert run(obey, "fail", attempt=3, dlq_error="class").dead_letter.error == ""  # type: ignore[union-attr]
 
 
 def test_too_old_message_is_dead_and_expired_one_not_run() -> None:
@@ -306,8 +306,8 @@ def test_a_coroutine_crashes_between_its_steps(tmp_path: Path) -> None:
 def test_crashes_are_charged_until_the_message_is_dead() -> None:
     found = run(obey, "done", crash_at=0, crashes=2)
     assert (found.verdict, found.reason, found.crashes) == ("dead", "crashes", 3)
-    assert found.letter is not None
-    assert (found.letter.signal, found.letter.crashes) == ("SIGKILL", 3)
+    assert found.dead_letter is not None
+    assert (found.dead_letter.signal, found.dead_letter.crashes) == ("SIGKILL", 3)
     assert run(obey, "done", crashes=3).reason == "crashes"
     assert seen == [], "a crash happens in another process"
     story = run_to_end(obey, "fail", crash_at=1)
@@ -368,8 +368,8 @@ def test_handler_that_exits_its_process_has_crashed(payload: str, what: str) -> 
     story = run_to_end(leave, payload, max_crashes=2)
     assert [each.verdict for each in story] == ["crash", "dead"]
     assert story[-1].reason == "crashes"
-    assert story[-1].letter is not None
-    assert what in story[-1].letter.error
+    assert story[-1].dead_letter is not None
+    assert what in story[-1].dead_letter.error
 
 
 async def leave_later(msg: Message) -> None:

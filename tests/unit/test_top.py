@@ -11,42 +11,35 @@ from typing import Any
 import pytest
 
 from streamqd import words
-from streamqd.admin.instances import LiveInstance
-from streamqd.admin.live import (
-    LiveDirective,
-    LiveFailure,
-    LiveTotals,
-    LiveUnit,
-    LiveView,
-    _totals,
-    unit_of,
-)
+from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_rows
+from streamqd.admin.instances import InstanceRow
+from streamqd.admin.published import FleetState
 from streamqd.admin.reading import Unreadable
+from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.columns import ORDERS, Cell, number
 from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
+from streamqd.store.directives import Directive, Directives, Scope
 
 NOW = 1_795_000_000_000
 
 
-def unit(partition: int = 0, owner: str = "west-1", **more: Any) -> LiveUnit:
+def unit(partition: int = 0, owner: str = "west-1", **more: Any) -> AssignmentRow:
     raw = {"topic": "access", "partition": partition, "group": "hits", "state": "ready"}
-    return unit_of(owner, raw | {"epoch": 7, "since_unix_ms": NOW - 60_000, "lag": 0} | more)
+    raw |= {"epoch": 7, "since_unix_ms": NOW - 60_000, "lag": 0}
+    return published_rows(owner, {"assignments": [raw | more]})[0]
 
 
-def view(units: Sequence[LiveUnit] = (), **more: Any) -> LiveView:
-    west = LiveInstance("west-1", "working", "h", "1", NOW, NOW, True, True, len(units), 1.0)
-    seen = LiveView(
-        fleet="default",
-        now_unix_ms=NOW,
-        directives=[],
-        instances=[west],
-        assignments=list(units),
-        failures=[],
-        totals=LiveTotals(1.5, 1200.0, 0.0, 7, True, 2, 1, 0),
-        unseen=0,
-        unreadable=[],
-    )
+def free(partition: int, **more: Any) -> AssignmentRow:
+    return replace(unit(partition, "", state="", **more), lease="free")
+
+
+def view(
+    units: Sequence[AssignmentRow] = (), control: Directives | None = None, **more: Any
+) -> FleetSnapshot:
+    west = InstanceRow("west-1", "working", "h", "1", NOW, NOW, True, True, len(units), 1.0)
+    state = FleetState(NOW, 15.0, (), control or Directives())
+    seen = FleetSnapshot("default", state, instances=[west], assignments=units)
     return replace(seen, **more)
 
 
@@ -68,10 +61,10 @@ def columns_of(line: Line) -> int:
     "chosen", [Shown(), Shown(help=True), Shown(filter="9", typing=True)], ids=str
 )
 def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) -> None:
-    failures = [LiveFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
+    failures = [RecentFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
     many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
-    orders = [LiveDirective("pause", "access/*/*", NOW - 5000, "alice", "why " * 60)]
-    seen = view([*many, unit(99, topic="ä日本" * 20)], failures=failures, directives=orders)
+    orders = Directives(pauses={Scope("access"): Directive(NOW - 5000, "alice", "why " * 60)})
+    seen = view([*many, unit(99, topic="ä日本" * 20)], orders, failures=failures)
 
     lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
 
@@ -80,13 +73,13 @@ def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) 
 
 
 def test_head_shows_the_fleet_and_its_sums() -> None:
-    shown = text(frame(view([unit()]), Shown(), 80, 24))
+    busy = unit(lag=7, pending=2, delayed=1, arriving=1.5, rates={"acked": 1200.0})
+    shown = text(frame(view([busy]), Shown(), 80, 24))
 
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
     assert "in 1.5/s  out 1,200/s" in shown
     assert "lag 7  pending 2  delayed 1  dead 0" in shown
-    more = replace(view().totals, lag_exact=False)
-    assert "lag 7+  pending 2" in text(frame(view([unit()], totals=more), Shown(), 80, 24))
+    assert "lag 7+  pending 2" in text(frame(view([busy, unit(1, lag=None)]), Shown(), 80, 24))
 
 
 def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
@@ -103,12 +96,12 @@ def test_before_the_first_answer_only_the_trouble_is_shown() -> None:
 
 def test_pauses_come_first_in_words_and_in_rows() -> None:
     paused = replace(unit(7), paused=True)
-    units = [unit(1, lag=10_000, oldest_seconds=900.0), paused, unit(2, owner="", state="free")]
-    orders = [
-        LiveDirective("drain", "east-1", NOW - 90_000, "bob", ""),
-        LiveDirective("pause", "access/7/*", NOW - 60_000, "alice", "the disk"),
-    ]
-    lines = text(frame(view(units, directives=orders), Shown(), 80, 24)).splitlines()
+    units = [unit(1, lag=10_000, oldest_seconds=900.0), paused, free(2)]
+    orders = Directives(
+        drains={"east-1": Directive(NOW - 90_000, "bob", "")},
+        pauses={Scope("access", 7): Directive(NOW - 60_000, "alice", "the disk")},
+    )
+    lines = text(frame(view(units, orders), Shown(), 80, 24)).splitlines()
 
     assert lines[2] == "! pause of access/7/* for 1m by alice: the disk"
     assert lines[3] == "! drain of east-1 for 1m30s by bob"
@@ -142,9 +135,9 @@ def test_open_circuit_is_shown_once_per_group() -> None:
 
 def test_top_shows_the_dead_letters_of_each_group() -> None:
     """U8: the total of the partition is not repeated for each of its groups."""
-    mine = unit(0, dead_letters=7, group_dead_letters=2)
-    other = unit(0, group="agents", dead_letters=7, group_dead_letters=5)
-    old = unit(1, dead_letters=3)
+    mine = unit(0, partition_dead_letters=7, dead_letters=2)
+    other = unit(0, group="agents", partition_dead_letters=7, dead_letters=5)
+    old = unit(1, partition_dead_letters=3)
 
     assert [each.dead_letters for each in (mine, other, old)] == [2, 5, None]
     assert [each.partition_dead_letters for each in (mine, other, old)] == [7, 7, 3]
@@ -158,9 +151,10 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 
 def test_sums_count_partitions_without_an_owner() -> None:
     """U8: a unit without an owner does not hide the dead letters of its partition."""
-    told = unit(0, dead_letters=7, arriving=2.0)
-    stray = unit(0, owner="", state="free", group="zoo")
-    sums = _totals([told, unit(0, group="agents", dead_letters=7, arriving=2.0), stray])
+    told = unit(0, partition_dead_letters=7, arriving=2.0)
+    stray = free(0, group="zoo")
+    other = unit(0, group="agents", partition_dead_letters=7, arriving=2.0)
+    sums = view([told, other, stray]).totals
     assert (sums.dead_letters, sums.arriving) == (7, 2.0)
 
 
@@ -168,7 +162,7 @@ def test_top_shows_a_running_message_as_the_state() -> None:
     """U8: a unit that is stuck in one message is not `ready`."""
     shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), Shown(), 80, 24))
     assert " run 4.2s " in shown
-    stopped = replace(unit(5, owner="", state="free"), stopped=True)
+    stopped = replace(free(5), stopped=True)
     shown = text(frame(view([stopped]), Shown(), 80, 24))
     assert " STOPPED " in shown
     assert "no owner" not in shown
@@ -228,10 +222,13 @@ def test_troubles_leave_room_for_the_partitions() -> None:
 def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
     units = [unit(n, p99_seconds=0.01 * (n + 1)) for n in range(3)]
     failures = [
-        LiveFailure("streamqd.handlers.Dead", 2, 400.0, "access", 0, "hits", "west-1"),
-        LiveFailure("app.TooOld", 2, 3000.0, "access", 0, "hits", "west-1"),
-        *(LiveFailure("builtins.OSError", 5, 3.0 + n, "access", n, "hits", "w") for n in range(2)),
-        LiveFailure("process ended by signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"),
+        RecentFailure("streamqd.handlers.Dead", 2, 400.0, "access", 0, "hits", "west-1"),
+        RecentFailure("app.TooOld", 2, 3000.0, "access", 0, "hits", "west-1"),
+        *(
+            RecentFailure("builtins.OSError", 5, 3.0 + n, "access", n, "hits", "w")
+            for n in range(2)
+        ),
+        RecentFailure("process ended by signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"),
     ]
     shown = text(frame(view(units, failures=failures), Shown(), 120, 43))
 
@@ -259,7 +256,7 @@ def test_more_columns_on_a_wider_screen() -> None:
 
 def test_foreign_values_cannot_control_the_terminal() -> None:
     evil = unit(owner="a\x1b[2Jb", topic="t\x07")
-    failures = [LiveFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
+    failures = [RecentFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
     shown = text(frame(view([evil], fleet="f\x1b", failures=failures), Shown(), 80, 24))
 
     assert not any(unicodedata.category(one) == "Cc" for one in shown.replace("\n", ""))

@@ -10,12 +10,11 @@ from streamqd.admin.dead_letters.listing import (
     Causes,
     DeadLetterDetail,
     DeadLetterRow,
-    DeadLettersView,
     FailureCause,
     TopicDeadLetters,
     causes,
-    listed,
     masked,
+    messages,
     overview,
     show,
 )
@@ -30,17 +29,14 @@ from streamqd.admin.dead_letters.replay import (
     plan,
     replay,
 )
-from streamqd.admin.dead_letters.selection import EVERY_LETTER, DeadLetterFilter, count, total
+from streamqd.admin.dead_letters.selection import count, total
 
 __all__ = [
-    "EVERY_LETTER",
     "HOME",
     "MAX_REPLAYS",
     "Causes",
     "DeadLetterDetail",
-    "DeadLetterFilter",
     "DeadLetterRow",
-    "DeadLettersView",
     "Export",
     "Exported",
     "FailureCause",
@@ -52,8 +48,8 @@ __all__ = [
     "TopicDeadLetters",
     "causes",
     "count",
-    "listed",
     "masked",
+    "messages",
     "overview",
     "plan",
     "purge",

@@ -5,32 +5,25 @@ Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from streamqd.admin import topics
 from streamqd.admin.dead_letters.selection import (
-    EVERY_LETTER,
     KNOWN,
-    DeadLetterFilter,
     LetterFields,
     find,
     origin_of,
     replays_of,
     streams_of,
-    total,
 )
+from streamqd.admin.messages import EVERY, MessageFilter, MessageList, newest_first
 from streamqd.admin.reading import (
     BadValues,
     Entry,
-    Id,
-    Place,
     Unreadable,
     ask,
-    newest_first,
     pairs,
     read_id,
-    read_place,
 )
 from streamqd.message import LAST_RUN, RUN_REFERENCE
 from streamqd.policy.fingerprint import frame_of, of_letter
@@ -94,19 +87,6 @@ class DeadLetterDetail(DeadLetterRow):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettersView:
-    """A page, newest letters first. `total` counts all letters of the topic, of all groups.
-
-    Pass `cursor` for the next page ('' on the last one).
-    """
-
-    topic: str
-    total: int
-    rows: list[DeadLetterRow]
-    cursor: str
-
-
-@dataclass(frozen=True, slots=True)
 class TopicDeadLetters:
     """The number of dead letters of a topic, and the times of the oldest and the newest.
 
@@ -148,42 +128,10 @@ def overview(store: Store) -> list[TopicDeadLetters]:
     return rows
 
 
-def listed(
-    store: Store,
-    topic: str,
-    *,
-    choice: DeadLetterFilter = EVERY_LETTER,
-    limit: int = 20,
-    cursor: str = "",
-) -> DeadLettersView:
-    """Return a page of the chosen letters. Raises TopicMissing, Refused."""
-    streams = streams_of(store, topic)
-    before = read_place(cursor, len(streams)) if cursor else None
-    found = list(newest(store, streams, choice, limit + 1, before))
-    page = found[:limit]
-    return DeadLettersView(
-        topic=topic,
-        total=total(store, topic),
-        rows=[_row(topic, entry) for entry in page],
-        cursor=str(page[-1].place) if len(found) > limit else "",
-    )
-
-
-def newest(
-    store: Store,
-    streams: dict[int, str],
-    choice: DeadLetterFilter,
-    limit: int,
-    before: Place | None = None,
-) -> Iterator[Entry]:
-    """Yield at most `limit` of the chosen letters, newest first, older than the place `before`."""
-    since = None if choice.since_unix_ms is None else Id(max(0, choice.since_unix_ms), 0)
-    if choice.until_unix_ms is not None:
-        # Redis has no range with an end before 0-0.
-        end = Place(0, max(Id(choice.until_unix_ms, 0), Id(0, 1)))
-        before = end if before is None else min(before, end, key=lambda p: (p.id, p.partition))
-    keep = choice.takes if choice.narrows else None
-    return newest_first(store, streams, before=before, since=since, keep=keep, limit=limit)
+def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
+    """Return the letters of a topic, of all groups, the newest first. Raises TopicMissing."""
+    streams = list(streams_of(store, topic).values())
+    return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
 def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
@@ -274,7 +222,7 @@ class Causes:
 
     `total` counts all letters of the topic, and `looked_at` the chosen and counted letters.
     `complete` is false when only the newest were counted. `others` are letters of further causes,
-    beyond the first 1,000.
+    beyond the first 1,000. `unreadable` are keys of letters that cannot be read.
     """
 
     topic: str
@@ -283,6 +231,7 @@ class Causes:
     complete: bool
     others: int
     causes: list[FailureCause]
+    unreadable: list[Unreadable]
 
 
 class FailureTally:
@@ -352,7 +301,7 @@ class _Alike:
 def causes(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter = EVERY_LETTER,
+    choice: MessageFilter = EVERY,
     *,
     last: int | None = None,
 ) -> Causes:
@@ -360,20 +309,18 @@ def causes(
 
     Raises TopicMissing.
     """
-    streams = streams_of(store, topic)
-    tally = FailureTally()
-    complete = True
-    limit = _EVERY if last is None else last + 1
-    for entry in newest(store, streams, choice, limit):
+    letters, tally, complete = messages(store, topic), FailureTally(), True
+    for each in letters.every(choice, _EVERY if last is None else last + 1):
         if tally.count == last:
             complete = False
             break
-        tally.add(entry)
+        tally.add(each.item)
     return Causes(
         topic=topic,
-        total=total(store, topic),
+        total=letters.total(),
         looked_at=tally.count,
         complete=complete,
         others=tally.others,
         causes=tally.causes(),
+        unreadable=letters.bad.rows,
     )

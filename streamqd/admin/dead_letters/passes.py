@@ -23,12 +23,12 @@ from typing import Any
 
 from streamqd.admin import audit
 from streamqd.admin.dead_letters.selection import (
-    DeadLetterFilter,
     LetterFields,
     Page,
     origin_of,
     pages,
 )
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.policy.fingerprint import of_letter
@@ -85,7 +85,7 @@ class Pass:
         self,
         store: Store,
         topic: str,
-        choice: DeadLetterFilter,
+        choice: MessageFilter,
         stop: Stop = never,
         progress: Progress = silent,
     ) -> None:
@@ -97,7 +97,7 @@ class Pass:
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.unknown = 0
-        self.ended = DONE
+        self.result = DONE
         self.error = ""
         self.first = self.last = ""
 
@@ -110,10 +110,10 @@ class Pass:
                     piece = page[start : start + throttle.batch]
                     self._wait(throttle.take(len(piece)))
                     if self._stop():
-                        self.ended = STOPPED
+                        self.result = STOPPED
                         return
                     yield piece
-                    if self.ended != DONE:
+                    if self.result != DONE:
                         return
                     self._progress(len(piece))
         except RedisUnavailable as error:
@@ -126,28 +126,28 @@ class Pass:
 
     def fail(self, error: RedisUnavailable | RedisRefused, sent: int = 0) -> None:
         """Record the error that stopped the pass, and the number of letters without a reply."""
-        self.ended, self.error = FAILED, str(error)
+        self.result, self.error = FAILED, str(error)
         if isinstance(error, RedisUnavailable) and error.sent:
             self.unknown += sent
 
     def record(self, verb: str, note: str = "", **more: str) -> bool:
-        """Write the pass to the audit trail. Return True if that succeeded."""
+        """Write the pass to the audit log. Return True if that succeeded."""
         counts = dict(self.counts)
         if self.refused:
             counts["refused"] = self.refused.total()
         if self.unknown:
             counts["unknown"] = self.unknown
-        ended = "" if self.ended in (DONE, LIMIT) else f"{self.ended}: {self.error}".rstrip(": ")
+        result = "" if self.result in (DONE, LIMIT) else f"{self.result}: {self.error}".rstrip(": ")
         try:
             audit.record(
                 self._store,
                 self.topic,
                 verb,
-                what=self._choice.stated() | more,
+                arguments=self._choice.stated() | more,
                 counts=counts,
                 first_id=self.first,
                 last_id=self.last,
-                note="; ".join(filter(None, (note, ended))),
+                note="; ".join(filter(None, (note, result))),
             )
         except (RedisUnavailable, RedisRefused):
             return False
@@ -164,16 +164,16 @@ class Purged:
     """The result of a purge.
 
     `missing` letters were replayed or purged by another client. `unknown` letters had no reply when
-    the connection was lost. `ended` is done, stopped or failed, and `error` the reason of a
+    the connection was lost. `result` is done, stopped or failed, and `error` the reason of a
     failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
-    false when the audit trail could not be written.
+    false when the audit log could not be written.
     """
 
     topic: str
     purged: int
     missing: int
     unknown: int
-    ended: str
+    result: str
     error: str
     first_id: str
     last_id: str
@@ -183,7 +183,7 @@ class Purged:
 def purge(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     *,
     stop: Stop = never,
     progress: Progress = silent,
@@ -203,15 +203,15 @@ def purge(
             continue
         removed = int(reply.rest[0])
         done.counts["purged"] += removed
-        done.counts["gone"] += len(piece) - removed
+        done.counts["missing"] += len(piece) - removed
         for entry in (piece[0], piece[-1]):
             done.touched(entry)
     return Purged(
         topic=topic,
         purged=done.counts["purged"],
-        missing=done.counts["gone"],
+        missing=done.counts["missing"],
         unknown=done.unknown,
-        ended=done.ended,
+        result=done.result,
         error=done.error,
         first_id=done.first,
         last_id=done.last,
@@ -221,11 +221,11 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `ended` is done or stopped. `audited` as for a replay."""
+    """The result of an export. `result` is done or stopped. `audited` as for a replay."""
 
     topic: str
     exported: int
-    ended: str
+    result: str
     first_id: str
     last_id: str
     audited: bool
@@ -238,7 +238,7 @@ class Export:
         self,
         store: Store,
         topic: str,
-        choice: DeadLetterFilter,
+        choice: MessageFilter,
         *,
         stop: Stop = never,
         progress: Progress = silent,
@@ -253,16 +253,16 @@ class Export:
                 yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
                 self._done.counts["exported"] += 1
                 self._done.touched(entry)
-        if self._done.ended not in (DONE, STOPPED):
+        if self._done.result not in (DONE, STOPPED):
             raise RedisUnavailable(self._done.error, sent=False)
 
     def finish(self, note: str = "") -> Exported:
-        """Write the audit trail and return the result."""
+        """Write the audit log and return the result."""
         done = self._done
         return Exported(
             topic=done.topic,
             exported=done.counts["exported"],
-            ended=done.ended,
+            result=done.result,
             first_id=done.first,
             last_id=done.last,
             audited=done.record("dlq export", note),

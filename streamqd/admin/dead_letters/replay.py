@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from streamqd.admin import partitions, topics
+from streamqd.admin import assignments, topics
 from streamqd.admin.dead_letters.listing import FailureCause, FailureTally
 from streamqd.admin.dead_letters.passes import (
     DONE,
@@ -27,13 +27,13 @@ from streamqd.admin.dead_letters.passes import (
 from streamqd.admin.dead_letters.selection import (
     DEAD_ONLY,
     REPLAYS_HEADER,
-    DeadLetterFilter,
     LetterFields,
     Page,
     origin_of,
     pages,
     replays_of,
 )
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import BadValues, Entry, server_unix_ms
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused
 from streamqd.model import Unit
@@ -167,9 +167,9 @@ class ReplayResult:
 
     `missing` letters were replayed or purged by another client. `refused` maps a reason to the
     number of letters that stayed. `unknown` letters had no reply when the connection was lost: they
-    were replayed or stay. `ended` is done, limit (reached), stopped or failed, and `error` the
-    reason of a failure. Only letters that existed at `began_unix_ms` were chosen. `first_id` and
-    `last_id` are the first and the last replayed. `audited` is false when the audit trail could not
+    were replayed or stay. `result` is done, limit (reached), stopped or failed, and `error` the
+    reason of a failure. Only letters that existed at `started_unix_ms` were chosen. `first_id` and
+    `last_id` are the first and the last replayed. `audited` is false when the audit log could not
     be written.
     """
 
@@ -179,9 +179,9 @@ class ReplayResult:
     missing: int
     refused: dict[str, int]
     unknown: int
-    ended: str
+    result: str
     error: str
-    began_unix_ms: int
+    started_unix_ms: int
     first_id: str
     last_id: str
     audited: bool
@@ -196,7 +196,7 @@ def over_replayed(most: int) -> str:
 def replay(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     *,
     target: Target = HOME,
     rate: float | None = None,
@@ -217,24 +217,24 @@ def replay(
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress)
-    began = server_unix_ms(store.connection)
+    started = server_unix_ms(store.connection)
     work = _Replay(store, route, done, max_replays)
     for piece in done.pieces(rate):
         work.run(piece if limit is None else piece[: limit - done.counts["replayed"]])
-        if limit is not None and done.counts["replayed"] >= limit and done.ended == DONE:
-            done.ended = LIMIT
+        if limit is not None and done.counts["replayed"] >= limit and done.result == DONE:
+            done.result = LIMIT
     counts = done.counts
     note = "; ".join(f"{number}: {why}" for why, number in done.refused.items())
     return ReplayResult(
         topic=topic,
         target=str(target),
         replayed=counts["replayed"],
-        missing=counts["gone"],
+        missing=counts["missing"],
         refused=dict(done.refused),
         unknown=done.unknown,
-        ended=done.ended,
+        result=done.result,
         error=done.error,
-        began_unix_ms=began,
+        started_unix_ms=started,
         first_id=done.first,
         last_id=done.last,
         audited=done.record("dlq replay", note, to=str(target)),
@@ -283,7 +283,7 @@ class _Replay:
             else:
                 (near if self._route.stays(entry, to) else far).append(_Going(entry, to))
         self._step_back(near)
-        if self._done.ended == DONE:
+        if self._done.result == DONE:
             self._move(far)
 
     # --- within the slot ---
@@ -302,7 +302,7 @@ class _Replay:
                 case "OK":
                     self._replayed(entry)
                 case "GONE":
-                    self._done.counts["gone"] += 1
+                    self._done.counts["missing"] += 1
                 case "MOVING":
                     self._on_its_way(reply.rest[0].decode("utf-8", "replace"))
                 case _:
@@ -321,13 +321,13 @@ class _Replay:
             there = self._judge(to, reply)
             if there is not None:
                 going.append(_Going(entry, there))
-        if self._done.ended == DONE:
+        if self._done.result == DONE:
             self._deliver(going)
 
     def _judge(self, to: Destination, reply: Reply) -> Destination | None:
         """Return the destination of a marked letter, None when it stays."""
         if reply.word == "GONE":
-            self._done.counts["gone"] += 1
+            self._done.counts["missing"] += 1
             return None
         marked = dead.Marked.parse(reply)
         there = read_destination(marked.target)
@@ -369,7 +369,7 @@ class _Replay:
             if reply.rest[0]:
                 self._replayed(entry)
             else:
-                self._done.counts["gone"] += 1
+                self._done.counts["missing"] += 1
 
     # --- both ---
 
@@ -443,7 +443,7 @@ class ReplayPlan:
 def plan(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     *,
     fleet: str,
     target: Target = HOME,
@@ -500,13 +500,13 @@ def _receivers(
 ) -> list[Receiver]:
     places = sorted(newest)
     units = [Unit(topic, number, group) for group, number in places]
-    rows = partitions.rows(store, units, BadValues())
+    rows = assignments.measured(store, units, 0, BadValues())
     orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
     paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
     receivers = []
     for group, letters in counts.most_common():
         mine = [at for at, place in enumerate(places) if place[0] == group]
-        owned = [rows[at] for at in mine if rows[at].state == "owned"]
+        owned = [rows[at] for at in mine if rows[at].lease == "owned"]
         receivers.append(
             Receiver(
                 group=group,

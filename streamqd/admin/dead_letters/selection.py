@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from streamqd.admin import topics
+from streamqd.admin.messages import EVERY, MessageFilter
 from streamqd.admin.reading import (
     PAGE_MAX,
     SEQ_MAX,
@@ -24,7 +25,6 @@ from streamqd.admin.reading import (
     read_place,
 )
 from streamqd.errors import Refused
-from streamqd.policy.fingerprint import of_letter
 from streamqd.store.store import Store
 
 # Replays that leave the retry streams are counted here: a counter among the fields of an entry is
@@ -118,83 +118,17 @@ def total(store: Store, topic: str) -> int:
     return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
-    """A filter over letters: the named or all present letters that match each other field.
-
-    `error_class` is the class with its module, or its last part. `key` is exact. `headers` are
-    pairs that must all be present. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive)
-    bound the time of the dead letter. None and () match everything.
-    """
-
-    letter_ids: tuple[str, ...] = ()
-    group: str | None = None
-    fingerprint: str | None = None
-    error_class: str | None = None
-    reason: str | None = None
-    key: bytes | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    since_unix_ms: int | None = None
-    until_unix_ms: int | None = None
-
-    def takes(self, entry: Entry) -> bool:
-        """Return True if a letter matches. Names are not compared."""
-        letter = LetterFields(entry.fields)
-        if self.since_unix_ms is not None and entry.id.ms < self.since_unix_ms:
-            return False
-        if self.until_unix_ms is not None and entry.id.ms >= self.until_unix_ms:
-            return False
-        if self.group is not None and letter.text(b"group") != self.group:
-            return False
-        if self.reason is not None and letter.text(b"reason") != self.reason:
-            return False
-        if self.error_class is not None and not _is_class(
-            letter.text(b"errorClass"), self.error_class
-        ):
-            return False
-        if self.key is not None and entry.fields.get(b"key") != self.key:
-            return False
-        if self.fingerprint is not None and of_letter(entry.fields) != self.fingerprint:
-            return False
-        if not self.headers:
-            return True
-        headers = entry.headers or {}
-        return all(headers.get(name) == value for name, value in self.headers)
-
-    @property
-    def narrows(self) -> bool:
-        """Return True if any filter is set."""
-        return any(getattr(self, each.name) != each.default for each in fields(self))
-
-    def stated(self) -> dict[str, Any]:
-        """Return the filters that differ from their defaults, for the audit trail."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        if self.key is not None:
-            found["key"] = self.key.decode("utf-8", "backslashreplace")
-        found["headers"] = dict(self.headers)
-        return {name: value for name, value in found.items() if value not in (None, (), {})}
-
-
-EVERY_LETTER = DeadLetterFilter()
-
-
-def _is_class(name: str, wanted: str) -> bool:
-    return name == wanted or name.rpartition(".")[2] == wanted
-
-
 Page = list[Entry]  # letters of one partition, the oldest first
 
 
-def pages(
-    store: Store, topic: str, choice: DeadLetterFilter, size: int = PAGE_MAX
-) -> Iterator[Page]:
+def pages(store: Store, topic: str, choice: MessageFilter, size: int = PAGE_MAX) -> Iterator[Page]:
     """Yield the chosen letters by partition, oldest first.
 
     The set of letters is fixed before this returns. Raises TopicMissing. Raises Refused when a
     named letter does not exist or does not match.
     """
     streams = streams_of(store, topic)
-    if choice.letter_ids:
+    if choice.ids:
         return iter(_named(store, streams, choice))
     ends = ask(store, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
     until = {
@@ -208,7 +142,7 @@ def pages(
 def _walk(
     store: Store,
     streams: dict[int, str],
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     ends: dict[int, Id],
     size: int,
 ) -> Iterator[Page]:
@@ -222,16 +156,16 @@ def _walk(
             until = min(until, Id(choice.until_unix_ms - 1, SEQ_MAX))
         for page in forwards(store, streams[partition], after=after, until=until, size=size):
             entries = [Entry(partition, *each) for each in page]
-            kept = [each for each in entries if choice.takes(each)]
+            kept = [each for each in entries if choice.takes(each.id.ms, each.fields)]
             if kept:
                 yield kept
 
 
-def _named(store: Store, streams: dict[int, str], choice: DeadLetterFilter) -> list[Page]:
+def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[Page]:
     """Return the named letters. All are found before any is changed."""
-    found = [find(store, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
+    found = [find(store, streams, letter_id) for letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
-        if choice.takes(entry):
+        if choice.takes(entry.id.ms, entry.fields):
             continue
         owner = LetterFields(entry.fields).text(b"group")
         if choice.group is not None and owner != choice.group:
@@ -242,8 +176,8 @@ def _named(store: Store, streams: dict[int, str], choice: DeadLetterFilter) -> l
     return [[entry] for entry in found]
 
 
-def count(store: Store, topic: str, choice: DeadLetterFilter) -> int:
+def count(store: Store, topic: str, choice: MessageFilter) -> int:
     """Return the number of chosen letters. Raises TopicMissing, Refused."""
-    if choice == EVERY_LETTER:
+    if choice == EVERY:
         return total(store, topic)
     return sum(len(page) for page in pages(store, topic, choice))

@@ -17,7 +17,7 @@ from typing import Any
 from streamqd import config
 from streamqd.admin import backlog, published
 from streamqd.admin.diagnosis.stream import BlockingGroup, blocking_group
-from streamqd.admin.instances import LiveInstance, instance_of
+from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.permissions import MissingPermission
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import (
@@ -263,15 +263,10 @@ class DiagnosisFacts:
         return Keys(self.settings.keys.control, self.settings.keys.streams)
 
     @cached_property
-    def instances(self) -> Sequence[LiveInstance]:
+    def instances(self) -> Sequence[InstanceRow]:
         """The members as views show them."""
         state, summaries = self.fleet.state, self.fleet.summaries
-        return [
-            instance_of(
-                beat, summaries.get(beat.instance, {}), silent=beat.instance in state.silent
-            )
-            for beat in state.beats
-        ]
+        return [instance_row(state, beat, summaries.get(beat.instance, {})) for beat in state.beats]
 
     @cached_property
     def living(self) -> Sequence[Heartbeat]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamqd.admin import instances, live
+from streamqd.admin import instances
+from streamqd.admin.assignments import by_group, holder, published_rows
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import numbers
 from streamqd.admin.instances import YOUNG_SECONDS
-from streamqd.admin.partitions import by_group, holder
 from streamqd.admin.why import as_argument
 from streamqd.model import Unit
 from streamqd.store.directives import EVERYBODY, Directive, Scope
@@ -90,7 +90,7 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("fleet.directives-for-gone", Severity.WARNING, Need.FLEET)
+@check("fleet.directives-for-missing", Severity.WARNING, Need.FLEET)
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
@@ -105,7 +105,7 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"{plural(len(gone), 'directive')} {'is' if len(gone) == 1 else 'are'} for"
             f" {', '.join(names[:4])}, which are not live: they apply when an instance of that name"
             " returns",
-            "`streamqd control clear --gone --yes`",
+            "`streamqd control clear --missing --yes`",
             evidence={"directives": sorted(gone)[:16], "instances": names[:16]},
         )
 
@@ -218,7 +218,7 @@ def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A coroutine blocks its worker's event loop, or did in the last 15 minutes."""
     for name, summary in facts.fleet.summaries.items():
-        for each in live.units_of(name, summary):
+        for each in published_rows(name, summary):
             now, ago = each.loop_blocked_seconds or 0.0, each.loop_blocked_seconds_ago
             if not now and (ago is None or ago > BLOCKED_SECONDS):
                 continue
@@ -245,8 +245,8 @@ def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Unit, str]]:
     return [
         (each.unit, name)
         for name, summary in facts.fleet.summaries.items()
-        for each in live.units_of(name, summary)
-        if each.state == state
+        for each in published_rows(name, summary)
+        if each.worker == state
     ]
 
 
@@ -345,14 +345,14 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 @check("fleet.quarantine-stuck", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
-def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A partition has been in quarantine for 5 minutes with nothing pending."""
 
     def stuck(each: UnitFacts) -> bool:
         view = each.view
         return (
             view is not None
-            and view.solo
+            and view.quarantine
             and view.ttl is not None
             and each.figures is not None
             and not each.pending

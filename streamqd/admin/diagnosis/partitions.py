@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from streamqd.admin import published
+from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
-from streamqd.admin.partitions import by_group
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.words import plural, roughly, spans
 
@@ -424,9 +424,9 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is producing dead letters now."""
     rates: dict[tuple[str, str], float] = {}
     for summary in facts.fleet.summaries.values():
-        for unit in published.tables(summary.get("units")):
+        for unit in published.tables(summary.get("assignments")):
             pair = str(unit.get("topic")), str(unit.get("group"))
-            rates[pair] = rates.get(pair, 0.0) + (published.rate(unit, "dead") or 0.0)
+            rates[pair] = rates.get(pair, 0.0) + (published.rate(unit, "dead_lettered") or 0.0)
     for (topic, group), rate in rates.items():
         if rate >= GROWING:
             yield CheckResult(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from streamqd import config
 from streamqd.admin import topics
+from streamqd.admin.assignments import holder
 from streamqd.admin.checks import Check, CheckResult, Severity, check, judged
-from streamqd.admin.partitions import holder
 from streamqd.admin.reading import (
     BadValues,
     Id,

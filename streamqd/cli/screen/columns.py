@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS
-from streamqd.admin.live import LiveUnit
 from streamqd.cli.output import printable
 from streamqd.words import age, short
 
@@ -35,8 +35,8 @@ class ScreenColumn:
     heading: str
     width: int
     from_width: int
-    cell: Callable[[LiveUnit, int], Cell]
-    rank: Callable[[LiveUnit], tuple[float | str, ...]]
+    cell: Callable[[AssignmentRow, int], Cell]
+    rank: Callable[[AssignmentRow], tuple[float | str, ...]]
     left: bool = False
 
 
@@ -56,7 +56,7 @@ def number(value: float | None, width: int = 7) -> str:
     return whole
 
 
-def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
+def urgency(unit: AssignmentRow) -> tuple[float | str, ...]:
     """Return the rank by urgency: pauses and failures first, then the longest wait."""
     word = unit.condition
     trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
@@ -68,7 +68,7 @@ def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
     )
 
 
-def state_cell(unit: LiveUnit) -> Cell:
+def state_cell(unit: AssignmentRow) -> Cell:
     """Return the condition, in capitals if it needs attention, so that color is not required."""
     word, run = unit.condition, unit.longest_run_seconds or 0
     if word == "running":
@@ -93,16 +93,16 @@ _SHORT = {
 }
 
 
-def _run_cell(unit: LiveUnit) -> Cell:
+def _run_cell(unit: AssignmentRow) -> Cell:
     run = unit.longest_run_seconds or 0
     return Cell(short(run or None), "warn" if run >= STUCK_SECONDS else "")
 
 
-def _since(unit: LiveUnit, now: int) -> str:
+def _since(unit: AssignmentRow, now: int) -> str:
     return "-" if not unit.since_unix_ms else age(now - unit.since_unix_ms)
 
 
-def _slope(unit: LiveUnit) -> Cell:
+def _slope(unit: AssignmentRow) -> Cell:
     slope = unit.lag_per_second
     if slope is None:
         return Cell("-")
@@ -112,7 +112,11 @@ def _slope(unit: LiveUnit) -> Cell:
 
 
 def _numeric(
-    name: str, heading: str, width: int, from_width: int, value: Callable[[LiveUnit], float | None]
+    name: str,
+    heading: str,
+    width: int,
+    from_width: int,
+    value: Callable[[AssignmentRow], float | None],
 ) -> ScreenColumn:
     return ScreenColumn(
         name,
@@ -125,7 +129,7 @@ def _numeric(
 
 
 def _timed(
-    name: str, heading: str, from_width: int, value: Callable[[LiveUnit], float | None]
+    name: str, heading: str, from_width: int, value: Callable[[AssignmentRow], float | None]
 ) -> ScreenColumn:
     return ScreenColumn(
         name,
@@ -167,7 +171,7 @@ COLUMNS = (
         "run", "RUN", 6, 110,
         lambda unit, _now: _run_cell(unit), lambda unit: (unit.longest_run_seconds or 0,),
     ),
-    _numeric("dead", "DEAD", 5, 110, lambda unit: unit.dead_letters),
+    _numeric("dlq", "DLQ", 5, 110, lambda unit: unit.dead_letters),
 )  # fmt: skip
 
 # The sort orders of the key `s`.
@@ -186,7 +190,7 @@ def shown(width: int) -> tuple[list[ScreenColumn], int]:
     return fit, max(1, width - sum(column.width + GAP for column in fit))
 
 
-def ordered(units: list[LiveUnit], order: str) -> list[LiveUnit]:
+def ordered(units: list[AssignmentRow], order: str) -> list[AssignmentRow]:
     """Return the units sorted by one of `ORDERS`, highest first, and by name if equal."""
     by_name = sorted(units, key=lambda unit: (unit.topic, unit.group, unit.partition))
     if order == "name":

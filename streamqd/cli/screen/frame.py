@@ -12,10 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streamqd.admin.assignments import AssignmentRow, RecentFailure, error_name
 from streamqd.admin.checks import Finding, judged
-from streamqd.admin.live import LiveFailure, LiveUnit, LiveView, error_name
 from streamqd.admin.notices import NOTICES
 from streamqd.admin.notices import ordered as ordered_by
+from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.output import printable
 from streamqd.cli.screen.columns import NAME_MIN, Cell, number, ordered, shown
 from streamqd.words import age, short
@@ -39,7 +40,7 @@ HELP = (
     "OLDEST   age of the oldest message that is unread or pending",
     "PENDING  delivered and not acknowledged, DELAYED waiting for their next attempt",
     "P99      99 of 100 handler runs of the last minute took at most this",
-    "RUN      age of the current handler run, DEAD dead letters of the group",
+    "RUN      age of the current handler run, DLQ dead letters of the group",
     "STATE    run 12s: one message has been running for 12 s, circuit: its breaker is open",
     "",
     "`streamqd why TOPIC/PARTITION` shows why a partition makes no progress.",
@@ -60,7 +61,7 @@ class Shown:
 
 
 def frame(
-    view: LiveView | None,
+    view: FleetSnapshot | None,
     chosen: Shown,
     width: int,
     height: int | None,
@@ -93,7 +94,7 @@ def frame(
     return _fitted(lines, width, height)
 
 
-def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
+def visible(view: FleetSnapshot, chosen: Shown) -> list[AssignmentRow]:
     """Return the units that match the filter, in the chosen order."""
     wanted = chosen.filter.lower()
     found = [
@@ -105,7 +106,7 @@ def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
     return found[::-1] if chosen.reverse else found
 
 
-def rows_of(view: LiveView | None, width: int, height: int, trouble: str = "") -> int:
+def rows_of(view: FleetSnapshot | None, width: int, height: int, trouble: str = "") -> int:
     """Return the number of table rows that fit on the screen."""
     if view is None:
         return 1
@@ -116,7 +117,7 @@ def rows_of(view: LiveView | None, width: int, height: int, trouble: str = "") -
 # --- the head -------------------------------------------------------------------------------------
 
 
-def _head(view: LiveView, chosen: Shown, trouble: str, old: float) -> Line:
+def _head(view: FleetSnapshot, chosen: Shown, trouble: str, old: float) -> Line:
     states = Counter(each.state for each in view.instances)
     counts = ", ".join(f"{count} {word}" for word, count in sorted(states.items()))
     clock = time.strftime("%H:%M:%S", time.gmtime(view.now_unix_ms / 1000))
@@ -129,7 +130,7 @@ def _head(view: LiveView, chosen: Shown, trouble: str, old: float) -> Line:
     return [*line, Cell(f"{when}  instances: {counts or 'none'}")]
 
 
-def _sums(view: LiveView) -> Line:
+def _sums(view: FleetSnapshot) -> Line:
     sums = view.totals
     more = "" if sums.lag_exact else "+"
     return [
@@ -144,7 +145,7 @@ def _sums(view: LiveView) -> Line:
 _STYLES = {"problem": "bad", "warning": "warn", "note": "warn"}
 
 
-def _troubles(view: LiveView, trouble: str) -> list[Cell]:
+def _troubles(view: FleetSnapshot, trouble: str) -> list[Cell]:
     found = [Cell(trouble, "bad")] if trouble else []
     found = [*_cells(judged([ordered_by], view)), *found, *_cells(judged(NOTICES, view))]
     if len(found) > TROUBLES_MAX:
@@ -161,7 +162,7 @@ def _cells(found: Sequence[Finding]) -> list[Cell]:
 
 
 def _table(
-    view: LiveView, rows: Sequence[LiveUnit], chosen: Shown, width: int, room: int | None
+    view: FleetSnapshot, rows: Sequence[AssignmentRow], chosen: Shown, width: int, room: int | None
 ) -> list[Line]:
     columns, name_width = shown(width)
     # On a wide screen, names must not be far away from their figures.
@@ -189,7 +190,7 @@ def _table(
     return lines
 
 
-def _foot(rows: Sequence[LiveUnit], chosen: Shown, room: int) -> Line:
+def _foot(rows: Sequence[AssignmentRow], chosen: Shown, room: int) -> Line:
     if chosen.typing:
         return [
             Cell("/" + chosen.filter + "_", "bold"),
@@ -204,7 +205,7 @@ def _foot(rows: Sequence[LiveUnit], chosen: Shown, room: int) -> Line:
 # --- the panels -----------------------------------------------------------------------------------
 
 
-def _panels(view: LiveView, width: int, height: int | None) -> list[Line]:
+def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
     if height is not None and height < PANEL_MIN_HEIGHT:
         return []
     most = PANEL_ROWS[1] if height is None else min(PANEL_ROWS[1], max(PANEL_ROWS[0], height // 6))
@@ -235,13 +236,13 @@ def _panels(view: LiveView, width: int, height: int | None) -> list[Line]:
     return lines
 
 
-def _slowest(units: Sequence[LiveUnit]) -> list[Cell]:
-    by_handler: dict[tuple[str, str], list[LiveUnit]] = defaultdict(list)
+def _slowest(units: Sequence[AssignmentRow]) -> list[Cell]:
+    by_handler: dict[tuple[str, str], list[AssignmentRow]] = defaultdict(list)
     for unit in units:
         if unit.p99_seconds is not None or unit.longest_run_seconds:
             by_handler[unit.topic, unit.group].append(unit)
 
-    def worst(some: list[LiveUnit]) -> tuple[float, float]:
+    def worst(some: list[AssignmentRow]) -> tuple[float, float]:
         return (
             max(unit.p99_seconds or 0 for unit in some),
             max(unit.longest_run_seconds or 0 for unit in some),
@@ -256,8 +257,8 @@ def _slowest(units: Sequence[LiveUnit]) -> list[Cell]:
     return found
 
 
-def _failures(failures: Sequence[LiveFailure]) -> list[Cell]:
-    by_class: dict[tuple[str, str, str], list[LiveFailure]] = defaultdict(list)
+def _failures(failures: Sequence[RecentFailure]) -> list[Cell]:
+    by_class: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
     for each in failures:
         if each.seconds_ago <= RECENT_SECONDS:
             by_class[each.error, each.topic, each.group].append(each)

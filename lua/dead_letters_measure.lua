@@ -1,4 +1,4 @@
--- letters_measure: no transition, reads only
+-- dead_letters_measure: no transition, reads only
 --
 -- Count the dead letters of a partition by group, one page per call. Entries are examined here, so
 -- that no body is transferred.

@@ -1,4 +1,4 @@
--- sink_end: decided -> published
+-- sink_finish: decided -> published
 --
 -- Mark a batch of a streaming query as published: all its rows are in their partitions. It is never
 -- published again.

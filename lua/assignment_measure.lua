@@ -1,4 +1,4 @@
--- unit_measure: no transition, reads only
+-- assignment_measure: no transition, reads only
 --
 -- Return the figures of one group on one partition for metrics and status. Entries are examined
 -- here, so that no body is transferred.

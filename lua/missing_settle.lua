@@ -1,4 +1,4 @@
--- ghost_settle: in-flight, entry missing -> settled, counted
+-- missing_settle: in-flight, entry missing -> settled, counted
 --
 -- Settle the pending entries of a group that are no longer in the partition. Partitions are trimmed
 -- from the old end only, so an entry older than the first one never comes back. Only for a topic

@@ -1,4 +1,4 @@
--- growth_begin: fixed partition count -> growing
+-- growth_start: fixed partition count -> growing
 --
 -- Announce that a topic is about to get more partitions. Nothing changes for producers or groups
 -- yet. The token is also that of the leases with which the growth holds the new partitions until
@@ -11,7 +11,7 @@
 -- ARGV[3]  token  token  new, random
 --
 -- Returns  OK       started, or in progress to the same count     [2] its token [3] previous count
---                   [4] phase: begun, switched or marked [5] barriers, '' before they are marked
+--                   [4] phase: started, switched or marked [5] barriers, '' before they are marked
 -- Returns  OTHER    growing to another count                      [2] that count
 -- Returns  CHANGED  the count has changed since the caller saw it  [2] the count
 -- Returns  MISSING  no such topic
@@ -33,7 +33,7 @@ if known[3] then
   if known[2] ~= to then
     return {'OTHER', known[2]}
   end
-  local phase = known[5] and 'marked' or count == to and 'switched' or 'begun'
+  local phase = known[5] and 'marked' or count == to and 'switched' or 'started'
   return {'OK', known[3], known[4], phase, known[5] or ''}
 end
 if count ~= seen then
@@ -44,4 +44,4 @@ end
 redis.call(
   'HSET', meta, 'growTo', to, 'growToken', token, 'growFrom', count, 'growSince',
   text(now_unix_ms()))
-return {'OK', token, count, 'begun', ''}
+return {'OK', token, count, 'started', ''}

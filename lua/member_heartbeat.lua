@@ -1,4 +1,4 @@
--- member_beat: absent -> present, present -> present
+-- member_heartbeat: absent -> present, present -> present
 --
 -- Record the heartbeat of an instance, and return the other members and the operators' directives.
 -- An instance is removed if it was silent while the caller watched and its last heartbeat is older
@@ -17,7 +17,7 @@
 --
 -- Returns  OK    [2] now, unix ms [3] members, each id, last heartbeat in unix ms, JSON [4]
 --                directives and their JSON in turn
--- Returns  TWIN  another run sends heartbeats under this id     [2] its last heartbeat, unix ms [3]
+-- Returns  DUPLICATE  another run sends heartbeats under this id     [2] its last heartbeat, unix ms [3]
 --                its JSON
 --
 -- Cost     O(n + m + s), n = members, m = directives (control_change bounds them), s = silent ids
@@ -36,7 +36,7 @@ if known and beat and now - tonumber(beat) < stale_ms then
   local readable, held = pcall(cjson.decode, known)
   local other = readable and type(held) == 'table' and held['nonce']
   if type(other) == 'string' and other ~= nonce then
-    return {'TWIN', text(tonumber(beat)), known}
+    return {'DUPLICATE', text(tonumber(beat)), known}
   end
 end
 local orders = redis.call('HGETALL', control)

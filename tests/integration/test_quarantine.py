@@ -1,4 +1,4 @@
-"""Turns and marks of solo mode: their owners, and no owner while no message runs."""
+"""Turns and marks of the quarantine: their owners, and no owner while no message runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def desk(desk: Desk) -> Desk:
     for number in (1, 2, 3):
         desk.add(f"{number}-0", "payload", "x", "key", "k")
     desk.fetch(3)
-    desk.do("HSET", desk.fence, "solo", "1")
+    desk.do("HSET", desk.fence, "quarantine", "1")
     return desk
 
 
@@ -76,7 +76,7 @@ class Turns:
 
     def __init__(self, life: Life) -> None:
         daemon = life.settings.daemon
-        self.path = daemon.state_dir / f"{daemon.instance}.solo"
+        self.path = daemon.state_dir / f"{daemon.instance}.quarantine"
 
     def free(self, wanted: int = fcntl.LOCK_EX) -> bool:
         """Return True if such a turn could start now."""

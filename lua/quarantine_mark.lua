@@ -1,7 +1,7 @@
--- solo_mark: inherited entries, one round at a time
+-- quarantine_mark: inherited entries, one round at a time
 --
 -- Record the entries about to run, so that the next owner can identify an entry that takes down the
--- whole host. Acknowledges the previous entries in the same step. Without places, solo mode is
+-- whole host. Acknowledges the previous entries in the same step. Without places, the quarantine is
 -- over. The session is compared because a late copy from an abandoned connection would record an
 -- entry that is not running.
 --
@@ -12,7 +12,7 @@
 -- ARGV[1]  token    token   the owner's
 -- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  places   str     about to run, separated by spaces, '' = solo mode is over
+-- ARGV[4]  places   str     about to run, separated by spaces, '' = the quarantine is over
 -- ARGV[5..] acked   list    finished places (charged ones go through settle_ack)
 --
 -- Returns  OK       marked, or over
@@ -54,6 +54,6 @@ acknowledge(retry, group, retry_ids)
 if places ~= '' then
   redis.call('HSET', fence, 'mark', places)
 else
-  redis.call('HDEL', fence, 'solo', 'accused')
+  redis.call('HDEL', fence, 'quarantine', 'accused')
 end
 return {'OK'}

@@ -1,4 +1,4 @@
--- growth_end: settling -> fixed partition count
+-- growth_finish: settling -> fixed partition count
 --
 -- Forget a growth. Every group that existed at its start now reads the new partitions.
 --

@@ -1,4 +1,4 @@
--- sink_begin: unknown batch -> decided
+-- sink_start: unknown batch -> decided
 --
 -- Decide which task attempts make up a batch of a streaming query. The decision stays until the
 -- whole batch is published. A later call with other attempts gets the first decision.
@@ -12,13 +12,13 @@
 -- ARGV[5]  topics  str   names of their topics, separated by spaces
 --
 -- Returns  OK     decided                       [2] number of the previous batch, or ''
--- Returns  BEGUN  a decision is not carried out yet, for this batch or an earlier one [2] number of
+-- Returns  STARTED  a decision is not carried out yet, for this batch or an earlier one [2] number of
 --                 that batch [3] its plan
 -- Returns  DONE   the batch is published        [2] its rows [3] its topics, '' = unknown
 -- Returns  PAST   a later batch was decided     [2] its number
 --
 -- Cost     O(1) + size of the plan
--- Repeat   idempotent: the second call returns BEGUN with the first decision. Works when memory is
+-- Repeat   idempotent: the second call returns STARTED with the first decision. Works when memory is
 --          full
 -- @include _numbers
 
@@ -34,9 +34,9 @@ if at then
   if last > current then
     return {'PAST', at}
   end
-  local begun = redis.call('HGET', record, 'plan')
-  if begun then
-    return {'BEGUN', at, begun}
+  local started = redis.call('HGET', record, 'plan')
+  if started then
+    return {'STARTED', at, started}
   end
   if last == current then
     local known = redis.call('HMGET', record, 'rows', 'topics')

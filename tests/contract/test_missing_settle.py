@@ -1,4 +1,4 @@
-"""ghost_settle: in-flight, entry missing -> settled, counted."""
+"""missing_settle: in-flight, entry missing -> settled, counted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.contract.desk import Desk
 
 def settled(desk: Desk, count: int = 100) -> int:
     call = retention.settle_ghosts(desk.keys, desk.unit, count)
-    return int(desk.expect("ghost_settle", "OK", call)[0])
+    return int(desk.expect("missing_settle", "OK", call)[0])
 
 
-def test_ghost_settle_settles_trimmed_entries(desk: Desk) -> None:
+def test_missing_settle_settles_trimmed_entries(desk: Desk) -> None:
     desk.pending("1-0", "2-0", "3-0")
     desk.do("XTRIM", desk.stream, "MINID", "=", "3-0")
     desk.do("HSET", desk.attempts, "m:1-0:c", "2", "m:1-0:last", "x", "m:3-0:c", "1")
@@ -24,7 +24,7 @@ def test_ghost_settle_settles_trimmed_entries(desk: Desk) -> None:
     assert sorted(changed) == ["attempts", "stream", "trim"]
 
 
-def test_ghost_settle_repeated_changes_nothing(desk: Desk) -> None:
+def test_missing_settle_repeated_changes_nothing(desk: Desk) -> None:
     desk.pending("1-0")
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     assert settled(desk) == 1
@@ -33,14 +33,14 @@ def test_ghost_settle_repeated_changes_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_ghost_settle_keeps_existing_entries(desk: Desk) -> None:
+def test_missing_settle_keeps_existing_entries(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     before = desk.dump()
     assert settled(desk) == 0
     assert desk.dump() == before
 
 
-def test_ghost_settle_works_in_batches(desk: Desk) -> None:
+def test_missing_settle_works_in_batches(desk: Desk) -> None:
     """Also more than `unpack` can return at once."""
     count = 1_200
     desk.groups()
@@ -51,7 +51,7 @@ def test_ghost_settle_works_in_batches(desk: Desk) -> None:
     assert desk.state()["trim"] == {"dropped_pending:hits": b"1200"}
 
 
-def test_ghost_settle_leaves_other_groups_alone(desk: Desk) -> None:
+def test_missing_settle_leaves_other_groups_alone(desk: Desk) -> None:
     desk.pending("1-0")
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
     desk.do("XREADGROUP", "GROUP", "audit", "w", "COUNT", 1, "STREAMS", desk.stream, ">")
@@ -60,14 +60,14 @@ def test_ghost_settle_leaves_other_groups_alone(desk: Desk) -> None:
     assert desk.state()["stream"].groups["audit"] == ("1-0", {"1-0": "w"})
 
 
-def test_ghost_settle_refuses_a_missing_group(desk: Desk) -> None:
+def test_missing_settle_refuses_a_missing_group(desk: Desk) -> None:
     call = retention.settle_ghosts(desk.keys, desk.unit, 10)
-    desk.expect("ghost_settle", "NOGROUP", call)
+    desk.expect("missing_settle", "NOGROUP", call)
     desk.add("1-0")
-    desk.expect("ghost_settle", "NOGROUP", call)
+    desk.expect("missing_settle", "NOGROUP", call)
 
 
-def test_ghost_settle_works_with_full_memory(desk: Desk) -> None:
+def test_missing_settle_works_with_full_memory(desk: Desk) -> None:
     desk.pending("1-0")
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     with desk.full_memory():

@@ -1,0 +1,347 @@
+"""The row of an assignment: one group on one partition, as operators see it.
+
+`published_rows` reads the rows in the summary of an instance, and `measured` those in Redis, with
+what their owners have published. Neither writes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from streamqd.admin import backlog, published
+from streamqd.admin.condition import condition
+from streamqd.admin.reading import BadValues, lease_views, measure, measure_each
+from streamqd.model import Unit
+from streamqd.store import spark, statistics
+from streamqd.store.leases import LeaseView
+from streamqd.store.statistics import Backlog, UnitFigures
+from streamqd.store.store import Store
+
+COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
+RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
+# A worker in these states has returned its lease, but its instance still publishes it.
+RESTING = ("broken", "failed")
+_VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.handlers.Undecodable")
+
+
+@dataclass(frozen=True, slots=True)
+class RecentFailure:
+    """One kind of failure of one assignment. `count` since the instance first owned it."""
+
+    error: str
+    count: int
+    seconds_ago: float
+    topic: str
+    partition: int
+    group: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentRow:
+    """One group on one partition. None is unknown.
+
+    `lease` is owned, expired (not renewed in time, and not taken over yet), free, or query: the
+    group shows the position of a Spark query, which no instance owns. `owner` and `since_unix_ms`
+    describe the owner, '' and None without one. `epoch` grows with each change of owner. An
+    assignment in `quarantine` runs the messages of a lost owner in rounds.
+
+    `exists` is false if the group does not exist on the partition. `position` is the ID delivered
+    last, '' if it was not read. `lag` counts unread messages, also those in the group's retry
+    stream (`retry_unread`). It is None when the server keeps no count and there are too many to
+    count them here: there are at least `lag_at_least`. `pending` messages were delivered and not
+    acknowledged. `delayed` ones wait for their next attempt, the first until `next_due_unix_ms`.
+    `oldest_unix_ms` is the write time of the oldest unread or pending message, `oldest_seconds` its
+    age, `oldest_unread_unix_ms` and `oldest_pending_unix_ms` the times of each kind. `dead_letters`
+    belong to the group, `partition_dead_letters` to all groups of the partition.
+
+    The rest is published by `reporter`: the owner, or the last one after a crash loop, '' without.
+    `worker` is the state of its worker process (booting, ready, paused, quiet, broken, failed,
+    gone), for a ready one the reason of its wait (blocked, full, halted, probing, flooded,
+    throttled) or recovering. `waits_seconds` is the remaining wait. `in_flight` entries are fetched
+    and not handled. `held` messages of `held_keys` keys wait for an earlier message of their key.
+    `suspects_left` of `suspects` messages of a crash or a lost host are left to run in rounds, and
+    a round of `round_size` runs now. Rates are per second: `acked` and `failed` averaged over 10 s,
+    `arriving` (entries written to the partition) over 20 s, `lag_per_second` the median change in
+    that time. `p50_seconds` and `p99_seconds` cover the handler runs of the last minute. The event
+    loop is blocked for `loop_blocked_seconds`, 0 while it turns, or was until
+    `loop_blocked_seconds_ago`, by the code `loop_blocker` (FILE:LINE in FUNCTION).
+    `longest_run_seconds` is the age of the oldest handler run, `running` the place of its message,
+    `progress_seconds` the time since a handler called `Message.progress`, if any did. `rate` limits
+    the runs per second of the partition, or as a share of the group (`rate_per`).
+
+    `paused` and `stopped` are set by a directive, applied or not yet. `failures` are the recent
+    kinds of failure, on any instance, the latest first.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    lease: str = "free"
+    owner: str = ""
+    epoch: int = 0
+    since_unix_ms: int | None = None
+    quarantine: bool = False
+    exists: bool = True
+    position: str = ""
+    lag: int | None = None
+    lag_at_least: int = 0
+    retry_unread: int = 0
+    pending: int | None = None
+    delayed: int | None = None
+    oldest_unix_ms: int | None = None
+    oldest_unread_unix_ms: int | None = None
+    oldest_pending_unix_ms: int | None = None
+    oldest_seconds: float | None = None
+    next_due_unix_ms: int | None = None
+    dead_letters: int | None = None
+    partition_dead_letters: int | None = None
+    reporter: str = ""
+    worker: str = ""
+    handler: str = ""
+    in_flight: int | None = None
+    held: int | None = None
+    held_keys: int | None = None
+    suspects_left: int | None = None
+    suspects: int | None = None
+    round_size: int | None = None
+    acked: float | None = None
+    failed: float | None = None
+    arriving: float | None = None
+    lag_per_second: float | None = None
+    p50_seconds: float | None = None
+    p99_seconds: float | None = None
+    mean_seconds: float | None = None
+    longest_run_seconds: float | None = None
+    progress_seconds: float | None = None
+    waits_seconds: float | None = None
+    rate: float | None = None
+    rate_per: str = ""
+    loop_blocked_seconds: float | None = None
+    loop_blocked_seconds_ago: float | None = None
+    loop_blocker: str = ""
+    running: str = ""
+    timeout: float | None = None
+    hard_timeout: float | None = None
+    paused: bool = False
+    stopped: bool = False
+    failures: tuple[RecentFailure, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """Its unit."""
+        return Unit(self.topic, self.partition, self.group)
+
+    @property
+    def name(self) -> str:
+        """`topic/partition/group`."""
+        return str(self.unit)
+
+    @property
+    def state(self) -> str:
+        """The state of the worker, or free or expired without an owner."""
+        return self.lease if self.lease in ("free", "expired") else self.worker or "unknown"
+
+    @property
+    def condition(self) -> str:
+        """The condition, as `condition` names it."""
+        run = self.longest_run_seconds
+        return condition(self.lease, self.worker, run, paused=self.paused, stopped=self.stopped)
+
+    @property
+    def last_failure(self) -> RecentFailure | None:
+        """The last failure, None without one in the last 5 minutes.
+
+        For an open circuit, only failures that can open it count.
+        """
+        found = self.failures
+        if self.worker in ("halted", "probing"):
+            found = of_dependencies(found)
+        return found[0] if found and found[0].seconds_ago <= RECENT_SECONDS else None
+
+
+class OfUnit(Protocol):
+    """Facts about one assignment."""
+
+    @property
+    def unit(self) -> Unit:
+        """Its unit."""
+
+
+AnyUnit = TypeVar("AnyUnit", bound=OfUnit)
+
+
+def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:
+    """Return the rows of each group of each topic."""
+    found: dict[tuple[str, str], list[AnyUnit]] = {}
+    for row in rows:
+        found.setdefault((row.unit.topic, row.unit.group), []).append(row)
+    return found
+
+
+def of_dependencies(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
+    """Return the failures that can open a circuit: a verdict of a handler never does."""
+    return tuple(each for each in failures if each.error not in _VERDICTS)
+
+
+def error_name(error: str) -> str:
+    """Return the name of an error's class alone, or a sentence: its module is in the log."""
+    return error if " " in error else error.rpartition(".")[2]
+
+
+# --- published ------------------------------------------------------------------------------------
+
+
+def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow]:
+    """Return the assignments in the summary of an instance, as if it owned them all."""
+    return [_published_row(instance, raw) for raw in published.tables(summary.get("assignments"))]
+
+
+_WHOLE = (
+    *("since_unix_ms", "lag", "pending", "delayed", "oldest_unread_unix_ms", "next_due_unix_ms"),
+    *("in_flight", "dead_letters", "partition_dead_letters", "held", "held_keys"),
+    *("suspects_left", "suspects", "round_size"),
+)
+_REAL = (
+    *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),
+    *("mean_seconds", "longest_run_seconds", "progress_seconds", "waits_seconds", "rate"),
+    *("timeout", "hard_timeout", "loop_blocked_seconds", "loop_blocked_seconds_ago"),
+)
+_TEXT = ("handler", "rate_per", "loop_blocker", "running")
+
+
+def _published_row(instance: str, raw: dict[str, Any]) -> AssignmentRow:
+    values: dict[str, Any] = {name: published.whole(raw.get(name)) for name in _WHOLE}
+    values |= {name: published.real(raw.get(name)) for name in _REAL}
+    values |= {name: str(raw.get(name) or "") for name in _TEXT}
+    return AssignmentRow(
+        *_unit_of(raw),
+        lease="owned",
+        owner=instance,
+        epoch=published.whole(raw.get("epoch")) or 0,
+        reporter=instance,
+        worker=str(raw.get("state", "unknown")),
+        acked=published.rate(raw, "acked"),
+        failed=published.rate(raw, "failed"),
+        **values,
+    )
+
+
+def _unit_of(raw: dict[str, Any]) -> Unit:
+    number = published.whole(raw.get("partition")) or 0
+    return Unit(str(raw.get("topic", "")), number, str(raw.get("group", "")))
+
+
+def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
+    """Return the failures in the summary of an instance."""
+    return [
+        RecentFailure(
+            str(each.get("error", "")),
+            published.whole(each.get("count")) or 0,
+            published.real(each.get("seconds_ago")) or 0.0,
+            *_unit_of(raw),
+            instance=instance,
+        )
+        for raw in published.tables(summary.get("assignments"))
+        for each in published.tables(raw.get("failures"))
+    ]
+
+
+# --- measured -------------------------------------------------------------------------------------
+
+
+def measured(
+    store: Store,
+    units: Sequence[Unit],
+    now_unix_ms: int,
+    bad: BadValues,
+    reports: Sequence[AssignmentRow] = (),
+    *,
+    count_max: int = COUNT_MAX,
+) -> list[AssignmentRow]:
+    """Return a row for each unit, as it is in Redis, with what its owner has published.
+
+    Where the server keeps no count, unread messages are counted up to `count_max`.
+    """
+    known = {(row.owner, row.unit): row for row in reports}
+    known |= {("", row.unit): row for row in reports if row.worker in RESTING}
+    views = lease_views(store, units, bad)
+    calls = [statistics.measure_unit(store.keys, unit) for unit in units]
+    replies = measure_each(store, calls, bad)
+    figures = {
+        unit: each
+        for unit, reply in zip(units, replies, strict=True)
+        if (each := backlog.unit_figures(unit, reply, store.keys, bad)) is not None
+    }
+    unread = _unread(store, figures, count_max)
+    rows = []
+    for unit, view, reply in zip(units, views, replies, strict=True):
+        lease, owner, since = holder(view)
+        each, retry = figures.get(unit, _NO_FIGURES), unread[unit, RETRY]
+        lag, oldest = unread[unit, MAIN] + retry, each.oldest_unix_ms()
+        rows.append(
+            replace(
+                known.get((owner, unit)) or AssignmentRow(*unit),
+                lease="query" if unit.is_of_query else lease,
+                owner=owner,
+                epoch=view.epoch,
+                since_unix_ms=since,
+                quarantine=view.quarantine,
+                exists=reply is None or reply.word != "NOGROUP",
+                lag=lag if unit in figures and lag <= count_max else None,
+                lag_at_least=lag,
+                retry_unread=retry,
+                pending=each.pending,
+                delayed=each.delayed,
+                oldest_unix_ms=oldest,
+                oldest_unread_unix_ms=each.oldest_unread_unix_ms(),
+                oldest_pending_unix_ms=each.oldest_pending_unix_ms(),
+                oldest_seconds=None if oldest is None else max(0, now_unix_ms - oldest) / 1000,
+                next_due_unix_ms=each.next_due_unix_ms,
+            )
+        )
+    return rows
+
+
+_NO_BACKLOG = Backlog(0, "", None, "", 0)
+_NO_FIGURES = UnitFigures(_NO_BACKLOG, _NO_BACKLOG, 0, None)
+
+
+def holder(lease: LeaseView) -> tuple[str, str, int | None]:
+    """Return the state of a lease (owned, expired or free), the owner, and since when."""
+    if not lease.token:
+        return "free", "", None
+    return "expired" if lease.ttl is None else "owned", lease.owner, lease.since_unix_ms
+
+
+MAIN, RETRY = 0, 1  # the partition's stream, and the retry stream of the group
+
+
+def _unread(
+    store: Store, figures: Mapping[Unit, UnitFigures], most: int
+) -> Counter[tuple[Unit, int]]:
+    """Return the unread messages of each unit in MAIN and in RETRY.
+
+    Where the server keeps no count, they are counted up to `most` or a few more. A call counts no
+    more than its byte limit allows, so all streams take turns.
+    """
+    found: Counter[tuple[Unit, int]] = Counter()
+    left: list[tuple[tuple[Unit, int], str, str]] = []  # perhaps more entries after this ID
+    for unit, each in figures.items():
+        streams = {store.keys.source(*unit): each.main, store.keys.retry_stream(*unit): each.retry}
+        for at, (stream, behind) in enumerate(streams.items()):
+            found[unit, at] = 1 if behind.unread is None else behind.unread
+            if behind.unread is None:
+                left.append(((unit, at), stream, behind.oldest_unread_id))
+    while left:
+        steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
+        before, left = left, []
+        for (place, stream, _), reply in zip(before, measure(store, steps), strict=True):
+            gone, last, more = reply.rest
+            found[place] += int(gone)
+            if more and found[place] <= most:
+                left.append((place, stream, last.decode()))
+    return found

@@ -1,0 +1,316 @@
+"""One list of messages for all kinds: how it is ordered, filtered and read page by page.
+
+Each kind has a function that returns its `MessageList`: `tail.messages` (all messages of a topic),
+`pending.messages`, `delayed.messages` (delayed sends), `retries.messages` and
+`dead_letters.messages`. Their modules also define the rows, the details of one message, and the
+actions. Nothing here depends on a kind.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from streamqd.admin import topics
+from streamqd.admin.reading import (
+    PAGE_MAX,
+    BadValues,
+    Entry,
+    Id,
+    Unreadable,
+    ask,
+    backwards,
+    headers_of,
+    read_id,
+    server_unix_ms,
+)
+from streamqd.errors import BadValue, Malformed
+from streamqd.policy.fingerprint import of_letter
+from streamqd.store.store import Store
+
+_CURSOR = re.compile(r"(?:(-?[0-9]{1,17})/)?([0-9]{1,9}):([!-~]{1,200})")
+
+Item = TypeVar("Item")
+Row = TypeVar("Row")
+
+
+class MessagePosition(NamedTuple):
+    """The position of a message in its list, written `RANK/PARTITION:PLACE` as a cursor.
+
+    `place` is unique in the partition: an entry ID, `m:ID`, `r:ID` or a send ID. `rank` sorts ahead
+    of it, such as the due time. A rank of 0 is not written.
+    """
+
+    rank: int
+    partition: int
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.rank}/{self.name}" if self.rank else self.name
+
+    @property
+    def name(self) -> str:
+        """The ID of the message on the command line, `PARTITION:PLACE`."""
+        return f"{self.partition}:{self.place}"
+
+
+class FoundMessage(NamedTuple, Generic[Item]):
+    """A message as read, before it becomes a row.
+
+    `unix_ms` is the time that filters compare: the time of writing, of the dead letter, or the due
+    time. `fields` are the fields of the message, {} for pending messages.
+    """
+
+    position: MessagePosition
+    unix_ms: int
+    fields: Mapping[bytes, bytes]
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """A filter over messages. A message must match each field that is set.
+
+    `ids` are names, `PARTITION:PLACE`, and are only for actions. `error_class` is the class with
+    its module, or its last part. `key` is exact. `headers` are pairs that must all be present, and
+    no retry or delayed send matches them. `since_unix_ms` (inclusive) and `until_unix_ms`
+    (exclusive) bound `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry waits
+    for. Pending messages are filtered by partition and time only.
+    """
+
+    ids: tuple[str, ...] = ()
+    group: str | None = None
+    fingerprint: str | None = None
+    error_class: str | None = None
+    reason: str | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    since_unix_ms: int | None = None
+    until_unix_ms: int | None = None
+    partition: int | None = None
+    attempt_min: int = 1
+
+    def takes(self, unix_ms: int, fields: Mapping[bytes, bytes]) -> bool:
+        """Return True if a message with this time and these fields matches.
+
+        Does not compare names and partitions.
+        """
+        if self.since_unix_ms is not None and unix_ms < self.since_unix_ms:
+            return False
+        if self.until_unix_ms is not None and unix_ms >= self.until_unix_ms:
+            return False
+        texts = {b"group": self.group, b"reason": self.reason}
+        if any(want is not None and _text(fields, name) != want for name, want in texts.items()):
+            return False
+        error_class = _text(fields, b"errorClass")
+        if self.error_class not in (None, error_class, error_class.rpartition(".")[2]):
+            return False
+        if self.key is not None and fields.get(b"key") != self.key:
+            return False
+        if self.fingerprint is not None and of_letter(fields) != self.fingerprint:
+            return False
+        if self.attempt_min > 1 and not self.attempt_min <= attempt_of(fields):
+            return False
+        headers = headers_of(fields) or {} if self.headers else {}
+        return all(headers.get(name) == value for name, value in self.headers)
+
+    @property
+    def narrows(self) -> bool:
+        """Return True if any filter is set."""
+        return self != EVERY
+
+    def stated(self) -> dict[str, Any]:
+        """Return the filters that are set, for the audit log."""
+        names = {"ids": "letter_ids"}  # in the log, as only dead letters are listed there
+        found = {
+            names.get(each.name, each.name): getattr(self, each.name)
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        }
+        if self.key is not None:
+            found["key"] = self.key.decode("utf-8", "backslashreplace")
+        if self.headers:
+            found["headers"] = dict(self.headers)
+        return found
+
+
+EVERY = MessageFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePage(Generic[Row]):
+    """A page of a list, with the rows of its kind.
+
+    `total` counts all messages of the list, whatever the filter. Pass `cursor` for the next page
+    ('' on the last one). If `complete` is False, the look stopped at its budget: there may be more
+    matching messages, after `cursor` if it is not ''. `unreadable` are values in Redis that cannot
+    be read. A message without a readable position has no row, and an unreadable counter is 0.
+    """
+
+    now_unix_ms: int
+    total: int
+    rows: list[Row]
+    cursor: str
+    complete: bool
+    unreadable: list[Unreadable]
+
+
+@dataclass(frozen=True)
+class MessageList(Generic[Item, Row]):
+    """The messages of one kind over all partitions of a topic, in one order. Writes nothing.
+
+    An object serves one look. `partitions` is the number of partitions and `total` returns the
+    number of messages. `order` returns the sort key of a position, with a ValueError if this list
+    has no such position. `read` returns one or more sorted readers of some partitions, for a
+    filter, from a position on, and for a number of rows. Readers may return messages that do not
+    match. `rows` turns the messages of a page into rows. `complete` is False if `read` leaves out
+    messages. `bad` collects the unreadable values.
+    """
+
+    store: Store
+    topic: str
+    partitions: int
+    total: Callable[[], int]
+    order: Callable[[MessagePosition], tuple[Any, ...]]
+    read: Callable[
+        [Sequence[int], MessageFilter, MessagePosition | None, int],
+        Iterable[Iterator[FoundMessage[Item]]],
+    ]
+    rows: Callable[[Sequence[FoundMessage[Item]]], list[Row]]
+    bad: BadValues
+    complete: bool = True
+
+    def page(
+        self,
+        choice: MessageFilter = EVERY,
+        *,
+        limit: int = 50,
+        cursor: str = "",
+        budget: int | None = None,
+    ) -> MessagePage[Row]:
+        """Return a page of the matching messages.
+
+        At most `limit` rows are returned and `budget` messages examined (None: until the page is
+        full). Bodies are read a few at a time. Raises Malformed for a cursor of another list, and
+        Refused for a missing partition.
+        """
+        following, complete, kept = "", self.complete, list[FoundMessage[Item]]()
+        last = self._position(cursor) if cursor else None
+        for examined, each in enumerate(self._sorted(choice, last, limit + 1)):
+            if examined == budget:
+                following, complete = str(last), False
+                break
+            last = each.position
+            if choice.takes(each.unix_ms, each.fields):
+                if len(kept) == limit:
+                    following = str(kept[-1].position)
+                    break
+                kept.append(each)
+        return MessagePage(
+            now_unix_ms=server_unix_ms(self.store.connection),
+            total=self.total(),
+            rows=self.rows(kept),
+            cursor=following,
+            complete=complete,
+            unreadable=self.bad.rows,
+        )
+
+    def every(
+        self, choice: MessageFilter = EVERY, most: int = 1 << 62
+    ) -> Iterator[FoundMessage[Item]]:
+        """Yield at most that many matching messages, read page by page. Raises Refused."""
+        found = self._sorted(choice, None, most)
+        some = (each for each in found if choice.takes(each.unix_ms, each.fields))
+        return itertools.islice(some, most)
+
+    def _sorted(
+        self, choice: MessageFilter, after: MessagePosition | None, limit: int
+    ) -> Iterator[FoundMessage[Item]]:
+        some: Sequence[int] = range(self.partitions)
+        if choice.partition is not None:
+            topics.check_partition(self.topic, choice.partition, self.partitions)
+            some = (choice.partition,)
+        merged = heapq.merge(
+            *self.read(some, choice, after, limit), key=lambda each: self.order(each.position)
+        )
+        if after is None:
+            return merged
+        passed = self.order(after)
+        return (each for each in merged if self.order(each.position) > passed)
+
+    def _position(self, cursor: str) -> MessagePosition:
+        match = _CURSOR.fullmatch(cursor)
+        try:
+            if match is None:
+                raise ValueError(cursor)
+            found = MessagePosition(int(match[1] or 0), int(match[2]), match[3])
+            self.order(found)
+        except ValueError:
+            raise Malformed(f"{cursor!r} is not a cursor that this command has printed") from None
+        topics.check_partition(self.topic, found.partition, self.partitions)
+        return found
+
+
+def newest_first(
+    store: Store, topic: str, streams: Sequence[str], row: Callable[[Entry], Row]
+) -> MessageList[Entry, Row]:
+    """Return the entries of a stream per partition, as one list, the newest first."""
+    bad = BadValues()
+
+    def read(
+        some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, limit: int
+    ) -> list[Iterator[FoundMessage[Entry]]]:
+        size = min(PAGE_MAX, -(-limit // len(some)) + 1)
+        if replace(choice, partition=None, since_unix_ms=None, until_unix_ms=None).narrows:
+            size = PAGE_MAX  # most entries may not match
+        lower = "-" if choice.since_unix_ms is None else f"{max(0, choice.since_unix_ms)}-0"
+        ends = [] if after is None else [read_id(after.place)]
+        if choice.until_unix_ms is not None:
+            ends.append(Id(max(0, choice.until_unix_ms), 0).before())
+        upper = str(min(ends)) if ends else "+"
+        return [_newest(store, each, streams[each], upper, lower, size, bad) for each in some]
+
+    def order(position: MessagePosition) -> tuple[int, int, int]:
+        ms, seq = read_id(position.place)
+        return -ms, -seq, -position.partition
+
+    return MessageList(
+        store=store,
+        topic=topic,
+        partitions=len(streams),
+        total=lambda: sum(each or 0 for each in ask(store, [("XLEN", s) for s in streams], bad)),
+        order=order,
+        read=read,
+        rows=lambda found: [row(each.item) for each in found],
+        bad=bad,
+    )
+
+
+def _newest(
+    store: Store, partition: int, stream: str, upper: str, lower: str, size: int, bad: BadValues
+) -> Iterator[FoundMessage[Entry]]:
+    try:
+        for each in backwards(store, partition, stream, upper=upper, lower=lower, size=size):
+            position = MessagePosition(0, partition, str(each.id))
+            yield FoundMessage(position, each.id.ms, each.fields, each)
+    except BadValue as error:
+        bad.add(error)
+
+
+def attempt_of(fields: Mapping[bytes, bytes]) -> int:
+    """Return the attempt that a message waits for, from 1."""
+    return count_in(fields, b"retryCount") + 1
+
+
+def count_in(fields: Mapping[bytes, bytes], name: bytes) -> int:
+    """Return a counter among the fields of a message, 0 if it is missing or unreadable."""
+    raw = fields.get(name, b"0")
+    return int(raw) if raw.isdigit() and len(raw) < 17 else 0
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
+    return fields.get(name, b"").decode("utf-8", "replace")
