@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from markupsafe import Markup
+
 from streamqd import words
 
 NONE = "\u2013"
@@ -81,6 +83,14 @@ def plain(text: object) -> str:
     return words.harmless(str(text))
 
 
+def prose(text: str) -> Markup:
+    """Return a sentence of streamqd as HTML: parts in backticks become code."""
+    parts = plain(text).split("`")
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
+
+
 def points(values: list[float | None], width: int = 100, height: int = 20) -> str:
     """Return the points of a polyline for a sparkline. Missing values count as 0."""
     known = [each or 0.0 for each in values]
@@ -92,7 +102,5 @@ def points(values: list[float | None], width: int = 100, height: int = 20) -> st
     )
 
 
-FILTERS: dict[str, Any] = {
-    each.__name__: each
-    for each in (number, rate, percent, duration, age, ago, instant, memory, plural, plain, points)
-}
+_ALL = (number, rate, percent, duration, age, ago, instant, memory, plural, plain, prose, points)
+FILTERS: dict[str, Any] = {each.__name__: each for each in _ALL}

@@ -1,40 +1,51 @@
 """The fleet at a glance for all pages: what needs somebody, and a row for each group.
 
-Built from the views that `status` and `top` print. `read` reads Redis, the rest is pure.
+`read` takes one snapshot of the fleet, and every 10 s the facts that cost more. The rest is pure.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from streamqd.admin import fleet as fleets
-from streamqd.admin import live
+from streamqd.admin import schedules, snapshot, topics, why
+from streamqd.admin.assignments import AssignmentRow, by_group
+from streamqd.admin.checks import judged
 from streamqd.admin.condition import ALARMING, in_words
-from streamqd.admin.fleet import GroupStatus, InstanceRow, StatusView
-from streamqd.admin.live import LiveUnit, LiveView
+from streamqd.admin.fleet import GroupStatus
+from streamqd.admin.instances import InstanceRow, nobody
+from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
-from streamqd.words import age, plural
+from streamqd.admin.reading import BadValues
+from streamqd.admin.schedules import ScheduleTotals
+from streamqd.admin.snapshot import FleetSnapshot
+from streamqd.store.directives import Directive
+from streamqd.words import age, count, plural
 
+SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
+GROWING = 0.5  # messages per second by which a lag grows to be reported
 ALARM, WARN, NOTE = "alarm", "warn", "note"
-_ORDER = (ALARM, WARN, NOTE)
-_COMMAND = re.compile(r"[;:] (?:see |gone for good: )?`([^`]+)`$")
-_UNIT = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*)/(\d+)/([A-Za-z0-9._:-]+)")
+_LEVELS = (ALARM, WARN, NOTE)
+# Causes that pass, or that the owner of the group will have to look at. The others need somebody.
+_WILL_NEED = frozenset(
+    {"caps-full", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One sentence about the fleet. `level` is alarm (needs somebody), warn (will) or note.
+    """One sentence about the fleet, and what to do. Code is in backticks.
 
-    `topic`, `partition`, `group` and `kind` (assignment, group, dead, fleet, schedules, '') say
-    where it is mended, `command` the command that does it, '' without one.
+    `level` is alarm (needs somebody), warn (will need somebody) or note. `kind` says where it is
+    mended: assignment, group, dead, fleet, schedules, doctor.
     """
 
     level: str
     text: str
-    command: str = ""
+    fix: str = ""
     kind: str = ""
     topic: str = ""
     group: str = ""
@@ -46,8 +57,8 @@ class Trouble:
 class GroupNow:
     """A group over all partitions. Rates are per second, None is unknown.
 
-    `failed_share` is the part of the runs of the last 10 s that failed. `level` is alarm, warn or
-    '' for a condition that is as it should be, and `condition` the condition in words.
+    `level` is alarm, warn or note for a `condition` (in words) other than the usual one, else ''.
+    `failed_share` is the part of the runs of the last 10 s that failed.
     """
 
     topic: str
@@ -70,169 +81,232 @@ class GroupNow:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetNow:
-    """One look at the fleet."""
+class SlowFacts:
+    """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any."""
 
-    fleet: str
-    now_unix_ms: int
-    troubles: list[Trouble]
-    groups: list[GroupNow]
-    instances: list[InstanceRow]
-    units: list[LiveUnit]
-    arriving: float
-    acked: float
-    failed: float
-    lag: int
-    lag_exact: bool
-    dead: int
-    oldest_unix_ms: int | None
+    until: float  # monotonic
+    dead: Mapping[str, int]
+    schedules: ScheduleTotals
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNow:
+    """One look at the fleet. `seen` is the snapshot, with a row for each assignment."""
+
+    seen: FleetSnapshot
+    slow: SlowFacts
+    troubles: Sequence[Trouble]
+    groups: Sequence[GroupNow]
+
+    @property
+    def now_unix_ms(self) -> int:
+        """The server's clock."""
+        return self.seen.now_unix_ms
 
     @property
     def alarms(self) -> int:
         """The number of troubles that need somebody."""
         return sum(each.level == ALARM for each in self.troubles)
 
+    @property
+    def dead(self) -> int:
+        """The number of dead letters."""
+        return sum(self.slow.dead.values())
 
-def read(fleet: Fleet) -> FleetNow:
-    """Read the fleet. Raises RedisUnavailable, RedisRefused."""
-    status = fleets.status(fleet)
-    return made(status, live.look(fleet))
+    @property
+    def oldest_unix_ms(self) -> int | None:
+        """The write time of the oldest unread or pending message, None without one."""
+        return _least(each.oldest_unix_ms for each in self.groups)
+
+    def rows(self, topic: str, group: str) -> list[AssignmentRow]:
+        """Return the assignments of a group."""
+        wanted = (topic, group)
+        return [each for each in self.seen.assignments if (each.topic, each.group) == wanted]
 
 
-def made(status: StatusView, seen: LiveView) -> FleetNow:
-    """Join what `status` and `top` show."""
-    by_group: dict[tuple[str, str], list[LiveUnit]] = {}
-    for unit in seen.assignments:
-        by_group.setdefault((unit.topic, unit.group), []).append(unit)
-    groups = [_group(each, by_group.get((each.topic, each.group), [])) for each in status.groups]
+def read(fleet: Fleet, before: FleetNow | None = None) -> FleetNow:
+    """Read the fleet. `before` is the previous look. Raises RedisUnavailable, RedisRefused."""
+    seen = snapshot.read(fleet)
+    slow = before.slow if before is not None else None
+    if slow is None or time.monotonic() > slow.until:
+        slow = _slow(fleet, seen)
+    return made(seen, slow)
+
+
+def _slow(fleet: Fleet, seen: FleetSnapshot) -> SlowFacts:
+    bad, dead = BadValues(), Counter[str]()
+    for topic, partitions in seen.topics.items():
+        dead[topic] = sum(f.dead for f in topics.figures_of(fleet.store, topic, partitions, bad))
+    timed = schedules.totals(fleet.store, None, seen.now_unix_ms, bad)
+    return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed)
+
+
+def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
+    """Derive troubles and groups from facts."""
+    causes = why.summed_up(why.problems(seen))
+    levels: dict[tuple[str, str], str] = {}
+    for found, _ in causes:
+        level = WARN if found.cause.word in _WILL_NEED else ALARM
+        place = (found.unit.topic, found.unit.group)
+        levels[place] = min(level, levels.get(place, NOTE), key=_LEVELS.index)
+    rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
+    groups = [
+        _group(each, rows[each.topic, each.group], levels.get((each.topic, each.group), ""))
+        for each in fleets.group_rows(seen.assignments, seen.state.control)
+    ]
     groups.sort(key=lambda each: (_rank(each.level), -(each.lag or 0), each.topic, each.group))
-    oldest = [each.oldest_unix_ms for each in groups if each.oldest_unix_ms is not None]
-    return FleetNow(
-        fleet=status.fleet,
-        now_unix_ms=status.now_unix_ms,
-        troubles=_troubles(status, groups),
-        groups=groups,
-        instances=status.instances,
-        units=seen.assignments,
-        arriving=seen.totals.arriving,
-        acked=seen.totals.acked,
-        failed=seen.totals.failed,
-        lag=sum(each.lag or 0 for each in groups),
-        lag_exact=all(each.lag is not None for each in groups),
-        dead=sum(status.dead_letters.values()),
-        oldest_unix_ms=min(oldest, default=None),
-    )
+    troubles = [
+        *_of_instances(seen),
+        *(_of_cause(found, text) for found, text in causes),
+        *_of_lag(groups, {(found.unit.topic, found.unit.group) for found, _ in causes}),
+        *_of_dead_letters(slow.dead),
+        *_of_schedules(slow.schedules),
+        *(Trouble(WARN, str(row), "`streamqd doctor`", "doctor") for row in seen.unreadable[:5]),
+        *(_of_directive(*each) for each in seen.directives),
+    ]
+    troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
+    return FleetNow(seen, slow, troubles, groups)
 
 
 def _rank(level: str) -> int:
-    return _ORDER.index(level) if level in _ORDER else len(_ORDER)
+    return _LEVELS.index(level) if level else len(_LEVELS)
 
 
-def _known(values: Iterable[float | None]) -> float | None:
+def _sum(values: Iterable[float | None]) -> float | None:
     found = [each for each in values if each is not None]
     return sum(found) if found else None
 
 
-def _group(row: GroupStatus, units: Sequence[LiveUnit]) -> GroupNow:
-    acked, failed = _known(u.acked for u in units), _known(u.failed for u in units)
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((each for each in values if each is not None), default=None)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str) -> GroupNow:
+    acked, failed = _sum(row.acked for row in rows), _sum(row.failed for row in rows)
     runs = (acked or 0.0) + (failed or 0.0)
-    level = ""
-    if row.condition in ALARMING:
-        level = NOTE if row.condition in ("paused", "stopped") else ALARM
-    elif failed and failed / runs >= 0.5:
-        level = WARN
-    word = in_words(row.condition)
-    if row.condition_partitions < row.partitions and level:
-        word += f" {row.condition_partitions}/{row.partitions}"
+    word = in_words(status.condition)
+    if status.condition in ("paused", "stopped"):
+        level = level or NOTE
+    elif status.condition in ALARMING:
+        level = ALARM
+    if level and status.condition_partitions < status.partitions:
+        word += f" {status.condition_partitions}/{status.partitions}"
+    if runs and (failed or 0.0) / runs >= why.FAILING_SHARE and status.condition == "ready":
+        word = "failing"
     return GroupNow(
-        topic=row.topic,
-        group=row.group,
-        partitions=row.partitions,
-        owned=row.owned,
+        topic=status.topic,
+        group=status.group,
+        partitions=status.partitions,
+        owned=status.owned,
         level=level,
         condition=word,
-        reason=row.reason,
-        lag=row.lag,
-        pending=row.pending,
-        delayed=row.delayed,
-        dead=row.dead_letters,
-        arriving=_known(u.arriving for u in units),
+        reason=status.reason,
+        lag=status.lag,
+        pending=status.pending,
+        delayed=status.delayed,
+        dead=status.dead_letters,
+        arriving=_sum(row.arriving for row in rows),
         acked=acked,
         failed=failed,
         failed_share=(failed or 0.0) / runs if runs else None,
-        oldest_unix_ms=row.oldest_unix_ms,
-        lag_per_second=_known(u.lag_per_second for u in units),
+        oldest_unix_ms=status.oldest_unix_ms,
+        lag_per_second=_sum(row.lag_per_second for row in rows),
     )
 
 
-def _troubles(status: StatusView, groups: Sequence[GroupNow]) -> list[Trouble]:
-    found = [_trouble(text, groups) for text in status.problems]
-    for each in status.directives:
-        if each.kind in ("pause", "stop", "drain"):
-            verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[each.kind]
-            target = "everything" if each.target == "*/*/*" else each.target.replace("/*", "")
-            text = f"{target} is {verb} by {each.by}{f': {each.why}' if each.why else ''}"
-            place = _place(target, groups)
-            found.append(Trouble(NOTE, text, since_unix_ms=each.at_unix_ms, **place))
-    found += [Trouble(WARN, str(row), "streamqd doctor", "doctor") for row in status.unreadable[:5]]
-    for behind in status.lagging:
-        slope = behind.lag_per_second
-        if slope is not None and slope > 0.5 and behind.lag:
-            text = (
-                f"{behind.topic}/{behind.group} falls back: {behind.lag:,} unread, growing by"
-                f" {slope:,.1f}/s"
-            )
-            found.append(
-                Trouble(
-                    WARN, text, "", "group", behind.topic, behind.group, None, behind.since_unix_ms
-                )
-            )
-    return sorted(found, key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
+# --- troubles -------------------------------------------------------------------------------------
 
 
-def _trouble(sentence: str, groups: Sequence[GroupNow]) -> Trouble:
-    """Read a sentence of `status`: where it is mended, by which command, and how grave it is."""
-    match = _COMMAND.search(sentence)
-    text, command = (sentence[: match.start()], match[1]) if match else (sentence, "")
-    if command.startswith("streamqd dlq"):
-        topic = command.rpartition(" ")[2]
-        return Trouble(WARN, text, command, "dead", topic)
-    if text.startswith("schedules:"):
-        return Trouble(WARN, text, command, "schedules")
-    place = _place(text, groups)
-    if place:
-        oldest = next(
-            (
-                each.oldest_unix_ms
-                for each in groups
-                if (each.topic, each.group) == (place["topic"], place["group"])
-            ),
+def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
+    if all(each.state == "silent" for each in seen.instances):
+        found = nobody(seen.fleet)
+        yield Trouble(ALARM, found.text, found.fix, "fleet")
+    for each in judged(INSTANCE_CHECKS, seen):
+        if each.severity != "note":
+            level = ALARM if each.severity == "problem" else WARN
+            yield Trouble(
+                level, each.text, each.fix, "fleet", since_unix_ms=_silent_since(seen, each.about)
+            )
+
+
+def _silent_since(seen: FleetSnapshot, name: str) -> int | None:
+    silent: list[InstanceRow] = [
+        each for each in seen.instances if each.instance == name and each.state == "silent"
+    ]
+    return silent[0].heartbeat_unix_ms if silent else None
+
+
+def _of_cause(found: why.UnitCause, text: str) -> Trouble:
+    unit, cause = found.unit, found.cause
+    level = WARN if cause.word in _WILL_NEED else ALARM
+    return Trouble(
+        level, text, cause.advice, "assignment", unit.topic, unit.group, unit.partition,
+        found.oldest_unix_ms,
+    )  # fmt: skip
+
+
+def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
+    """Report groups that fall back for no other reason that is reported."""
+    for each in groups:
+        growing = (each.lag_per_second or 0.0) > GROWING and each.lag
+        if not growing or each.level == NOTE or (each.topic, each.group) in explained:
+            continue
+        yield Trouble(
+            WARN,
+            f"{each.topic}/{each.group} falls back: {each.lag:,} unread, growing by"
+            f" {each.lag_per_second:,.1f}/s",
+            "messages arrive faster than they are handled: make the handler faster, or grow the"
+            " topic",
+            "group",
+            each.topic,
+            each.group,
             None,
+            each.oldest_unix_ms,
         )
-        slow = "has been running" in text or "% of the runs" in text
-        return Trouble(WARN if slow else ALARM, text, command, since_unix_ms=oldest, **place)
-    return Trouble(ALARM, text, command, "fleet")
 
 
-def _place(text: str, groups: Sequence[GroupNow]) -> dict[str, Any]:
-    """Return the assignment or group that a text names first, {} for none."""
-    names = {(each.topic, each.group) for each in groups}
-    for topic, partition, group in _UNIT.findall(text):
-        if (topic, group) in names:
-            return {
-                "kind": "assignment", "topic": topic, "group": group, "partition": int(partition)
-            }  # fmt: skip
-    for topic, group in sorted(names, key=lambda pair: -len("/".join(pair))):
-        if f"{topic}/{group}" in text:
-            return {"kind": "group", "topic": topic, "group": group}
-    return {}
+def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
+    for topic, letters in sorted(dead.items(), key=lambda pair: -pair[1]):
+        text = f"{topic} has {plural(letters, 'dead letter')}"
+        yield Trouble(WARN, text, f"`streamqd dlq stats {topic}`", "dead", topic)
 
 
-def silence(seen: FleetNow) -> str:
-    """Return one calm sentence about a fleet without trouble."""
-    instances = plural(len(seen.instances), "instance")
-    groups = plural(len(seen.groups), "group")
-    if seen.oldest_unix_ms is None:
-        return f"{instances}, {groups}, no message waits."
-    waiting = age(max(0, seen.now_unix_ms - seen.oldest_unix_ms))
-    return f"{instances}, {groups}; the oldest waiting message is {waiting} old."
+def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
+    words = {
+        "late": timed.late,
+        "unreadable": timed.unreadable,
+        "orphaned": timed.orphaned,
+        "without a topic": timed.missing,
+    }
+    found = [f"{number:,} {word}" for word, number in words.items() if number]
+    if found:
+        text = f"schedules send nothing: {', '.join(found)}"
+        yield Trouble(WARN, text, "`streamqd doctor --only schedules`", "schedules")
+
+
+def _of_directive(kind: str, scope: str, given: Directive) -> Trouble:
+    verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
+    parts = [part for part in scope.split("/") if part != "*"]
+    reason = f": {given.why}" if given.why else ""
+    target = "/".join(parts) or "everything"
+    text = f"{target} is {verb} by {given.by or 'an operator'}{reason}"
+    if kind == "drain":
+        return Trouble(NOTE, text, "", "fleet", since_unix_ms=given.at_unix_ms)
+    topic, _, group = scope.split("/") if scope.count("/") == 2 else (scope, "", "")
+    named = topic not in ("", "*")
+    return Trouble(
+        NOTE, text, "", "group" if named else "", topic if named else "",
+        "" if group == "*" else group, None, given.at_unix_ms,
+    )  # fmt: skip
+
+
+def silence(now: FleetNow) -> str:
+    """Return one calm sentence about the size of the fleet and its oldest waiting message."""
+    size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
+    if now.oldest_unix_ms is None:
+        return f"{size[:1].upper()}{size[1:]}, no message waits."
+    waiting = age(max(0, now.now_unix_ms - now.oldest_unix_ms))
+    return f"{size[:1].upper()}{size[1:]}, the oldest waiting message is {waiting} old."
