@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from streamqd import logs
 from streamqd.console.access import Person
 from streamqd.console.backend import SNAPSHOT_SECONDS
 from streamqd.errors import StreamqdError
 
 STREAMS_MAX = 500
+FAILED = "The live figures failed by an internal error, which is in the log of the console."
 SILENCE_SECONDS = 10.0  # without an event, a comment shows that the stream is alive
 
 
@@ -110,6 +113,9 @@ class Hub:
             event = sse("part", html)
         except StreamqdError as error:
             html, event = "", sse("away", json.dumps(self._explain(error)))
+        except Exception as error:  # noqa: BLE001 - the other pages stay live
+            logs.event("console.failed", logging.ERROR, path=key.here, exc=error)
+            html, event = "", sse("away", json.dumps(FAILED))
         for each in self._streams:
             if each.key != key:
                 continue

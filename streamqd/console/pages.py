@@ -109,9 +109,8 @@ class Pages:
 
     def live(self, view: ConsoleView, person: Person, here: str, context: Mapping[str, Any]) -> str:
         """Return the live part of a page, which depends on the role but not on the name."""
-        template = self._environment.get_template(f"{view.name}.html")
-        values = self._common(person, here) | {"view": view, "title": view.title, **context}
-        return "".join(template.blocks["live"](template.new_context(values)))
+        values = {"view": view, "title": view.title, "only_live": True, **context}
+        return self.page(f"{view.name}.html", person, here, **values).strip()
 
     def _common(self, person: Person | None, here: str) -> dict[str, Any]:
         return {
@@ -125,6 +124,7 @@ class Pages:
             "done": "",
             "banner": "",
             "away": False,
+            "only_live": False,
             "title": "streamqd",
         }
 

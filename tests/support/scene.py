@@ -43,7 +43,7 @@ def fail(message: Message) -> None:
     raise PaymentDeclined(f"支付被拒绝 (order {message.text()[:200]})")
 
 def retry(message: Message) -> None:
-    raise Retry("the mail server answers 451, try again later", delay=600)
+    raise Retry(after=600)
 """
 CONSUMERS = {
     ("orders", "billing"): "calm",
