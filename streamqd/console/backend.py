@@ -60,7 +60,7 @@ class Backend:
     """The threads and connections of one console process."""
 
     def __init__(self, settings: config.Settings) -> None:
-        self._settings = config.resolved(settings)
+        self._settings = settings
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
         self._local = threading.local()
         self._desks: list[Desk] = []
@@ -97,11 +97,13 @@ class Backend:
     def _desk(self) -> Desk:
         desk: Desk | None = getattr(self._local, "desk", None)
         if desk is None:
-            keys, daemon = self._settings.keys, self._settings.daemon
-            link = connect(self._settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
+            # Resolved here, because an embedded server may start after the console.
+            settings = config.resolved(self._settings)
+            keys, daemon = settings.keys, settings.daemon
+            link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
             store = Store(link, Keys(keys.control, keys.streams))
             fleet = Fleet(store, daemon.fleet, daemon.lease_ttl)
-            desk = self._local.desk = Desk(self._settings, store, fleet, self)
+            desk = self._local.desk = Desk(settings, store, fleet, self)
             self._desks.append(desk)
         return desk
 
