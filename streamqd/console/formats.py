@@ -10,6 +10,36 @@ from markupsafe import Markup
 from streamqd import words
 
 NONE = "\u2013"
+# First words of clauses. Any other first word may be a name, which stays as it is.
+_STARTS = frozenset(
+    [
+        "a",
+        "all",
+        "an",
+        "another",
+        "check",
+        "fix",
+        "if",
+        "look",
+        "messages",
+        "more",
+        "no",
+        "none",
+        "on",
+        "paused",
+        "read",
+        "report",
+        "run",
+        "schedules",
+        "send",
+        "start",
+        "stop",
+        "stopped",
+        "drained",
+        "the",
+        "wait",
+    ]
+)
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -54,6 +84,8 @@ def ago(unix_ms: int | None, now_unix_ms: int) -> str:
     if unix_ms is None:
         return NONE
     passed = now_unix_ms - unix_ms
+    if -500 <= passed < 1_000:
+        return "now"
     return f"in {words.age(-passed)}" if passed < -500 else f"{words.age(passed)} ago"
 
 
@@ -84,8 +116,9 @@ def plain(text: object) -> str:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence of streamqd as HTML: parts in backticks become code."""
-    parts = plain(text).split("`")
+    """Return a clause of streamqd as a sentence in HTML: parts in backticks become code."""
+    first = text.partition(" ")[0]
+    parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")
     return Markup().join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
     )

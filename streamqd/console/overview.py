@@ -27,6 +27,7 @@ from streamqd.words import age, count, plural
 
 SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
 GROWING = 0.5  # messages per second by which a lag grows to be reported
+FAILING = "failing"  # the condition of a group whose runs fail
 ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
 # Causes that pass, or that the owner of the group will have to look at. The others need somebody.
@@ -155,10 +156,12 @@ def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
         for each in fleets.group_rows(seen.assignments, seen.state.control)
     ]
     groups.sort(key=lambda each: (_rank(each.level), -(each.lag or 0), each.topic, each.group))
+    explained = {(found.unit.topic, found.unit.group) for found, _ in causes}
     troubles = [
         *_of_instances(seen),
         *(_of_cause(found, text) for found, text in causes),
-        *_of_lag(groups, {(found.unit.topic, found.unit.group) for found, _ in causes}),
+        *_of_failures(groups, explained),
+        *_of_lag(groups, explained),
         *_of_dead_letters(slow.dead),
         *_of_schedules(slow.schedules),
         *(Trouble(WARN, str(row), "`streamqd doctor`", "doctor") for row in seen.unreadable[:5]),
@@ -195,7 +198,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str) -> Gr
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
     if runs and (failed or 0.0) / runs >= why.FAILING_SHARE and status.condition == "ready":
-        word = "failing"
+        word, level = FAILING, level or ALARM
     return GroupNow(
         topic=status.topic,
         group=status.group,
@@ -248,6 +251,16 @@ def _of_cause(found: why.UnitCause, text: str) -> Trouble:
     )  # fmt: skip
 
 
+def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
+    """Report groups whose runs fail, such as those whose messages are dead-lettered immediately."""
+    for each in groups:
+        if each.condition == FAILING and (each.topic, each.group) not in explained:
+            share = f"{each.failed_share or 0:.0%} of the runs"
+            text = f"the handler of {each.topic}/{each.group} fails: {share} of the last 10 s"
+            fix = "fix the handler or its dependency, then replay the dead letters"
+            yield Trouble(ALARM, text, fix, "group", each.topic, each.group)
+
+
 def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
     """Report groups that fall back for no other reason that is reported."""
     for each in groups:
@@ -256,8 +269,8 @@ def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iter
             continue
         yield Trouble(
             WARN,
-            f"{each.topic}/{each.group} falls back: {each.lag:,} unread, growing by"
-            f" {each.lag_per_second:,.1f}/s",
+            f"the lag of {each.topic}/{each.group} grows by {each.lag_per_second:,.1f}/s:"
+            f" {each.lag:,} unread",
             "messages arrive faster than they are handled: make the handler faster, or grow the"
             " topic",
             "group",
@@ -270,7 +283,7 @@ def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iter
 
 def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
     for topic, letters in sorted(dead.items(), key=lambda pair: -pair[1]):
-        text = f"{topic} has {plural(letters, 'dead letter')}"
+        text = f"{plural(letters, 'dead letter')} in {topic}"
         yield Trouble(WARN, text, f"`streamqd dlq stats {topic}`", "dead", topic)
 
 
@@ -290,9 +303,9 @@ def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
 def _of_directive(kind: str, scope: str, given: Directive) -> Trouble:
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
-    reason = f": {given.why}" if given.why else ""
+    reason = f" ({given.why})" if given.why else ""
     target = "/".join(parts) or "everything"
-    text = f"{target} is {verb} by {given.by or 'an operator'}{reason}"
+    text = f"{verb} by {given.by or 'an operator'}: {target}{reason}"
     if kind == "drain":
         return Trouble(NOTE, text, "", "fleet", since_unix_ms=given.at_unix_ms)
     topic, _, group = scope.split("/") if scope.count("/") == 2 else (scope, "", "")
