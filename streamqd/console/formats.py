@@ -12,33 +12,11 @@ from streamqd import words
 NONE = "\u2013"
 # First words of clauses. Any other first word may be a name, which stays as it is.
 _STARTS = frozenset(
-    [
-        "a",
-        "all",
-        "an",
-        "another",
-        "check",
-        "fix",
-        "if",
-        "look",
-        "messages",
-        "more",
-        "no",
-        "none",
-        "on",
-        "paused",
-        "read",
-        "report",
-        "run",
-        "schedules",
-        "send",
-        "start",
-        "stop",
-        "stopped",
-        "drained",
-        "the",
-        "wait",
-    ]
+    {
+        *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "messages", "more"),
+        *("no", "none", "on", "paused", "read", "report", "run", "schedules", "send", "start"),
+        *("stop", "stopped", "the", "wait"),
+    }
 )
 
 
