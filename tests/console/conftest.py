@@ -15,7 +15,7 @@ import pytest
 from streamqd.console.access import new_user, role_of, write_user
 from tests.support import servers
 from tests.support.console import CHROMIUM, CHROMIUM_OPTIONS, ConsoleProcess, Seen
-from tests.support.daemon import Daemon, daemons
+from tests.support.daemon import TOPIC, Daemon, daemons
 
 PASSWORD = "correct horse"
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -49,6 +49,8 @@ def fleet(
     try:
         with daemons(tmp_path_factory.mktemp("fleet"), server.url) as make:
             daemon = make(partitions=2, groups=("bill", "ship"))
+            tick = {"name": "tick", "topic": TOPIC, "cron": "0 3 1 1 *"}
+            daemon.write_config(schedules=[tick])
             with daemon:
                 daemon.send(["ok"] * 20 + ["dead"] * 2)
                 daemon.wait_settled()

@@ -28,7 +28,26 @@ How a view is added:
 from __future__ import annotations
 
 from streamqd.console.view import Act, ConsoleView
-from streamqd.console.views import overview, steering
+from streamqd.console.views import (
+    audit,
+    doctor,
+    fleet,
+    flow,
+    handlers,
+    overview,
+    schedules,
+    steering,
+    topics,
+)
 
-VIEWS: tuple[ConsoleView, ...] = (*overview.VIEWS,)
-ACTS: tuple[Act, ...] = (*steering.ACTS,)
+VIEWS: tuple[ConsoleView, ...] = (
+    *overview.VIEWS,
+    *topics.VIEWS,
+    *flow.VIEWS,
+    *schedules.VIEWS,
+    *fleet.VIEWS,
+    *handlers.VIEWS,
+    *doctor.VIEWS,
+    *audit.VIEWS,
+)
+ACTS: tuple[Act, ...] = (*steering.ACTS, *schedules.ACTS, *fleet.ACTS)
