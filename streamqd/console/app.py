@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -32,8 +33,8 @@ from streamqd.console.backend import Backend, Desk, TooBusyError
 from streamqd.console.forms import REQUEST, TYPED, Ledger, RequestKey
 from streamqd.console.live import STREAMS_MAX, Hub, PageKey
 from streamqd.console.pages import THEMES, Pages
-from streamqd.console.view import Act, ActResult, ConsoleView, Visit
-from streamqd.console.views import ACTS, VIEWS
+from streamqd.console.view import Act, ActResult, ConsoleView, Download, Visit
+from streamqd.console.views import ACTS, DOWNLOADS, VIEWS
 from streamqd.errors import (
     BadValue,
     Malformed,
@@ -124,7 +125,7 @@ class ConsoleApp:
     ) -> None:
         self._access = access
         self._backend = backend
-        self._pages = Pages(settings, VIEWS, ACTS)
+        self._pages = Pages(settings, VIEWS, ACTS, DOWNLOADS)
         self._ledger = Ledger()
         self._new_link = new_link
         self._root = settings.console.prefix.rstrip("/")
@@ -153,6 +154,10 @@ class ConsoleApp:
             *(
                 Rule("GET", each.path, each.role, functools.partial(self._view, each))
                 for each in VIEWS
+            ),
+            *(
+                Rule("GET", each.path, each.role, functools.partial(self._download, each))
+                for each in DOWNLOADS
             ),
             *(
                 Rule("GET", each.path, each.role, functools.partial(self._form, each))
@@ -289,6 +294,16 @@ class ConsoleApp:
             return self._pages.page(f"{view.name}.html", person, here, **(common | context))
 
         return HTMLResponse(await self._backend.call(render))
+
+    async def _download(self, download: Download, request: Request) -> Response:
+        person: Person = request.state.person
+        path, query = request.path_params, dict(request.query_params)
+        name, kind, content = await self._backend.call(
+            lambda desk: download.content(Visit(desk, person, path, query))
+        )
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+        headers = {"content-disposition": f'attachment; filename="{safe}"'}
+        return Response(content, media_type=kind, headers=headers)
 
     def _done(self, request: Request) -> str:
         key = RequestKey(request.state.person.name, request.query_params.get("done", ""))

@@ -8,9 +8,10 @@ that wait by `WAITING_MAX`. `Backend.fleet_now` is the snapshot that all pages s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from streamqd import config
 from streamqd.admin import audit
 from streamqd.admin.published import Fleet
 from streamqd.console import overview
+from streamqd.console.jobs import Jobs
 from streamqd.console.overview import FleetNow
 from streamqd.errors import RedisUnavailable, StreamqdError
 from streamqd.store.client import connect
@@ -29,6 +31,7 @@ THREADS = 4
 TRIP_SECONDS = 2.0  # one round trip to Redis
 CALL_SECONDS = 15.0  # all of a view or an act, as long as a browser waits
 WAITING_MAX = 128
+JOB_SECONDS = 5.0  # in which jobs stop between two batches
 SNAPSHOT_SECONDS = 2.0
 # The snapshot of a large fleet costs more: at most this share of the time is spent on it.
 SNAPSHOT_SHARE = 0.1
@@ -66,11 +69,13 @@ class Backend:
         self._desks: list[Desk] = []
         self._waiting = 0
         self._lock = threading.Lock()  # held while a snapshot is read
+        self.jobs = Jobs()
         self._snapshot: FleetNow | None = None
         self._fresh_until = 0.0  # monotonic
 
     def close(self) -> None:
         """Wait for the running calls and close the connections."""
+        self.jobs.close(JOB_SECONDS)
         self._pool.shutdown(wait=True, cancel_futures=True)
         for desk in self._desks:
             desk.store.connection.close()
@@ -97,15 +102,26 @@ class Backend:
     def _desk(self) -> Desk:
         desk: Desk | None = getattr(self._local, "desk", None)
         if desk is None:
-            # Resolved here, because an embedded server may start after the console.
-            settings = config.resolved(self._settings)
-            keys, daemon = settings.keys, settings.daemon
-            link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
-            store = Store(link, Keys(keys.control, keys.streams))
-            fleet = Fleet(store, daemon.fleet, daemon.lease_ttl)
-            desk = self._local.desk = Desk(settings, store, fleet, self)
+            desk = self._local.desk = self._new_desk()
             self._desks.append(desk)
         return desk
+
+    def _new_desk(self) -> Desk:
+        # Resolved here, because an embedded server may start after the console.
+        settings = config.resolved(self._settings)
+        keys, daemon = settings.keys, settings.daemon
+        link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
+        store = Store(link, Keys(keys.control, keys.streams))
+        return Desk(settings, store, Fleet(store, daemon.fleet, daemon.lease_ttl), self)
+
+    @contextlib.contextmanager
+    def own_desk(self) -> Iterator[Desk]:
+        """Yield a desk with a connection of its own, for a job."""
+        desk = self._new_desk()
+        try:
+            yield desk
+        finally:
+            desk.store.connection.close()
 
     # --- the snapshot ---
 

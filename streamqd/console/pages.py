@@ -14,7 +14,7 @@ import jinja2
 from streamqd import config
 from streamqd.console.access import Person
 from streamqd.console.formats import FILTERS
-from streamqd.console.view import Act, ConsoleView
+from streamqd.console.view import Act, ConsoleView, Download
 from streamqd.version import __version__
 
 THEMES = ("light", "dark")
@@ -51,13 +51,18 @@ class Pages:
     """The templates of one console, with its views and acts. Used by all threads."""
 
     def __init__(
-        self, settings: config.Settings, views: Sequence[ConsoleView], acts: Sequence[Act]
+        self,
+        settings: config.Settings,
+        views: Sequence[ConsoleView],
+        acts: Sequence[Act],
+        downloads: Sequence[Download],
     ) -> None:
         self.static = static_files()
         self._root = settings.console.prefix.rstrip("/")
         self._read_only = settings.console.read_only
-        self._paths = {v.name: v.path for v in views} | {a.name: a.path for a in acts}
-        self._roles = {v.name: v.role for v in views} | {a.name: a.role for a in acts}
+        entries: list[ConsoleView | Act | Download] = [*views, *acts, *downloads]
+        self._paths = {each.name: each.path for each in entries}
+        self._roles = {each.name: each.role for each in entries}
         self._navigation = [each for each in views if each.label]
         self._environment = jinja2.Environment(
             loader=jinja2.PackageLoader("streamqd.console"),

@@ -74,6 +74,16 @@ class ConsoleView:
 
 
 @dataclass(frozen=True, slots=True)
+class Download:
+    """A file. `content` returns its name, its media type and its bytes, bounded in size."""
+
+    name: str
+    path: str
+    role: Role
+    content: Callable[[Visit], tuple[str, str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
 class FormField:
     """An input of an act. `choices` makes it a list, `rows` a text of several lines."""
 

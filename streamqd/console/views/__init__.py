@@ -27,22 +27,28 @@ How a view is added:
 
 from __future__ import annotations
 
-from streamqd.console.view import Act, ConsoleView
+from streamqd.console.view import Act, ConsoleView, Download
 from streamqd.console.views import (
     audit,
+    dead,
     doctor,
     fleet,
     flow,
     handlers,
+    messages,
     overview,
     schedules,
     steering,
     topics,
+    waiting,
 )
 
 VIEWS: tuple[ConsoleView, ...] = (
     *overview.VIEWS,
     *topics.VIEWS,
+    *messages.VIEWS,
+    *dead.VIEWS,
+    *waiting.VIEWS,
     *flow.VIEWS,
     *schedules.VIEWS,
     *fleet.VIEWS,
@@ -50,4 +56,12 @@ VIEWS: tuple[ConsoleView, ...] = (
     *doctor.VIEWS,
     *audit.VIEWS,
 )
-ACTS: tuple[Act, ...] = (*steering.ACTS, *schedules.ACTS, *fleet.ACTS)
+ACTS: tuple[Act, ...] = (
+    *steering.ACTS,
+    *messages.ACTS,
+    *dead.ACTS,
+    *waiting.ACTS,
+    *schedules.ACTS,
+    *fleet.ACTS,
+)
+DOWNLOADS: tuple[Download, ...] = (*messages.DOWNLOADS, *dead.DOWNLOADS)

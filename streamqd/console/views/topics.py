@@ -175,9 +175,9 @@ VIEWS = (
     ),
     ConsoleView(
         "assignment",
-        "/topics/{topic}/{partition}/{group}",
+        "/topics/{topic}/partitions/{partition}/{group}",
         "Assignment",
         show_assignment,
-        example="/topics/orders/0/bill",
+        example="/topics/orders/partitions/0/bill",
     ),
 )
