@@ -45,7 +45,7 @@ class ShownBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class BodyReader:
     """What a person may see. `masks` are JSON pointers, and headers as `header:NAME`."""
 
     bodies: str
@@ -135,9 +135,9 @@ class Reader:
         return _printed(value, "", pointers if self.bodies == "masked" else set(), "")
 
 
-def reader_of(person: Person, masks: Sequence[str]) -> Reader:
+def reader_of(person: Person, masks: Sequence[str]) -> BodyReader:
     """Return what a person may see."""
-    return Reader(person.bodies, masks)
+    return BodyReader(person.bodies, masks)
 
 
 def _printed(value: Any, pointer: str, masks: set[str], indent: str) -> str:

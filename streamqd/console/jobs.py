@@ -19,7 +19,7 @@ KEPT_MAX = 100
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ConsoleJob:
     """One job. `result` is a sentence once it has ended, `failed` if it did not do its work."""
 
     id: str
@@ -58,15 +58,15 @@ class Jobs:
     """The jobs of one console, the latest last."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ConsoleJob] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def listed(self, topic: str = "") -> list[Job]:
+    def listed(self, topic: str = "") -> list[ConsoleJob]:
         """Return the jobs, of a topic or of all, the latest first."""
         return [each for each in reversed(self._jobs.values()) if topic in ("", each.topic)]
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str) -> ConsoleJob:
         """Return a job. Raises Refused."""
         job = self._jobs.get(job_id)
         if job is None:
@@ -74,13 +74,13 @@ class Jobs:
         return job
 
     def start(
-        self, person: str, title: str, topic: str, total: int, run: Callable[[Job], str]
-    ) -> Job:
+        self, person: str, title: str, topic: str, total: int, run: Callable[[ConsoleJob], str]
+    ) -> ConsoleJob:
         """Start a job. `run` does the work and returns a sentence. Raises Refused when full."""
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
                 raise Refused(f"{JOBS_MAX} jobs run already; wait for one, or stop one")
-            job = Job(str(next(self._numbers)), person, title, topic, total)
+            job = ConsoleJob(str(next(self._numbers)), person, title, topic, total)
             self._jobs[job.id] = job
             for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:
                 del self._jobs[old.id]
@@ -98,7 +98,7 @@ class Jobs:
         for job in running:
             job.ended.wait(max(0.0, until - time.monotonic()))
 
-    def _run(self, job: Job, run: Callable[[Job], str]) -> None:
+    def _run(self, job: ConsoleJob, run: Callable[[ConsoleJob], str]) -> None:
         try:
             job.result = run(job)
         except StreamqdError as error:

@@ -12,7 +12,7 @@ from streamqd.admin.messages import MessageFilter
 from streamqd.admin.topics import partition_count
 from streamqd.console.access import Role
 from streamqd.console.bodies import reader_of
-from streamqd.console.jobs import Job
+from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import (
     Act,
     ActResult,
@@ -218,7 +218,7 @@ def replay(visit: Visit) -> ActResult:
     target, person = _target(visit), audit.who()
     backend = visit.desk.backend
 
-    def work(job: Job) -> str:
+    def work(job: ConsoleJob) -> str:
         with backend.own_desk() as desk, audit.acting_as(person):
             done = dead_letters.replay(
                 desk.store,
@@ -270,7 +270,7 @@ def purge(visit: Visit) -> ActResult:
     number = dead_letters.count(visit.desk.store, topic, choice)
     person, backend = audit.who(), visit.desk.backend
 
-    def work(job: Job) -> str:
+    def work(job: ConsoleJob) -> str:
         with backend.own_desk() as desk, audit.acting_as(person):
             done = dead_letters.purge(
                 desk.store, topic, choice, stop=job.stop, progress=job.progress
