@@ -20,6 +20,7 @@ from streamqd import config
 from streamqd.admin import audit
 from streamqd.admin.published import Fleet
 from streamqd.console import overview
+from streamqd.console.history import ConsoleHistory
 from streamqd.console.jobs import Jobs
 from streamqd.console.overview import FleetNow
 from streamqd.errors import RedisUnavailable, StreamqdError
@@ -70,6 +71,7 @@ class Backend:
         self._waiting = 0
         self._lock = threading.Lock()  # held while a snapshot is read
         self.jobs = Jobs()
+        self.history = ConsoleHistory()
         self._snapshot: FleetNow | None = None
         self._fresh_until = 0.0  # monotonic
 

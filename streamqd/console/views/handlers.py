@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from streamqd.admin.assignments import AssignmentRow, RecentFailure
+from streamqd.console.history import quantile
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.scoreboard import BUCKETS
-from streamqd.store import history
-
-HOUR_MS = 3_600_000
 
 
 @dataclass(slots=True)
@@ -27,26 +24,16 @@ class HandlerRow:
 
     def quantile(self, share: float) -> float | None:
         """Return the upper bound of the bucket that contains a quantile."""
-        total = sum(self.runs.values())
-        seen = 0
-        for index in sorted(self.runs):
-            seen += self.runs[index]
-            if seen >= total * share:
-                return BUCKETS[min(index, len(BUCKETS) - 1)]
-        return None
+        return quantile(self.runs, share)
 
 
 def show(visit: Visit) -> Context:
     """Return a row for each handler and group, the slowest first, and the recent failures."""
-    now = visit.now
+    desk, now = visit.desk, visit.now
     rows = _rows(now.seen.assignments)
-    since = now.now_unix_ms - HOUR_MS
-    for interval in history.read(visit.desk.store, now.seen.fleet, since):
-        for minute in interval.rows:
-            row = rows.get((minute.topic, minute.group))
-            if row is not None:
-                for index, runs in minute.handled.items():
-                    row.runs[index] = row.runs.get(index, 0) + runs
+    found_runs = desk.backend.history.runs(desk.store, now.seen.fleet, now.now_unix_ms)
+    for pair, row in rows.items():
+        row.runs = found_runs.get(pair, {})
     wanted = visit.text("q").lower()
     found = [
         row for row in rows.values() if wanted in f"{row.handler} {row.topic}/{row.group}".lower()

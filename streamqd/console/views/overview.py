@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamqd.console import overview
-from streamqd.console.overview import GroupNow, Trouble
+from streamqd.console.overview import Trouble
 from streamqd.console.view import ConsoleView, Context, Visit
 
 TROUBLES_SHOWN = 12
@@ -12,7 +12,7 @@ GROUPS_SHOWN = 200
 
 def show(visit: Visit) -> Context:
     """Return the troubles, and the groups whose name contains `q`."""
-    now, wanted = visit.now, visit.text("q").lower()
+    desk, now, wanted = visit.desk, visit.now, visit.text("q").lower()
     groups = [each for each in now.groups if wanted in f"{each.topic}/{each.group}".lower()]
     every = "all" in visit.query
     troubles = now.troubles if every else now.troubles[:TROUBLES_SHOWN]
@@ -25,13 +25,8 @@ def show(visit: Visit) -> Context:
         "groups": groups[:GROUPS_SHOWN],
         "found": len(groups),
         "busiest": max((each.lag or 0 for each in groups), default=0),
-        "sparks": _sparks(groups),
+        "sparks": desk.backend.history.sparks(desk.store, now.seen.fleet, now.now_unix_ms),
     }
-
-
-def _sparks(_groups: list[GroupNow]) -> dict[tuple[str, str], list[float | None]]:
-    """Return the messages acknowledged per minute in the last 60 minutes, by topic and group."""
-    return {}
 
 
 def _target(trouble: Trouble) -> tuple[str, dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from streamqd.errors import Malformed
 
 CELLS_MAX = 1_024  # partitions of one group that a map shows
 HEAT_STEPS = 5
+RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # minutes, and minutes of a point
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def show_topic(visit: Visit) -> Context:
     if not units:
         topics.partition_count(visit.desk.store, name)  # raises TopicMissing for an unknown topic
     groups = [each for each in now.groups if each.topic == name]
+    charted = visit.text("group") or (groups[0].group if groups else "")
     most = max((each.lag or 0 for each in units), default=0)
     return {
         "now": now,
@@ -76,6 +79,31 @@ def show_topic(visit: Visit) -> Context:
         "rows": [_heat_row(group.group, units, most) for group in groups],
         "busiest": max((each.lag or 0 for each in groups), default=0),
         "troubles": [each for each in now.troubles if each.topic == name],
+        "charted": charted,
+        **_charts(visit, name, charted),
+    }
+
+
+def _charts(visit: Visit, topic: str, group: str) -> Context:
+    """Return the history of a group in the range of the URL, as points and as columns."""
+    chosen = visit.text("range", "1h")
+    if chosen not in RANGES:
+        raise Malformed(f"range must be one of {', '.join(RANGES)}")
+    minutes, step = RANGES[chosen]
+    desk, now = visit.desk, visit.now
+    points = desk.backend.history.points(
+        desk.store, now.seen.fleet, now.now_unix_ms, (topic, group), minutes, step
+    )
+    columns: dict[str, list[float | None]] = {"at": [each.at_unix_ms // 1000 for each in points]}
+    for figure in ("arriving", "acked", "failed", "lag", "p95"):
+        columns[figure] = [getattr(each, figure) for each in points]
+    return {
+        "shown_range": chosen,
+        "ranges": list(RANGES),
+        "step": step,
+        "points": points,
+        "columns": json.dumps(columns),
+        "charted_before": any(each.acked is not None for each in points),
     }
 
 
