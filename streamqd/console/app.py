@@ -30,7 +30,7 @@ from streamqd.console.access import (
     is_own_request,
 )
 from streamqd.console.backend import Backend, Desk, TooBusyError
-from streamqd.console.forms import REQUEST, TYPED, Ledger, RequestKey
+from streamqd.console.forms import DRY, REQUEST, SEEN, TYPED, Ledger, RequestKey
 from streamqd.console.live import STREAMS_MAX, Hub, PageKey
 from streamqd.console.pages import THEMES, Pages
 from streamqd.console.view import Act, ActResult, ConsoleView, Download, Visit
@@ -38,6 +38,7 @@ from streamqd.console.views import ACTS, DOWNLOADS, VIEWS
 from streamqd.errors import (
     BadValue,
     Malformed,
+    MessageTooLarge,
     RedisRefused,
     RedisUnavailable,
     Refused,
@@ -364,6 +365,7 @@ class ConsoleApp:
         def render(desk: Desk) -> str:
             visit = Visit(desk, person, path, values)
             fields = act.fields(visit)
+            sent = forms.values_of(values, fields)
             preview = forms.previewed(lambda: act.preview(visit))
             return self._pages.page(
                 act.template,
@@ -373,7 +375,8 @@ class ConsoleApp:
                 theme=theme,
                 act=act,
                 fields=fields,
-                values=values,
+                hidden={name: sent[name] for name in sent if name not in {f.name for f in fields}},
+                seen=forms.digest(sent),
                 preview=preview,
                 problem=problem,
                 request_id=forms.new_request(),
@@ -387,7 +390,14 @@ class ConsoleApp:
         values = forms.read_form(await request.body())
         path = request.path_params
         key = RequestKey(person.name, values.pop(REQUEST, ""))
-        typed = values.pop(TYPED, "")
+        typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
+        if values.pop(DRY, ""):
+            return await self._shown(act, request, values, HTTPStatus.OK, path)
+        if not key.request:
+            raise Malformed("the form has no request id; load the page again")
+        if seen not in (None, forms.digest(values)):
+            text = "Nothing was changed yet: this is the dry run of the new values. Confirm it."
+            return await self._shown(act, request, values, HTTPStatus.OK, path, text)
 
         def run(desk: Desk) -> ActResult:
             visit = Visit(desk, person, path, values)
@@ -396,7 +406,7 @@ class ConsoleApp:
 
         try:
             done = await self._ledger.once(key, lambda: self._backend.call(run))
-        except (Refused, BadValue) as error:
+        except (Refused, BadValue, MessageTooLarge) as error:
             return await self._shown(act, request, values, HTTPStatus.CONFLICT, path, str(error))
         target = self._pages.to(done.view, **{**(done.parameters or {}), "done": key.request})
         return RedirectResponse(target or self._pages.url("/"), HTTPStatus.SEE_OTHER)
