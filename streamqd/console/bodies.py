@@ -61,7 +61,9 @@ class BodyReader:
         """Return headers. Masked ones keep their names."""
         if self.bodies == "hidden":
             return {}
-        hidden = {each.removeprefix(_HEADER) for each in self.masks if each.startswith(_HEADER)}
+        hidden = {
+            each.removeprefix(_HEADER).lower() for each in self.masks if each.startswith(_HEADER)
+        }
         masked = hidden if self.bodies == "masked" else set()
         return {
             name: MASK if name.lower() in masked else value

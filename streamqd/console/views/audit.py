@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from streamqd.admin import audit
 from streamqd.admin.audit import AuditEntry
+from streamqd.console.bodies import reader_of
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.store import topics
 
 TOPICS_MAX = 500  # whose logs one page reads
+_BODY = frozenset({"key", "headers"})
 
 
 def show(visit: Visit) -> Context:
@@ -25,13 +27,22 @@ def show(visit: Visit) -> Context:
     more = more or len(rows) > len(page)
     return {
         "now": visit.now,
-        "rows": page,
+        "rows": [(name, each, _arguments(visit, each)) for name, each in page],
         "topic": topic,
         "names": names[:TOPICS_MAX] if not topic else [],
         "before": page[-1][1].id if more and page else "",
         "later": before,
         "limit": visit.limit,
         "left_out": max(0, len(names) - TOPICS_MAX),
+    }
+
+
+def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
+    """Return the arguments of a command. Filters by key and headers are parts of messages."""
+    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    return {
+        name: reader.text(str(value)) if name in _BODY else value
+        for name, value in entry.arguments.items()
     }
 
 

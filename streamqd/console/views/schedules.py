@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from streamqd.admin import schedules
 from streamqd.console.access import Role
+from streamqd.console.bodies import reader_of
 from streamqd.console.view import Act, ActResult, ConsoleView, Context, Preview, Visit
 from streamqd.errors import Refused
 
 TICKS_SHOWN = 5
+_BODY = frozenset({"key", "headers", "payload"})
 LEVELS = {
     **dict.fromkeys(("orphaned", "unreadable", "missing"), "alarm"),
     **dict.fromkeys(("paused", "moving"), "note"),
@@ -35,8 +37,9 @@ def show_one(visit: Visit) -> Context:
         ticks = schedules.upcoming(store, (), name, None, TICKS_SHOWN).rows
     except Refused:
         ticks = []
+    reader = reader_of(visit.person, visit.desk.settings.console.masks)
     stated = {
-        setting: value
+        setting: reader.text(str(value)) if setting in _BODY else value
         for setting, value in (detail.specification or {}).items()
         if setting != "name" and value not in ("", "none", None)
     }
