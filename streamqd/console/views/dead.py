@@ -37,8 +37,10 @@ _MINUTES = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
-    """Return the filter that the URL or form states. Raises Malformed."""
+    """Return the filter that the URL or form states. Raises Malformed, Refused."""
     partition = visit.text("partition")
+    if visit.text("key") and visit.person.bodies != "show":
+        raise Refused("you may not filter by a key, because you may not see keys")
     return MessageFilter(
         ids=tuple(visit.text("id").split()),
         group=visit.text("group") or None,
@@ -267,6 +269,9 @@ def purge(visit: Visit) -> ActResult:
     """Start a purge as a job, of the letters that exist now."""
     topic, now = visit.path["topic"], visit.now.now_unix_ms
     choice = choice_of(visit, now)
+    if not choice.ids:  # not the ones that die after this
+        until = choice.until_unix_ms
+        choice = replace(choice, until_unix_ms=now if until is None else min(until, now))
     number = dead_letters.count(visit.desk.store, topic, choice)
     person, backend = audit.who(), visit.desk.backend
 
@@ -315,6 +320,8 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
         text, key = letter.payload.decode(), (letter.key or b"").decode()
     except UnicodeDecodeError:
         return ()
+    if "\0" in text + key:  # no form can hold it
+        return ()
     if visit.person.bodies != "show":
         return ()
     return (
@@ -362,7 +369,10 @@ def edit(visit: Visit) -> ActResult:
         raise Refused("you may not see all of this payload, so it cannot be edited")
     letter = dead_letters.show(visit.desk.store, topic, name)
     headers = _headers(visit) | {EDITED: letter.uid or f"{topic} {name}"}
-    uid = send(visit, topic, visit.query.get("payload", ""), visit.query.get("key", ""), headers)
+    payload = visit.query.get("payload", "")
+    if b"\r\n" in letter.payload:
+        payload = payload.replace("\n", "\r\n")
+    uid = send(visit, topic, payload, visit.query.get("key", ""), headers)
     audit.record(
         visit.desk.store,
         topic,
@@ -384,9 +394,12 @@ def send(
     """Send one message and return its uid. The topic must exist."""
     partition_count(visit.desk.store, topic)
     with Producer(None, visit.desk.settings, create=False) as producer:
-        return producer.send(
-            topic, payload, key=key or None, headers=dict(headers) or None, delay=delay
-        )
+        try:
+            return producer.send(
+                topic, payload, key=key or None, headers=dict(headers) or None, delay=delay
+            )
+        except (ValueError, TypeError, OverflowError) as error:
+            raise Malformed(f"nothing was sent: {error}") from None
 
 
 def export(visit: Visit) -> tuple[str, str, bytes]:

@@ -31,9 +31,12 @@ from streamqd.errors import Malformed, Refused
 from streamqd.policy.partitioning import crc32_partition
 
 BUDGET = 10_000  # messages that one request looks at
+DELAY_MAX = 1_000_000_000  # seconds
 SECONDS = 2.0  # after which it stops anyway
 PIECE = 500  # messages between two looks at the clock
-_WHERE = re.compile(r"(header:[^\s=~]+|/[^\s=~]*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL)
+_WHERE = re.compile(
+    r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
+)
 _FILTERS = ("key", "partition", "since", "until", "where")
 
 Test = Callable[[TailedEntry], bool]
@@ -215,7 +218,9 @@ def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
     try:
         delay = float(text) if text else None
     except ValueError:
-        raise Malformed("the delay is a number of seconds") from None
+        delay = -1.0
+    if delay is not None and not 0 <= delay <= DELAY_MAX:
+        raise Malformed(f"the delay must be a number of seconds from 0 to {DELAY_MAX:,}")
     return headers, delay
 
 
