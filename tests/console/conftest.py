@@ -84,6 +84,17 @@ def new_console() -> Iterator[Callable[..., ConsoleProcess]]:
         )
 
 
+def log_in(context: Any, console: ConsoleProcess, name: str) -> None:
+    """Log a person of `users_file` in, in a context of the browser."""
+    answer = context.request.post(
+        f"{console.url}login",
+        form={"name": name, "password": PASSWORD},
+        headers={"Sec-Fetch-Site": "same-origin"},
+        max_redirects=0,
+    )
+    assert answer.status == 303, answer.text()
+
+
 @pytest.fixture
 def browse(browser: Any) -> Iterator[Browse]:
     """Open pages: `browse(console, "anna", javascript=False, width=360, dark=True)`.
@@ -108,13 +119,7 @@ def browse(browser: Any) -> Iterator[Browse]:
             )
             opened.callback(context.close)
             if name:
-                answer = context.request.post(
-                    f"{console.url}login",
-                    form={"name": name, "password": PASSWORD},
-                    headers={"Sec-Fetch-Site": "same-origin"},
-                    max_redirects=0,
-                )
-                assert answer.status == 303, answer.text()
+                log_in(context, console, name)
             page = context.new_page()
             page.set_default_timeout(15_000)
             page.seen = Seen(page)

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.console.conftest import log_in
 from tests.support import optional
-from tests.support.console import NO_BROWSER, ConsoleProcess
+from tests.support.console import NO_BROWSER, ConsoleProcess, Seen
 from tests.support.daemon import ROOT, TOPIC
 
 pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER]
@@ -25,10 +26,14 @@ from streamqd.console.views import ACTS, VIEWS  # noqa: E402
 AXE = ROOT / "tests" / "support" / "vendored" / "axe.min.js"
 # Jobs exist only after a replay: test_dead_letters.py opens them.
 ENTRIES = [each for each in (*VIEWS, *ACTS) if "JOB" not in each.example]
+ACT_PATHS = [each.example or each.path for each in ACTS]
 PATHS = [each.example or each.path for each in ENTRIES]
-every_view = pytest.mark.parametrize("view", VIEWS, ids=[each.name for each in VIEWS])
 every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS])
-every_path = pytest.mark.parametrize("path", PATHS)
+# `make test` opens the views once. The forms and the other looks at the views are slow.
+every_path = pytest.mark.parametrize(
+    "path",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in ACT_PATHS)) for each in PATHS],
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,36 +53,81 @@ def test_every_entry_has_an_openable_path():
     assert [path for path in PATHS if "{" in path] == []
 
 
-@every_path
-def test_points_1_2_no_foreign_request_no_error(console, browse, path, filled):
-    page = browse(console)
+@pytest.fixture(scope="module")
+def logged_in(browser):
+    """Return a context of the browser in which a person is logged in, one for each of its kind."""
+    known = {}
 
-    answer = page.goto(console.url + filled(path))
-    page.wait_for_load_state()
+    def make(console, name="anna", *, javascript=True):
+        key = console.url, name, javascript
+        if key not in known:
+            known[key] = browser.new_context(
+                java_script_enabled=javascript, viewport={"width": 360, "height": 800}
+            )
+            log_in(known[key], console, name)
+        return known[key]
+
+    yield make
+    for each in known.values():
+        each.close()
+
+
+@pytest.fixture
+def visit(logged_in):
+    """Open a path, and return the page and the answer: `visit(console, path, "vera")`."""
+    pages = []
+
+    def make(console, path, name="anna", *, javascript=True):
+        page = logged_in(console, name, javascript=javascript).new_page()
+        pages.append(page)
+        page.seen = Seen(page)
+        answer = page.goto(console.url + path)
+        page.wait_for_load_state()
+        return page, answer
+
+    yield make
+    for each in pages:
+        each.close()
+
+
+@every_path
+def test_points_1_2_14_no_foreign_request_no_error_axe_and_360_px(console, visit, path, filled):
+    page, answer = visit(console, filled(path))
 
     assert answer.status == 200, page.inner_text("main")
     assert page.inner_text("h1, h2")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.evaluate(AXE.read_text())  # the policy of the page forbids a script element
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate("axe.run().then(r => r.violations)")
+        grave = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert [(scheme, each["id"], each["nodes"][0]["html"]) for each in grave] == []
     assert page.seen.errors == []  # violations of the policy are among them
     assert page.seen.dialogs == []
     hosts = {urlsplit(each).netloc for each in page.seen.requests}
     assert hosts == {f"127.0.0.1:{console.port}"}
 
 
+@pytest.mark.slow
 @every_path
-def test_point_8_a_viewer_sees_no_button(console, browse, path, filled):
-    page = browse(console, "vera")
-    is_act = path in [each.example or each.path for each in ACTS]
+def test_points_8_10_readable_without_javascript_no_button_for_a_viewer(
+    console, visit, path, filled
+):
+    page, answer = visit(console, filled(path), javascript=False)
+    assert answer.status == 200
+    assert page.inner_text("h1, h2")
+    assert page.locator("button.copy:visible, #pause:visible").count() == 0
 
-    answer = page.goto(console.url + filled(path))
-
-    assert answer.status == (403 if is_act else 200)
+    page, answer = visit(console, filled(path), "vera", javascript=False)
+    assert answer.status == (403 if path in ACT_PATHS else 200)
     assert page.locator("main form[method=post]").count() == 0
     assert page.locator("main a.button").count() == 0
 
 
 @every_act
-def test_point_8_every_post_of_a_viewer_is_403(console, browse, act, filled):
-    answer = browse(console, "vera").request.post(
+def test_point_8_every_post_of_a_viewer_is_403(console, logged_in, act, filled):
+    answer = logged_in(console, "vera", javascript=False).request.post(
         console.url + filled(path_of(act)),
         form={"request-id": "once"},
         headers={"Sec-Fetch-Site": "same-origin"},
@@ -85,33 +135,6 @@ def test_point_8_every_post_of_a_viewer_is_403(console, browse, act, filled):
 
     assert answer.status == 403
     assert "you are viewer" in answer.text()
-
-
-@every_path
-def test_point_10_readable_without_javascript(console, browse, path, filled):
-    page = browse(console, javascript=False)
-
-    answer = page.goto(console.url + filled(path))
-
-    assert answer.status == 200
-    assert page.inner_text("h1, h2")
-    assert page.locator("button.copy:visible, #pause:visible").count() == 0
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@every_path
-def test_point_14_axe_is_clean_and_360_px_are_enough(console, browse, path, dark, filled):
-    page = browse(console, width=360, dark=dark)
-    page.goto(console.url + filled(path))
-    page.wait_for_load_state()
-
-    overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-    page.evaluate(AXE.read_text())  # the policy of the page forbids a script element
-    found = page.evaluate("axe.run().then(r => r.violations)")
-
-    assert overflow <= 0
-    grave = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in grave] == []
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +146,12 @@ def prefixed(fleet, users_file):
         yield started
 
 
-@every_path
-def test_point_15_behind_a_prefix(prefixed, browse, path, filled):
-    page = browse(prefixed)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [each for each in PATHS if each not in ACT_PATHS])
+def test_point_15_behind_a_prefix(prefixed, visit, path, filled):
     assert urlsplit(prefixed.url).path == "/q/"
 
-    answer = page.goto(prefixed.url + filled(path))
-    page.wait_for_load_state()
+    page, answer = visit(prefixed, filled(path))
 
     assert answer.status == 200
     assert page.seen.errors == []
