@@ -76,6 +76,8 @@ class ConsoleHistory:
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
             last = now_unix_ms // MINUTE_MS
+            if last - 1 not in self._covered:  # not written yet, or only a moment ago
+                last -= 1
             minutes = range(last - SPARK_MINUTES, last)
             return {
                 pair: [float(some[each][_ACKED]) if each in some else 0.0 for each in minutes]
