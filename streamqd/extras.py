@@ -18,6 +18,7 @@ NEEDS = {
     ),
     "outbox": ("psycopg[binary]>=3.2", "pymysql>=1.1"),
     "sentry": ("sentry-sdk>=2.20",),
+    "console": ("jinja2>=3.1", "starlette>=1.0,<2", "uvicorn>=0.40"),
 }
 
 

@@ -8,11 +8,13 @@ that records the deletion.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ from streamqd.errors import Malformed
 from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
+_person: ContextVar[str] = ContextVar("person", default="")  # '' for the user of this process
 _VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand letters
 
 
@@ -95,8 +98,20 @@ def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Audi
     return AuditLog(topic, entries, entries[-1].id if len(found) > limit else "")
 
 
+@contextlib.contextmanager
+def acting_as(person: str) -> Iterator[None]:
+    """Attribute the changes of this thread or task to a person, not to the user of the process."""
+    token = _person.set(person)
+    try:
+        yield
+    finally:
+        _person.reset(token)
+
+
 def who() -> str:
-    """`user@host` of this process, if the system knows them."""
+    """Return the acting person, otherwise `user@host` of this process, if the system knows them."""
+    if person := _person.get():
+        return person
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name

@@ -155,7 +155,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         unreadable_directives=state.control.strange,
         problems=[*_problems(seen, +letters), *_of_schedules(timed)],
         instances=instances,
-        groups=_groups(rows, state.control),
+        groups=group_rows(rows, state.control),
         assignments=rows,
         lagging=_behind(rows),
         dead_letters=dict(+letters),
@@ -164,7 +164,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     )
 
 
-def _groups(units: Sequence[AssignmentRow], control: Directives) -> list[GroupStatus]:
+def group_rows(units: Sequence[AssignmentRow], control: Directives) -> list[GroupStatus]:
     """Return a row for each group, in the order of the units."""
     found = []
     for (topic, group), some in by_group(units).items():

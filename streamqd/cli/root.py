@@ -251,7 +251,17 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 SECTIONS = {
     "Start": ("init", "check", "config"),
     "Send and read": ("produce", "tail", "delayed", "schedule", "outbox"),
-    "Inspect": ("status", "partitions", "pending", "top", "trace", "why", "doctor", "scale"),
+    "Inspect": (
+        "status",
+        "partitions",
+        "pending",
+        "top",
+        "trace",
+        "why",
+        "doctor",
+        "scale",
+        "console",
+    ),
     "Failed messages": ("dlq", "retry"),
     "Topics and groups": ("topic", "group", "trim"),
     "Manage the fleet": (
@@ -262,6 +272,7 @@ SECTIONS = {
 _FILES = {
     "check": ("check",),
     "config": ("config",),
+    "console": ("console",),
     "dlq": ("dlq",),
     "doctor": ("doctor",),
     "fleet": ("control", "drain", "forget", "move", "pause", "rebalance", "reload", "resume"),

@@ -10,17 +10,18 @@ from streamqd.config.checks import useless, warnings
 from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
-from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
+from streamqd.config.exposure import as_root, is_loopback, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, find, load, load_given
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.reference import json_schema, reference_toml, shown
 from streamqd.config.schedules import Schedule
-from streamqd.config.schema import Daemon, Http, KeyPrefixes, Log, Redis, Settings
+from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Log, Redis, Settings
 from streamqd.config.secrets import masked, scrub
 from streamqd.config.topics import Retention, Topic
 
 __all__ = [
+    "Console",
     "Consumer",
     "Daemon",
     "Http",
@@ -38,6 +39,7 @@ __all__ = [
     "declare_consumers",
     "effective",
     "find",
+    "is_loopback",
     "is_public",
     "json_schema",
     "load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import stat
@@ -16,7 +17,7 @@ from streamqd.config.pipelines import Pipeline
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
 from streamqd.config.schedules import check_schedules
-from streamqd.config.schema import Daemon, Http, KeyPrefixes, Redis, Settings
+from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Redis, Settings
 from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
 from streamqd.config.topics import Retention
@@ -35,6 +36,7 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     _check_redis(settings.redis, settings.source, problems, environ)
     _check_daemon(settings.daemon, problems)
     _check_http(settings.http, problems, environ)
+    _check_console(settings.console, problems)
     check_exposure(settings, problems, environ)
     _check_keys(settings.keys, problems)
     for name, topic in settings.topics.items():
@@ -191,13 +193,32 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
                 f" {SOCKET_BYTES_MAX} bytes, relative to the directory of this file",
             )
         return
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", http.bind)
-    if not found or int(found[2]) > 65_535:
+    if not _is_host_and_port(http.bind):
         problems.add(
             path,
             f'{shown(http.bind)} is not a valid address: write "HOST:PORT", "unix:PATH", or "" to'
             " disable HTTP",
         )
+
+
+def _is_host_and_port(bind: str) -> bool:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", bind)
+    return found is not None and int(found[2]) <= 65_535
+
+
+def _check_console(console: Console, problems: Problems) -> None:
+    path = ("console", "bind")
+    if problems.ok(path) and not _is_host_and_port(console.bind):
+        problems.add(path, f'{shown(console.bind)} is not a valid address: write "HOST:PORT"')
+    header, peers = ("console", "proxy_header"), ("console", "proxy_from")
+    if problems.ok(header, peers) and (console.proxy_header is None) != (not console.proxy_from):
+        there, missing = ("proxy_header", "proxy_from")[:: 1 if console.proxy_header else -1]
+        problems.add(("console", there), f"needs console.{missing} too: set both, or none")
+    for peer in console.proxy_from if problems.ok(peers) else ():
+        try:
+            ipaddress.ip_network(peer)
+        except ValueError as error:
+            problems.add(peers, f"{shown(peer)} is not an address or a network: {error}")
 
 
 def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:

@@ -29,6 +29,22 @@ _HOST = Shape(
     re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"),
     'write names of hosts without a port, such as "metrics.example.com"',
 )
+_PATH_PREFIX = Shape(
+    re.compile(r"/(?:[A-Za-z0-9._~-]+/)*"), 'write a path such as "/q/", with a slash at both ends'
+)
+_HEADER = Shape(
+    re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}"),
+    'write the name of a header, such as "X-Forwarded-User"',
+)
+_PEER = Shape(
+    re.compile(r"[0-9A-Fa-f.:]{2,39}(/[0-9]{1,3})?"),
+    'write addresses or networks, such as "10.0.0.5" or "10.0.0.0/24"',
+)
+_MASK = Shape(
+    re.compile(r"(/|header:).+"),
+    'write JSON pointers such as "/card/number", or "header:" and a name',
+)
+_BODIES = ("show", "masked", "hidden")
 _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
 
@@ -185,6 +201,14 @@ class Daemon:
     crash_cooldown: Seconds = setting(
         60.0, "Wait before the worker of a released partition is started again.", min=1, max=86_400
     )
+    history: Seconds = setting(
+        86_400.0,
+        "How long the figures of each minute are kept in Redis, for the charts of the console. They"
+        " take about 80 bytes for each minute, instance, topic and group with messages. 0: none"
+        " are written.",
+        min=0,
+        max=7 * 86_400,
+    )
     max_message_bytes: Bytes = setting(
         1 << 20, "Largest payload that a producer accepts.", min=1, max=512 << 20
     )
@@ -222,6 +246,58 @@ class Http:
             return None
         if self.bind.startswith("unix:"):
             return Path(self.bind.removeprefix("unix:"))
+        host, _, port = self.bind.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The web console, a process of its own: `streamqd console`."""
+
+    bind: str = setting(
+        "127.0.0.1:9466",
+        'Address of the console: "HOST:PORT". Port 0: a free port. An address that other hosts can'
+        " reach requires users_file or proxy_header.",
+    )
+    prefix: str = setting("/", "Path under which a proxy serves the console.", shape=_PATH_PREFIX)
+    read_only: bool = setting(
+        False, "Treat every person as a viewer, so that nothing can be changed."
+    )
+    users_file: Path | None = setting(
+        None,
+        "File with the persons who may log in, written by `streamqd console --add-user` and"
+        " readable only by its owner. Empty: a link with a one-time token logs in an admin.",
+    )
+    proxy_header: str | None = setting(
+        None,
+        "Header with the name of the person, set by a proxy that has authenticated the person.",
+        shape=_HEADER,
+    )
+    proxy_from: tuple[str, ...] = setting(
+        (),
+        "Addresses or networks of the proxies that may set proxy_header.",
+        shape=_PEER,
+    )
+    proxy_role: str = setting(
+        "viewer",
+        "Role of a person whom a proxy names and users_file does not contain.",
+        choices=("viewer", "operator", "admin"),
+    )
+    viewer_bodies: str = setting(
+        "show", "Keys, headers and payloads of messages for viewers.", choices=_BODIES
+    )
+    operator_bodies: str = setting("show", "The same for operators.", choices=_BODIES)
+    admin_bodies: str = setting("show", "The same for admins.", choices=_BODIES)
+    masks: tuple[str, ...] = setting(
+        (),
+        'Parts that are hidden in masked messages: JSON pointers such as "/card/number", and'
+        ' headers such as "header:authorization".',
+        shape=_MASK,
+    )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
         host, _, port = self.bind.rpartition(":")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -282,6 +358,7 @@ class Settings:
     redis: Redis = field(default_factory=Redis)
     daemon: Daemon = field(default_factory=Daemon)
     http: Http = field(default_factory=Http)
+    console: Console = field(default_factory=Console)
     log: Log = field(default_factory=Log)
     telemetry: Telemetry = field(default_factory=Telemetry)
     keys: KeyPrefixes = field(default_factory=KeyPrefixes)
@@ -307,6 +384,7 @@ SECTIONS: dict[str, type] = {
     "redis": Redis,
     "daemon": Daemon,
     "http": Http,
+    "console": Console,
     "log": Log,
     "telemetry": Telemetry,
     "keys": KeyPrefixes,

@@ -25,6 +25,7 @@ from streamqd.housekeeper import health, page
 from streamqd.housekeeper.batch import TimeSlice
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
+from streamqd.housekeeper.history import MINUTE, HistoryWriter
 from streamqd.housekeeper.isolation import TaskIsolation
 from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
@@ -102,6 +103,10 @@ class Housekeeper:
             lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))
         )
         self._killed_runs = killed.KilledRuns(settings) if settings.telemetry.traces else None
+        self._history = None
+        if daemon.history:
+            isolate = self._isolation.of("history")
+            self._history = HistoryWriter(self._store, self.view, settings, isolate)
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -129,6 +134,8 @@ class Housekeeper:
         scheduler = Scheduler(store, view, self._settings, isolate)
         runs = self._killed_runs
         traces = [] if runs is None else [Task("export_spans", killed.LOOK_SECONDS, runs.run)]
+        history = self._history
+        minutes = [] if history is None else [Task("history", MINUTE, history.run)]
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -145,6 +152,7 @@ class Housekeeper:
             Task("expire_dead_letters", 30.0, expirer.run),
             Task("load_scripts", 2.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
+            *minutes,
             *traces,
         ]
 
@@ -160,6 +168,7 @@ class Housekeeper:
                 if server is not None and not server.alive:
                     logs.event("housekeeper.failed", logging.ERROR, task="http")
                     return 1
+            self._end_history()
         finally:
             if server is not None:
                 server.stop()
@@ -168,6 +177,12 @@ class Housekeeper:
                 self._killed_runs.stop(SPANS_SECONDS)
         logs.event("housekeeper.stopped")
         return 0
+
+    def _end_history(self) -> None:
+        """Write the figures of the minute that is not over: the next process begins anew."""
+        if self._history is not None and self.view.redis_up:
+            with contextlib.suppress(RedisRefused, RedisUnavailable):
+                self._history.write()
 
     def _look(self) -> None:
         """Note which units this instance owns now, and which workers are running."""

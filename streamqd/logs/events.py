@@ -17,6 +17,7 @@ EVENTS: dict[str, str] = {
     "circuit.opened": "A dependency is down (`breaker`). The partition handles no message, except"
     " one as a probe every `probe_every`.",
     "config.warning": "A setting or the server's configuration is valid but not recommended.",
+    "console.failed": "A page of the console failed by an internal error. Other pages work.",
     "daemon.ready": "The start is complete. The daemon handles messages or stands by.",
     "daemon.started": "The daemon starts.",
     "dead_letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"

@@ -40,6 +40,10 @@ class Keys:
         """STRING + PX: JSON summary of a second run under the name of a live instance."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}/duplicate"
 
+    def history(self, fleet: str) -> str:
+        """STREAM, one entry for each instance and minute, trimmed to `daemon.history`."""
+        return f"{self.control}:history:{{{fleet}}}"
+
     def orders(self, fleet: str) -> str:
         """HASH directive -> JSON. Written by operators' commands, read by heartbeats."""
         return f"{self.control}:control:{{{fleet}}}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -53,6 +56,12 @@ def test_serve_runs_until_interrupted_and_leaves_no_process(tmp_path: Path):
             what="the demonstration serves",
         )
         assert process.poll() is None, output.read_text()
+        if importlib.util.find_spec("starlette"):  # part of what `make serve` installs
+            first = output.read_text().splitlines()[0]
+            link = re.fullmatch(r"console: (http://127\.0\.0\.1:\d+/\?token=\S+)", first)
+            assert link, first
+            with urlopen(link[1].partition("?")[0] + "livez", timeout=30) as answer:
+                assert answer.read() == b"ok\n"
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 2 + 8  # supervisor, server or housekeeper, and the workers
 

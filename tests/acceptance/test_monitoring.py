@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamqd.store import history
 from streamqd.store.spark import query_position
 from tests.acceptance.test_steering import verb
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -246,3 +247,32 @@ def test_labels_are_bounded_by_the_configuration(
         "streamqd_scheduled_sent_total",
         "streamqd_housekeeper_failures_total",
     }
+
+
+def test_a_stop_and_a_reload_write_the_history_of_the_unfinished_minute(
+    new_daemon: NewDaemon,
+) -> None:
+    """The sum of all entries is what was handled: nothing is counted twice, nothing is left out."""
+    daemon = new_daemon(partitions=2)
+
+    def entries() -> list[history.Interval]:
+        return list(history.read(daemon.store, "default", 0))
+
+    with daemon:
+        daemon.send(["ok"] * 30)
+        daemon.wait_settled()
+        daemon.signal(signal.SIGHUP)
+        wait_until(lambda: entries() != [], timeout=20.0, what="the reload wrote an entry")
+        wait_until(
+            lambda: len(daemon.events("housekeeper.started")) > 1,
+            timeout=20.0,
+            what="the next housekeeper has started",
+        )
+        daemon.send(["ok"] * 12)
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    found = entries()
+    assert len(found) >= 2
+    assert all(each.bad is None and 0 < each.seconds < 90 for each in found)
+    assert sum(row.counts["acked"] for each in found for row in each.rows) == 42
+    assert sum(sum(row.handled.values()) for each in found for row in each.rows) == 42

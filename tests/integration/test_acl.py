@@ -27,6 +27,7 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from tests.contract.desk import Desk
 from tests.support import usage, users
 from tests.support.daemon import toml
 from tests.support.servers import ProcessServer, Server
@@ -108,7 +109,7 @@ def test_acl_users_cannot_change_the_server_or_flush_data() -> None:
     dangerous = re.compile(r"acl|config|debug|failover|flush|function|keys|module|replicaof")
     for name in users.NAMES:
         assert [each for each in users.read(name).commands if dangerous.match(each)] == []
-    for name in ("daemon", "producer", "producer-scripts"):
+    for name in ("daemon", "producer", "producer-scripts", "viewer"):
         forbidden = {"scan", "unlink", "xgroup|destroy"}
         assert not forbidden & users.read(name).commands
     for name in ("producer", "producer-scripts"):
@@ -126,6 +127,28 @@ def test_a_user_without_a_password_cannot_log_in(
             new_link().execute("AUTH", users.read(name).user, "")
     finally:
         users.revoke(link)
+
+
+WRITES = {
+    *("del", "expire", "hdel", "hincrby", "hset", "hsetnx", "pexpire", "publish", "sadd", "set"),
+    *("srem", "unlink", "xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create"),
+    *("xgroup|createconsumer", "xgroup|delconsumer", "xgroup|destroy", "xgroup|setid"),
+    *("xreadgroup", "xtrim", "zadd", "zrem"),
+}
+# For writing, for loading scripts, and for deleting topics.
+NOT_FOR_VIEWING = WRITES | {
+    *("discard", "exec", "multi", "scan", "script|exists", "script|load", "slowlog|get"),
+    *("subscribe", "watch"),
+}
+
+
+def test_acl_viewer_has_the_reading_commands_of_the_operator(link: Connection) -> None:
+    """Scripts run with the permissions of their caller, so what writes is refused in them too."""
+    viewer = users.read("viewer").commands
+    assert viewer == users.read("admin").commands - NOT_FOR_VIEWING
+    for each in link.execute("COMMAND"):
+        name, flags = each[0].decode(), {flag.decode() for flag in each[2]}
+        assert name not in viewer or "write" not in flags, name
 
 
 # --- single permissions ---------------------------------------------------------------------------
@@ -362,6 +385,11 @@ MAY = {
         ("HSET", META, "partitionCount", 1),
         ("EVAL", "return redis.call('DEL', KEYS[1])", 1, STREAM),
     ),
+    "viewer": (
+        ("XRANGE", STREAM, "-", "+"),
+        ("HGET", META, "partitionCount"),
+        ("EVAL", "return redis.call('GET', KEYS[1])", 1, DEDUP),
+    ),
     "admin": (
         *SENDING,
         ("DEL", STREAM),
@@ -381,6 +409,21 @@ MAY_NOT = {
     ),
     "producer-scripts": (*NOT_BY_ANYBODY, *NOT_BY_PRODUCERS, *SCRIPTS_OF_ITS_OWN, ("SCAN", 0)),
     "daemon": (*NOT_BY_ANYBODY, ("SCAN", 0), ("SLOWLOG", "GET", 1), ("KEYS", "*")),
+    "viewer": (
+        *NOT_BY_ANYBODY,
+        *SENDING,
+        ("SET", STREAM, "x"),
+        ("HSET", META, "partitionCount", 1),
+        ("DEL", STREAM),
+        ("XTRIM", STREAM, "MAXLEN", 0),
+        ("XACK", STREAM, "hits", "1-1"),
+        ("XREADGROUP", "GROUP", "hits", "w", "STREAMS", STREAM, ">"),
+        ("PUBLISH", Keys().wake("default"), "x"),
+        ("SCRIPT", "LOAD", "return 1"),
+        ("SCAN", 0),
+        ("SLOWLOG", "GET", 1),
+        ("KEYS", "*"),
+    ),
     "admin": (*NOT_BY_ANYBODY, ("KEYS", "*")),
 }
 
@@ -401,6 +444,51 @@ def test_each_user_is_limited_as_documented(
         link.execute("FLUSHALL")
         other.execute(*command)
     other.close()
+
+
+# Commands that only read, with the exit code of a view that finds nothing to complain about.
+SEEING = (
+    *("status", "status access", "partitions access", "why access", "doctor", "pending access"),
+    *("topic list", "topic describe access", "topic settings access", "group list access"),
+    *("group describe access hits", "tail access", "scale", "schedule list", "delayed list access"),
+    *("dlq list access", "dlq stats access", "dlq audit access", "retry list access hits"),
+    *("dlq replay access --all --dry-run", "top --once", "trace access/0/1-1"),
+)
+CHANGING = (
+    *("produce access x", "pause access", "trim access", "group stop access hits", "drain one"),
+    *("topic grow access 4", "topic delete access --yes", "group delete access hits --yes --force"),
+    *("dlq replay access --all --yes", "dlq purge access --all --yes", "topic create other"),
+    "schedule add tick --topic access --every 1m",
+)
+
+
+def test_a_viewer_sees_everything_and_changes_nothing(
+    server: Server, link: Connection, granted: None, topic: str, keys: Keys, tmp_path: Path
+) -> None:
+    """Redis refuses each change, whatever the program asks for."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.add("1-1", "payload", "x")
+    desk.add("1-1", "payload", "x", "group", "hits", stream=desk.dlq)
+    file = tmp_path / "streamq.toml"
+    redis = {"url": server.url, "username": users.read("viewer").user}
+    file.write_text(toml({"redis": redis}))
+
+    def data() -> dict[bytes, bytes]:
+        keys = link.execute("KEYS", "*")
+        return {key: link.execute("DUMP", key) for key in keys}
+
+    before = data()
+    for words in SEEING:
+        run = CliRunner().invoke(cli, ["--config", str(file), *words.split()])
+        # `doctor` also checks for the permissions of a daemon, which a viewer lacks.
+        assert words == "doctor" or "NOPERM" not in run.output, (words, run.output)
+        assert run.exit_code in {0, 1, 8}, (words, run.exit_code, run.output)
+    for words in CHANGING:
+        run = CliRunner().invoke(cli, ["--config", str(file), *words.split()])
+        assert run.exit_code not in {0, 2}, (words, run.exit_code, run.output)
+        assert run.exception is None or isinstance(run.exception, SystemExit), words
+    assert data() == before
 
 
 def test_compose_server_accepts_only_its_password(

@@ -119,6 +119,7 @@ TASKS = {
     "expire_dead_letters": (1, 8),
     "load_scripts": (0, 1),
     "reclaim": (0, 4),
+    "history": (0, 0),  # one XADD a minute
 }
 
 

@@ -192,7 +192,7 @@ def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
         assert not own.fullmatch(name.encode()), name
     public = {each for each in dir(Keys) if not each.startswith("_")}
     fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress", "sink"}
-    fleetwide |= {"duplicate", "schedule_index", "schedule_places"}
+    fleetwide |= {"duplicate", "history", "schedule_index", "schedule_places"}
     # `source` is `stream` or `dlq`, by the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
     # A new key belongs in the pattern, or in this list of exceptions.

@@ -2,8 +2,8 @@
 
     python -m tests.pages.shots [FOLDER]
 
-Shows `streamqd top` in tmux, and the status page and the report in Chromium. A picture is skipped
-with a note if its program is missing.
+Shows `streamqd top` in tmux, and the web console, the status page and the report in Chromium. A
+picture is skipped with a note if its program is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tests.pages import console_shots
 from tests.support import servers
 from tests.support.daemon import ROOT, Daemon
 from tests.support.top_transcript import load
@@ -132,6 +133,7 @@ def main(images: Path) -> None:
             print("skipped, tmux is not installed: top.svg")
         shoot_page(url, images / "status.png", "1200,540")
         shoot_report(daemon, images / "report.png")
+    console_shots.main(images)
     for picture in sorted(images.iterdir()):
         size = picture.stat().st_size
         print(f"{picture.name}: {size:,} bytes")

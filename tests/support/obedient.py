@@ -1,8 +1,8 @@
 """A handler that obeys the payload and keeps the ledger. A `Daemon` copies it.
 
-A payload is a word and its arguments: `ok`, `sleep 0.01`, `fail`, `dead`, `exit 9`, `segv`, `kill`,
-`hold` (forever in C, with the interpreter), `await FILE`, `leak 1000000`, `spawn` and `fork` (a
-process that stays; with a FILE they wait for it).
+A payload is a word and its arguments: `ok`, `sleep 0.01`, `fail`, `dead WORDS`, `exit 9`, `segv`,
+`kill`, `hold` (forever in C, with the interpreter), `await FILE`, `leak 1000000`, `spawn` and
+`fork` (a process that stays; with a FILE they wait for it).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _fail(message: Message) -> None:
     raise ValueError(f"told to fail, attempt {message.attempt}")
 
 
-def _dead(_message: Message) -> None:
-    raise Dead("told to be dead")
+def _dead(_message: Message, *words: str) -> None:
+    raise Dead(" ".join(("told to be dead", *words)))
 
 
 def _exit(_message: Message, code: str) -> None:

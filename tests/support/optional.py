@@ -19,6 +19,7 @@ PACKAGES = frozenset(
         *(
             "opentelemetry",
             "pandas",
+            "playwright",
             "polars",
             "psycopg",
             "pyarrow",

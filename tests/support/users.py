@@ -18,7 +18,7 @@ from streamqd.store.client import Connection
 
 FOLDER = Path(__file__).parents[2] / "etc" / "acl"
 OLDER = FOLDER / "redis-6.2"  # the same users for a server without selectors
-NAMES = ("admin", "daemon", "producer", "producer-scripts")
+NAMES = ("admin", "daemon", "producer", "producer-scripts", "viewer")
 _chosen: list[str] = []  # --acl, once
 
 

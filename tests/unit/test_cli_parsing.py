@@ -106,6 +106,7 @@ def test_command_list_is_complete() -> None:
             "top",
             "why",
             "scale",
+            "console",
         ),
         *("group", "group list", "group describe", "group reset", "group delete", "group adopt"),
         *("group stop", "group start", "trace"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from streamqd.examples.demo import summary
 from streamqd.examples.demo.board import Board, Row, number
-from streamqd.examples.demo.stage import DemoDaemon, DemoFailed, Folder
+from streamqd.examples.demo.stage import DemoConsole, DemoDaemon, DemoFailed, Folder
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
 CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in order
@@ -23,6 +24,13 @@ STALL_SECONDS = 60.0
 def run(folder: Folder, *, serve: bool) -> int:
     """Run the whole demonstration and return the exit code."""
     lines = folder.prepare()
+    with contextlib.ExitStack() as running:
+        if serve:
+            running.enter_context(DemoConsole(folder)).print_address()
+        return _run(folder, lines, serve=serve)
+
+
+def _run(folder: Folder, lines: int, *, serve: bool) -> int:
     units = len(GROUPS) * len(PARTITIONS)
     print(f"Starting the daemon ({folder.config}): its own server, and {units} workers,")
     print(f"one for each of {len(PARTITIONS)} partitions and 2 groups ({', '.join(GROUPS)}).")

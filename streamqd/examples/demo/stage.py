@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import IO, Any
 MARKER = "made-by-streamqd-demo"  # only a directory with this file is ever removed
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+CONSOLE_PORT = 9466
 
 
 class DemoFailed(Exception):  # noqa: N818 - ends the demonstration with a sentence
@@ -157,3 +159,43 @@ class DemoDaemon:
     def _tail(self) -> str:
         lines = self._folder.log.read_text(errors="replace").splitlines()[-12:]
         return "".join(f"\n    {line}" for line in lines)
+
+
+class DemoConsole:
+    """The web console as a process. It prints a link, and a new one after each use of a link."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._output: IO[bytes] = folder.log.open("ab")
+        self.process = subprocess.Popen(
+            folder.streamqd("console", "--port", str(_free_port(CONSOLE_PORT))),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            text=True,
+            start_new_session=True,
+        )
+        self._forwarding = threading.Thread(target=self._forward, daemon=True)
+
+    def __enter__(self) -> DemoConsole:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            self.process.terminate()
+            self.process.wait(STOP_SECONDS)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+    def print_address(self) -> None:
+        """Print the link, then each following link as soon as there is one."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        print(line or "console: it did not start; the log of the daemon has the reason", flush=True)
+        self._forwarding.start()
+
+    def _forward(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(line, end="", flush=True)

@@ -1,0 +1,117 @@
+"""`streamqd console`: serve the web console, or add a person to its users file."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from pathlib import Path
+
+import click
+
+from streamqd import extras
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import ConfigError
+
+ROLES = ("viewer", "operator", "admin")
+
+
+@click.command(short_help="Serve the web console.")
+@click.option("--bind", metavar="HOST:PORT", help="Override console.bind.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Only the port of it. 0: a free port.")
+@click.option("--read-only", is_flag=True, help="Treat every person as a viewer.")
+@click.option(
+    "--users",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Override console.users_file.",
+)
+@click.option("--proxy-header", metavar="NAME", help="Override console.proxy_header.")
+@click.option(
+    "--proxy-from",
+    metavar="PEER",
+    multiple=True,
+    help="Override console.proxy_from. May be repeated.",
+)
+@click.option("--prefix", metavar="PATH", help="Override console.prefix, such as /q/.")
+@click.option("--add-user", metavar="NAME", help="Add a person to the users file, and exit.")
+@click.option(
+    "--role", type=click.Choice(ROLES), default="viewer", show_default=True,
+    help="Role of the person that --add-user adds.",
+)  # fmt: skip
+@pass_session
+def console(
+    session: Session,
+    *,
+    bind: str | None,
+    port: int | None,
+    read_only: bool,
+    users: Path | None,
+    proxy_header: str | None,
+    proxy_from: tuple[str, ...],
+    prefix: str | None,
+    add_user: str | None,
+    role: str,
+) -> int:
+    """Serve the web console until SIGTERM.
+
+    The first line on standard output is the address. Without a users file or a proxy, it contains a
+    token that logs one browser in as admin, and the console prints a new link after its use. An
+    address that other hosts can reach requires a users file or a proxy that names the person.
+
+    \b
+    Example:
+      streamqd console
+      streamqd console --users users.txt --add-user anna --role operator
+      streamqd console --users users.txt --bind 0.0.0.0:9466
+    """
+    texts = {
+        "console.bind": bind,
+        "console.users_file": None if users is None else str(users.absolute()),
+        "console.proxy_header": proxy_header,
+        "console.proxy_from": ",".join(proxy_from) or None,
+        "console.prefix": prefix,
+        "console.read_only": "true" if read_only else None,
+    }
+    session.overrides |= {name: text for name, text in texts.items() if text is not None}
+    if port is not None:
+        host = (bind or session.load().console.bind).rpartition(":")[0]
+        session.overrides["console.bind"] = f"{host}:{port}"
+    settings = session.settings
+    try:
+        from streamqd.console import access
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            [f"the console needs the package {error.name}; run {extras.hint('console')}"]
+        ) from None
+    if add_user is not None:
+        path = settings.console.users_file
+        if path is None:
+            raise click.UsageError(
+                "--add-user needs --users FILE, or the setting console.users_file"
+            )
+        user = access.new_user(add_user, access.role_of(role), _password())
+        access.write_user(path, user)
+        click.echo(f"{add_user} is {role} in {path}; restart the console to apply it")
+        return 0
+    from streamqd import console as web
+
+    return web.run(settings, _say)
+
+
+def _say(line: str) -> None:
+    """Print a line now. A closed standard output is no reason to stop serving."""
+    try:
+        click.echo(line)
+        sys.stdout.flush()
+    except OSError:
+        pass
+
+
+def _password() -> str:
+    """Read a password: twice from a terminal, or one line of standard input."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\n")
+    first = getpass.getpass("Password: ")
+    if getpass.getpass("Again: ") != first:
+        raise click.UsageError("the passwords differ; nothing was written")
+    return first

@@ -1,0 +1,108 @@
+"""The web console: what people look at. `streamqd console` runs it as a process of its own.
+
+It reads Redis with the functions of `streamqd.admin`, as the commands do, and changes something
+only by them. The daemons do not know of it. Imported by the command alone: it needs the extra
+`console`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from streamqd import config, logs
+from streamqd.console.access import ConsoleAccess, check_listening, made_access
+from streamqd.console.app import ConsoleApp
+from streamqd.console.backend import Backend
+from streamqd.errors import Refused
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SECONDS = 2  # in which running requests may finish
+WATCH_SECONDS = 0.2
+
+
+def run(settings: config.Settings, say: Callable[[str], None]) -> int:
+    """Serve until SIGTERM or SIGINT, and return 0. `say` prints the address.
+
+    Raises Refused when it must not or cannot listen on the address.
+    """
+    check_listening(settings.console)
+    with _listening(settings.console) as listener:
+        port = listener.getsockname()[1]
+        access = made_access(settings.console, port)
+        logs.setup(role="console", style=settings.log.format, level=settings.log.level)
+        backend = Backend(settings)
+        try:
+            asyncio.run(_serve(settings, access, backend, listener, say))
+        finally:
+            backend.close()
+            logs.close()
+    return 0
+
+
+def _listening(console: config.Console) -> socket.socket:
+    """Return the listening socket. Raises Refused."""
+    host, port = console.address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Refused(
+                f"console.bind {console.bind} is in use by another process; pass --port 0 for a"
+                " free port"
+            ) from None
+        raise Refused(f"console.bind {console.bind} cannot be used ({error.strerror})") from None
+
+
+def _address(console: config.Console, port: int) -> str:
+    """Return the URL at which a browser of this host finds the console."""
+    host = console.address[0]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - a comparison
+    return f"http://{f'[{shown}]' if ':' in shown and shown[0] != '[' else shown}:{port}"
+
+
+async def _serve(
+    settings: config.Settings,
+    access: ConsoleAccess,
+    backend: Backend,
+    listener: socket.socket,
+    say: Callable[[str], None],
+) -> None:
+    base = _address(settings.console, listener.getsockname()[1]) + settings.console.prefix
+
+    def announce() -> None:
+        say(f"console: {base}?token={access.new_token()}" if access.by_link else f"console: {base}")
+
+    console = ConsoleApp(settings, access, backend, announce)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            console.app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+    )
+    # uvicorn raises the signals that it received once more when it has stopped.
+    for each in STOP_SIGNALS:
+        signal.signal(each, lambda *_: None)
+    announce()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not serving.done():
+        await asyncio.wait([serving], timeout=WATCH_SECONDS)
+        if server.should_exit:
+            console.hub.close()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving

@@ -1,0 +1,332 @@
+"""Who may do what: roles, sessions, the users file, the names that a proxy sets, and the CSRF rule.
+
+A person is known by a session cookie, or by a header of a proxy that the configuration names. This
+module decides and stores sessions in memory. `app` asks it for each request.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from streamqd import config
+from streamqd.errors import Refused
+
+SESSION_SECONDS = 12 * 3_600.0  # without a request
+SESSIONS_MAX = 1_000
+NAME_CHARS = 64
+FAILURES_MAX = 10  # wrong passwords per minute, for all names together
+_SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
+_SECURE_SITES = ("same-origin",)
+
+
+class Role(IntEnum):
+    """What a person may do. Each role includes the ones below."""
+
+    VIEWER = 1
+    OPERATOR = 2
+    ADMIN = 3
+
+    @property
+    def word(self) -> str:
+        """The name in settings and pages."""
+        return self.name.lower()
+
+
+def role_of(word: str) -> Role:
+    """Return the role with this name. Raises Refused."""
+    try:
+        return Role[word.upper()]
+    except KeyError:
+        words = ", ".join(each.word for each in Role)
+        raise Refused(f"role {word!r} is not one of {words}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A person who is logged in. `bodies` is show, masked or hidden."""
+
+    name: str
+    role: Role
+    bodies: str
+
+    def may(self, role: Role) -> bool:
+        """Return True if the role of the person includes another one."""
+        return self.role >= role
+
+
+@dataclass(frozen=True, slots=True)
+class UserRecord:
+    """A line of the users file: NAME:ROLE:SALT:HASH, where the hash is scrypt of the password."""
+
+    name: str
+    role: Role
+    salt: bytes
+    digest: bytes
+
+    def accepts(self, password: str) -> bool:
+        """Return True for the right password."""
+        return hmac.compare_digest(_digest(password, self.salt), self.digest)
+
+    def line(self) -> str:
+        """Return the line of the file."""
+        return f"{self.name}:{self.role.word}:{self.salt.hex()}:{self.digest.hex()}"
+
+
+def _digest(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT)
+
+
+def new_user(name: str, role: Role, password: str) -> UserRecord:
+    """Return the record of a person. Raises Refused when the name or password cannot be used."""
+    if not name or len(name) > NAME_CHARS or ":" in name or not name.isprintable():
+        raise Refused(f"user {name!r} is not a valid name; use 1 to {NAME_CHARS} characters, no :")
+    if len(password) < 8:
+        raise Refused("the password has fewer than 8 characters; use a longer one")
+    salt = secrets.token_bytes(16)
+    return UserRecord(name, role, salt, _digest(password, salt))
+
+
+def read_users(path: Path) -> dict[str, UserRecord]:
+    """Return the persons of a users file by name. Raises Refused with the line of a fault."""
+    try:
+        with path.open(encoding="utf-8") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            lines = opened.read(1 << 20).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise Refused(
+            f"console.users_file {path} cannot be read ({reason}); run `streamqd console"
+            " --add-user NAME` to create it"
+        ) from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise Refused(f"console.users_file {path} can be read by others; run chmod 600 {path}")
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            name, role, salt, digest = line.split(":")
+            key = bytes.fromhex(salt), bytes.fromhex(digest)
+            found[name] = UserRecord(name, role_of(role), *key)
+        except (ValueError, Refused):
+            raise Refused(
+                f"console.users_file {path}:{number} is not NAME:ROLE:SALT:HASH; write it with"
+                " `streamqd console --add-user NAME`"
+            ) from None
+    return found
+
+
+def write_user(path: Path, user: UserRecord) -> None:
+    """Add a person to the users file, or replace it. The file is created with mode 0600."""
+    known = read_users(path) if path.exists() else {}
+    known[user.name] = user
+    text = "".join(f"{each.line()}\n" for each in known.values())
+    beside = path.with_name(f"{path.name}.new")
+    beside.unlink(missing_ok=True)
+    beside.touch(0o600, exist_ok=False)
+    with beside.open("w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    beside.replace(path)
+
+
+@dataclass(slots=True)
+class _Session:
+    person: Person
+    used: float  # monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The parts of a request that decide about access. Header names are in lower case."""
+
+    method: str
+    peer: str  # address, '' for a unix socket
+    scheme: str
+    headers: Mapping[str, str]
+    cookies: Mapping[str, str]
+
+
+@dataclass
+class ConsoleAccess:
+    """The persons of one console process. Used by all threads."""
+
+    settings: config.Console
+    cookie_suffix: str = ""  # the port: cookies of a host are sent to all of its ports
+    users: dict[str, UserRecord] | None = None
+    _sessions: dict[str, _Session] = field(default_factory=dict)
+    _failures: list[float] = field(default_factory=list)
+    _token: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # --- who it is ---
+
+    @property
+    def by_link(self) -> bool:
+        """True if a link with a token logs in, because there is no other way."""
+        return self.users is None and self.settings.proxy_header is None
+
+    def person(self, asking: Asking) -> Person | None:
+        """Return the person of a request, None if it is not logged in."""
+        header = self.settings.proxy_header
+        if header is not None and self.trusts(asking.peer):
+            name = asking.headers.get(header.lower(), "").strip()
+            if name and len(name) <= NAME_CHARS and name.isprintable():
+                known = (self.users or {}).get(name)
+                return self._made(name, known.role if known else role_of(self.settings.proxy_role))
+        value = asking.cookies.get(self.cookie_name(secure=self.is_secure(asking)), "")
+        now = time.monotonic()
+        with self._lock:
+            session = self._sessions.get(_key(value))
+            if session is None or now - session.used > SESSION_SECONDS:
+                return None
+            session.used = now
+            return session.person
+
+    def trusts(self, peer: str) -> bool:
+        """Return True if a peer is a proxy of the configuration. '' is a unix socket."""
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in ipaddress.ip_network(each) for each in self.settings.proxy_from)
+
+    def is_secure(self, asking: Asking) -> bool:
+        """Return True if the browser uses https, by itself or to a named proxy."""
+        forwarded = asking.headers.get("x-forwarded-proto", "")
+        return asking.scheme == "https" or (forwarded == "https" and self.trusts(asking.peer))
+
+    def _made(self, name: str, role: Role) -> Person:
+        bodies = getattr(self.settings, f"{role.word}_bodies")
+        return Person(name, Role.VIEWER if self.settings.read_only else role, bodies)
+
+    # --- ways in ---
+
+    def new_token(self) -> str:
+        """Return the token of the next link. The previous one no longer works."""
+        with self._lock:
+            self._token = secrets.token_urlsafe(24)
+            return self._token
+
+    def enter_by_token(self, token: str) -> str | None:
+        """Return a new session for the right token, which then no longer works."""
+        with self._lock:
+            right = bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
+            if right:
+                self._token = ""
+        return self._enter(self._made(_own_name(), Role.ADMIN)) if right else None
+
+    def enter_by_password(self, name: str, password: str) -> str | None:
+        """Return a new session for the right password. Raises Refused after many wrong ones."""
+        now = time.monotonic()
+        with self._lock:
+            self._failures = [each for each in self._failures if now - each < 60]
+            if len(self._failures) >= FAILURES_MAX:
+                raise Refused("too many wrong passwords; wait a minute")
+        user = (self.users or {}).get(name)
+        # An unknown name takes as long as a wrong password.
+        accepted = (user or _NOBODY).accepts(password)
+        if user is None or not accepted:
+            with self._lock:
+                self._failures.append(now)
+            return None
+        return self._enter(self._made(user.name, user.role))
+
+    def _enter(self, person: Person) -> str:
+        value = secrets.token_urlsafe(32)
+        with self._lock:
+            if len(self._sessions) >= SESSIONS_MAX:
+                oldest = min(self._sessions, key=lambda key: self._sessions[key].used)
+                del self._sessions[oldest]
+            self._sessions[_key(value)] = _Session(person, time.monotonic())
+        return value
+
+    def leave(self, asking: Asking) -> None:
+        """End the session of a request."""
+        value = asking.cookies.get(self.cookie_name(secure=self.is_secure(asking)), "")
+        with self._lock:
+            self._sessions.pop(_key(value), None)
+
+    # --- cookies ---
+
+    def cookie_name(self, *, secure: bool) -> str:
+        """Return the name of the session cookie, which over https no other host can set."""
+        return f"{'__Host-' if secure else ''}streamqd{self.cookie_suffix}"
+
+    def cookie(self, value: str, *, secure: bool) -> str:
+        """Return the Set-Cookie header of a session, or of its end ('')."""
+        end = "" if value else "; Max-Age=0"
+        safe = "; Secure" if secure else ""
+        name = self.cookie_name(secure=secure)
+        return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{safe}{end}"
+
+
+def _key(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def _own_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+_NOBODY = UserRecord("", Role.VIEWER, b"-" * 16, b"")
+
+
+def is_own_request(asking: Asking, host: str) -> bool:
+    """Return True if a request comes from a page of this console, and from no other site.
+
+    Browsers send Sec-Fetch-Site only over https and to loopback addresses. Without it, the Origin
+    must be `host`, the name and port under which the browser knows the console.
+    """
+    site = asking.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in _SECURE_SITES
+    origin = urlsplit(asking.headers.get("origin", ""))
+    return bool(host) and origin.netloc.lower() == host.lower()
+
+
+def host_of(asking: Asking, access: ConsoleAccess) -> str:
+    """Return the name and port under which the browser knows the console."""
+    forwarded = asking.headers.get("x-forwarded-host")
+    if forwarded and access.trusts(asking.peer):
+        return forwarded.partition(",")[0].strip()
+    return asking.headers.get("host", "")
+
+
+def check_listening(console: config.Console) -> None:
+    """Raise Refused if other hosts could use the console without authentication."""
+    host, port = console.address
+    if config.is_loopback(host) or console.users_file or console.proxy_header:
+        return
+    raise Refused(
+        f"console.bind {console.bind} can be reached by other hosts without a login; set"
+        f" console.users_file or console.proxy_header, or bind 127.0.0.1:{port}"
+    )
+
+
+def made_access(console: config.Console, port: int) -> ConsoleAccess:
+    """Return the access of a console that listens on a port. Raises Refused."""
+    users = read_users(console.users_file) if console.users_file else None
+    if users is not None and not users and console.proxy_header is None:
+        raise Refused(
+            f"console.users_file {console.users_file} has no user; run `streamqd console --add-user"
+            " NAME`"
+        )
+    return ConsoleAccess(console, f"-{port}", users)

@@ -1,0 +1,472 @@
+"""The application: routes, each with its role, headers of all responses, and errors as pages."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from streamqd import config, logs
+from streamqd.console import backend as doors
+from streamqd.console import forms
+from streamqd.console.access import (
+    Asking,
+    ConsoleAccess,
+    Person,
+    Role,
+    host_of,
+    is_own_request,
+)
+from streamqd.console.backend import Backend, Desk, TooBusyError
+from streamqd.console.forms import DRY, REQUEST, SEEN, TYPED, Ledger, RequestKey
+from streamqd.console.live import STREAMS_MAX, Hub, PageKey
+from streamqd.console.pages import THEMES, Pages
+from streamqd.console.view import Act, ActResult, ConsoleView, Download, Visit
+from streamqd.console.views import ACTS, DOWNLOADS, VIEWS
+from streamqd.errors import (
+    BadValue,
+    Malformed,
+    MessageTooLarge,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    StreamqdError,
+)
+
+BODY_BYTES_MAX = 8 << 20  # a payload of 1 MiB grows to 3 MiB in a form
+URL_CHARS_MAX = 8_000
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+_ONCE = ("done", "token")  # parameters that a copied URL must not contain
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A line of the table of all routes. `role` None is for everybody."""
+
+    method: str
+    path: str
+    role: Role | None
+    endpoint: Endpoint
+
+
+class Guard:
+    """The outermost layer: the prefix, the origin of changes, and the headers of responses."""
+
+    def __init__(self, app: ASGIApp, access: ConsoleAccess, prefix: str) -> None:
+        self._app = app
+        self._access = access
+        self._root = prefix.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        # A proxy may pass the prefix on, or remove it.
+        if self._root and scope["path"].startswith(f"{self._root}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root)}
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        asking = asking_of(Request(scope))
+        if asking.method not in ("GET", "HEAD") and not is_own_request(
+            asking, host_of(asking, self._access)
+        ):
+            refusal = Response("403: this request does not come from a page of the console\n", 403)
+            await refusal(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+
+def asking_of(request: Request) -> Asking:
+    """Return the parts of a request that decide about access."""
+    peer = request.client.host if request.client else ""
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return Asking(request.method, peer, request.url.scheme, headers, request.cookies)
+
+
+class ConsoleApp:
+    """One console: its routes and the state that they share. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        settings: config.Settings,
+        access: ConsoleAccess,
+        backend: Backend,
+        new_link: Callable[[], None],
+    ) -> None:
+        self._access = access
+        self._backend = backend
+        self._pages = Pages(settings, VIEWS, ACTS, DOWNLOADS)
+        self._ledger = Ledger()
+        self._new_link = new_link
+        self._root = settings.console.prefix.rstrip("/")
+        self.hub = Hub(self._render_live, doors.explained)
+        self.rules = self._table()
+        routes = [
+            Route(each.path, self._guarded(each), methods=[each.method]) for each in self.rules
+        ]
+        self._views = [(Route(each.path, _unused), each) for each in VIEWS]
+        app = Starlette(
+            routes=routes,
+            exception_handlers={404: self._missing, 405: self._missing, 413: self._too_large},
+            max_body_size=BODY_BYTES_MAX,
+        )
+        self.app: ASGIApp = Guard(app, access, settings.console.prefix)
+
+    def _table(self) -> list[Rule]:
+        """Return all routes, each with the role that it needs."""
+        return [
+            Rule("GET", "/livez", None, self._livez),
+            Rule("GET", "/static/{name}", None, self._static),
+            Rule("GET", "/login", None, self._login_page),
+            Rule("POST", "/login", None, self._login),
+            Rule("POST", "/logout", Role.VIEWER, self._logout),
+            Rule("GET", "/live", Role.VIEWER, self._live),
+            *(
+                Rule("GET", each.path, each.role, functools.partial(self._view, each))
+                for each in VIEWS
+            ),
+            *(
+                Rule("GET", each.path, each.role, functools.partial(self._download, each))
+                for each in DOWNLOADS
+            ),
+            *(
+                Rule("GET", each.path, each.role, functools.partial(self._form, each))
+                for each in ACTS
+            ),
+            *(
+                Rule("POST", each.path, each.role, functools.partial(self._act, each))
+                for each in ACTS
+            ),
+        ]
+
+    # --- access ---
+
+    def _guarded(self, rule: Rule) -> Endpoint:
+        """Return the endpoint of a route for persons with its role."""
+
+        async def answer(request: Request) -> Response:
+            person = self._access.person(asking_of(request))
+            request.state.person = person
+            if rule.role is not None:
+                if "token" in request.query_params and self._access.by_link:
+                    return self._enter(request)
+                if person is None:
+                    return self._unknown(request)
+                if not person.may(rule.role):
+                    text = f"This needs the role {rule.role.word}; you are {person.role.word}."
+                    return self._problem(request, HTTPStatus.FORBIDDEN, text)
+            return await self._answered(rule, request)
+
+        return answer
+
+    async def _answered(self, rule: Rule, request: Request) -> Response:
+        """Run an endpoint. Errors become pages with one sentence."""
+        try:
+            return await rule.endpoint(request)
+        except Malformed as error:
+            return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
+        except Refused as error:
+            status = HTTPStatus.NOT_FOUND if rule.method == "GET" else HTTPStatus.CONFLICT
+            return self._problem(request, status, str(error))
+        except (RedisUnavailable, RedisRefused, TooBusyError) as error:
+            return self._problem(
+                request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explained(error), away=True
+            )
+        except BadValue as error:
+            text = f"{error}; run `streamqd doctor` for the fix"
+            return self._problem(request, HTTPStatus.CONFLICT, text)
+        except StreamqdError as error:
+            return self._problem(request, HTTPStatus.CONFLICT, str(error))
+        except Exception as error:  # noqa: BLE001 - any other error is a page too, and in the log
+            logs.event("console.failed", logging.ERROR, path=rule.path, exc=error)
+            text = "An internal error occurred. Its traceback is in the log of the console."
+            return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+    def _enter(self, request: Request) -> Response:
+        """Exchange the token of a link for a session, and remove it from the URL."""
+        value = self._access.enter_by_token(request.query_params["token"])
+        target = f"{self._root}{_here(request)}"
+        if value is None:
+            if request.state.person is not None:
+                return RedirectResponse(target, HTTPStatus.SEE_OTHER)
+            return self._unknown(request)
+        self._new_link()
+        return self._with_session(RedirectResponse(target, HTTPStatus.SEE_OTHER), request, value)
+
+    def _with_session(self, response: Response, request: Request, value: str) -> Response:
+        secure = self._access.is_secure(asking_of(request))
+        response.headers.append("set-cookie", self._access.cookie(value, secure=secure))
+        return response
+
+    def _unknown(self, request: Request) -> Response:
+        """Answer a request of somebody who is not logged in."""
+        if self._access.users is not None and request.method == "GET":
+            target = self._pages.url("/login", next=_here(request))
+            return RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        if self._access.by_link:
+            text = (
+                "Open the link that the console printed last. Its token works once; the console"
+                " prints a new one after each use."
+            )
+        else:
+            text = "The proxy in front of this console did not say who you are."
+        return self._problem(request, HTTPStatus.UNAUTHORIZED, text)
+
+    # --- pages ---
+
+    def _html(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
+        """Return a page. For pages that need nothing of Redis."""
+        person = getattr(request.state, "person", None)
+        context.setdefault("theme", _theme(request))
+        return HTMLResponse(
+            self._pages.page(template, person, _here(request), **context), int(status)
+        )
+
+    def _problem(
+        self, request: Request, status: HTTPStatus, text: str, *, away: bool = False
+    ) -> Response:
+        live_url = self._live_url(request) if away and request.method == "GET" else ""
+        return self._html(
+            request,
+            "problem.html",
+            status,
+            title=f"{status.value} {status.phrase}",
+            text=text,
+            away=away,
+            live_url=live_url,
+        )
+
+    def _live_url(self, request: Request) -> str:
+        return self._pages.url("/live", page=_here(request))
+
+    async def _missing(self, request: Request, _error: Exception) -> Response:
+        request.state.person = self._access.person(asking_of(request))
+        return self._problem(request, HTTPStatus.NOT_FOUND, "There is no such page.")
+
+    async def _too_large(self, request: Request, _error: Exception) -> Response:
+        text = f"The form is larger than {BODY_BYTES_MAX >> 20} MiB; nothing was changed."
+        return self._problem(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+
+    async def _view(self, view: ConsoleView, request: Request) -> Response:
+        person: Person = request.state.person
+        here = _here(request)
+        common = {
+            "view": view,
+            "title": view.title,
+            "theme": _theme(request),
+            "live_url": self._live_url(request) if view.live else "",
+            "done": self._done(request),
+        }
+        path, query = request.path_params, dict(request.query_params)
+
+        def render(desk: Desk) -> str:
+            context = view.context(Visit(desk, person, path, query))
+            return self._pages.page(f"{view.name}.html", person, here, **(common | context))
+
+        return HTMLResponse(await self._backend.call(render))
+
+    async def _download(self, download: Download, request: Request) -> Response:
+        person: Person = request.state.person
+        path, query = request.path_params, dict(request.query_params)
+        name, kind, content = await self._backend.call(
+            lambda desk: download.content(Visit(desk, person, path, query))
+        )
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+        headers = {"content-disposition": f'attachment; filename="{safe}"'}
+        return Response(content, media_type=kind, headers=headers)
+
+    def _done(self, request: Request) -> str:
+        key = RequestKey(request.state.person.name, request.query_params.get("done", ""))
+        return self._ledger.result(key)
+
+    # --- live ---
+
+    async def _live(self, request: Request) -> Response:
+        if self.hub.pages >= STREAMS_MAX:
+            raise TooBusyError(f"{STREAMS_MAX} pages are open; close some")
+        here = request.query_params.get("page", "")[:URL_CHARS_MAX]
+        if self._found(here) is None:
+            raise Malformed("no live page has this address")
+        key = PageKey(here, replace(request.state.person, name=""))
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self.hub.listen(key), 200, headers, "text/event-stream")
+
+    def _found(self, here: str) -> tuple[ConsoleView, dict[str, str], dict[str, str]] | None:
+        """Return the live view at a path with a query, and both kinds of parameters."""
+        path, _, query = here.partition("?")
+        for route, view in self._views:
+            match, scope = route.matches({"type": "http", "method": "GET", "path": path})
+            if match is Match.FULL and view.live:
+                return view, scope["path_params"], dict(parse_qsl(query, keep_blank_values=True))
+        return None
+
+    async def _render_live(self, key: PageKey) -> str:
+        found = self._found(key.here)
+        if found is None or not key.person.may(found[0].role):
+            raise Refused("no live page has this address")
+        view, path, query = found
+
+        def render(desk: Desk) -> str:
+            context = view.context(Visit(desk, key.person, path, query))
+            return self._pages.live(view, key.person, key.here, context)
+
+        return await self._backend.call(render)
+
+    # --- acts ---
+
+    async def _form(self, act: Act, request: Request) -> Response:
+        path, query = request.path_params, dict(request.query_params)
+        return await self._shown(act, request, query, HTTPStatus.OK, path)
+
+    async def _shown(
+        self,
+        act: Act,
+        request: Request,
+        values: Mapping[str, str],
+        status: HTTPStatus,
+        path: Mapping[str, str],
+        problem: str = "",
+    ) -> Response:
+        """Return the form of an act with the dry run of some values."""
+        person: Person = request.state.person
+        here, theme = _here(request), _theme(request)
+
+        def render(desk: Desk) -> str:
+            visit = Visit(desk, person, path, values)
+            fields = act.fields(visit)
+            sent = forms.values_of(values, fields)
+            preview = forms.previewed(lambda: act.preview(visit))
+            return self._pages.page(
+                act.template,
+                person,
+                here,
+                title=act.title,
+                theme=theme,
+                act=act,
+                fields=fields,
+                hidden={name: sent[name] for name in sent if name not in {f.name for f in fields}},
+                seen=forms.digest(sent),
+                preview=preview,
+                problem=problem,
+                request_id=forms.new_request(),
+                action=self._pages.to(act.name, **path),
+            )
+
+        return HTMLResponse(await self._backend.call(render), int(status))
+
+    async def _act(self, act: Act, request: Request) -> Response:
+        person: Person = request.state.person
+        values = forms.read_form(await request.body())
+        path = request.path_params
+        key = RequestKey(person.name, values.pop(REQUEST, ""))
+        typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
+        if values.pop(DRY, ""):
+            return await self._shown(act, request, values, HTTPStatus.OK, path)
+        if not key.request:
+            raise Malformed("the form has no request id; load the page again")
+        if seen not in (None, forms.digest(values)):
+            text = "Nothing was changed yet: this is the dry run of the new values. Confirm it."
+            return await self._shown(act, request, values, HTTPStatus.OK, path, text)
+
+        def run(desk: Desk) -> ActResult:
+            visit = Visit(desk, person, path, values)
+            forms.check_typed(typed, act.preview(visit).typed)
+            return doors.acting(person.name, lambda: act.run(visit))
+
+        try:
+            done = await self._ledger.once(key, lambda: self._backend.call(run))
+        except (Refused, BadValue, MessageTooLarge) as error:
+            return await self._shown(act, request, values, HTTPStatus.CONFLICT, path, str(error))
+        target = self._pages.to(done.view, **{**(done.parameters or {}), "done": key.request})
+        return RedirectResponse(target or self._pages.url("/"), HTTPStatus.SEE_OTHER)
+
+    # --- the rest ---
+
+    async def _livez(self, _request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _static(self, request: Request) -> Response:
+        found = self._pages.static.get(request.path_params["name"])
+        if found is None:
+            return Response("404 Not Found\n", 404, media_type="text/plain")
+        current = request.query_params.get("v") == found.digest
+        keep = "public, max-age=31536000, immutable" if current else "no-cache"
+        return Response(
+            found.content, headers={"cache-control": keep, "content-type": found.content_type}
+        )
+
+    async def _login_page(self, request: Request) -> Response:
+        if self._access.users is None:
+            return self._unknown(request)
+        target = request.query_params.get("next", "")
+        return self._html(request, "login.html", title="Log in", problem="", next=target)
+
+    async def _login(self, request: Request) -> Response:
+        values = forms.read_form(await request.body())
+        name, target = values.get("name", "").strip(), values.get("next", "")
+        value = await self._backend.call(
+            lambda _desk: self._access.enter_by_password(name, values.get("password", ""))
+        )
+        if value is None:
+            return self._html(
+                request,
+                "login.html",
+                HTTPStatus.UNAUTHORIZED,
+                title="Log in",
+                problem="The name or the password is wrong.",
+                next=target,
+            )
+        inside = target.startswith("/") and not target.startswith(("//", "/\\"))
+        back = RedirectResponse(self._pages.url(target if inside else "/"), HTTPStatus.SEE_OTHER)
+        return self._with_session(back, request, value)
+
+    async def _logout(self, request: Request) -> Response:
+        self._access.leave(asking_of(request))
+        back = RedirectResponse(self._pages.url("/login"), HTTPStatus.SEE_OTHER)
+        return self._with_session(back, request, "")
+
+
+def _here(request: Request) -> str:
+    """Return the path of a request with its query, without the token and the result of an act."""
+    pairs = [each for each in request.query_params.multi_items() if each[0] not in _ONCE]
+    return f"{request.url.path}{'?' if pairs else ''}{urlencode(pairs)}"
+
+
+def _theme(request: Request) -> str:
+    chosen = request.cookies.get("streamqd-theme", "")
+    return chosen if chosen in THEMES else ""
+
+
+async def _unused(_request: Request) -> Response:
+    return Response()

@@ -1,0 +1,153 @@
+"""The console's only door to Redis: a few threads, each with a connection of its own.
+
+Views and acts are plain functions that run in these threads with a `Desk`. Each call is bounded:
+a round trip by `TRIP_SECONDS`, the wait of a request by `CALL_SECONDS`, and the number of calls
+that wait by `WAITING_MAX`. `Backend.fleet_now` is the snapshot that all pages share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
+
+from streamqd import config
+from streamqd.admin import audit
+from streamqd.admin.published import Fleet
+from streamqd.console import overview
+from streamqd.console.history import ConsoleHistory
+from streamqd.console.jobs import Jobs
+from streamqd.console.overview import FleetNow
+from streamqd.errors import RedisUnavailable, StreamqdError
+from streamqd.store.client import connect
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+
+THREADS = 4
+TRIP_SECONDS = 2.0  # one round trip to Redis
+CALL_SECONDS = 15.0  # all of a view or an act, as long as a browser waits
+WAITING_MAX = 128
+JOB_SECONDS = 5.0  # in which jobs stop between two batches
+SNAPSHOT_SECONDS = 2.0
+# The snapshot of a large fleet costs more: at most this share of the time is spent on it.
+SNAPSHOT_SHARE = 0.1
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TooBusyError(StreamqdError):
+    """Too many requests wait, or one took too long. Load the page again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a view works with: the connection of its thread, and the names of this fleet."""
+
+    settings: config.Settings
+    store: Store
+    fleet: Fleet
+    backend: Backend
+
+    @property
+    def now(self) -> FleetNow:
+        """The shared snapshot of the fleet, up to 2 s old. Raises RedisUnavailable."""
+        return self.backend.fleet_now(self)
+
+
+class Backend:
+    """The threads and connections of one console process."""
+
+    def __init__(self, settings: config.Settings) -> None:
+        self._settings = settings
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
+        self._local = threading.local()
+        self._desks: list[Desk] = []
+        self._waiting = 0
+        self._lock = threading.Lock()  # held while a snapshot is read
+        self.jobs = Jobs()
+        self.history = ConsoleHistory()
+        self._snapshot: FleetNow | None = None
+        self._fresh_until = 0.0  # monotonic
+
+    def close(self) -> None:
+        """Wait for the running calls and close the connections."""
+        self.jobs.close(JOB_SECONDS)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for desk in self._desks:
+            desk.store.connection.close()
+
+    # --- calls ---
+
+    async def call(
+        self, function: Callable[Concatenate[Desk, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `function(desk, …)` in a thread. Raises its errors, and TooBusyError."""
+        if self._waiting >= WAITING_MAX:
+            raise TooBusyError("too many requests wait for Redis; load the page again")
+        self._waiting += 1
+        running: Future[T] = self._pool.submit(lambda: function(self._desk(), *args, **kwargs))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(running), CALL_SECONDS)
+        except TimeoutError:
+            raise TooBusyError(
+                f"Redis took longer than {CALL_SECONDS:g} s; load the page again"
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    def _desk(self) -> Desk:
+        desk: Desk | None = getattr(self._local, "desk", None)
+        if desk is None:
+            desk = self._local.desk = self._new_desk()
+            self._desks.append(desk)
+        return desk
+
+    def _new_desk(self) -> Desk:
+        # Resolved here, because an embedded server may start after the console.
+        settings = config.resolved(self._settings)
+        keys, daemon = settings.keys, settings.daemon
+        link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
+        store = Store(link, Keys(keys.control, keys.streams))
+        return Desk(settings, store, Fleet(store, daemon.fleet, daemon.lease_ttl), self)
+
+    @contextlib.contextmanager
+    def own_desk(self) -> Iterator[Desk]:
+        """Yield a desk with a connection of its own, for a job."""
+        desk = self._new_desk()
+        try:
+            yield desk
+        finally:
+            desk.store.connection.close()
+
+    # --- the snapshot ---
+
+    def fleet_now(self, desk: Desk) -> FleetNow:
+        """Return the shared snapshot, and read it again if it is too old. For `Desk.now`."""
+        if self._snapshot is not None and time.monotonic() < self._fresh_until:
+            return self._snapshot
+        with self._lock:
+            began = time.monotonic()
+            if self._snapshot is None or began >= self._fresh_until:
+                self._snapshot = overview.read(desk.fleet, self._snapshot)
+                took = time.monotonic() - began
+                self._fresh_until = began + max(SNAPSHOT_SECONDS * 0.9, took / SNAPSHOT_SHARE)
+            return self._snapshot
+
+
+def acting(person: str, function: Callable[[], T]) -> T:
+    """Run a function whose changes are audited with the name of a person."""
+    with audit.acting_as(f"{person} (console)"):
+        return function()
+
+
+def explained(error: StreamqdError) -> str:
+    """Return a sentence about an error of Redis for the banner."""
+    if isinstance(error, RedisUnavailable):
+        return "Redis does not answer. The figures are missing or old; this page tries again."
+    return str(error)

@@ -1,0 +1,182 @@
+"""How keys, headers and payloads are shown to a person: exactly, with parts masked, or not at all.
+
+The settings say which for each role. Numbers in JSON are printed as they are written, so none
+changes by being read. Everything here is untrusted, and only ever becomes text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.console.access import Person
+
+MASK = "***"
+SHOWN_BYTES = 64 << 10  # of a payload on a page. The rest is in the download.
+CUT_CHARS = 160  # of a payload in a row of a list
+_HEADER = "header:"
+
+
+class _Digits(str):
+    """A number of JSON as it is written, also one that no float can hold."""
+
+    __slots__ = ()
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object of JSON with its members in their order, also with equal names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBody:
+    """A payload as text. `kind` is json, msgpack, text, binary or hidden.
+
+    `cut` is the number of bytes that are not shown. `whole`: the person may download it.
+    """
+
+    kind: str
+    text: str
+    size: int
+    cut: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BodyReader:
+    """What a person may see. `masks` are JSON pointers, and headers as `header:NAME`."""
+
+    bodies: str
+    masks: Sequence[str] = ()
+
+    def key(self, key: bytes | None) -> str | None:
+        """Return a key as text, None for a message without one."""
+        if key is None:
+            return None
+        return MASK if self.bodies != "show" else key.decode("utf-8", "backslashreplace")
+
+    def headers(self, headers: Mapping[str, str] | None) -> dict[str, str]:
+        """Return headers. Masked ones keep their names."""
+        if self.bodies == "hidden":
+            return {}
+        hidden = {
+            each.removeprefix(_HEADER).lower() for each in self.masks if each.startswith(_HEADER)
+        }
+        masked = hidden if self.bodies == "masked" else set()
+        return {
+            name: MASK if name.lower() in masked else value
+            for name, value in (headers or {}).items()
+        }
+
+    def text(self, text: str) -> str:
+        """Return a text that a user's code wrote, such as an error."""
+        return text if self.bodies == "show" or not text else MASK
+
+    def body(self, payload: bytes) -> ShownBody:
+        """Return a payload for a page of its own."""
+        size = len(payload)
+        if self.bodies == "hidden":
+            return ShownBody("hidden", "", size, size, whole=False)
+        shown = payload[:SHOWN_BYTES]
+        kind, text = self._read(payload)
+        if not kind:
+            kind, text = "binary", "\n".join(_hex(shown[: SHOWN_BYTES // 16]))
+            shown = shown[: SHOWN_BYTES // 16]
+        masked = self.bodies == "masked"
+        if masked and kind not in ("json", "msgpack"):
+            return ShownBody("hidden", "", size, size, whole=False)
+        cut = len(text) > SHOWN_BYTES
+        return ShownBody(
+            kind,
+            text[:SHOWN_BYTES],
+            size,
+            max(1, size - SHOWN_BYTES) if cut else size - len(shown) if kind == "binary" else 0,
+            whole=not masked,
+        )
+
+    def row(self, payload: bytes) -> str:
+        """Return the beginning of a payload in one line."""
+        if self.bodies != "show":
+            return MASK if payload else ""
+        text = payload[: CUT_CHARS * 4].decode("utf-8", "replace")
+        return " ".join(text.split())[:CUT_CHARS]
+
+    def _read(self, payload: bytes) -> tuple[str, str]:
+        """Return the kind and text of a payload, '' for one that is not text."""
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            return self._read_msgpack(payload)
+        try:
+            value = json.loads(
+                text,
+                parse_int=_Digits,
+                parse_float=_Digits,
+                parse_constant=_Digits,
+                object_pairs_hook=_Pairs,
+            )
+            return "json", self._printed(value)
+        except (ValueError, RecursionError):
+            return "text", text
+
+    def _read_msgpack(self, payload: bytes) -> tuple[str, str]:
+        if importlib.util.find_spec("msgspec") is None:
+            return "", ""
+        import msgspec
+
+        try:
+            value = msgspec.msgpack.decode(payload)
+            return ("msgpack", self._printed(value)) if isinstance(value, dict | list) else ("", "")
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
+            return "", ""
+
+    def _printed(self, value: Any) -> str:
+        pointers = {each for each in self.masks if each.startswith("/")}
+        return _printed(value, "", pointers if self.bodies == "masked" else set(), "")
+
+
+def reader_of(person: Person, masks: Sequence[str]) -> BodyReader:
+    """Return what a person may see."""
+    return BodyReader(person.bodies, masks)
+
+
+def _printed(value: Any, pointer: str, masks: set[str], indent: str) -> str:
+    """Return JSON with an indentation of two spaces. Members at `masks` are hidden."""
+    if pointer in masks:
+        return f'"{MASK}"'
+    if isinstance(value, _Digits):
+        return str(value)
+    inner = f"{indent}  "
+    if isinstance(value, dict | _Pairs):
+        members = list(value.items()) if isinstance(value, dict) else value
+        lines = [
+            f"{inner}{_text(name)}: " + _printed(each, f"{pointer}/{_escaped(name)}", masks, inner)
+            for name, each in members
+        ]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
+    if isinstance(value, list | tuple):
+        lines = [
+            inner + _printed(each, f"{pointer}/{at}", masks, inner) for at, each in enumerate(value)
+        ]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]" if lines else "[]"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f'"{value.hex()}"'
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _escaped(name: object) -> str:
+    return str(name).replace("~", "~0").replace("/", "~1")
+
+
+def _hex(payload: bytes) -> Iterator[str]:
+    """Yield lines of 16 bytes: offset, hex digits, and the printable characters."""
+    for at in range(0, len(payload), 16):
+        some = payload[at : at + 16]
+        text = "".join(chr(each) if 32 <= each < 127 else "." for each in some)
+        yield f"{at:08x}  {some.hex(' '):<47}  {text}"

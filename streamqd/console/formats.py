@@ -1,0 +1,117 @@
+"""How templates print numbers, ages and instants. Pure functions, the filters of the templates."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from markupsafe import Markup
+
+from streamqd import words
+
+NONE = "\u2013"
+# First words of clauses. Any other first word may be a name, which stays as it is.
+_STARTS = frozenset(
+    {
+        *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "messages", "more"),
+        *("no", "none", "on", "paused", "read", "report", "run", "schedules", "send", "start"),
+        *("stop", "stopped", "the", "wait"),
+    }
+)
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """Return a number with thousands separators, a dash for None. Integers are exact."""
+    if value is None:
+        return NONE
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.{digits}f}"
+
+
+def rate(value: float | None) -> str:
+    """Return a number per second: two digits below 1, one below 100, none above."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    return f"{value:,.2f}" if value < 1 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a percentage. A share above 0 never becomes 0 %."""
+    if share is None:
+        return NONE
+    if 0 < share < 0.001:
+        return "<0.1 %"
+    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as `850us`, `12ms`, `1.4s`, `3m10s`, a dash for None."""
+    return NONE if seconds is None else words.short(seconds)
+
+
+def age(milliseconds: float | None) -> str:
+    """Return milliseconds in at most two units, such as `3h12m`, a dash for None."""
+    return NONE if milliseconds is None else words.age(milliseconds)
+
+
+def ago(unix_ms: int | None, now_unix_ms: int) -> str:
+    """Return the age of an instant, such as `3h12m ago`, or `in 5m` for a later one."""
+    if unix_ms is None:
+        return NONE
+    passed = now_unix_ms - unix_ms
+    if -500 <= passed < 1_000:
+        return "now"
+    return f"in {words.age(-passed)}" if passed < -500 else f"{words.age(passed)} ago"
+
+
+def instant(unix_ms: int | None) -> str:
+    """Return an instant as `2026-11-28 01:02:03.456 UTC`."""
+    if unix_ms is None:
+        return NONE
+    seconds, rest = divmod(unix_ms, 1000)
+    try:
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(seconds))}.{rest:03d} UTC"
+    except (ValueError, OverflowError, OSError):
+        return str(unix_ms)
+
+
+def memory(size: int | None) -> str:
+    """Return a size in bytes in a readable unit."""
+    return NONE if size is None else words.memory(size)
+
+
+def plural(amount: int, noun: str) -> str:
+    """Return `1 message` or `3 messages`."""
+    return words.plural(amount, noun)
+
+
+def plain(text: object) -> str:
+    """Return text of others with control and invisible characters escaped."""
+    return words.harmless(str(text))
+
+
+def prose(text: str) -> Markup:
+    """Return a clause of streamqd as a sentence in HTML: parts in backticks become code."""
+    first = text.partition(" ")[0]
+    parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
+
+
+def points(values: list[float | None], width: int = 100, height: int = 20) -> str:
+    """Return the points of a polyline for a sparkline. Missing values count as 0."""
+    known = [each or 0.0 for each in values]
+    top = max(known, default=0.0) or 1.0
+    step = width / max(1, len(known) - 1)
+    return " ".join(
+        f"{at * step:.1f},{height - 1 - each / top * (height - 2):.1f}"
+        for at, each in enumerate(known)
+    )
+
+
+_ALL = (number, rate, percent, duration, age, ago, instant, memory, plural, plain, prose, points)
+FILTERS: dict[str, Any] = {each.__name__: each for each in _ALL}

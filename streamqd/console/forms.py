@@ -1,0 +1,105 @@
+"""The one way to change something: a form with its dry run, and a change that happens once.
+
+The form carries a digest of the values of the dry run that it shows. If others are sent, nothing
+happens yet, and their dry run is shown. A form also has a request id. The first POST with an id
+runs the act. Others with the same id, such as the second half of a double click, wait for its
+result and get the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from streamqd.console.view import ActResult, FormField, Preview
+from streamqd.errors import Malformed, Refused
+
+REQUESTS_MAX = 1_000  # whose results are kept
+FIELDS_MAX = 200
+REQUEST, TYPED = "request-id", "typed-name"
+DRY, SEEN = "dry", "dry-run-of"
+
+
+def new_request() -> str:
+    """Return the id of a form."""
+    return secrets.token_urlsafe(12)
+
+
+def read_form(body: bytes) -> dict[str, str]:
+    """Return the fields of a form, of each name the last one. Raises Malformed."""
+    try:
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"
+        )
+    except ValueError:
+        raise Malformed("the form cannot be read; load the page again") from None
+    # Browsers write each end of a line as CR LF.
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}
+
+
+def values_of(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
+    """Return what a form would send if nobody changed it: other values, and those of its fields."""
+    own = {REQUEST, TYPED, DRY, SEEN}
+    kept = {name: value for name, value in given.items() if name not in own}
+    return kept | {each.name: each.value.replace("\r\n", "\n") for each in fields}
+
+
+def digest(values: Mapping[str, str]) -> str:
+    """Return a digest of values, by which a dry run is recognised."""
+    return hashlib.sha256(json.dumps(sorted(values.items())).encode()).hexdigest()[:32]
+
+
+def previewed(function: Callable[[], Preview]) -> Preview:
+    """Return a dry run. A refusal by the present state or for wrong values is part of it."""
+    try:
+        return function()
+    except Refused as error:
+        text = str(error)
+        return Preview([], refusal=f"{text[:1].upper()}{text[1:]}.")
+
+
+def check_typed(given: str, wanted: str) -> None:
+    """Raise Refused unless the name that a destructive act demands was typed."""
+    if wanted and given.strip() != wanted:
+        raise Refused(f"nothing was changed: type {wanted} to confirm")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """A form of a person. Others cannot see its result."""
+
+    person: str
+    request: str
+
+
+class Ledger:
+    """The results of the last requests. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[RequestKey, asyncio.Future[ActResult]] = OrderedDict()
+
+    async def once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
+        """Run a change, or wait for its result if the same request runs or has run."""
+        if not key.request:
+            raise Malformed("the form has no request id; load the page again")
+        known = self._results.get(key)
+        if known is not None:
+            return await asyncio.shield(known)
+        task = asyncio.ensure_future(run())
+        self._results[key] = task
+        while len(self._results) > REQUESTS_MAX:
+            self._results.popitem(last=False)
+        return await asyncio.shield(task)
+
+    def result(self, key: RequestKey) -> str:
+        """Return the sentence of a finished request, '' if it is not known."""
+        known = self._results.get(key)
+        if known is None or not known.done() or known.cancelled() or known.exception():
+            return ""
+        return known.result().text

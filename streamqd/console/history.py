@@ -1,0 +1,203 @@
+"""The history of the fleet for the pages: figures per group and minute, summed over instances.
+
+One `ConsoleHistory` serves all pages. It keeps at most the last 24 hours, and reads only entries
+that it has not seen. A restarted console reads them again from Redis.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streamqd.scoreboard import BUCKETS
+from streamqd.store import history
+from streamqd.store.history import GroupMinute
+from streamqd.store.store import Store
+
+MINUTE_MS = 60_000
+DAY_MINUTES = 1_440
+SPARK_MINUTES = 60
+FRESH_SECONDS = 5.0  # between two reads of new entries
+READ_SECONDS = 3.0  # of one call. The next call continues.
+MINUTES_MAX = 200_000  # figures of a group and minute, about 300 bytes each
+_ADDED, _ACKED, _FAILED, _LAG = range(4)
+_FIGURES = 4
+_MOST = 2**32 - 1
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """A group in the step that starts at `at_unix_ms`. None is unknown: no entry covers it.
+
+    Rates are messages per second. `lag` is the highest of the step, in messages. `p95` is the upper
+    bound of a bucket in seconds, None without runs.
+    """
+
+    at_unix_ms: int
+    arriving: float | None = None
+    acked: float | None = None
+    failed: float | None = None
+    lag: int | None = None
+    p95: float | None = None
+
+
+def quantile(runs: Mapping[int, int], share: float) -> float | None:
+    """Return the upper bound (seconds) of the bucket of a quantile, None without runs."""
+    total, seen = sum(runs.values()), 0
+    for index in sorted(runs):
+        seen += runs[index]
+        if seen and seen >= total * share:
+            return BUCKETS[min(index, len(BUCKETS) - 1)]
+    return None
+
+
+class ConsoleHistory:
+    """The minutes of one fleet. Used by all threads, each with a store of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[Pair, dict[int, array[int]]] = {}
+        self._covered: set[int] = set()  # minutes with an entry of any instance
+        self._since = 0  # unix ms: from here on, entries are read
+        self._last = ""  # ID of the newest entry that was read
+        self._earlier: tuple[int, str, int] | None = None  # left to read: since, after, until
+        self._fresh_until = 0.0  # monotonic
+
+    def sparks(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, list[float | None]]:
+        """Return the messages acknowledged per minute in the last hour, by topic and group.
+
+        Empty without history. Raises RedisRefused, RedisUnavailable.
+        """
+        with self._lock:
+            self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
+            last = now_unix_ms // MINUTE_MS
+            if last - 1 not in self._covered:  # not written yet, or only a moment ago
+                last -= 1
+            minutes = range(last - SPARK_MINUTES, last)
+            return {
+                pair: [float(some[each][_ACKED]) if each in some else 0.0 for each in minutes]
+                for pair, some in self._groups.items()
+            }
+
+    def points(
+        self, store: Store, fleet: str, now_unix_ms: int, pair: Pair, minutes: int, step: int
+    ) -> Sequence[HistoryPoint]:
+        """Return a group in the last minutes, in steps of `step` minutes, oldest first.
+
+        Raises RedisRefused, RedisUnavailable.
+        """
+        with self._lock:
+            self._read(store, fleet, now_unix_ms, minutes)
+            last = now_unix_ms // MINUTE_MS // step * step
+            some = self._groups.get(pair, {})
+            return [self._point(some, first, step) for first in range(last - minutes, last, step)]
+
+    def runs(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, dict[int, int]]:
+        """Return the runs of the last hour by topic and group, and by bucket of handling times.
+
+        Raises RedisRefused, RedisUnavailable.
+        """
+        with self._lock:
+            self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
+            first = now_unix_ms // MINUTE_MS - SPARK_MINUTES
+            found = {
+                pair: _runs([each for minute, each in some.items() if minute >= first])
+                for pair, some in self._groups.items()
+            }
+            return {pair: runs for pair, runs in found.items() if runs}
+
+    # --- reading, with the lock held ---
+
+    def _read(self, store: Store, fleet: str, now_unix_ms: int, minutes: int) -> None:
+        wanted = (now_unix_ms // MINUTE_MS - minutes) * MINUTE_MS
+        if time.monotonic() < self._fresh_until and self._since <= wanted and not self._earlier:
+            return
+        deadline = time.monotonic() + READ_SECONDS
+        if not self._since:
+            self._since = wanted
+        if wanted < self._since and self._earlier is None:
+            self._earlier = (wanted, "", self._since)
+            self._since = wanted
+        for entry in history.read(store, fleet, self._since, self._last):
+            self._last = entry.id
+            self._add(entry)
+            if time.monotonic() > deadline:
+                break
+        else:
+            self._fresh_until = time.monotonic() + FRESH_SECONDS
+        self._read_earlier(store, fleet, deadline)
+        self._forget(now_unix_ms)
+
+    def _read_earlier(self, store: Store, fleet: str, deadline: float) -> None:
+        """Read the entries before those that are known, until the deadline."""
+        if self._earlier is None:
+            return
+        since, after, until = self._earlier
+        for entry in history.read(store, fleet, since, after):
+            if int(entry.id.partition("-")[0]) >= until:
+                break
+            self._add(entry)
+            if time.monotonic() > deadline:
+                self._earlier = (since, entry.id, until)
+                return
+        self._earlier = None
+
+    def _add(self, entry: history.Interval) -> None:
+        # An entry is written just after its minute: its middle lies in the minute that it covers.
+        minute = max(0, entry.until_unix_ms - MINUTE_MS // 2) // MINUTE_MS
+        if entry.bad is None:
+            self._covered.add(minute)
+        for row in entry.rows:
+            some = self._groups.setdefault((row.topic, row.group), {})
+            _sum(some.setdefault(minute, array("I", bytes(4 * (_FIGURES + len(BUCKETS))))), row)
+
+    def _forget(self, now_unix_ms: int) -> None:
+        """Drop the minutes older than a day or of the future, and more if too many are kept."""
+        last = now_unix_ms // MINUTE_MS + 1
+        first = last - DAY_MINUTES - 1
+        kept = sum(map(len, self._groups.values()))
+        if kept > MINUTES_MAX:
+            first += DAY_MINUTES - DAY_MINUTES * MINUTES_MAX // kept
+        self._covered = {each for each in self._covered if first <= each <= last}
+        for pair, some in list(self._groups.items()):
+            for minute in [each for each in some if not first <= each <= last]:
+                del some[minute]
+            if not some:
+                del self._groups[pair]
+
+    def _point(self, some: Mapping[int, array[int]], first: int, step: int) -> HistoryPoint:
+        known = sum(each in self._covered for each in range(first, first + step))
+        if not known:
+            return HistoryPoint(first * MINUTE_MS)
+        rows = [some[each] for each in range(first, first + step) if each in some]
+        seconds = known * 60.0
+        return HistoryPoint(
+            first * MINUTE_MS,
+            sum(each[_ADDED] for each in rows) / seconds,
+            sum(each[_ACKED] for each in rows) / seconds,
+            sum(each[_FAILED] for each in rows) / seconds,
+            max((each[_LAG] for each in rows), default=0),
+            quantile(_runs(rows), 0.95),
+        )
+
+
+def _sum(figures: array[int], row: GroupMinute) -> None:
+    """Add the row of an instance to the figures of a minute."""
+    counts = row.counts
+    added = [counts["added"], counts["acked"], counts["failed"], row.lag]
+    for index, each in enumerate(added):
+        figures[index] = min(_MOST, figures[index] + each)
+    for bucket, runs in row.handled.items():
+        index = _FIGURES + min(bucket, len(BUCKETS) - 1)
+        figures[index] = min(_MOST, figures[index] + runs)
+
+
+def _runs(rows: Sequence[array[int]]) -> dict[int, int]:
+    """Return the runs of some minutes by bucket, without empty buckets."""
+    sums = (sum(each[_FIGURES + bucket] for each in rows) for bucket in range(len(BUCKETS)))
+    return {bucket: runs for bucket, runs in enumerate(sums) if runs}

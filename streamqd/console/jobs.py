@@ -1,0 +1,110 @@
+"""Changes that take longer than a request: a thread with a connection each, progress and a stop.
+
+A job lives in this process. If the console ends, it stops between two batches, like a command that
+gets Ctrl-C. What it did is in the audit log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from streamqd.errors import Refused, StreamqdError
+
+JOBS_MAX = 4  # at a time
+KEPT_MAX = 100
+
+
+@dataclass(slots=True, eq=False)
+class ConsoleJob:
+    """One job. `result` is a sentence once it has ended, `failed` if it did not do its work."""
+
+    id: str
+    person: str
+    title: str
+    topic: str
+    total: int
+    started: float = field(default_factory=time.monotonic)
+    done: int = 0
+    result: str = ""
+    failed: bool = False
+    seconds: float = 0.0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def running(self) -> bool:
+        """True until it has ended."""
+        return not self.ended.is_set()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since its start, or from start to end."""
+        return time.monotonic() - self.started if self.running else self.seconds
+
+    def progress(self, count: int) -> None:
+        """Note that `count` more are done."""
+        self.done += count
+
+    def stop(self) -> bool:
+        """Return True if it should stop between two batches."""
+        return self.stopping.is_set()
+
+
+class Jobs:
+    """The jobs of one console, the latest last."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, ConsoleJob] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def listed(self, topic: str = "") -> list[ConsoleJob]:
+        """Return the jobs, of a topic or of all, the latest first."""
+        return [each for each in reversed(self._jobs.values()) if topic in ("", each.topic)]
+
+    def get(self, job_id: str) -> ConsoleJob:
+        """Return a job. Raises Refused."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise Refused(f"job {job_id} is not known; this console was started again since")
+        return job
+
+    def start(
+        self, person: str, title: str, topic: str, total: int, run: Callable[[ConsoleJob], str]
+    ) -> ConsoleJob:
+        """Start a job. `run` does the work and returns a sentence. Raises Refused when full."""
+        with self._lock:
+            if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
+                raise Refused(f"{JOBS_MAX} jobs run already; wait for one, or stop one")
+            job = ConsoleJob(str(next(self._numbers)), person, title, topic, total)
+            self._jobs[job.id] = job
+            for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:
+                del self._jobs[old.id]
+        threading.Thread(
+            target=self._run, args=(job, run), name=f"console-job-{job.id}", daemon=True
+        ).start()
+        return job
+
+    def close(self, seconds: float) -> None:
+        """Stop all jobs between two batches, and wait for them at most that long."""
+        running = [each for each in self._jobs.values() if each.running]
+        for job in running:
+            job.stopping.set()
+        until = time.monotonic() + seconds
+        for job in running:
+            job.ended.wait(max(0.0, until - time.monotonic()))
+
+    def _run(self, job: ConsoleJob, run: Callable[[ConsoleJob], str]) -> None:
+        try:
+            job.result = run(job)
+        except StreamqdError as error:
+            job.result, job.failed = str(error), True
+        except Exception as error:  # noqa: BLE001 - a fault ends the job and is shown
+            job.result, job.failed = f"An internal error: {type(error).__name__}: {error}", True
+        finally:
+            job.seconds = time.monotonic() - job.started
+            job.ended.set()

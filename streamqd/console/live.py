@@ -1,0 +1,124 @@
+"""Live pages: one shared poller, and one stream of server-sent events for each open page.
+
+After each snapshot, the live part of every open page is rendered: once for all pages with the same
+URL, role and bodies. A page whose part has not changed gets an event without data. Nothing is read
+while no page listens: browsers close the stream while a page is hidden or paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from streamqd import logs
+from streamqd.console.access import Person
+from streamqd.console.backend import SNAPSHOT_SECONDS
+from streamqd.errors import StreamqdError
+
+STREAMS_MAX = 500
+FAILED = "The live figures failed by an internal error, which is in the log of the console."
+SILENCE_SECONDS = 10.0  # without an event, a comment shows that the stream is alive
+
+
+@dataclass(frozen=True, slots=True)
+class PageKey:
+    """What the live part of a page depends on. `here` is its path with the query."""
+
+    here: str
+    person: Person  # without the name: equal for all persons of a role
+
+
+@dataclass(slots=True, eq=False)
+class LiveStream:
+    """One open page. `pending` is the last event that it has not received."""
+
+    key: PageKey
+    pending: str = ""
+    sent: str = ""  # the part that it shows
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def sse(event: str, data: str) -> str:
+    """Return a server-sent event."""
+    lines = "".join(f"data: {line}\n" for line in data.split("\n"))
+    return f"event: {event}\n{lines}\n"
+
+
+class Hub:
+    """The open pages. Belongs to the event loop.
+
+    `render` returns the live part of a page. Raises StreamqdError when Redis does not answer.
+    """
+
+    def __init__(
+        self,
+        render: Callable[[PageKey], Awaitable[str]],
+        explain: Callable[[StreamqdError], str],
+    ) -> None:
+        self._render = render
+        self._explain = explain
+        self._streams: set[LiveStream] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def pages(self) -> int:
+        """The number of open streams."""
+        return len(self._streams)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        for each in self._streams:
+            each.ready.set()
+        if self._poller is not None:
+            self._poller.cancel()
+
+    async def listen(self, key: PageKey) -> AsyncIterator[str]:
+        """Yield events for a page until it leaves, or the console stops."""
+        stream = LiveStream(key)
+        self._streams.add(stream)
+        if self._poller is None:
+            self._poller = asyncio.create_task(self._poll())
+        try:
+            yield "retry: 2000\n\n"
+            while not self._closed:
+                try:
+                    await asyncio.wait_for(stream.ready.wait(), SILENCE_SECONDS)
+                except TimeoutError:
+                    yield ": still here\n\n"
+                    continue
+                stream.ready.clear()
+                event, stream.pending = stream.pending, ""
+                if event:
+                    yield event
+        finally:
+            self._streams.discard(stream)
+            if not self._streams and self._poller is not None:
+                self._poller.cancel()
+                self._poller = None
+
+    async def _poll(self) -> None:
+        while True:
+            for key in {each.key for each in self._streams}:
+                await self._update(key)
+            await asyncio.sleep(SNAPSHOT_SECONDS)
+
+    async def _update(self, key: PageKey) -> None:
+        try:
+            html = await self._render(key)
+            event = sse("part", html)
+        except StreamqdError as error:
+            html, event = "", sse("away", json.dumps(self._explain(error)))
+        except Exception as error:  # noqa: BLE001 - the other pages stay live
+            logs.event("console.failed", logging.ERROR, path=key.here, exc=error)
+            html, event = "", sse("away", json.dumps(FAILED))
+        for each in self._streams:
+            if each.key != key:
+                continue
+            same = bool(html) and each.sent == html
+            each.pending, each.sent = (sse("same", "") if same else event), html
+            each.ready.set()

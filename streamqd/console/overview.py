@@ -1,0 +1,325 @@
+"""The fleet at a glance for all pages: what needs somebody, and a row for each group.
+
+`read` takes one snapshot of the fleet, and every 10 s the facts that cost more. The rest is pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamqd.admin import fleet as fleets
+from streamqd.admin import schedules, snapshot, topics, why
+from streamqd.admin.assignments import AssignmentRow, by_group
+from streamqd.admin.checks import judged
+from streamqd.admin.condition import ALARMING, in_words
+from streamqd.admin.fleet import GroupStatus
+from streamqd.admin.instances import InstanceRow, nobody
+from streamqd.admin.notices import INSTANCE_CHECKS
+from streamqd.admin.published import Fleet
+from streamqd.admin.reading import BadValues
+from streamqd.admin.schedules import ScheduleTotals
+from streamqd.admin.snapshot import FleetSnapshot
+from streamqd.store.directives import Directive
+from streamqd.words import age, count, plural
+
+SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
+GROWING = 0.5  # messages per second by which a lag grows to be reported
+FAILING = "failing"  # the condition of a group whose runs fail
+ALARM, WARN, NOTE = "alarm", "warn", "note"
+_LEVELS = (ALARM, WARN, NOTE)
+# Causes that pass, or that the owner of the group will have to look at. The others need somebody.
+_WILL_NEED = frozenset(
+    {"caps-full", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One sentence about the fleet, and what to do. Code is in backticks.
+
+    `level` is alarm (needs somebody), warn (will need somebody) or note. `kind` says where it is
+    mended: assignment, group, dead, fleet, schedules, doctor.
+    """
+
+    level: str
+    text: str
+    fix: str = ""
+    kind: str = ""
+    topic: str = ""
+    group: str = ""
+    partition: int | None = None
+    since_unix_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNow:
+    """A group over all partitions. Rates are per second, None is unknown.
+
+    `level` is alarm, warn or note for a `condition` (in words) other than the usual one, else ''.
+    `failed_share` is the part of the runs of the last 10 s that failed.
+    """
+
+    topic: str
+    group: str
+    partitions: int
+    owned: int
+    level: str
+    condition: str
+    reason: str
+    lag: int | None
+    pending: int
+    delayed: int
+    dead: int | None
+    arriving: float | None
+    acked: float | None
+    failed: float | None
+    failed_share: float | None
+    oldest_unix_ms: int | None
+    lag_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFacts:
+    """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any."""
+
+    until: float  # monotonic
+    dead: Mapping[str, int]
+    schedules: ScheduleTotals
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNow:
+    """One look at the fleet. `seen` is the snapshot, with a row for each assignment."""
+
+    seen: FleetSnapshot
+    slow: SlowFacts
+    troubles: Sequence[Trouble]
+    groups: Sequence[GroupNow]
+
+    @property
+    def now_unix_ms(self) -> int:
+        """The server's clock."""
+        return self.seen.now_unix_ms
+
+    @property
+    def alarms(self) -> int:
+        """The number of troubles that need somebody."""
+        return sum(each.level == ALARM for each in self.troubles)
+
+    @property
+    def dead(self) -> int:
+        """The number of dead letters."""
+        return sum(self.slow.dead.values())
+
+    @property
+    def oldest_unix_ms(self) -> int | None:
+        """The write time of the oldest unread or pending message, None without one."""
+        return _least(each.oldest_unix_ms for each in self.groups)
+
+    def rows(self, topic: str, group: str) -> list[AssignmentRow]:
+        """Return the assignments of a group."""
+        wanted = (topic, group)
+        return [each for each in self.seen.assignments if (each.topic, each.group) == wanted]
+
+
+def read(fleet: Fleet, before: FleetNow | None = None) -> FleetNow:
+    """Read the fleet. `before` is the previous look. Raises RedisUnavailable, RedisRefused."""
+    seen = snapshot.read(fleet)
+    slow = before.slow if before is not None else None
+    if slow is None or time.monotonic() > slow.until:
+        slow = _slow(fleet, seen)
+    return made(seen, slow)
+
+
+def _slow(fleet: Fleet, seen: FleetSnapshot) -> SlowFacts:
+    bad, dead = BadValues(), Counter[str]()
+    for topic, partitions in seen.topics.items():
+        dead[topic] = sum(f.dead for f in topics.figures_of(fleet.store, topic, partitions, bad))
+    timed = schedules.totals(fleet.store, None, seen.now_unix_ms, bad)
+    return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed)
+
+
+def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
+    """Derive troubles and groups from facts."""
+    causes = why.summed_up(why.problems(seen))
+    levels: dict[tuple[str, str], str] = {}
+    for found, _ in causes:
+        level = WARN if found.cause.word in _WILL_NEED else ALARM
+        place = (found.unit.topic, found.unit.group)
+        levels[place] = min(level, levels.get(place, NOTE), key=_LEVELS.index)
+    rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
+    groups = [
+        _group(each, rows[each.topic, each.group], levels.get((each.topic, each.group), ""))
+        for each in fleets.group_rows(seen.assignments, seen.state.control)
+    ]
+    groups.sort(key=lambda each: (_rank(each.level), -(each.lag or 0), each.topic, each.group))
+    explained = {(found.unit.topic, found.unit.group) for found, _ in causes}
+    troubles = [
+        *_of_instances(seen),
+        *(_of_cause(found, text) for found, text in causes),
+        *_of_failures(groups, explained),
+        *_of_lag(groups, explained),
+        *_of_dead_letters(slow.dead),
+        *_of_schedules(slow.schedules),
+        *(Trouble(WARN, str(row), "`streamqd doctor`", "doctor") for row in seen.unreadable[:5]),
+        *(_of_directive(*each) for each in seen.directives),
+    ]
+    troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
+    return FleetNow(seen, slow, troubles, groups)
+
+
+def _rank(level: str) -> int:
+    return _LEVELS.index(level) if level else len(_LEVELS)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    found = [each for each in values if each is not None]
+    return sum(found) if found else None
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((each for each in values if each is not None), default=None)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str) -> GroupNow:
+    acked, failed = _sum(row.acked for row in rows), _sum(row.failed for row in rows)
+    runs = (acked or 0.0) + (failed or 0.0)
+    word = in_words(status.condition)
+    if status.condition in ("paused", "stopped"):
+        level = level or NOTE
+    elif status.condition in ALARMING:
+        level = ALARM
+    if level and status.condition_partitions < status.partitions:
+        word += f" {status.condition_partitions}/{status.partitions}"
+    if runs and (failed or 0.0) / runs >= why.FAILING_SHARE and status.condition == "ready":
+        word, level = FAILING, level or ALARM
+    return GroupNow(
+        topic=status.topic,
+        group=status.group,
+        partitions=status.partitions,
+        owned=status.owned,
+        level=level,
+        condition=word,
+        reason=status.reason,
+        lag=status.lag,
+        pending=status.pending,
+        delayed=status.delayed,
+        dead=status.dead_letters,
+        arriving=_sum(row.arriving for row in rows),
+        acked=acked,
+        failed=failed,
+        failed_share=(failed or 0.0) / runs if runs else None,
+        oldest_unix_ms=status.oldest_unix_ms,
+        lag_per_second=_sum(row.lag_per_second for row in rows),
+    )
+
+
+# --- troubles -------------------------------------------------------------------------------------
+
+
+def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
+    if all(each.state == "silent" for each in seen.instances):
+        found = nobody(seen.fleet)
+        yield Trouble(ALARM, found.text, found.fix, "fleet")
+    for each in judged(INSTANCE_CHECKS, seen):
+        if each.severity != "note":
+            level = ALARM if each.severity == "problem" else WARN
+            yield Trouble(
+                level, each.text, each.fix, "fleet", since_unix_ms=_silent_since(seen, each.about)
+            )
+
+
+def _silent_since(seen: FleetSnapshot, name: str) -> int | None:
+    silent: list[InstanceRow] = [
+        each for each in seen.instances if each.instance == name and each.state == "silent"
+    ]
+    return silent[0].heartbeat_unix_ms if silent else None
+
+
+def _of_cause(found: why.UnitCause, text: str) -> Trouble:
+    unit, cause = found.unit, found.cause
+    level = WARN if cause.word in _WILL_NEED else ALARM
+    return Trouble(
+        level, text, cause.advice, "assignment", unit.topic, unit.group, unit.partition,
+        found.oldest_unix_ms,
+    )  # fmt: skip
+
+
+def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
+    """Report groups whose runs fail, such as those whose messages are dead-lettered immediately."""
+    for each in groups:
+        if each.condition == FAILING and (each.topic, each.group) not in explained:
+            share = f"{each.failed_share or 0:.0%} of the runs"
+            text = f"the handler of {each.topic}/{each.group} fails: {share} of the last 10 s"
+            fix = "fix the handler or its dependency, then replay the dead letters"
+            yield Trouble(ALARM, text, fix, "group", each.topic, each.group)
+
+
+def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
+    """Report groups that fall back for no other reason that is reported."""
+    for each in groups:
+        growing = (each.lag_per_second or 0.0) > GROWING and each.lag
+        if not growing or each.level == NOTE or (each.topic, each.group) in explained:
+            continue
+        yield Trouble(
+            WARN,
+            f"the lag of {each.topic}/{each.group} grows by {each.lag_per_second:,.1f}/s:"
+            f" {each.lag:,} unread",
+            "messages arrive faster than they are handled: make the handler faster, or grow the"
+            " topic",
+            "group",
+            each.topic,
+            each.group,
+            None,
+            each.oldest_unix_ms,
+        )
+
+
+def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
+    for topic, letters in sorted(dead.items(), key=lambda pair: -pair[1]):
+        text = f"{plural(letters, 'dead letter')} in {topic}"
+        yield Trouble(WARN, text, f"`streamqd dlq stats {topic}`", "dead", topic)
+
+
+def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
+    words = {
+        "late": timed.late,
+        "unreadable": timed.unreadable,
+        "orphaned": timed.orphaned,
+        "without a topic": timed.missing,
+    }
+    found = [f"{number:,} {word}" for word, number in words.items() if number]
+    if found:
+        text = f"schedules send nothing: {', '.join(found)}"
+        yield Trouble(WARN, text, "`streamqd doctor --only schedules`", "schedules")
+
+
+def _of_directive(kind: str, scope: str, given: Directive) -> Trouble:
+    verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
+    parts = [part for part in scope.split("/") if part != "*"]
+    reason = f" ({given.why})" if given.why else ""
+    target = "/".join(parts) or "everything"
+    text = f"{verb} by {given.by or 'an operator'}: {target}{reason}"
+    if kind == "drain":
+        return Trouble(NOTE, text, "", "fleet", since_unix_ms=given.at_unix_ms)
+    topic, _, group = scope.split("/") if scope.count("/") == 2 else (scope, "", "")
+    named = topic not in ("", "*")
+    return Trouble(
+        NOTE, text, "", "group" if named else "", topic if named else "",
+        "" if group == "*" else group, None, given.at_unix_ms,
+    )  # fmt: skip
+
+
+def silence(now: FleetNow) -> str:
+    """Return one calm sentence about the size of the fleet and its oldest waiting message."""
+    size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
+    if now.oldest_unix_ms is None:
+        return f"{size[:1].upper()}{size[1:]}, no message waits."
+    waiting = age(max(0, now.now_unix_ms - now.oldest_unix_ms))
+    return f"{size[:1].upper()}{size[1:]}, the oldest waiting message is {waiting} old."

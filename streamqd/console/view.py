@@ -1,0 +1,142 @@
+"""The values from which pages are made: a view, an act, and one visit of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.console.access import Person, Role
+from streamqd.console.backend import Desk
+from streamqd.console.overview import FleetNow
+from streamqd.errors import Malformed
+
+PAGE_ROWS = 50
+PAGE_ROWS_MAX = 500
+_WHOLE_MAX = 2**63 - 1
+
+Context = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of a page. `path` has the parameters of the route, `query` those of the URL."""
+
+    desk: Desk
+    person: Person
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+
+    @property
+    def now(self) -> FleetNow:
+        """The shared snapshot of the fleet. Raises RedisUnavailable."""
+        return self.desk.now
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a parameter of the URL, without spaces around it."""
+        return self.query.get(name, default).strip()
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
+        """Return an integer parameter of the URL. Raises Malformed."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+            raise Malformed(f"{name} must be an integer from {least:,} to {most:,}")
+        return int(text)
+
+    @property
+    def limit(self) -> int:
+        """The number of rows of a page: `limit` in the URL."""
+        return self.number("limit", PAGE_ROWS, least=1, most=PAGE_ROWS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleView:
+    """A page that shows something and changes nothing.
+
+    `name` is unique: the template is `NAME.html`, and templates link to it by `to(NAME, …)`.
+    `context` runs in a thread of the backend and returns the variables of the template. `label`
+    puts it into the navigation, and `key` is pressed after `g`. With `live`, block `live` of the
+    template is rendered again after each snapshot, once for all pages with the same URL and role.
+    `example` is a path that the acceptance tests open, `path` itself if that has no parameters.
+    """
+
+    name: str
+    path: str
+    title: str
+    context: Callable[[Visit], Context]
+    label: str = ""
+    key: str = ""
+    live: bool = False
+    role: Role = Role.VIEWER
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A file. `content` returns its name, its media type and its bytes, bounded in size."""
+
+    name: str
+    path: str
+    role: Role
+    content: Callable[[Visit], tuple[str, str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """An input of an act. `choices` makes it a list, `rows` a text of several lines."""
+
+    name: str
+    label: str
+    value: str = ""
+    hint: str = ""
+    choices: Sequence[tuple[str, str]] = ()
+    rows: int = 0
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The dry run of an act: sentences about its effect, which has not happened.
+
+    `refusal` is the reason why it cannot be done, '' if it can. `typed` is the name that a person
+    must type ahead of a destructive act, '' for others. `rows` is a table below the sentences:
+    the head and the rows.
+    """
+
+    sentences: Sequence[str]
+    refusal: str = ""
+    typed: str = ""
+    rows: tuple[Sequence[str], Sequence[Sequence[object]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActResult:
+    """The result of an act: a sentence, and the view to which the browser goes."""
+
+    text: str
+    view: str = "overview"
+    parameters: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """The one way to change something: a form at `path`, its dry run, and the change.
+
+    GET shows the fields, filled from the URL, and the dry run of these values. POST checks role,
+    origin, typed name and request id, then calls `run` once. `run` uses the functions of
+    `streamqd.admin`, which write the audit trail with the person's name. `submit` is the text of
+    the button. `fields` and `preview` get the values of the URL, `run` those of the form.
+    """
+
+    name: str
+    path: str
+    title: str
+    submit: str
+    role: Role
+    preview: Callable[[Visit], Preview]
+    run: Callable[[Visit], ActResult]
+    fields: Callable[[Visit], Sequence[FormField]] = lambda _visit: ()
+    template: str = "act.html"
+    example: str = ""

@@ -1,0 +1,49 @@
+"""The audit log: who changed what, of one topic or of all."""
+
+from __future__ import annotations
+
+from streamqd.admin import audit
+from streamqd.admin.audit import AuditEntry
+from streamqd.console.bodies import reader_of
+from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.store import topics
+
+TOPICS_MAX = 500  # whose logs one page reads
+_BODY = frozenset({"key", "headers"})
+
+
+def show(visit: Visit) -> Context:
+    """Return a page of entries, the latest first. `before` is the id to continue after."""
+    store, topic, before = visit.desk.store, visit.text("topic"), visit.text("before")
+    names = [topic] if topic else sorted(topics.registry(store)[0])
+    rows: list[tuple[str, AuditEntry]] = []
+    more = False
+    for name in names[:TOPICS_MAX]:
+        found = audit.page(store, name, limit=visit.limit, cursor=before)
+        rows += [(name, each) for each in found.entries]
+        more = more or bool(found.cursor)
+    rows.sort(key=lambda row: row[1].at_unix_ms, reverse=True)
+    page = rows[: visit.limit]
+    more = more or len(rows) > len(page)
+    return {
+        "now": visit.now,
+        "rows": [(name, each, _arguments(visit, each)) for name, each in page],
+        "topic": topic,
+        "names": names[:TOPICS_MAX] if not topic else [],
+        "before": page[-1][1].id if more and page else "",
+        "later": before,
+        "limit": visit.limit,
+        "left_out": max(0, len(names) - TOPICS_MAX),
+    }
+
+
+def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
+    """Return the arguments of a command. Filters by key and headers are parts of messages."""
+    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    return {
+        name: reader.text(str(value)) if name in _BODY else value
+        for name, value in entry.arguments.items()
+    }
+
+
+VIEWS = (ConsoleView("audit", "/audit", "Audit log", show, label="Audit", key="a"),)

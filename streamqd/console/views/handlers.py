@@ -1,0 +1,77 @@
+"""Handlers: how long their runs take, and which errors they raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from streamqd.admin.assignments import AssignmentRow, RecentFailure
+from streamqd.console.history import quantile
+from streamqd.console.view import ConsoleView, Context, Visit
+
+
+@dataclass(slots=True)
+class HandlerRow:
+    """One handler in one group. Quantiles are in seconds over the last hour, None without runs."""
+
+    handler: str
+    topic: str
+    group: str
+    acked: float = 0.0
+    failed: float = 0.0
+    longest_seconds: float | None = None
+    runs: dict[int, int] = field(default_factory=dict)
+
+    def quantile(self, share: float) -> float | None:
+        """Return the upper bound of the bucket that contains a quantile."""
+        return quantile(self.runs, share)
+
+
+def show(visit: Visit) -> Context:
+    """Return a row for each handler and group, the slowest first, and the recent failures."""
+    desk, now = visit.desk, visit.now
+    rows = _rows(now.seen.assignments)
+    found_runs = desk.backend.history.runs(desk.store, now.seen.fleet, now.now_unix_ms)
+    for pair, row in rows.items():
+        row.runs = found_runs.get(pair, {})
+    wanted = visit.text("q").lower()
+    found = [
+        row for row in rows.values() if wanted in f"{row.handler} {row.topic}/{row.group}".lower()
+    ]
+    found.sort(key=lambda row: (-(row.quantile(0.95) or 0.0), row.handler, row.topic))
+    return {
+        "now": now,
+        "q": visit.text("q"),
+        "rows": found[: visit.limit],
+        "total": len(found),
+        "failures": _failures(now.seen.failures),
+    }
+
+
+def _rows(units: Iterable[AssignmentRow]) -> Mapping[tuple[str, str], HandlerRow]:
+    rows: dict[tuple[str, str], HandlerRow] = {}
+    for unit in units:
+        if not unit.handler:
+            continue
+        row = rows.setdefault(
+            (unit.topic, unit.group), HandlerRow(unit.handler, unit.topic, unit.group)
+        )
+        row.acked += unit.acked or 0.0
+        row.failed += unit.failed or 0.0
+        ages = [each for each in (row.longest_seconds, unit.longest_run_seconds) if each]
+        row.longest_seconds = max(ages, default=None)
+    return rows
+
+
+def _failures(failures: Iterable[RecentFailure]) -> list[tuple[str, str, str, int, float]]:
+    """Return error class, topic, group, number and age in seconds, the latest first."""
+    found: dict[tuple[str, str, str], tuple[int, float]] = {}
+    for each in failures:
+        name = each.error, each.topic, each.group
+        count, age = found.get(name, (0, each.seconds_ago))
+        found[name] = count + each.count, min(age, each.seconds_ago)
+    rows = [(*name, count, age) for name, (count, age) in found.items()]
+    return sorted(rows, key=lambda row: row[4])
+
+
+VIEWS = (ConsoleView("handlers", "/handlers", "Handlers", show, label="Handlers", key="h"),)

@@ -1,0 +1,44 @@
+"""The first page: trouble first, then every group with its figures."""
+
+from __future__ import annotations
+
+from streamqd.console import overview
+from streamqd.console.overview import Trouble
+from streamqd.console.view import ConsoleView, Context, Visit
+
+TROUBLES_SHOWN = 12
+GROUPS_SHOWN = 200
+
+
+def show(visit: Visit) -> Context:
+    """Return the troubles, and the groups whose name contains `q`."""
+    desk, now, wanted = visit.desk, visit.now, visit.text("q").lower()
+    groups = [each for each in now.groups if wanted in f"{each.topic}/{each.group}".lower()]
+    every = "all" in visit.query
+    troubles = now.troubles if every else now.troubles[:TROUBLES_SHOWN]
+    return {
+        "now": now,
+        "q": visit.text("q"),
+        "calm": overview.silence(now),
+        "troubles": [(each, _target(each)) for each in troubles],
+        "more_troubles": len(now.troubles) - len(troubles),
+        "groups": groups[:GROUPS_SHOWN],
+        "found": len(groups),
+        "busiest": max((each.lag or 0 for each in groups), default=0),
+        "sparks": desk.backend.history.sparks(desk.store, now.seen.fleet, now.now_unix_ms),
+    }
+
+
+def _target(trouble: Trouble) -> tuple[str, dict[str, object]]:
+    """Return the view in which a trouble is mended, and its parameters."""
+    topic, group = trouble.topic, trouble.group
+    if trouble.kind == "assignment":
+        return "assignment", {"topic": topic, "partition": trouble.partition, "group": group}
+    if trouble.kind == "group":
+        return "topic", {"topic": topic, "group": group}
+    if trouble.kind == "dead":
+        return "dead", {"topic": topic}
+    return trouble.kind, {}
+
+
+VIEWS = (ConsoleView("overview", "/", "Overview", show, label="Overview", key="o", live=True),)

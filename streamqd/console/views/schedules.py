@@ -1,0 +1,118 @@
+"""Schedules: the list, one of them with its next ticks, and pause, resume and run."""
+
+from __future__ import annotations
+
+from streamqd.admin import schedules
+from streamqd.console.access import Role
+from streamqd.console.bodies import reader_of
+from streamqd.console.view import Act, ActResult, ConsoleView, Context, Preview, Visit
+from streamqd.errors import Refused
+
+TICKS_SHOWN = 5
+_BODY = frozenset({"key", "headers", "payload"})
+LEVELS = {
+    **dict.fromkeys(("orphaned", "unreadable", "missing"), "alarm"),
+    **dict.fromkeys(("paused", "moving"), "note"),
+}
+
+
+def show(visit: Visit) -> Context:
+    """Return a page of schedules by name."""
+    topic = visit.text("topic") or None
+    seen = schedules.listed(visit.desk.store, topic, limit=visit.limit, cursor=visit.text("cursor"))
+    return {
+        "seen": seen,
+        "topic": topic or "",
+        "cursor": visit.text("cursor"),
+        "limit": visit.limit,
+        "levels": LEVELS,
+    }
+
+
+def show_one(visit: Visit) -> Context:
+    """Return one schedule with its settings and its next ticks."""
+    name, store = visit.path["schedule"], visit.desk.store
+    detail = schedules.show(store, name)
+    try:
+        ticks = schedules.upcoming(store, (), name, None, TICKS_SHOWN).rows
+    except Refused:
+        ticks = []
+    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    stated = {
+        setting: reader.text(str(value)) if setting in _BODY else value
+        for setting, value in (detail.specification or {}).items()
+        if setting != "name" and value not in ("", "none", None)
+    }
+    return {"detail": detail, "ticks": ticks, "stated": stated, "levels": LEVELS}
+
+
+def preview_pause(visit: Visit) -> Preview:
+    """Return what a pause would do."""
+    name = visit.path["schedule"]
+    schedules.pause(visit.desk.store, [name], dry_run=True)
+    return Preview([f"{name} would send no message until it is resumed. It keeps its due time."])
+
+
+def pause(visit: Visit) -> ActResult:
+    """Pause."""
+    name = visit.path["schedule"]
+    schedules.pause(visit.desk.store, [name])
+    return ActResult(f"{name} is paused.", "schedule", {"schedule": name})
+
+
+def preview_resume(visit: Visit) -> Preview:
+    """Return what a resume would do."""
+    name = visit.path["schedule"]
+    schedules.resume(visit.desk.store, [name], dry_run=True)
+    return Preview([f"{name} would send again. Its setting misfire decides about missed ticks."])
+
+
+def resume(visit: Visit) -> ActResult:
+    """Resume."""
+    name = visit.path["schedule"]
+    schedules.resume(visit.desk.store, [name])
+    return ActResult(f"{name} is resumed.", "schedule", {"schedule": name})
+
+
+def preview_run(visit: Visit) -> Preview:
+    """Return the message that would be sent."""
+    done = schedules.run(visit.desk.store, visit.path["schedule"], dry_run=True)
+    return Preview(
+        [
+            f"One message would be sent to {done.topic}/{done.partition} now.",
+            f"Its x-scheduled-for is {done.scheduled_for}. The due time of the schedule stays.",
+        ]
+    )
+
+
+def run(visit: Visit) -> ActResult:
+    """Send a message now."""
+    name = visit.path["schedule"]
+    done = schedules.run(visit.desk.store, name)
+    return ActResult(f"{name} sent {done.uid}.", "schedule", {"schedule": name})
+
+
+def _act(name: str, title: str, submit: str, preview, run) -> Act:  # type: ignore[no-untyped-def]
+    return Act(
+        f"schedule_{name}",
+        f"/schedules/{{schedule}}/{name}",
+        title,
+        submit,
+        Role.OPERATOR,
+        preview,
+        run,
+        example=f"/schedules/tick/{name}",
+    )
+
+
+VIEWS = (
+    ConsoleView("schedules", "/schedules", "Schedules", show, label="Schedules", key="s"),
+    ConsoleView(
+        "schedule", "/schedules/{schedule}", "Schedule", show_one, example="/schedules/tick"
+    ),
+)
+ACTS = (
+    _act("pause", "Pause a schedule", "Pause", preview_pause, pause),
+    _act("resume", "Resume a schedule", "Resume", preview_resume, resume),
+    _act("run", "Send a message of a schedule now", "Send now", preview_run, run),
+)

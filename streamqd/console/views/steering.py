@@ -1,0 +1,99 @@
+"""Pause and resume a group or one of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamqd.admin import directives
+from streamqd.admin.directives import Steered
+from streamqd.console.access import Role
+from streamqd.console.view import Act, ActResult, FormField, Preview, Visit
+from streamqd.errors import Malformed
+from streamqd.store.directives import Scope
+
+
+def scope_of(visit: Visit) -> Scope:
+    """Return the group of the path, or the partition of it that the form names."""
+    partition = visit.text("partition")
+    if partition and not (partition.isascii() and partition.isdigit() and len(partition) < 6):
+        raise Malformed("partition must be a number of a partition")
+    return Scope(visit.path["topic"], int(partition) if partition else None, visit.path["group"])
+
+
+def _fields(visit: Visit) -> Sequence[FormField]:
+    return (
+        FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview."),
+        _partition(visit),
+    )
+
+
+def _partition(visit: Visit) -> FormField:
+    return FormField("partition", "Partition", visit.text("partition"), "Empty: all partitions.")
+
+
+def _name(scope: Scope) -> str:
+    where = "All partitions" if scope.partition is None else f"Partition {scope.partition}"
+    return f"{where} of {scope.topic}/{scope.group}"
+
+
+def _previewed(done: Steered, text: str) -> Preview:
+    unchanged = [] if done.changed else ["Nothing would change."]
+    return Preview([text, *unchanged, *(f"{note[:1].upper()}{note[1:]}." for note in done.notes)])
+
+
+def preview_pause(visit: Visit) -> Preview:
+    """Return what a pause would do."""
+    scope = scope_of(visit)
+    done = directives.pause(visit.desk.fleet, scope, visit.text("reason"), dry_run=True)
+    return _previewed(
+        done,
+        f"{_name(scope)} would fetch no more messages. Running messages finish, the"
+        " partitions keep their owners, and the pause stays until someone resumes it.",
+    )
+
+
+def pause(visit: Visit) -> ActResult:
+    """Pause."""
+    scope = scope_of(visit)
+    directives.pause(visit.desk.fleet, scope, visit.text("reason"))
+    return ActResult(f"{_name(scope)}: paused.")
+
+
+def preview_resume(visit: Visit) -> Preview:
+    """Return what a resume would do."""
+    scope = scope_of(visit)
+    done = directives.resume(visit.desk.fleet, scope, dry_run=True)
+    return _previewed(done, f"{_name(scope)} would fetch messages again.")
+
+
+def resume(visit: Visit) -> ActResult:
+    """Resume."""
+    scope = scope_of(visit)
+    directives.resume(visit.desk.fleet, scope)
+    return ActResult(f"{_name(scope)}: resumed.")
+
+
+ACTS = (
+    Act(
+        "pause",
+        "/groups/{topic}/{group}/pause",
+        "Pause",
+        "Pause",
+        Role.OPERATOR,
+        preview_pause,
+        pause,
+        _fields,
+        example="/groups/orders/bill/pause",
+    ),
+    Act(
+        "resume",
+        "/groups/{topic}/{group}/resume",
+        "Resume",
+        "Resume",
+        Role.OPERATOR,
+        preview_resume,
+        resume,
+        lambda visit: (_partition(visit),),
+        example="/groups/orders/bill/resume",
+    ),
+)

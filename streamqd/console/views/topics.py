@@ -1,0 +1,211 @@
+"""Topics: the list, one topic as a map of its partitions, its data, and one assignment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd import config
+from streamqd.admin import topics, why
+from streamqd.admin.assignments import AssignmentRow
+from streamqd.admin.condition import ALARMING, in_words
+from streamqd.console.overview import ALARM, NOTE, WARN
+from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.errors import Malformed
+
+CELLS_MAX = 1_024  # partitions of one group that a map shows
+HEAT_STEPS = 5
+RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # minutes, and minutes of a point
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """One partition in a map. `heat` is 0 (nothing waits) to 5 (the most of this page)."""
+
+    unit: AssignmentRow
+    heat: int
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeatRow:
+    """A group with its partitions. `left_out` partitions are not shown."""
+
+    group: str
+    cells: list[HeatCell]
+    left_out: int
+
+
+def show_topics(visit: Visit) -> Context:
+    """Return a page of the topics whose name contains `q`, by name."""
+    wanted, after = visit.text("q").lower(), visit.text("after")
+    rows = [each for each in topics.listed(visit.desk.store) if wanted in each.topic.lower()]
+    page = [each for each in rows if each.topic > after][: visit.limit]
+    more = bool(page) and page[-1].topic != rows[-1].topic
+    lags: dict[str, int] = {}
+    for group in visit.now.groups:
+        lags[group.topic] = lags.get(group.topic, 0) + (group.lag or 0)
+    return {
+        "now": visit.now,
+        "q": visit.text("q"),
+        "rows": page,
+        "total": len(rows),
+        "lags": lags,
+        "busiest": max((lags.get(each.topic, 0) for each in page), default=0),
+        "after": page[-1].topic if more else "",
+        "first": bool(after),
+        "limit": visit.limit,
+    }
+
+
+def show_topic(visit: Visit) -> Context:
+    """Return the map of a topic: a row for each group, a cell for each partition."""
+    name, now = visit.path["topic"], visit.now
+    units = [each for each in now.seen.assignments if each.topic == name]
+    if not units:
+        topics.partition_count(visit.desk.store, name)  # raises TopicMissing for an unknown topic
+    groups = [each for each in now.groups if each.topic == name]
+    charted = visit.text("group") or (groups[0].group if groups else "")
+    most = max((each.lag or 0 for each in units), default=0)
+    return {
+        "now": now,
+        "topic": name,
+        "chosen": visit.text("group"),
+        "groups": groups,
+        "rows": [_heat_row(group.group, units, most) for group in groups],
+        "busiest": max((each.lag or 0 for each in groups), default=0),
+        "troubles": [each for each in now.troubles if each.topic == name],
+        "charted": charted,
+        **_charts(visit, name, charted),
+    }
+
+
+def _charts(visit: Visit, topic: str, group: str) -> Context:
+    """Return the history of a group in the range of the URL, as points and as columns."""
+    chosen = visit.text("range", "1h")
+    if chosen not in RANGES:
+        raise Malformed(f"range must be one of {', '.join(RANGES)}")
+    minutes, step = RANGES[chosen]
+    desk, now = visit.desk, visit.now
+    points = desk.backend.history.points(
+        desk.store, now.seen.fleet, now.now_unix_ms, (topic, group), minutes, step
+    )
+    columns: dict[str, list[float | None]] = {"at": [each.at_unix_ms // 1000 for each in points]}
+    for figure in ("arriving", "acked", "failed", "lag", "p95"):
+        columns[figure] = [getattr(each, figure) for each in points]
+    return {
+        "shown_range": chosen,
+        "ranges": list(RANGES),
+        "step": step,
+        "points": points,
+        "columns": json.dumps(columns),
+        "charted_before": any(each.acked is not None for each in points),
+    }
+
+
+def _heat_row(group: str, units: Iterable[AssignmentRow], most: int) -> HeatRow:
+    own = sorted((each for each in units if each.group == group), key=lambda each: each.partition)
+    return HeatRow(group, [_cell(each, most) for each in own[:CELLS_MAX]], len(own[CELLS_MAX:]))
+
+
+def _cell(unit: AssignmentRow, most: int) -> HeatCell:
+    level = level_of(unit)
+    lag = unit.lag or 0
+    heat = 0 if not lag else 1 + round((HEAT_STEPS - 1) * math.log1p(lag) / math.log1p(most))
+    unread = "unread unknown" if unit.lag is None else f"{lag:,} unread"
+    owner = f"owned by {unit.owner}" if unit.owner else "no owner"
+    text = f"{unit.name}: {unread}, {owner}, {in_words(unit.condition)}"
+    return HeatCell(unit, min(heat, HEAT_STEPS), level, text)
+
+
+def level_of(unit: AssignmentRow) -> str:
+    """Return how much an assignment needs somebody: alarm, warn, note or ''."""
+    if unit.condition in ("paused", "stopped"):
+        return NOTE
+    if unit.condition in ALARMING:
+        return ALARM
+    failed, acked = unit.failed or 0.0, unit.acked or 0.0
+    return WARN if failed and failed >= acked else ""
+
+
+def show_data(visit: Visit) -> Context:
+    """Return the settings of a topic and what its partitions keep, a page of partitions."""
+    name = visit.path["topic"]
+    configured = visit.desk.settings.topics.get(name, config.Topic())
+    detail = topics.describe(visit.desk.store, name, configured)
+    first = visit.number("from", 0)
+    rows = detail.partitions[first : first + visit.limit]
+    following = first + len(rows)
+    return {
+        "now": visit.now,
+        "topic": name,
+        "detail": detail,
+        "rows": rows,
+        "following": following if following < len(detail.partitions) else None,
+        "first": first,
+        "limit": visit.limit,
+        "settings": sorted(_settings(detail.effective)),
+    }
+
+
+def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting with its dotted name, without those that are not set."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{before}{name}.")
+        elif value is not None:
+            yield f"{before}{name}", value
+
+
+def show_assignment(visit: Visit) -> Context:
+    """Return why one partition of a group is as it is, and what its worker does now."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    text = visit.path["partition"]
+    if not text.isascii() or not text.isdigit() or len(text) > 6:
+        raise Malformed(f"{text} is not the number of a partition")
+    [found] = why.answer(visit.desk.fleet, topic, int(text), group)
+    unit = next(
+        (
+            each
+            for each in visit.now.seen.assignments
+            if (each.topic, each.partition, each.group) == (topic, found.partition, group)
+        ),
+        None,
+    )
+    return {
+        "now": visit.now,
+        "answer": found,
+        "unit": unit,
+        "level": "" if found.moves else level_of(unit) if unit else WARN,
+        "condition": in_words(unit.condition) if unit else "",
+        "running": _uid(unit),
+    }
+
+
+def _uid(unit: AssignmentRow | None) -> str:
+    """Return the uid of the message that runs longest, '' for none or one of the retry stream."""
+    if unit is None or not unit.running.startswith("m:"):
+        return ""
+    return f"{unit.topic}/{unit.partition}/{unit.running[2:]}"
+
+
+VIEWS = (
+    ConsoleView("topics", "/topics", "Topics", show_topics, label="Topics", key="t"),
+    ConsoleView(
+        "topic", "/topics/{topic}", "Topic", show_topic, live=True, example="/topics/orders"
+    ),
+    ConsoleView(
+        "topic_data", "/topics/{topic}/data", "Topic", show_data, example="/topics/orders/data"
+    ),
+    ConsoleView(
+        "assignment",
+        "/topics/{topic}/partitions/{partition}/{group}",
+        "Assignment",
+        show_assignment,
+        example="/topics/orders/partitions/0/bill",
+    ),
+)

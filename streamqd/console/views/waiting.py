@@ -1,0 +1,200 @@
+"""Retries of a group and delayed sends of a topic, by due time: hasten and cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamqd.admin import delayed, retries
+from streamqd.admin.messages import MessageFilter
+from streamqd.console.access import Role
+from streamqd.console.bodies import reader_of
+from streamqd.console.view import Act, ActResult, ConsoleView, Context, FormField, Preview, Visit
+from streamqd.errors import Malformed
+from streamqd.words import plural
+
+BUDGET = 10_000
+CHOSEN_MAX = 10_000  # messages that one act changes
+
+
+def show_retries(visit: Visit) -> Context:
+    """Return a page of the delayed retries of a group."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    found = retries.messages(visit.desk.store, topic, group)
+    return {
+        "now": visit.now,
+        "topic": topic,
+        "group": group,
+        "page": found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET),
+        "cursor": visit.text("cursor"),
+        "limit": visit.limit,
+        "reader": reader_of(visit.person, visit.desk.settings.console.masks),
+    }
+
+
+def show_delayed(visit: Visit) -> Context:
+    """Return a page of the delayed sends of a topic."""
+    topic = visit.path["topic"]
+    found = delayed.messages(visit.desk.store, topic)
+    return {
+        "now": visit.now,
+        "topic": topic,
+        "page": found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET),
+        "cursor": visit.text("cursor"),
+        "limit": visit.limit,
+        "reader": reader_of(visit.person, visit.desk.settings.console.masks),
+    }
+
+
+def _id_field(visit: Visit) -> Sequence[FormField]:
+    hint = "Ids with spaces between. Empty: all that wait."
+    return (FormField("id", "Messages", visit.text("id"), hint),)
+
+
+def _choice(visit: Visit) -> MessageFilter:
+    ids = tuple(visit.text("id").split())
+    if len(ids) > CHOSEN_MAX:
+        raise Malformed(f"name at most {CHOSEN_MAX:,} messages at a time")
+    return MessageFilter(ids=ids)
+
+
+def _retries(visit: Visit) -> list[retries.RetryRow]:
+    topic, group = visit.path["topic"], visit.path["group"]
+    choice = _choice(visit)
+    if choice.ids:
+        return retries.chosen(visit.desk.store, topic, group, choice)
+    found = retries.messages(visit.desk.store, topic, group)
+    return found.rows(list(found.every(choice, CHOSEN_MAX)))
+
+
+def _sends(visit: Visit) -> list[str]:
+    choice = _choice(visit)
+    if choice.ids:
+        return list(choice.ids)
+    found = delayed.messages(visit.desk.store, visit.path["topic"])
+    return [each.position.name for each in found.every(choice, CHOSEN_MAX)]
+
+
+def _preview(count: int, noun: str, text: str, typed: str = "") -> Preview:
+    refusal = "" if count else f"No {noun} waits."
+    return Preview([f"{plural(count, noun)} would {text}."], refusal=refusal, typed=typed)
+
+
+def preview_retry_now(visit: Visit) -> Preview:
+    """Return how many retries would run now."""
+    count = len(_retries(visit))
+    return Preview(
+        [f"{count:,} retries would run now."], refusal="" if count else "No retry waits."
+    )
+
+
+def retry_now(visit: Visit) -> ActResult:
+    """Make retries due now."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    done = retries.hasten(visit.desk.store, topic, group, _retries(visit))
+    return ActResult(f"{done.due:,} retries run now.", "retries", {"topic": topic, "group": group})
+
+
+def preview_retry_cancel(visit: Visit) -> Preview:
+    """Return how many retries would become dead letters."""
+    count = len(_retries(visit))
+    return Preview(
+        [f"{count:,} retries would become dead letters with the reason cancelled."],
+        refusal="" if count else "No retry waits.",
+    )
+
+
+def retry_cancel(visit: Visit) -> ActResult:
+    """Cancel retries."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    done = retries.cancel(visit.desk.store, topic, group, _retries(visit))
+    text = f"{done.dead_letters:,} retries are dead letters now."
+    return ActResult(text, "retries", {"topic": topic, "group": group})
+
+
+def preview_send_now(visit: Visit) -> Preview:
+    """Return how many delayed sends would be sent now."""
+    return _preview(len(_sends(visit)), "delayed send", "be sent now")
+
+
+def send_now(visit: Visit) -> ActResult:
+    """Send delayed messages now."""
+    topic = visit.path["topic"]
+    done = delayed.hasten(visit.desk.store, topic, _sends(visit))
+    return ActResult(f"{plural(done.changed, 'message')} sent now.", "delayed", {"topic": topic})
+
+
+def preview_send_cancel(visit: Visit) -> Preview:
+    """Return how many delayed sends would be cancelled."""
+    return _preview(len(_sends(visit)), "delayed send", "never be sent", typed=visit.path["topic"])
+
+
+def send_cancel(visit: Visit) -> ActResult:
+    """Cancel delayed sends for good."""
+    topic = visit.path["topic"]
+    done = delayed.cancel(visit.desk.store, topic, _sends(visit))
+    text = f"{plural(done.changed, 'delayed send')} cancelled."
+    return ActResult(text, "delayed", {"topic": topic})
+
+
+VIEWS = (
+    ConsoleView(
+        "retries",
+        "/topics/{topic}/retries/{group}",
+        "Retries",
+        show_retries,
+        example="/topics/orders/retries/bill",
+    ),
+    ConsoleView(
+        "delayed",
+        "/topics/{topic}/delayed",
+        "Delayed sends",
+        show_delayed,
+        example="/topics/orders/delayed",
+    ),
+)
+ACTS = (
+    Act(
+        "retry_now",
+        "/topics/{topic}/retries/{group}/now",
+        "Run retries now",
+        "Run now",
+        Role.OPERATOR,
+        preview_retry_now,
+        retry_now,
+        _id_field,
+        example="/topics/orders/retries/bill/now",
+    ),
+    Act(
+        "retry_cancel",
+        "/topics/{topic}/retries/{group}/cancel",
+        "Cancel retries",
+        "Make them dead letters",
+        Role.OPERATOR,
+        preview_retry_cancel,
+        retry_cancel,
+        _id_field,
+        example="/topics/orders/retries/bill/cancel",
+    ),
+    Act(
+        "send_now",
+        "/topics/{topic}/delayed/now",
+        "Send delayed messages now",
+        "Send now",
+        Role.OPERATOR,
+        preview_send_now,
+        send_now,
+        _id_field,
+        example="/topics/orders/delayed/now",
+    ),
+    Act(
+        "send_cancel",
+        "/topics/{topic}/delayed/cancel",
+        "Cancel delayed sends",
+        "Cancel for good",
+        Role.ADMIN,
+        preview_send_cancel,
+        send_cancel,
+        _id_field,
+        example="/topics/orders/delayed/cancel",
+    ),
+)

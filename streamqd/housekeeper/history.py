@@ -1,0 +1,109 @@
+"""The history: once a minute, what the workers of this instance did is appended in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streamqd.config import Settings
+from streamqd.isolate import Isolate
+from streamqd.metrics.view import MetricsView
+from streamqd.model import Unit
+from streamqd.scoreboard import COUNTERS, WorkerSlot, now_ns
+from streamqd.store import history
+from streamqd.store.history import GroupMinute, Interval
+from streamqd.store.store import Store
+
+MINUTE = 60.0
+MINUTE_MS = 60_000
+_COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name in COUNTERS}
+
+
+class _SlotCounts:
+    """What a slot, or a partition, had counted at the last entry."""
+
+    __slots__ = ("counters", "handled")
+
+    def __init__(self, slot: WorkerSlot) -> None:
+        self.counters: list[int] = slot.counters.tolist()
+        self.handled, _ = slot.histogram("handle")
+
+
+class HistoryWriter:
+    """Appends one entry a minute, on the minute of the server's clock.
+
+    An entry covers the time since the last one. Counting begins with this process, so what happened
+    between two housekeepers is missing.
+    """
+
+    def __init__(
+        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[Unit]
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._daemon = settings.daemon
+        self._isolate = isolate
+        self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
+        self._added: Mapping[Unit, int] = {}
+        self._since_ns = now_ns()
+        self._minute = 0  # of the server's clock, counted from 1970: that of the last entry
+
+    def run(self) -> float:
+        """Write an entry if a minute has ended. Return the seconds until the next one ends."""
+        now = self._view.now_unix_ms()
+        if self._view.asked_ns and now // MINUTE_MS != self._minute:
+            if self._minute:
+                self.write()
+            self._minute = now // MINUTE_MS
+        return MINUTE - now % MINUTE_MS / 1000
+
+    def write(self) -> None:
+        """Write the entry of the time since the last one. After an error the next covers it too.
+
+        Raises RedisRefused, RedisUnavailable.
+        """
+        view = self._view
+        slots = dict(self._slots)
+        added: dict[Unit, int] = {}
+        rows: dict[tuple[str, str], GroupMinute] = {}
+        for slot, unit in view.named():
+            row = rows.setdefault((unit.topic, unit.group), GroupMinute(unit.topic, unit.group))
+            self._isolate(unit, self._count, row, slot, slots)
+            if slot.owned:
+                self._isolate(unit, self._backlog, row, unit, added)
+        now = now_ns()
+        history.append(
+            self._store,
+            self._daemon.fleet,
+            Interval(
+                "",
+                self._daemon.instance,
+                view.now_unix_ms(),
+                (now - self._since_ns) / 1e9,
+                [row for row in rows.values() if not row.idle],
+            ),
+            self._daemon.history,
+        )
+        self._slots, self._added, self._since_ns = slots, added, now
+
+    def _count(self, row: GroupMinute, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
+        """Add what a slot counted since the last entry. A new slot began with zeros."""
+        before, seen = slots.get(slot.index), _SlotCounts(slot)
+        slots[slot.index] = seen
+        for name, index in _COUNTED.items():
+            row.counts[name] += seen.counters[index] - (before.counters[index] if before else 0)
+        for index, runs in enumerate(seen.handled):
+            new = runs - (before.handled[index] if before else 0)
+            if new > 0:
+                row.handled[index] = row.handled.get(index, 0) + new
+
+    def _backlog(self, row: GroupMinute, unit: Unit, added: dict[Unit, int]) -> None:
+        """Add what was written to a partition since the last entry, and what waits there."""
+        partition = self._view.partitions.get((unit.topic, unit.partition))
+        if partition is not None:
+            added[unit] = partition.added
+            row.counts["added"] += max(0, partition.added - self._added.get(unit, partition.added))
+        figures = self._view.units.get(unit)
+        if figures is not None:
+            row.lag += figures.lag or 0
+            oldest = figures.oldest_unix_ms()
+            row.oldest_ms = max(row.oldest_ms, round(self._view.age(oldest) * 1000))

@@ -1,0 +1,128 @@
+"""Fixtures of the console: a fleet of two groups, consoles, and pages of a real browser.
+
+The playwright of this process is started once. Its event loop stays in the thread of the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.console.access import new_user, role_of, write_user
+from tests.support import servers
+from tests.support.console import CHROMIUM, CHROMIUM_OPTIONS, ConsoleProcess, Seen
+from tests.support.daemon import TOPIC, Daemon, daemons
+
+PASSWORD = "correct horse"
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+Browse = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    """A running daemon of this module: topic orders, groups bill and ship, two partitions.
+
+    Its server is private. Tests that stop or empty something start their own.
+    """
+    word = request.config.getoption("--server")
+    if "://" in word or word == "testcontainers":
+        pytest.skip("needs a server process of its own")
+    server = servers.needed(servers.start, word)
+    try:
+        with daemons(tmp_path_factory.mktemp("fleet"), server.url) as make:
+            daemon = make(partitions=2, groups=("bill", "ship"))
+            tick = {"name": "tick", "topic": TOPIC, "cron": "0 3 1 1 *"}
+            daemon.write_config(schedules=[tick])
+            with daemon:
+                daemon.send(["ok"] * 20 + ["dead"] * 2)
+                daemon.wait_settled()
+                yield daemon
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A users file with a viewer (vera), an operator (otto) and an admin (anna)."""
+    path = tmp_path_factory.mktemp("users") / "users.txt"
+    for name, role in (("vera", "viewer"), ("otto", "operator"), ("anna", "admin")):
+        write_user(path, new_user(name, role_of(role), PASSWORD))
+    return path
+
+
+@pytest.fixture(scope="module")
+def console(fleet: Daemon, users_file: Path) -> Iterator[ConsoleProcess]:
+    """A console of this module, in which the persons of `users_file` log in."""
+    with ConsoleProcess(fleet.config_path, "--users", str(users_file)) as started:
+        yield started
+
+
+@pytest.fixture
+def new_console() -> Iterator[Callable[..., ConsoleProcess]]:
+    """Start consoles of a daemon's configuration: `new_console(daemon, "--read-only")`."""
+    with contextlib.ExitStack() as made:
+        yield lambda daemon, *arguments: made.enter_context(
+            ConsoleProcess(daemon.config_path, *arguments)
+        )
+
+
+def log_in(context: Any, console: ConsoleProcess, name: str) -> None:
+    """Log a person of `users_file` in, in a context of the browser."""
+    answer = context.request.post(
+        f"{console.url}login",
+        form={"name": name, "password": PASSWORD},
+        headers={"Sec-Fetch-Site": "same-origin"},
+        max_redirects=0,
+    )
+    assert answer.status == 303, answer.text()
+
+
+@pytest.fixture
+def browse(browser: Any) -> Iterator[Browse]:
+    """Open pages: `browse(console, "anna", javascript=False, width=360, dark=True)`.
+
+    The person is logged in, '' for nobody. `page.seen` is watched.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def make(
+            console: ConsoleProcess,
+            name: str = "anna",
+            *,
+            javascript: bool = True,
+            width: int = 1280,
+            height: int = 900,
+            dark: bool = False,
+        ) -> Any:
+            context = browser.new_context(
+                java_script_enabled=javascript,
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if dark else "light",
+            )
+            opened.callback(context.close)
+            if name:
+                log_in(context, console, name)
+            page = context.new_page()
+            page.set_default_timeout(15_000)
+            page.seen = Seen(page)
+            return page
+
+        yield make

@@ -1,0 +1,312 @@
+"""Who gets in, what a person may do, and what comes from elsewhere. Without a browser.
+
+The numbers of the tests are those of the acceptance points of the console.
+"""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support import optional
+from tests.support.console import ConsoleProcess
+from tests.support.daemon import ROOT
+
+pytestmark = optional.need("starlette")
+
+from streamqd.console.access import Role  # noqa: E402
+from streamqd.console.views import ACTS, VIEWS  # noqa: E402
+from tests.console.conftest import PASSWORD  # noqa: E402
+
+PAUSE = "/groups/orders/bill/pause"
+OWN = {"Sec-Fetch-Site": "same-origin"}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+@dataclass
+class Client:
+    """A client that sends what it is told, and keeps cookies."""
+
+    port: int
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.send("GET", path, None, headers)
+
+    def post(self, path: str, fields: dict[str, str], headers: dict[str, str]) -> Answer:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        return self.send("POST", path, urlencode(fields), form | headers)
+
+    def send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        link.request(method, path, body, headers | ({"Cookie": cookie} if cookie else {}))
+        reply = link.getresponse()
+        answer = Answer(reply.status, {}, reply.read().decode())
+        for name, value in reply.getheaders():
+            answer.headers[name.lower()] = value
+            if name.lower() == "set-cookie":
+                key, _, rest = value.partition("=")
+                self.cookies[key] = rest.partition(";")[0]
+        link.close()
+        return answer
+
+
+def logged_in(console: ConsoleProcess, name: str) -> Client:
+    client = Client(console.port)
+    answer = client.post("/login", {"name": name, "password": PASSWORD}, OWN)
+    assert answer.status == 303
+    return client
+
+
+def test_every_route_is_in_the_table_with_a_role():
+    """A viewer gets 403 for the rest in test_every_view."""
+    assert {each.role for each in ACTS} <= {Role.OPERATOR, Role.ADMIN}
+    names = [each.name for each in (*VIEWS, *ACTS)]
+    assert len(names) == len(set(names))
+
+
+def test_the_token_of_the_link_works_once(fleet, new_console):
+    console = new_console(fleet)
+    token = console.link.partition("token=")[2]
+    client, other = Client(console.port), Client(console.port)
+
+    first = client.get(f"/?token={token}")
+    again = other.get(f"/?token={token}")
+    following = other.get(f"/?{console.next_link().partition('?')[2]}")
+
+    assert (first.status, first.headers["location"]) == (303, "/")
+    cookie = first.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert client.get("/").status == 200
+    assert again.status == 401
+    assert token not in again.text
+    assert following.status == 303
+    assert Client(console.port).get("/").status == 401
+
+
+def test_sigterm_ends_the_console_with_0(fleet, new_console):
+    console = new_console(fleet)
+    client = Client(console.port)
+    client.get(f"/?{console.link.partition('?')[2]}")
+    stream = socket.create_connection(("127.0.0.1", console.port), 30)
+    cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    stream.sendall(f"GET /live?page=/ HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
+    assert stream.recv(100).startswith(b"HTTP/1.1 200")
+
+    assert console.stop(signal.SIGTERM) == 0
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, 303),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 403),
+        ({"Origin": "http://127.0.0.1:{port}"}, 303),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://127.0.0.1:{port}"}, 403),
+        ({}, 403),
+    ],
+)
+def test_point_9_a_change_must_come_from_the_console(console, headers, status):
+    client = logged_in(console, "otto")
+    headers = {name: value.format(port=console.port) for name, value in headers.items()}
+
+    answer = client.post("/groups/orders/ship/resume", {"request-id": str(headers)}, headers)
+
+    assert answer.status == status
+
+
+def test_headers_of_all_responses(console):
+    client = logged_in(console, "vera")
+    for path in ("/", "/static/console.css", "/nothing", "/login"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+    assert client.get("/").headers["cache-control"] == "no-store"
+
+
+def test_a_wrong_password_is_refused_and_many_are_slowed_down(fleet, users_file, new_console):
+    console = new_console(fleet, "--users", str(users_file))
+    client = Client(console.port)
+    wrong = [
+        client.post("/login", {"name": name, "password": "wrong"}, OWN)
+        for name in ["anna", "nobody"] * 5
+    ]
+
+    assert {each.status for each in wrong} == {401}
+    assert {each.text for each in wrong} == {wrong[0].text}
+    late = client.post("/login", {"name": "anna", "password": PASSWORD}, OWN)
+    assert late.status == 409
+    assert "wait a minute" in late.text
+
+
+def test_a_person_without_a_session_is_sent_to_the_login(console):
+    answer = Client(console.port).get("/?q=bill")
+
+    assert answer.status == 303
+    assert answer.headers["location"] == "/login?next=%2F%3Fq%3Dbill"
+    assert Client(console.port).post(PAUSE, {}, OWN).status == 401
+
+
+@pytest.mark.parametrize("target", ["https://evil.example/", "//evil.example", "/\\evil.example"])
+def test_the_login_leads_to_no_other_site(console, target):
+    client = Client(console.port)
+
+    answer = client.post("/login", {"name": "vera", "password": PASSWORD, "next": target}, OWN)
+
+    assert answer.headers["location"] == "/"
+
+
+def test_read_only_makes_everybody_a_viewer(fleet, users_file, new_console):
+    console = new_console(fleet, "--users", str(users_file), "--read-only")
+    client = logged_in(console, "anna")
+
+    answer = client.post(PAUSE, {"request-id": "1"}, OWN)
+
+    assert answer.status == 403
+    assert "read only" in client.get("/").text
+
+
+def test_a_proxy_names_the_person_only_if_it_is_trusted(fleet, new_console):
+    trusted = new_console(
+        fleet, "--proxy-header", "X-Forwarded-User", "--proxy-from", "127.0.0.0/8"
+    )
+    strict = new_console(fleet, "--proxy-header", "X-Forwarded-User", "--proxy-from", "10.9.8.7")
+    assert "token" not in trusted.first_line
+
+    found = Client(trusted.port).get("/", **{"X-Forwarded-User": "petra"})
+
+    assert found.status == 200
+    assert "petra" in found.text
+    assert Client(trusted.port).get("/").status == 401
+    assert Client(strict.port).get("/", **{"X-Forwarded-User": "petra"}).status == 401
+    # The role of an unknown name is console.proxy_role.
+    answer = Client(trusted.port).post(PAUSE, {}, OWN | {"X-Forwarded-User": "petra"})
+    assert answer.status == 403
+
+
+def test_over_https_the_cookie_is_secure(fleet, users_file, new_console):
+    console = new_console(
+        fleet, "--users", str(users_file),
+        "--proxy-header", "X-Forwarded-User", "--proxy-from", "127.0.0.1",
+    )  # fmt: skip
+    secure = OWN | {"X-Forwarded-Proto": "https"}
+
+    answer = Client(console.port).post("/login", {"name": "vera", "password": PASSWORD}, secure)
+
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-")
+    assert "; Secure" in cookie
+    assert "Path=/;" in cookie
+
+
+def run(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "streamqd", "console", *arguments],
+        cwd=folder,
+        input=text,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_a_public_address_without_a_login_is_refused(tmp_path):
+    done = run(tmp_path, "--bind", "0.0.0.0:0")
+
+    assert done.returncode == 8
+    assert "console.bind 0.0.0.0:0 can be reached by other hosts without a login" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_used_port_is_a_sentence(tmp_path, console):
+    done = run(tmp_path, "--port", str(console.port))
+
+    assert done.returncode == 8
+    assert "is in use by another process" in done.stderr
+
+
+def test_add_user_writes_a_private_file(tmp_path):
+    path = tmp_path / "users.txt"
+
+    done = run(tmp_path, "--users", "users.txt", "--add-user", "anna", "--role", "admin",
+               text="correct horse\n")  # fmt: skip
+    short = run(tmp_path, "--users", "users.txt", "--add-user", "otto", text="short\n")
+
+    assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text().startswith("anna:admin:")
+    assert "correct horse" not in path.read_text()
+    assert short.returncode == 8
+    assert "fewer than 8 characters" in short.stderr
+    path.chmod(0o644)
+    assert "chmod 600" in run(tmp_path, "--users", "users.txt", "--port", "0").stderr
+
+
+def test_point_7_a_double_click_acts_once_and_is_audited(fleet, console):
+    client = logged_in(console, "otto")
+    form = {"request-id": "double", "reason": "a test"}
+
+    first = client.post(PAUSE, form, OWN)
+    second = client.post(PAUSE, form, OWN)
+    orders = fleet.link.execute("HGETALL", fleet.keys.orders("default"))
+    client.post("/groups/orders/bill/resume", {"request-id": "back"}, OWN)
+
+    assert first.status == second.status == 303
+    assert first.headers["location"] == second.headers["location"] == "/?done=double"
+    text = b" ".join(orders).decode()
+    assert "otto (console)" in text
+    assert "a test" in text
+    assert "paused" in client.get("/?done=double").text
+    # The result belongs to the person who asked for it.
+    assert (
+        "All partitions of orders/bill: paused"
+        not in logged_in(console, "anna").get("/?done=double").text
+    )
+
+
+def test_a_form_without_a_request_id_changes_nothing(console):
+    client = logged_in(console, "otto")
+
+    answer = client.post(PAUSE, {"reason": "x"}, OWN)
+
+    assert answer.status == 409
+    assert "the form has no request id" in answer.text
+
+
+def test_an_unknown_group_is_a_sentence_with_its_status(console):
+    client = logged_in(console, "otto")
+
+    shown = client.get("/groups/orders/nothing/pause")
+    done = client.post("/groups/orders/nothing/pause", {"request-id": "n"}, OWN)
+
+    assert shown.status == 200
+    assert "nothing" in shown.text
+    assert "Pause</button>" not in shown.text
+    assert done.status == 409
+    assert client.get("/nowhere").status == 404

@@ -1,0 +1,189 @@
+"""The dead-letter workbench in a real browser: replay, purge, edit, and who sees what."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from tests.support import optional
+from tests.support.console import NO_BROWSER
+from tests.support.daemon import TOPIC
+from tests.support.waiting import wait_until
+
+pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.slow]
+
+from streamqd import config  # noqa: E402
+from streamqd.admin import audit, dead_letters, tail  # noqa: E402
+from streamqd.admin.messages import MessageFilter  # noqa: E402
+from streamqd.producer.producer import Producer  # noqa: E402
+from tests.console.conftest import HOSTILE  # noqa: E402
+
+EXACT = '{"n":9007199254740993,"x":1e400,"text":"世界"}'
+
+
+def letters(fleet, **choice):
+    return dead_letters.messages(fleet.store, TOPIC).page(MessageFilter(**choice), limit=500).rows
+
+
+@pytest.fixture
+def died(fleet):
+    """Let messages die in both groups by a cause of this test, and return the letters of bill."""
+    numbers = itertools.count(1)
+
+    def make(count, payload="dead", **more):
+        with Producer(settings=config.load(fleet.config_path)) as producer:
+            uids = [
+                str(producer.send(TOPIC, payload, **({"key": f"key {next(numbers)}"} | more)))
+                for _ in range(count)
+            ]
+
+        def found():
+            some = [each for each in letters(fleet) if each.uid in uids]
+            return some if len(some) == 2 * count else None
+
+        return [each for each in wait_until(found) if each.group == "bill"]
+
+    return make
+
+
+def confirm(page, text):
+    with page.expect_navigation():
+        page.get_by_role("button", name=text, exact=True).click()
+
+
+def ended(page):
+    page.wait_for_selector("text=/replayed to|purged/")
+    return page.inner_text(".verdict")
+
+
+def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, died):
+    found = died(3)
+    page = browse(console, "otto")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={'+'.join(e.id for e in found)}")
+    assert "3 dead letters of orders would be replayed" in page.inner_text(".dry")
+
+    page.fill("input[name=canary]", "2")
+    confirm(page, "Replay")
+    assert "Nothing was changed yet" in page.inner_text("main .problem")
+    assert "2 dead letters of orders would be replayed" in page.inner_text(".dry")
+    page.get_by_role("button", name="Replay", exact=True).dblclick()
+
+    assert "2 dead letters replayed" in ended(page)
+    rows = [
+        e for e in audit.page(fleet.store, TOPIC, limit=50).entries if e.command == "dlq replay"
+    ]
+    assert (rows[0].who, rows[0].counts["replayed"]) == ("otto (console)", 2)
+    assert len(rows) == 1
+    assert page.seen.errors == []
+
+
+def test_point_7_a_replay_stops_between_two_letters(console, browse, died):
+    found = died(4)
+    page = browse(console, "otto")
+    ids = "+".join(each.id for each in found)
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={ids}&rate=0.5")
+    confirm(page, "Replay")
+
+    page.get_by_role("link", name="Stop").click()
+    confirm(page, "Stop")
+
+    assert re.search(r"[0-3] dead letters? replayed.*; stopped\.", ended(page))
+
+
+def test_a_purge_wants_the_name_of_the_topic(console, browse, fleet, died):
+    (letter,) = died(1)
+    page = browse(console)
+    page.goto(f"{console.url}topics/{TOPIC}/dead-purge?id={letter.id}")
+
+    page.fill("input[name=typed-name]", "order")
+    confirm(page, "Delete for good")
+    assert "nothing was changed: type orders" in page.inner_text("main .problem")
+    page.fill("input[name=typed-name]", TOPIC)
+    confirm(page, "Delete for good")
+
+    assert "1 dead letter purged" in ended(page)
+    assert letter.id not in {each.id for each in letters(fleet)}
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
+def test_what_was_edited_is_sent_and_nothing_else(console, browse, fleet, died, javascript):
+    (letter,) = died(1, "dead\nof two lines")
+    page = browse(console, "otto", javascript=javascript)
+    page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
+    assert page.input_value("textarea") == "dead\nof two lines"
+
+    page.fill("textarea", f"dead {EXACT}\n{HOSTILE}")
+    confirm(page, "Send")
+    assert "Nothing was changed yet" in page.inner_text("main .problem")
+    confirm(page, "Send")
+
+    assert "Sent as " in page.inner_text("main")
+    sent = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
+    assert sent.payload.decode() == f"dead {EXACT}\n{HOSTILE}"
+    assert sent.key == letter.key
+    assert sent.headers["x-edited-from"] == letter.uid
+
+
+def test_an_unchanged_edit_sends_the_same_payload(console, browse, fleet, died):
+    (letter,) = died(1, "dead\r\nas on Windows")
+    page = browse(console, "otto")
+    page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
+    confirm(page, "Send")
+
+    assert "Sent as " in page.inner_text("main")
+    sent = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
+    assert (sent.payload, sent.key) == (b"dead\r\nas on Windows", letter.key)
+
+
+def test_point_3_hostile_text_is_only_text(console, browse, died):
+    (letter,) = died(1, f"dead {HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})
+    page = browse(console)
+    for path in (
+        f"dead?error={HOSTILE}&key={HOSTILE}",
+        f"dead/{letter.id}",
+        f"dead/{letter.id}/edit",
+        f"dead-replay?id={letter.id}&error={HOSTILE}",
+        f"message?uid={letter.uid}",
+    ):
+        page.goto(f"{console.url}topics/{TOPIC}/{path}")
+        assert page.seen.dialogs == []
+        assert page.locator("main img").count() == 0
+    assert page.locator("pre", has_text=HOSTILE).count() == 1
+
+
+@pytest.mark.parametrize("bodies", ["masked", "hidden"])
+def test_a_body_that_is_not_shown_cannot_be_got_at(
+    new_console, browse, fleet, users_file, died, bodies
+):
+    secret = "s3cr3t"
+    (letter,) = died(1, f"dead {secret}", key=secret, headers={"token": secret})
+    fleet.write_config(console={"operator_bodies": bodies, "masks": ["header:Token"]})
+    try:
+        quiet = new_console(fleet, "--users", str(users_file))
+    finally:
+        fleet.tables.pop("console")
+        fleet.write_config()
+    page = browse(quiet, "otto")
+
+    shown = f"topics/{TOPIC}/dead/{letter.id}", f"topics/{TOPIC}/message?uid={letter.uid}"
+    lists = f"topics/{TOPIC}/dead", f"topics/{TOPIC}/messages", "audit", "handlers"
+    edit = f"topics/{TOPIC}/dead/{letter.id}/edit"
+    for path in (*shown, *lists, edit):
+        answer = page.request.get(quiet.url + path)
+        assert answer.status == 200, path
+        assert secret not in answer.text(), path
+    for path in (
+        f"topics/{TOPIC}/dead-export",
+        f"topics/{TOPIC}/dead/{letter.id}/payload",
+        f"topics/{TOPIC}/payload?uid={letter.uid}",
+        f"topics/{TOPIC}/messages?where=payload+~+s3",
+        f"topics/{TOPIC}/messages?key={secret}",
+        f"topics/{TOPIC}/dead?key={secret}",
+    ):
+        answer = page.request.get(quiet.url + path)
+        assert answer.status == 404, path
+        assert "you may not" in answer.text(), path
+    answer = page.request.get(f"{quiet.url}topics/{TOPIC}/dead-replay?key={secret}")
+    assert "You may not filter by a key" in answer.text()

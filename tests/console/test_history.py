@@ -1,0 +1,115 @@
+"""The history: trends and charts come from Redis, summed over instances, and read once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support import optional
+
+pytestmark = [optional.need("starlette")]
+
+from streamqd.console.history import MINUTE_MS, ConsoleHistory  # noqa: E402
+from streamqd.store import history  # noqa: E402
+from streamqd.store.history import GroupMinute, Interval  # noqa: E402
+from tests.support.console import NO_BROWSER  # noqa: E402
+
+FLEET = "default"
+PAIR = ("orders", "bill")
+
+
+def now_of(store) -> int:
+    seconds, micros = store.execute("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def append(store, fleet: str, instance: str, until: int, acked: int, lag: int = 0) -> None:
+    """Append an entry with the ID that it would have had at its time."""
+    counts = dict.fromkeys(history.COUNTS, 0) | {"added": acked, "acked": acked}
+    row = GroupMinute(*PAIR, counts, lag, 0, {10: acked})
+    history.append(store, "scratch", Interval("", instance, until, 60.0, [row]), 86_400)
+    scratch = store.keys.history("scratch")
+    [[_, fields]] = store.execute("XRANGE", scratch, "-", "+")
+    store.execute("DEL", scratch)
+    number = "1" if instance == "a" else "2"
+    store.execute("XADD", store.keys.history(fleet), f"{until}-{number}", *fields)
+
+
+@pytest.fixture
+def past(fleet):
+    """Two instances wrote at the start of each of the last 120 minutes but the last."""
+    store, now = fleet.store, now_of(fleet.store)
+    name = "past"
+    store.execute("DEL", store.keys.history(name))
+    for minute in range(now // MINUTE_MS - 120, now // MINUTE_MS):
+        for instance in ("a", "b"):
+            append(store, name, instance, minute * MINUTE_MS + 200, acked=60, lag=5)
+    return store, name, now
+
+
+def test_sparks_sum_the_instances_of_a_minute(past):
+    store, name, now = past
+
+    [values] = ConsoleHistory().sparks(store, name, now).values()
+
+    assert values == [120.0] * 60  # the last minute is not written yet
+
+
+def test_longer_range_reads_the_earlier_entries_once(past):
+    store, name, now = past
+    seen = ConsoleHistory()
+    seen.sparks(store, name, now)
+
+    for _ in range(2):
+        points = seen.points(store, name, now, PAIR, 360, 5)
+        known = [each for each in points if each.acked is not None]
+
+        assert len(points) == 72
+        assert {each.acked for each in known} == {2.0}
+        assert {each.lag for each in known} == {10}
+        assert {each.arriving for each in known} == {2.0}
+        assert 23 <= len(known) <= 25
+        assert all(each.p95 for each in known)
+
+
+def test_history_reads_only_new_entries(past):
+    store, name, now = past
+    seen = ConsoleHistory()
+    seen.sparks(store, name, now)
+    store.execute("DEL", store.keys.history(name))
+    append(store, name, "a", now // MINUTE_MS * MINUTE_MS + 100, acked=7)
+    seen._fresh_until = 0.0
+
+    [values] = seen.sparks(store, name, now).values()
+
+    assert values == [120.0] * 59 + [7.0]
+
+
+@NO_BROWSER
+@optional.need("playwright")
+def test_point_12_charts_survive_a_restart(fleet, new_console, users_file, browse):
+    store, now = fleet.store, now_of(fleet.store)
+    store.execute("DEL", store.keys.history(FLEET))
+    for minute in range(now // MINUTE_MS - 70, now // MINUTE_MS + 1):
+        append(store, FLEET, "a", minute * MINUTE_MS + 200, acked=60)
+
+    first = new_console(fleet, "--users", str(users_file))
+    before = charted(browse(first), first)
+    first.stop()
+    second = new_console(fleet, "--users", str(users_file))
+    after = charted(browse(second), second)
+
+    assert sum(each == 1.0 for each in before) >= 58
+    assert before[-50:-5] == after[-50:-5]
+
+
+def charted(page, console) -> list[float | None]:
+    """Return the rates of a topic's chart, which is drawn, and of the same table."""
+    page.goto(f"{console.url}topics/orders?group=bill&range=1h")
+    page.wait_for_selector("#chart-rates canvas")
+    page.wait_for_selector("#chart-lag canvas")
+    page.wait_for_selector("#chart-p95 canvas")
+    assert page.seen.errors == []
+    assert page.locator("#history-table tbody tr").count() >= 58
+    return json.loads(page.get_attribute("#charts", "data-points"))["acked"]

@@ -1,0 +1,200 @@
+"""Live pages: figures change, the page stays, and pages that no one sees cost nothing.
+
+The numbers of the tests are those of the acceptance points of the console.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.support import optional
+from tests.support.console import NO_BROWSER
+from tests.support.waiting import wait_until
+
+pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER]
+
+PAUSE_SECONDS = 10.0
+
+
+def until(page, condition: str, timeout: float = 15.0) -> None:
+    """Wait for a JavaScript expression. The policy forbids playwright's own way to do that."""
+    wait_until(lambda: page.evaluate(condition) or page.wait_for_timeout(50), timeout=timeout)
+
+
+@pytest.fixture
+def overview(console, browse):
+    """The overview, after its first event."""
+    page = browse(console)
+    page.goto(console.url)
+    page.wait_for_selector("#pulse[data-state=live]")
+    return page
+
+
+def test_point_6_a_figure_changes_without_a_reload(fleet, overview):
+    page = overview
+    page.evaluate("window.kept = true")
+    page.focus("input[type=search]")
+    page.keyboard.type("ord")
+    page.evaluate("document.querySelector('details.menu').open = true")
+    page.evaluate("scrollTo(0, 40); document.getElementById('groups').scrollLeft = 30")
+    places = "[scrollY, document.getElementById('groups').scrollLeft]"
+    before = page.evaluate(places)
+
+    began = time.monotonic()
+    fleet.send(["sleep 0.1"] * 100)
+    until(page, "document.querySelectorAll('tr#g-orders-bill td.n')[3].innerText !== '\u2013'")
+    took = time.monotonic() - began
+    print(f"the age was shown after {took:.1f} s")
+
+    assert page.evaluate("window.kept") is True
+    assert page.evaluate("document.activeElement.name") == "q"
+    assert page.input_value("input[type=search]") == "ord"
+    assert page.evaluate("document.querySelector('details.menu').open") is True
+    assert page.evaluate(places) == before
+    assert page.seen.errors == []
+
+
+def test_point_6_an_open_details_in_the_live_part_stays_open(overview):
+    page = overview
+    part = "<details id='d'><summary>more</summary><p id='n'>{}</p></details>"
+    page.evaluate("html => { document.getElementById('live').innerHTML = html }", part.format(1))
+    page.evaluate("document.getElementById('d').open = true")
+
+    swap = "html => htmx.swap({text: html, target: document.getElementById('live'),"
+    page.evaluate(f"{swap} swap: 'innerMorph'}})", part.format(2))
+
+    until(page, "document.getElementById('n').innerText === '2'")
+    assert page.evaluate("document.getElementById('d').open") is True
+
+
+def test_point_6_a_paused_page_asks_nothing(overview):
+    page = overview
+    page.click("#pause")
+    assert page.inner_text("#pulse-text") == "paused"
+    page.seen.requests.clear()
+
+    page.wait_for_timeout(PAUSE_SECONDS * 1000)
+
+    assert page.seen.requests == []
+    page.keyboard.press("p")
+    page.wait_for_selector("#pulse[data-state=live]")
+    assert len(page.seen.requests) == 1
+
+
+def test_point_6_a_hidden_page_asks_nothing(overview):
+    """Chromium without a screen never hides a page, so the page is told that it is hidden."""
+    page = overview
+    tell = (
+        "value => { Object.defineProperty(document, 'hidden', {value, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')) }"
+    )
+    page.evaluate(tell, True)
+    page.seen.requests.clear()
+
+    page.wait_for_timeout(PAUSE_SECONDS * 1000)
+
+    assert page.seen.requests == []
+    page.evaluate(tell, False)
+    wait_until(lambda: page.wait_for_timeout(20) or len(page.seen.requests) == 1)
+
+
+def test_keys_search_and_navigation(overview):
+    page = overview
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "q"
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    with page.expect_navigation():
+        page.keyboard.press("o")
+
+
+def test_point_11_redis_away_is_a_banner_and_recovers(fleet, new_console, users_file, browse):
+    """The server is stopped as a whole, so that its clients wait without an answer."""
+    console = new_console(fleet, "--users", str(users_file))
+    page, other = browse(console), browse(console)
+    page.goto(console.url)
+    page.wait_for_selector("#pulse[data-state=live]")
+    server = psutil.Process(int(info(fleet)["process_id"]))
+
+    server.suspend()
+    try:
+        page.wait_for_selector("#banner:not([hidden])", timeout=30_000)
+        shown = page.inner_text("#banner")
+        answer = other.goto(console.url)
+        text = other.inner_text("body")
+    finally:
+        server.resume()
+
+    assert "Redis does not answer" in shown
+    assert answer.status == 503
+    assert "Redis" in text
+    assert "Traceback" not in text
+    page.wait_for_selector("#banner", state="hidden", timeout=30_000)
+    other.wait_for_selector("#groups", timeout=30_000)
+    assert fleet.running
+
+
+def info(daemon) -> dict[str, str]:
+    text = daemon.link.execute("INFO").decode()
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+class Reader:
+    """An open stream, as 50 browsers would have it, read by a thread."""
+
+    def __init__(self, console, cookie: str) -> None:
+        self.parts = 0
+        self._link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)
+        self._link.request("GET", "/live?page=%2F", headers={"Cookie": cookie})
+        self._answer = self._link.getresponse()
+        assert self._answer.status == 200
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while line := self._answer.readline():
+                self.parts += line.startswith(b"event: ")
+        except (OSError, ValueError, AttributeError):
+            pass
+
+    def close(self) -> None:
+        self._link.sock and self._link.sock.shutdown(2)
+        self._thread.join()
+        self._link.close()
+
+
+def test_point_16_fifty_pages_cost_redis_what_one_costs(fleet, console, browse):
+    cookies = browse(console).context.cookies()
+    cookie = "; ".join(f"{each['name']}={each['value']}" for each in cookies)
+
+    def commands(pages: int) -> float:
+        """Return the commands of the console's connections during five events of each page."""
+        readers = [Reader(console, cookie) for _ in range(pages)]
+        try:
+            wait_until(lambda: all(each.parts for each in readers), timeout=30)
+            first, began, goal = sent(fleet), readers[0].parts, readers[0].parts + 5
+            wait_until(lambda: all(each.parts >= goal for each in readers), timeout=60)
+            return (sent(fleet) - first) / (readers[0].parts - began)
+        finally:
+            for each in readers:
+                each.close()
+
+    one, fifty = commands(1), commands(50)
+    rss = psutil.Process(console.process.pid).memory_info().rss / 2**20
+    print(f"{one:.0f} commands an event with 1 page, {fifty:.0f} with 50; RSS {rss:.0f} MiB")
+
+    assert fifty < one * 1.5
+    assert rss < 150
+
+
+def sent(daemon) -> int:
+    """Return how many commands the connections of consoles have sent."""
+    rows = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
+    fields = [dict(each.split("=", 1) for each in row.split(" ") if "=" in each) for row in rows]
+    return sum(int(each["tot-cmds"]) for each in fields if each["name"] == "streamqd:console")

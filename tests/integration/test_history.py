@@ -1,0 +1,190 @@
+"""The history on a real server: written by the housekeeper, read with every value checked."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from streamqd.config import Daemon, Settings
+from streamqd.housekeeper.history import HistoryWriter
+from streamqd.isolate import directly
+from streamqd.metrics import MetricsView
+from streamqd.model import Unit
+from streamqd.scoreboard import COUNTERS, Scoreboard, WorkerSlot, now_ns
+from streamqd.store import history
+from streamqd.store.client import Connection
+from streamqd.store.history import GroupMinute, Interval
+from streamqd.store.keys import Keys
+from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
+from streamqd.store.store import Store
+
+FLEET = "default"
+ORDERS = [Unit("orders", number, "billing") for number in range(2)]
+NOW = int(time.time()) // 60 * 60_000 + 30_000  # half past this minute
+
+
+@pytest.fixture
+def store(link: Connection, keys: Keys) -> Store:
+    return Store(link, keys)
+
+
+@pytest.fixture
+def view() -> MetricsView:
+    board = Scoreboard(8)
+    for unit in ORDERS:
+        board.allot(unit).owned = 1
+    view = MetricsView(instance="web-1", board=board)
+    at(view, NOW)
+    return view
+
+
+def at(view: MetricsView, unix_ms: int) -> None:
+    view.asked_ns, view.server_unix_ms = now_ns(), unix_ms
+
+
+def writer_of(store: Store, view: MetricsView, keep: float = 86_400.0) -> HistoryWriter:
+    settings = Settings(daemon=Daemon(instance="web-1", fleet=FLEET, history=keep))
+    return HistoryWriter(store, view, settings, directly)
+
+
+def counted(slot: WorkerSlot, **counts: int) -> None:
+    for name, number in counts.items():
+        slot.counters[COUNTERS.index(name)] += number
+
+
+def figures(view: MetricsView, added: int, lag: int = 0, oldest_unix_ms: int = 0) -> None:
+    """Set the figures of both partitions as the housekeeper measures them."""
+    view.partitions = {
+        (unit.topic, unit.partition): PartitionFigures(0, added, "", "", 0, 0, "")
+        for unit in ORDERS
+    }
+    unread = f"{oldest_unix_ms}-0" if lag else ""
+    view.units = {
+        unit: UnitFigures(Backlog(0, "", lag, unread, lag), Backlog(0, "", 0, "", 0), 0, None)
+        for unit in ORDERS
+    }
+
+
+def entries(store: Store, since: int = 0) -> list[Interval]:
+    return list(history.read(store, FLEET, since))
+
+
+def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsView) -> None:
+    first, second = view.board.slots()[:2]
+    counted(first, acked=1_000)  # before this housekeeper
+    writer = writer_of(store, view)
+    figures(view, added=500)
+    writer.write()
+    counted(first, acked=7, failed=2, retried=1, dead=1)
+    counted(second, acked=5, expired=3)
+    first.handle_histogram[4] += 6
+    second.handle_histogram[4] += 1
+    second.handle_histogram[9] += 4
+    figures(view, added=520, lag=8, oldest_unix_ms=NOW - 2_000)
+    writer.write()
+    started, [row] = entries(store)[0], entries(store)[1].rows
+    assert not started.rows  # nothing happened, nothing waits
+    assert (row.topic, row.group) == ("orders", "billing")
+    expected = {"added": 40, "acked": 12, "failed": 2, "retried": 1, "dead": 1, "expired": 3}
+    assert row.counts == expected
+    assert row.lag == 16
+    assert 2_000 <= row.oldest_ms < 60_000
+    assert row.handled == {4: 7, 9: 4}
+
+
+def test_an_entry_is_written_when_a_minute_of_the_server_ends(
+    store: Store, view: MetricsView
+) -> None:
+    writer = writer_of(store, view)
+    assert 29 < writer.run() <= 30
+    at(view, NOW + 29_000)
+    assert 0 < writer.run() <= 1
+    assert entries(store) == []
+    at(view, NOW + 30_500)
+    assert 59 < writer.run() <= 59.5
+    [entry] = entries(store)
+    assert entry.instance == "web-1"
+    assert entry.until_unix_ms // 60_000 == NOW // 60_000 + 1
+    at(view, NOW + 31_000)
+    writer.run()
+    assert len(entries(store)) == 1
+
+
+def test_what_could_not_be_written_is_in_the_next_entry(store: Store, view: MetricsView) -> None:
+    writer = writer_of(store, view)
+    counted(view.board.slots()[0], acked=3)
+    store.execute("SET", store.keys.history(FLEET), "not a stream")
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        writer.write()
+    store.execute("DEL", store.keys.history(FLEET))
+    counted(view.board.slots()[0], acked=4)
+    writer.write()
+    [entry] = entries(store)
+    assert entry.rows[0].counts["acked"] == 7
+
+
+def test_old_entries_go(store: Store) -> None:
+    rows = [GroupMinute("orders", "billing", lag=1)]
+    now = int(store.execute("TIME")[0]) * 1000
+    for minute in range(500):
+        # The id of an entry is the server's time, so what is past is written with an id of its own.
+        until = now - (500 - minute) * 60_000
+        fields = ("instance", "web-1", "until", until, "seconds", "60", "rows", "[]")
+        store.execute("XADD", store.keys.history(FLEET), f"{until}-0", *fields)
+    history.append(store, FLEET, Interval("", "web-1", now, 60.0, rows), 100 * 60.0)
+    kept = entries(store)
+    assert kept[-1].rows[0].lag == 1
+    assert 100 <= len(kept) < 250  # the server removes whole nodes of a hundred
+    assert len(entries(store, since=now - 10 * 60_000 - 1)) == 11
+
+
+def test_pages_and_a_later_start(store: Store) -> None:
+    count = history.ENTRIES_AT_ONCE * 2 + 1
+    for number in range(count):
+        history.append(store, FLEET, Interval("", "web-1", number, 60.0), 86_400)
+    found = entries(store)
+    assert [each.until_unix_ms for each in found] == list(range(count))
+    later = list(history.read(store, FLEET, 0, after=found[-3].id))
+    assert [each.id for each in later] == [each.id for each in found[-2:]]
+
+
+def test_the_busiest_rows_are_kept(store: Store) -> None:
+    rows = [GroupMinute(f"topic-{number}", "g", lag=number) for number in range(1, 1_200)]
+    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, rows), 86_400)
+    [entry] = entries(store)
+    assert len(entry.rows) == history.ROWS_MAX
+    assert min(row.lag for row in entry.rows) == 200
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"instance": "a b"},
+        {"until": "-1"},
+        {"seconds": "nan"},
+        {"rows": "{}"},
+        {"rows": "[" * 100_000},
+        {"rows": '[["orders","billing",1]]'},
+        {"rows": '[["orders","billing",1,1,1,1,1,1,1,1.5]]'},
+        {"rows": '[["orders","billing",1,1,1,1,1,1,1,true]]'},
+        {"rows": '[["orders","<b>",1,1,1,1,1,1,1,1]]'},
+        {"rows": '[["orders","billing",1,1,1,1,1,1,1,1,64,1]]'},
+        {"rows": '[["orders","billing",1,1,1,1,1,1,1,1,3]]'},
+        {"rows": b"\xff"},
+    ],
+)
+def test_an_unreadable_entry_is_named_and_the_others_are_read(
+    store: Store, changed: dict[str, str | bytes]
+) -> None:
+    good = Interval("", "web-1", 1, 60.0, [GroupMinute("orders", "billing", lag=1)])
+    history.append(store, FLEET, good, 86_400)
+    fields = {"instance": "web-1", "until": "1", "seconds": "60", "rows": "[]"} | changed
+    flat = [each for pair in fields.items() for each in pair]
+    store.execute("XADD", store.keys.history(FLEET), "*", *flat)
+    history.append(store, FLEET, good, 86_400)
+    first, bad, last = entries(store)
+    assert bad.bad is not None
+    assert next(iter(changed)) in str(bad.bad)
+    assert not bad.rows
+    assert first.rows == last.rows == good.rows

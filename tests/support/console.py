@@ -1,0 +1,105 @@
+"""The console as a process, and Debian's chromium to look at it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+
+from streamqd import process
+from tests.support.daemon import ROOT
+
+CHROMIUM = Path(os.environ.get("STREAMQD_CHROMIUM", "/usr/bin/chromium"))
+CHROMIUM_OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+NO_BROWSER = pytest.mark.skipif(
+    not CHROMIUM.exists() and os.environ.get("STREAMQD_TEST_ALL") != "1",
+    reason=f"no browser: {CHROMIUM} is not installed",
+)
+START_SECONDS = 30.0
+
+
+class ConsoleProcess:
+    """`streamqd console` with a configuration file. `url` is its address without the token."""
+
+    def __init__(self, config_path: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "streamqd", "--config", str(config_path), "console"]
+        clean = {name: text for name, text in os.environ.items() if not name.startswith("STREAMQ_")}
+        parent = os.getpid()
+        self.log_path = config_path.parent / "console.log"
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", "0", *arguments],
+                cwd=config_path.parent,
+                env=clean | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=lambda: process.die_with_parent(parent),
+            )
+        timer = threading.Timer(START_SECONDS, self.process.kill)
+        timer.start()
+        self.first_line = self._line()
+        timer.cancel()
+        timer.join()
+        found = re.fullmatch(r"console: (http://\S+)", self.first_line)
+        assert found, f"{self.first_line!r}\n{self.log_path.read_text()}"
+        self.link = found[1]
+        self.url = self.link.partition("?")[0]
+        self.port = urlsplit(self.url).port
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def next_link(self) -> str:
+        """Return the next link that the console prints, after the last one was used."""
+        return self._line().removeprefix("console: ")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 15.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class Seen:
+    """The requests, errors, dialogs and violations of the policy of a page, as they happen."""
+
+    def __init__(self, page: Any) -> None:
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self.dialogs: list[str] = []
+        page.on("request", lambda each: self.requests.append(each.url))
+        page.on("pageerror", lambda each: self.errors.append(str(each)))
+        page.on("console", self._message)  # chromium writes violations there too
+        page.on("dialog", self._dialog)
+
+    def _message(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()

@@ -1,0 +1,48 @@
+"""How the console prints numbers, ages and sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import optional
+
+pytestmark = optional.need("starlette", "jinja2")
+
+from streamqd.console import formats  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "\u2013"), (0, "0"), (1234567, "1,234,567"), (2**63 + 1, "9,223,372,036,854,775,809")],
+)
+def test_number_is_exact_at_any_size(value, text):
+    assert formats.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("passed", "text"), [(400, "now"), (65_000, "1m5s ago"), (-65_000, "in 1m5s"), (-100, "now")]
+)
+def test_ago_knows_past_and_future(passed, text):
+    assert formats.ago(10**12 - passed, 10**12) == text
+
+
+@pytest.mark.parametrize("unix_ms", [10**30, -(10**30)])
+def test_instant_out_of_range_is_its_number(unix_ms):
+    assert formats.instant(unix_ms) == str(unix_ms)
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("no instance; run `x <b>`", "No instance; run <code>x &lt;b&gt;</code>"),
+        ("orders has 3 dead letters", "orders has 3 dead letters"),
+        ("<img src=x onerror=alert(1)>", "&lt;img src=x onerror=alert(1)&gt;"),
+    ],
+)
+def test_prose_escapes_and_never_changes_a_name(text, html):
+    assert str(formats.prose(text)) == html
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0.0 %"), (0.00001, "<0.1 %"), (1.0, "100 %")])
+def test_percent_never_rounds_a_share_to_nothing(share, text):
+    assert formats.percent(share) == text
