@@ -393,8 +393,6 @@ class ConsoleApp:
         typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
         if values.pop(DRY, ""):
             return await self._shown(act, request, values, HTTPStatus.OK, path)
-        if not key.request:
-            raise Malformed("the form has no request id; load the page again")
         if seen not in (None, forms.digest(values)):
             text = "Nothing was changed yet: this is the dry run of the new values. Confirm it."
             return await self._shown(act, request, values, HTTPStatus.OK, path, text)
