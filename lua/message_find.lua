@@ -1,13 +1,15 @@
 -- message_find: no transition, reads only
 --
--- Find the copies of a message in a stream by its original id: entries of a retry stream, dead
--- letters, replays. Entries are examined here, so that no body is transferred.
+-- Find the entries of a message in a stream by one field: its original id in a retry stream, dead
+-- letters and replays, or the id of its send. Entries are examined here, so that no body is
+-- transferred.
 --
 -- KEYS[1]  stream    STREAM  any stream of a partition
 --
--- ARGV[1]  original  id   the wanted value of `originalId`
--- ARGV[2]  from      id   first entry to examine
--- ARGV[3]  count     int  examine at most this many
+-- ARGV[1]  field  str  originalId, or sendId
+-- ARGV[2]  value  str  its wanted value
+-- ARGV[3]  from   id   first entry to examine
+-- ARGV[4]  count  int  examine at most this many
 --
 -- Returns  OK  [2] copies, each id, fields without payload, headers and traceback [3] next entry to
 --              examine, or '' if all were examined
@@ -17,7 +19,7 @@
 -- @include _bytes
 -- @include _ids
 
-local stream, original, from, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local stream, field, value, from, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 -- Entries per read: a large one copies few others beyond the limit.
 local AT_ONCE = 8
@@ -27,7 +29,7 @@ local LEFT_OUT = {payload = true, headers = true, traceback = true}
 local function copied(fields)
   local found, ours = {}, false
   for at = 1, #fields - 1, 2 do
-    if fields[at] == 'originalId' and fields[at + 1] == original then
+    if fields[at] == field and fields[at + 1] == value then
       ours = true
     end
     if not LEFT_OUT[fields[at]] then

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from streamqd.admin import delayed, snapshot, topics
+from streamqd.admin import delayed, outbox_messages, snapshot, topics
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.dead_letters.selection import LetterFields
+from streamqd.admin.outbox_messages import OutboxUid
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
@@ -112,6 +113,7 @@ class Trace:
     (older than the first entry that trimming kept), or missing. `written` is true when an entry or
     a copy proves that the message was written, false for a delayed send, and null without proof.
     `send_id` is the send ID of the delayed send that became this message, '' without one.
+    `outbox_uid` is the ID that `Outbox.send` returned, '' unless it was searched.
     `archived` is true when the archive pipeline has passed it, null when the topic has no archive.
     `replays` are the entries of the partition that a replay to every group has written. `complete`
     is false when there was more to look at than the limits allow.
@@ -125,6 +127,7 @@ class Trace:
     where: str
     written: bool | None
     send_id: str = ""
+    outbox_uid: str = ""
     due_unix_ms: int | None = None
     entry: EntryTrace | None = None
     archived: bool | None = None
@@ -142,6 +145,11 @@ class Name(NamedTuple):
     id: str
 
 
+def read_name(text: str) -> Name | OutboxUid:
+    """Read TOPIC/PARTITION/ID or TOPIC/outbox/UID. Raises Malformed."""
+    return outbox_messages.read_uid(text) or read_uid(text)
+
+
 def read_uid(text: str) -> Name:
     """Read TOPIC/PARTITION/ID. Raises Malformed."""
     match = _UID.fullmatch(text)
@@ -150,18 +158,42 @@ def read_uid(text: str) -> Name:
     return Name(match[1], int(match[2]), match[3])
 
 
-def trace(fleet: Fleet, name: Name) -> Trace:
-    """Trace a message, or a delayed send and the message that it became.
+def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
+    """Trace a message, or a send and the message that it became.
 
     Raises TopicMissing. Raises Refused for a message without any trace, or one never written.
     """
     count = topics.partition_count(fleet.store, name.topic)
+    if isinstance(name, OutboxUid):
+        return _of_outbox(fleet, name, count)
     topics.check_partition(name.topic, name.partition, count)
     try:
         entry_id = read_id(name.id)
     except ValueError:
         return _of_send(fleet, name)
     return _Search(fleet, name, entry_id).run()
+
+
+def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
+    """Find the message of a row by its UID, in every partition."""
+    search = outbox_messages.find(fleet.store, name, partitions)
+    if search.found is None:
+        problem = f"message {name} is not in topic {name.topic}"
+        if not search.complete:
+            problem = f"message {name} was not found among the entries that were searched"
+        elif search.trimmed:
+            problem += ", which was trimmed since: the message was removed, or was not sent yet"
+        raise Refused(
+            f"{problem}; a message is sent after its transaction commits, run `streamqd outbox"
+            " status` to see the rows that wait and the dead rows"
+        )
+    partition, entry_id = search.found
+    if not entry_id:
+        found = _of_send(fleet, Name(name.topic, partition, name.uid))
+    else:
+        place = Name(name.topic, partition, entry_id)
+        found = _Search(fleet, place, read_id(entry_id)).run()
+    return replace(found, send_id="", outbox_uid=str(name))
 
 
 def _of_send(fleet: Fleet, name: Name) -> Trace:

@@ -31,6 +31,8 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
     shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written.
+    A message of an outbox is found by TOPIC/outbox/UID, as returned by `Outbox.send`: 20,000
+    entries of each partition from the time of the send on are searched, and 10,000 newest ones.
     In each group, the message is unread, pending, running, waiting for its next attempt, a dead
     letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
     never written". Up to 20,000 later entries of each stream are searched for copies.
@@ -40,7 +42,7 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
     Example:
       streamqd trace orders/3/1700000000000-0
     """
-    name = admin.read_uid(uid)
+    name = admin.read_name(uid)
     found = admin.trace(session.fleet, name)
     looked = None
     if folder is not None and found.where != "scheduled":
@@ -80,7 +82,8 @@ def _message(found: admin.Trace) -> list[str]:
     now = found.now_unix_ms
     if found.where == "scheduled":
         due = "at a time that cannot be read" if found.due_unix_ms is None else _in(found)
-        return [f"a delayed send: it is written to the partition {due}"]
+        lines = [f"a delayed send: it is written to the partition {due}"]
+        return lines + ([f"sent by an outbox as {found.outbox_uid}"] if found.outbox_uid else [])
     written = int(found.id.partition("-")[0])
     clock = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(min(written, now) / 1000))
     when = f"{clock} ({age(now - written)} ago)"
@@ -98,6 +101,8 @@ def _message(found: admin.Trace) -> list[str]:
         lines.append(f"sent by the schedule {printable(entry.schedule)}, tick {tick}")
     if found.send_id:
         lines.append(f"a delayed send until then: {found.topic}/{found.partition}/{found.send_id}")
+    if found.outbox_uid:
+        lines.append(f"sent by an outbox as {found.outbox_uid}")
     if found.replays:
         lines.append(f"replayed to every group as {', '.join(found.replays)}")
     return lines

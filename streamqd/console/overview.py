@@ -136,8 +136,8 @@ def read(fleet: Fleet, before: FleetNow | None = None) -> FleetNow:
 
 def _slow(fleet: Fleet, seen: FleetSnapshot) -> SlowFacts:
     bad, dead = BadValues(), Counter[str]()
-    for topic, partitions in seen.topics.items():
-        dead[topic] = sum(f.dead for f in topics.figures_of(fleet.store, topic, partitions, bad))
+    for (topic, _), figures in topics.figures_of(fleet.store, seen.topics, bad).items():
+        dead[topic] += figures.dead
     timed = schedules.totals(fleet.store, None, seen.now_unix_ms, bad)
     return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed)
 
@@ -148,7 +148,7 @@ def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
     levels: dict[tuple[str, str], str] = {}
     for found, _ in causes:
         level = WARN if found.cause.word in _WILL_NEED else ALARM
-        place = (found.unit.topic, found.unit.group)
+        place = (found.row.topic, found.row.group)
         levels[place] = min(level, levels.get(place, NOTE), key=_LEVELS.index)
     rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
     groups = [
@@ -156,7 +156,7 @@ def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
         for each in fleets.group_rows(seen.assignments, seen.state.control)
     ]
     groups.sort(key=lambda each: (_rank(each.level), -(each.lag or 0), each.topic, each.group))
-    explained = {(found.unit.topic, found.unit.group) for found, _ in causes}
+    explained = {(found.row.topic, found.row.group) for found, _ in causes}
     troubles = [
         *_of_instances(seen),
         *(_of_cause(found, text) for found, text in causes),
@@ -243,11 +243,11 @@ def _silent_since(seen: FleetSnapshot, name: str) -> int | None:
 
 
 def _of_cause(found: why.UnitCause, text: str) -> Trouble:
-    unit, cause = found.unit, found.cause
+    unit, cause = found.row, found.cause
     level = WARN if cause.word in _WILL_NEED else ALARM
     return Trouble(
         level, text, cause.advice, "assignment", unit.topic, unit.group, unit.partition,
-        found.oldest_unix_ms,
+        found.row.oldest_unix_ms,
     )  # fmt: skip
 
 

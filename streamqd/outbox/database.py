@@ -104,25 +104,36 @@ class Database:
         return found
 
     def delete(self, rows: Sequence[OutboxRow]) -> None:
-        """Delete rows that were sent.
+        """Delete rows that were sent. Raises DatabaseRefused if rows are still there afterwards.
 
         After DatabaseUnavailable, any of them may be deleted: call `still_there`.
         """
         parts = self._parts(rows)
+        deleted = 0
         if len(parts) == 1:
-            self.run(self.table.delete(parts[0][0]), parts[0][1])
+            deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
             # One commit, because each costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
+                    deleted += cursor.rowcount
+        # Others may have been deleted before. But a trigger or a policy can keep a row without an
+        # error, and it would be sent again with a later batch.
+        if deleted < len(rows) and (left := self.still_there(rows)):
+            raise DatabaseRefused(
+                f"{len(left)} sent rows of the outbox {self.table.name} are still there after their"
+                " DELETE; remove the trigger, rule or policy that keeps them"
+            )
 
     def bury(self, row: OutboxRow, error: str) -> None:
         """Move a row to the dead ones, in one transaction. Do nothing if it no longer exists."""
-        values = (error[:DETAIL_CHARS_MAX].replace("\0", ""), time.time_ns() // 1_000_000, row.id)
+        where = (row.id, row.uid) if row.uid else (row.id,)
+        detail = error[:DETAIL_CHARS_MAX].replace("\0", "")
         with self._transaction() as cursor:
-            cursor.execute(self.table.bury(), values)
-            cursor.execute(self.table.delete_one(), (row.id,))
+            values = (detail, time.time_ns() // 1_000_000, *where)
+            cursor.execute(self.table.bury(known=bool(row.uid)), values)
+            cursor.execute(self.table.delete_one(known=bool(row.uid)), where)
 
     def backlog(self, limit: int) -> tuple[int, float]:
         """Return the number of rows, counted up to `limit`, and the age of the oldest in seconds.
@@ -159,10 +170,11 @@ class Database:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
-    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
-        """Run one statement, committed immediately."""
+    def run(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run one statement, committed immediately. Return the number of rows it changed."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(statement, values)
+            return int(cursor.rowcount)
 
     def run_all(self, statements: Sequence[str]) -> None:
         """Run statements in one transaction, where the database allows them in one."""

@@ -160,6 +160,7 @@ class Relay:
             # The outcome of a write may be unknown, and the call may be executed late. With a later
             # epoch it would be refused.
             self._epoch = 0
+            self._registered = False  # Redis may have come back empty
             self._figures.error = str(error)
             self._redis.failed(outbox=self._options.name, error=str(error))
         except DatabaseUnavailable as error:

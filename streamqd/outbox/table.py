@@ -180,20 +180,22 @@ class OutboxTable:
         """
         return f"DELETE FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
 
-    def bury(self) -> str:
-        """Return the statement that copies a row to the dead ones, for error, time and ID."""
+    def bury(self, *, known: bool) -> str:
+        """Return the statement that copies a row to the dead ones, for error, time and ID.
+
+        With `known`, its uid is a parameter too. Only a row whose uid cannot be read has none.
+        """
         columns, marker = self._listed(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
             f"INSERT INTO {self._dead} ({columns}, error, failed_unix_ms)"  # noqa: S608
             f" SELECT {columns}, {cast.format(marker, marker)} FROM {self._table}"
-            f" WHERE {self.dialect.quoted('id')} = {marker}"
+            f" WHERE {self._one(known=known)}"
         )
 
-    def delete_one(self) -> str:
-        """Return the statement that deletes a row by its ID."""
-        marker = self.dialect.marker
-        return f"DELETE FROM {self._table} WHERE {self.dialect.quoted('id')} = {marker}"  # noqa: S608
+    def delete_one(self, *, known: bool) -> str:
+        """Return the statement that deletes a row by its ID, and with `known` by its uid."""
+        return f"DELETE FROM {self._table} WHERE {self._one(known=known)}"  # noqa: S608
 
     def backlog(self, limit: int) -> str:
         """Return the query of the number of rows, up to `limit`, and their smallest time."""
@@ -266,7 +268,16 @@ class OutboxTable:
 
     def _both(self, count: int) -> str:
         markers = ", ".join([self.dialect.marker] * count)
-        return f"{self.dialect.quoted('id')} IN ({markers}) AND uid IN ({markers})"
+        return f"{self.dialect.quoted('id')} IN ({markers}) AND {self._uid()} IN ({markers})"
+
+    def _one(self, *, known: bool) -> str:
+        marker = self.dialect.marker
+        also = f" AND {self._uid()} = {marker}" if known else ""
+        return f"{self.dialect.quoted('id')} = {marker}{also}"
+
+    def _uid(self) -> str:
+        # In SQLite, a sender may have inserted bytes, which differ from the same text.
+        return "CAST(uid AS TEXT)" if self._is("sqlite") else "uid"
 
 
 def check_name(name: object) -> None:

@@ -29,13 +29,22 @@ def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Cal
 
 def find(stream: str, original: str, begin: str) -> Call:
     """Search the copies of the message with the id `original`, from the id `begin` on."""
+    return _find(stream, "originalId", original, begin)
+
+
+def find_send(stream: str, send_id: str, begin: str) -> Call:
+    """Search the entries of a send, from the id `begin` on."""
+    return _find(stream, "sendId", send_id, begin)
+
+
+def _find(stream: str, field: str, value: str, begin: str) -> Call:
     return scripts.get("message_find").call(
-        {"stream": stream}, original=original, **{"from": begin}, count=FIND_AT_ONCE
+        {"stream": stream}, field=field, value=value, **{"from": begin}, count=FIND_AT_ONCE
     )
 
 
 def found(reply: Reply) -> tuple[list[Copy], str]:
-    """Read the reply to `find`: copies, and the next id to search, '' after the last."""
+    """Read a reply to `find`: copies, and the next id to search, '' after the last."""
     copies, after = reply.rest
     return [
         Copy(entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))

@@ -49,6 +49,16 @@ def test_copies_come_without_their_bodies(desk: Desk) -> None:
     assert find(desk, copies[-1].id)[0] == copies[-1:], "from an entry on, that entry included"
 
 
+def test_send_is_found_by_its_send_id(desk: Desk) -> None:
+    """U13: the entry of an outbox is found without its body, and other fields do not match."""
+    desk.do("XADD", desk.dlq, "1-1", "payload", "p", "sendId", "1-0")
+    desk.do("XADD", desk.dlq, "1-2", "payload", "p", "originalId", "1-0", "sendId", "a")
+    copies, after = tracing.found(desk.link.run(tracing.find_send(desk.dlq, "1-0", "0-1")))
+    assert ([each.id for each in copies], after) == (["1-1"], "")
+    assert copies[0].fields == {b"sendId": b"1-0"}
+    assert tracing.found(desk.link.run(tracing.find_send(desk.dlq, "1-0", "1-2"))) == ([], "")
+
+
 def test_search_continues_where_it_stopped(desk: Desk) -> None:
     """U13: the work of one call is bounded by entries and by bytes."""
     for number in range(2 * tracing.FIND_AT_ONCE):

@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from streamqd import config
 from streamqd.cli import cli
+from streamqd.cli.outbox import outbox_of
+from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox.database import connect
 from tests.support.databases import DatabaseServer, PostgreSQL
@@ -237,3 +239,17 @@ def test_a_relative_file_is_in_the_folder_of_the_settings(tmp_path: Path) -> Non
     loaded = config.load(shop('database = "sqlite:///x.db"', folder), environ={})
     with connect(loaded.outboxes[0].url(), create=True):
         assert (folder / "x.db").exists()
+
+
+def test_a_table_of_the_command_line_has_one_name(tmp_path: Path) -> None:
+    shop(f'database = "sqlite:///{tmp_path}/shop.db"', tmp_path)
+    session = Session(tmp_path / "streamq.toml")
+
+    def name(url: str, table: str | None = None) -> str:
+        return outbox_of(session, None, url, table).name
+
+    assert name(f"sqlite:///{tmp_path}/shop.db") == "shop"
+    assert name(f"sqlite:///{tmp_path}/./shop.db") == "shop"
+    other = name(f"sqlite:///{tmp_path}/other.db")
+    assert other == name(f"sqlite:///{tmp_path}/other.db")
+    assert len({"shop", other, name(f"sqlite:///{tmp_path}/shop.db", "box")}) == 3

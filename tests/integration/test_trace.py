@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from streamqd.admin import outbox_messages
 from streamqd.admin import trace as admin
 from streamqd.message import LAST_ERROR
+from streamqd.outbox.rows import new_uid
 from streamqd.store import members, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -255,6 +257,79 @@ def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> Non
     assert "a delayed send until then: access/0/abc123" in run("trace", "access/0/abc123").stdout
 
 
+def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, at: At) -> None:
+    """U13: the relay routes the row, so the search looks in every partition."""
+    at(0).groups()
+    desk = at(1)
+    desk.groups()
+    unix_ms = desk.now_unix_ms()
+    uid = new_uid(unix_ms)
+    name = f"access/outbox/{uid}"
+    refused = run("trace", name, code=8).stderr
+    assert f"message {name} is not in topic access; a message is sent after" in refused
+    assert "streamqd outbox status" in refused
+    desk.add(f"{unix_ms + 9}-0", "payload", "other", "sendId", new_uid(unix_ms))
+    desk.add(f"{unix_ms + 9}-1", "payload", "hello", "sendId", uid)
+    found = document(run("trace", name, "--json"))
+    assert (found["uid"], found["where"]) == (f"access/1/{unix_ms + 9}-1", "present")
+    assert (found["outbox_uid"], found["send_id"]) == (name, "")
+    said = run("trace", name).stdout
+    assert f"sent by an outbox as {name}" in " ".join(said.split())
+    assert "hits: unread" in said
+
+
+def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connection) -> None:
+    desk = at(2)
+    desk.groups()
+    uid, due = new_uid(desk.now_unix_ms()), desk.now_unix_ms() + 3_600_000
+    link.execute("ZADD", desk.keys.scheduled("access", 2), due, uid)
+    found = document(run("trace", f"access/outbox/{uid}", "--json"))
+    assert (found["where"], found["partition"], found["due_unix_ms"]) == ("scheduled", 2, due)
+    assert "sent by an outbox as" in run("trace", f"access/outbox/{uid}").stdout
+
+
+def test_trace_of_an_outbox_is_bounded_and_says_so(
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that was due late is found among the newest entries."""
+    monkeypatch.setattr(outbox_messages, "CALLS_MAX", 1)
+    monkeypatch.setattr(outbox_messages, "NEWEST", 1)
+    desk = at(0)
+    desk.groups()
+    unix_ms = desk.now_unix_ms()
+    uid = new_uid(unix_ms)
+    for number in range(520):
+        desk.add(f"{unix_ms}-{number}", "payload", "x")
+    desk.add(f"{unix_ms}-600", "payload", "hello", "sendId", uid)
+    assert document(run("trace", f"access/outbox/{uid}", "--json"))["where"] == "present"
+    desk.add(f"{unix_ms}-601", "payload", "hello")
+    refused = run("trace", f"access/outbox/{uid}", code=8).stderr
+    assert "was not found among the entries that were searched" in refused
+
+
+def test_trace_of_an_outbox_isolates_an_unreadable_partition(
+    run: Run, at: At, link: Connection
+) -> None:
+    broken, desk = at(0), at(1)
+    desk.groups()
+    uid = new_uid(desk.now_unix_ms())
+    link.execute("SET", broken.stream, "x")
+    link.execute("SET", broken.keys.scheduled("access", 0), "x")
+    refused = run("trace", f"access/outbox/{uid}", code=8).stderr
+    assert "was not found among the entries that were searched" in refused
+    desk.add("*", "payload", "hello", "sendId", uid)
+    assert document(run("trace", f"access/outbox/{uid}", "--json"))["partition"] == 1
+
+
+def test_trace_reports_that_a_topic_was_trimmed_after_a_row(run: Run, at: At) -> None:
+    desk = at(0)
+    desk.groups()
+    unix_ms = desk.now_unix_ms()
+    desk.do("HSET", desk.keys.trim("access", 0), "first", f"{unix_ms + 5}-0")
+    refused = run("trace", f"access/outbox/{new_uid(unix_ms)}", code=8).stderr
+    assert "which was trimmed since" in refused
+
+
 @pytest.mark.parametrize(
     ("headers", "schedule", "line"),
     [
@@ -285,6 +360,9 @@ def test_schedule_that_sent_the_message(
         ("access/0/", 2, "is not a uid such as"),
         ("access/x/1-0", 2, "is not a uid such as"),
         ("access/0/1-0/2", 2, "is not a uid such as"),
+        ("access/outbox/1-0", 2, "is not an ID of an outbox; pass"),
+        ("access/outbox/" + "A" * 32, 2, "is not an ID of an outbox; pass"),
+        ("acces/outbox/0197c1a4e0d27c3f8a51b6d2f0e4c7a9", 8, "did you mean access?"),
         ("acces/0/1-0", 8, "did you mean access?"),
         ("access/3/1-0", 8, "numbered 0 to 2"),
         ("access/0/1-0", 8, "the last one written to its partition is 0-0"),

@@ -172,7 +172,7 @@ def show_assignment(visit: Visit) -> Context:
         (
             each
             for each in visit.now.seen.assignments
-            if (each.topic, each.partition, each.group) == (topic, found.partition, group)
+            if (each.topic, each.partition, each.group) == (topic, int(text), group)
         ),
         None,
     )

@@ -1,0 +1,137 @@
+"""Find the message of a row of an outbox. Writes nothing.
+
+`Outbox.send` returns `TOPIC/outbox/UID` before a partition has an entry. The entry carries the UID
+as its send ID, and the UID begins with the time of the send, by the sender's clock. The search is
+bounded. A partition that cannot be read only makes it incomplete.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from streamqd.admin.reading import BATCH, PAGE_MAX, BadValues, ask, backwards, read_id
+from streamqd.errors import Malformed, RedisRefused, RedisUnavailable
+from streamqd.store import tracing
+from streamqd.store.store import Store
+
+CALLS_MAX = 40  # of one stream: 20,000 entries from the time of the send on
+NEWEST = 10_000  # newest entries of the topic, searched if those do not reach the end
+SKEW_MS = 5_000  # by which the sender's clock may be ahead of the server's
+_UID = re.compile(r"([^/]+)/outbox/(.*)", re.DOTALL)
+_DIGITS = re.compile(r"[0-9a-f]{12}7[0-9a-f]{19}")
+
+
+class OutboxUid(NamedTuple):
+    """What `Outbox.send` returned. `uid` is a UUIDv7 as 32 hex digits."""
+
+    topic: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/outbox/{self.uid}"
+
+
+class Found(NamedTuple):
+    """Where the message is. `entry_id` is '' for a delayed send."""
+
+    partition: int
+    entry_id: str
+
+
+class Search(NamedTuple):
+    """The result of a search. `found` is None if no partition has the message.
+
+    `trimmed` is true when a partition has lost entries of that time, and `complete` is false when
+    a partition has entries that were not examined.
+    """
+
+    found: Found | None
+    trimmed: bool = False
+    complete: bool = True
+
+
+def read_uid(text: str) -> OutboxUid | None:
+    """Read TOPIC/outbox/UID, None for another form. Raises Malformed for a wrong UID."""
+    match = _UID.fullmatch(text)
+    if match is None:
+        return None
+    if _DIGITS.fullmatch(match[2]) is None:
+        raise Malformed(
+            f"{text!r} is not an ID of an outbox; pass TOPIC/outbox/UID as Outbox.send returned it"
+        )
+    return OutboxUid(match[1], match[2])
+
+
+def find(store: Store, name: OutboxUid, partitions: int) -> Search:
+    """Search all partitions: delayed sends, entries from the send on, and the newest entries."""
+    bad, keys, numbers = BadValues(), store.keys, range(partitions)
+    # The delayed sends first, because one that becomes due is found in its stream.
+    waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]
+    for number, score in zip(numbers, ask(store, waiting, bad), strict=True):
+        if score is not None:
+            return Search(Found(number, ""))
+    sent_ms = int(name.uid[:12], 16)
+    streams = {number: keys.stream(name.topic, number) for number in numbers}
+    found, left, unreadable = _from_the_send(store, streams, name.uid, sent_ms)
+    if found is None and left:
+        found = _among_the_newest(store, {number: streams[number] for number in left}, name.uid)
+    if found is not None:
+        return Search(found)
+    firsts = ask(
+        store, [("HGET", keys.trim(name.topic, number), "first") for number in numbers], bad
+    )
+    trimmed = any(_ms(first) >= sent_ms for first in firsts)
+    return Search(None, trimmed, complete=not (left or unreadable or bad.rows))
+
+
+def _from_the_send(
+    store: Store, streams: Mapping[int, str], uid: str, sent_ms: int
+) -> tuple[Found | None, list[int], list[int]]:
+    """Examine the entries from a time on, of many partitions in one write.
+
+    Return the message, the partitions that have entries left, and the unreadable ones.
+    """
+    begins = dict.fromkeys(streams, f"{max(0, sent_ms - SKEW_MS)}-0")
+    unreadable: list[int] = []
+    for _ in range(CALLS_MAX):
+        after: dict[int, str] = {}
+        places = list(begins.items())
+        for some in (places[at : at + BATCH] for at in range(0, len(places), BATCH)):
+            calls = [tracing.find_send(streams[number], uid, begin) for number, begin in some]
+            for (number, _), reply in zip(some, store.run_each(calls), strict=True):
+                if isinstance(reply, RedisUnavailable):
+                    raise reply
+                if isinstance(reply, RedisRefused):
+                    unreadable.append(number)
+                    continue
+                copies, begin = tracing.found(reply)
+                if copies:
+                    return Found(number, copies[0].id), [], []
+                if begin:
+                    after[number] = begin
+        begins = after
+        if not begins:
+            break
+    return None, list(begins), unreadable
+
+
+def _among_the_newest(store: Store, streams: Mapping[int, str], uid: str) -> Found | None:
+    """Examine the newest entries: a delayed send becomes an entry at its due time."""
+    pages = [backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
+    newest = heapq.merge(*pages, key=lambda entry: entry.id, reverse=True)
+    for entry in itertools.islice(newest, NEWEST):
+        if entry.fields.get(b"sendId") == uid.encode():
+            return Found(entry.partition, str(entry.id))
+    return None
+
+
+def _ms(first: bytes | None) -> int:
+    """Return the time of the first entry that trimming kept, -1 without one."""
+    try:
+        return read_id(first).ms if first else -1
+    except (ValueError, UnicodeDecodeError):
+        return -1
