@@ -15,7 +15,7 @@ from streamqd.config.outboxes import split
 from streamqd.errors import DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox import drivers
 from streamqd.outbox.drivers import Opened
-from streamqd.outbox.rows import DeadRow, OutboxRow, decode, decode_dead
+from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
 BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most one message
@@ -93,7 +93,7 @@ class Database:
         A row that cannot be sent has a `fault`.
         """
         query = self.table.oldest(limit, BATCH_BYTES, self._max_bytes)
-        return [decode(each, self._max_bytes) for each in self.rows(query)]
+        return decode_all(self.rows(query), self._max_bytes)
 
     def still_there(self, rows: Sequence[OutboxRow]) -> set[str]:
         """Return the uids of those rows that still exist, after a delete without an answer."""
@@ -104,27 +104,18 @@ class Database:
         return found
 
     def delete(self, rows: Sequence[OutboxRow]) -> None:
-        """Delete rows that were sent. Raises DatabaseRefused if rows are still there afterwards.
+        """Delete rows that were sent.
 
         After DatabaseUnavailable, any of them may be deleted: call `still_there`.
         """
         parts = self._parts(rows)
-        deleted = 0
         if len(parts) == 1:
-            deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
+            self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
             # One commit, because each costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
-                    deleted += cursor.rowcount
-        # Others may have been deleted before. But a trigger or a policy can keep a row without an
-        # error, and it would be sent again with a later batch.
-        if deleted < len(rows) and (left := self.still_there(rows)):
-            raise DatabaseRefused(
-                f"{len(left)} sent rows of the outbox {self.table.name} are still there after their"
-                " DELETE; remove the trigger, rule or policy that keeps them"
-            )
 
     def bury(self, row: OutboxRow, error: str) -> None:
         """Move a row to the dead ones, in one transaction. Do nothing if it no longer exists."""
@@ -170,11 +161,10 @@ class Database:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
-    def run(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run one statement, committed immediately. Return the number of rows it changed."""
+    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
+        """Run one statement, committed immediately."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(statement, values)
-            return int(cursor.rowcount)
 
     def run_all(self, statements: Sequence[str]) -> None:
         """Run statements in one transaction, where the database allows them in one."""
@@ -186,9 +176,15 @@ class Database:
         """Return the number of rows of each statement, and its parameters: IDs and uids."""
         most = ROWS_PER_STATEMENT.get(self.dialect, ROWS_PER_OTHER)
         parts = [rows[at : at + most] for at in range(0, len(rows), most)]
+        return [(len(part), self._values(part)) for part in parts]
+
+    def _values(self, part: Sequence[OutboxRow]) -> list[Any]:
+        if self.dialect != "postgresql":
+            return [*(each.id for each in part), *(each.uid for each in part)]
+        # The text of an array needs no quotes, because uids are hex digits.
         return [
-            (len(part), [*(each.id for each in part), *(each.uid for each in part)])
-            for part in parts
+            f"{{{','.join([str(each.id) for each in part])}}}",
+            f"{{{','.join([each.uid for each in part])}}}",
         ]
 
     @contextlib.contextmanager

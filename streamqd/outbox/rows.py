@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from streamqd.config.setting import NAME
@@ -17,10 +17,12 @@ from streamqd.message import EXPIRES_AFTER, EXPIRES_AT, HEADERS_MAX
 from streamqd.producer.encoding import Encoded
 
 UID = re.compile(r"[0-9a-f]{32}")
+_UID_BYTES = re.compile(UID.pattern.encode())
 _EXPIRY = re.compile(r"(expiresAt|expiresAfter)=([0-9]{1,15})")
 _EXPIRY_NAMES = {"expiresAt": EXPIRES_AT, "expiresAfter": EXPIRES_AFTER}
 _UNIX_MS_MAX = 10**15
 _PARTITION_MAX = 2**31 - 1
+_NOT_TOO_LARGE = [None, None]
 
 
 class OutboxRow(NamedTuple):
@@ -57,7 +59,14 @@ class OutboxRow(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the names and values of its fields."""
-        return sum(map(len, self.fields))
+        size = len(b"payload") + len(self.payload)
+        if self.key is not None:
+            size += len(b"key") + len(self.key)
+        if self.headers is not None:
+            size += len(b"headers") + len(self.headers)
+        if self.expires is not None:
+            size += sum(map(len, self.expires))
+        return size
 
 
 class DeadRow(NamedTuple):
@@ -121,13 +130,47 @@ def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> Sent
     )
 
 
+def decode_all(rows: Iterable[Sequence[Any]], max_bytes: int) -> list[OutboxRow]:
+    """Return the rows of hostile columns, each as `decode` returns it."""
+    topics: dict[bytes, str] = {}  # names that were checked in this batch
+    return [_sound(columns, topics) or decode(columns, max_bytes) for columns in rows]
+
+
+def _sound(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None:
+    """Return the row of a usual message, or None when `decode` must look at each column."""
+    number, uid, topic, key, partition, payload, headers, expires, due, created, *sizes = columns
+    if not (
+        type(number) is int
+        and type(uid) is bytes
+        and _UID_BYTES.fullmatch(uid)
+        and type(topic) is bytes
+        and (key is None or type(key) is bytes)
+        and type(payload) is bytes
+        and partition is headers is expires is due is None
+        and type(created) is int
+        and 0 <= created <= _UNIX_MS_MAX
+        and sizes == _NOT_TOO_LARGE
+    ):
+        return None
+    name = topics.get(topic)
+    if name is None:
+        try:
+            name = topics[topic] = _topic("topic", topic)
+        except ValueError:
+            return None
+    return OutboxRow(number, uid.decode(), name, key, None, payload, None, None, None, created)
+
+
 def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
-    """Return the row of hostile columns: `table.COLUMNS`, and two sizes in bytes."""
+    """Return the row of hostile columns: `table.COLUMNS`, and two sizes in bytes, or None.
+
+    A size is None when it is not too large.
+    """
     *values, payload_size, other_size = columns
     found: dict[str, Any] = {"id": _integer("id", values[0], -(2**63), 2**63 - 1)}
     fault = ""
     for what, size in (("payload takes", payload_size), ("key and headers take", other_size)):
-        if size > max_bytes:
+        if size is not None and size > max_bytes:
             fault = f"the {what} {size:,} bytes, and max_message_bytes is {max_bytes:,}"
     for name, value in zip(_READ, values[1:], strict=True):
         try:
@@ -147,6 +190,14 @@ def decode_dead(columns: Sequence[Any]) -> DeadRow:
         _printable(error),
         failed if isinstance(failed, int) else 0,
     )
+
+
+def readable_uid(value: Any) -> str:
+    """Return a uid as a decoded row has it: '' for one that is not 32 hex digits."""
+    try:
+        return _uid("uid", value)
+    except ValueError:
+        return ""
 
 
 def _printable(value: Any) -> str:

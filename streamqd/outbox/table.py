@@ -147,7 +147,7 @@ class OutboxTable:
         """Return the query of the oldest rows: `COLUMNS`, and the sizes of payload and the rest.
 
         At most `limit` rows, and only the first ones up to `batch_bytes`. A payload, key or headers
-        above `message_bytes` are returned as NULL.
+        above `message_bytes` are returned as NULL, and a size up to it as NULL.
         """
         size, quoted = self.dialect.size, self.dialect.quoted
         sizes = {name: size(name) for name in ("payload", "key", "headers")}
@@ -158,15 +158,20 @@ class OutboxTable:
             for name in COLUMNS
         )
         total = " + ".join(sizes.values())
-        # The sizes are added over the IDs alone, so that no bodies are copied.
+        too_large = ", ".join(
+            f"CASE WHEN {size} > {int(message_bytes)} THEN {size} END"
+            for size in (sizes["payload"], f"{sizes['key']} + {sizes['headers']}")
+        )
+        # The sizes are added over the IDs alone, so that no bodies are copied. With one last ID and
+        # the limit, the rows come from the index, however long the table is.
         return (
-            f"SELECT {columns}, {sizes['payload']}, {sizes['key']} + {sizes['headers']}"  # noqa: S608
-            f" FROM {self._table} WHERE {quoted('id')} IN ("
-            "SELECT i FROM (SELECT i, SUM(s) OVER (ORDER BY i) - s AS before_it"
+            f"SELECT {columns}, {too_large}"  # noqa: S608
+            f" FROM {self._table} WHERE {quoted('id')} <= ("
+            "SELECT MAX(i) FROM (SELECT i, SUM(s) OVER (ORDER BY i) - s AS before_it"
             f" FROM (SELECT {quoted('id')} AS i, {total} AS s FROM {self._table}"
             f" ORDER BY {quoted('id')} LIMIT {int(limit)}) AS sized) AS added"
             f" WHERE before_it < {int(batch_bytes)})"
-            f" ORDER BY {quoted('id')}"
+            f" ORDER BY {quoted('id')} LIMIT {int(limit)}"
         )
 
     def there(self, count: int) -> str:
@@ -180,22 +185,25 @@ class OutboxTable:
         """
         return f"DELETE FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
 
-    def bury(self, *, known: bool) -> str:
-        """Return the statement that copies a row to the dead ones, for error, time and ID.
-
-        With `known`, its uid is a parameter too. Only a row whose uid cannot be read has none.
-        """
+    def bury(self) -> str:
+        """Return the statement that copies a row to the dead ones, for error, time and ID."""
         columns, marker = self._listed(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
             f"INSERT INTO {self._dead} ({columns}, error, failed_unix_ms)"  # noqa: S608
             f" SELECT {columns}, {cast.format(marker, marker)} FROM {self._table}"
-            f" WHERE {self._one(known=known)}"
+            f" WHERE {self.dialect.quoted('id')} = {marker}"
         )
 
-    def delete_one(self, *, known: bool) -> str:
-        """Return the statement that deletes a row by its ID, and with `known` by its uid."""
-        return f"DELETE FROM {self._table} WHERE {self._one(known=known)}"  # noqa: S608
+    def uid_of(self) -> str:
+        """Return the query of the uid of a row, by its ID."""
+        marker = self.dialect.marker
+        return f"SELECT uid FROM {self._table} WHERE {self.dialect.quoted('id')} = {marker}"  # noqa: S608
+
+    def delete_one(self) -> str:
+        """Return the statement that deletes a row by its ID."""
+        marker = self.dialect.marker
+        return f"DELETE FROM {self._table} WHERE {self.dialect.quoted('id')} = {marker}"  # noqa: S608
 
     def backlog(self, limit: int) -> str:
         """Return the query of the number of rows, up to `limit`, and their smallest time."""
@@ -267,17 +275,12 @@ class OutboxTable:
         return ", ".join(map(self.dialect.quoted, columns))
 
     def _both(self, count: int) -> str:
+        if self._is("postgresql"):  # two arrays: each parameter costs the driver time
+            return "id = ANY(CAST(%s AS bigint[])) AND uid = ANY(CAST(%s AS text[]))"
         markers = ", ".join([self.dialect.marker] * count)
-        return f"{self.dialect.quoted('id')} IN ({markers}) AND {self._uid()} IN ({markers})"
-
-    def _one(self, *, known: bool) -> str:
-        marker = self.dialect.marker
-        also = f" AND {self._uid()} = {marker}" if known else ""
-        return f"{self.dialect.quoted('id')} = {marker}{also}"
-
-    def _uid(self) -> str:
-        # In SQLite, a sender may have inserted bytes, which differ from the same text.
-        return "CAST(uid AS TEXT)" if self._is("sqlite") else "uid"
+        # SQLite stores any type in any column, and bytes are never equal to a text.
+        uid = "CAST(uid AS text)" if self._is("sqlite") else "uid"
+        return f"{self.dialect.quoted('id')} IN ({markers}) AND {uid} IN ({markers})"
 
 
 def check_name(name: object) -> None:
