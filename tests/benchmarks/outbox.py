@@ -69,6 +69,7 @@ def main() -> None:
 
 def _compared(database: DatabaseServer, path: str, options: argparse.Namespace) -> dict[str, float]:
     rates: dict[str, list[float]] = {"relay": [], "bare loop": []}
+    costs: dict[str, list[float]] = {"relay": [], "bare loop": []}
     settings = config.Redis(url=f"unix://{path}")
     with _store(settings) as store:
         topics.create(store, TOPIC, config.Topic(partitions=options.partitions))
@@ -83,13 +84,22 @@ def _compared(database: DatabaseServer, path: str, options: argparse.Namespace) 
         for _ in range(options.rounds):
             for name, way in ways.items():
                 _fill(database, url, options.rows)
-                began = time.perf_counter()
+                began, used = time.perf_counter(), time.process_time()
                 way()
                 rates[name].append(options.rows / (time.perf_counter() - began))
+                costs[name].append((time.process_time() - used) / options.rows)
                 _check(store, url, name, options)
     medians = {name: statistics.median(found) for name, found in rates.items()}
     ratio = medians["relay"] / medians["bare loop"]
-    return {**{name: round(rate) for name, rate in medians.items()}, "ratio": round(ratio, 2)}
+    return {
+        **{name: round(rate) for name, rate in medians.items()},
+        "ratio": round(ratio, 2),
+        # Of this process alone, so that the load of the machine matters less.
+        **{
+            f"{name}, CPU us per row": round(statistics.median(found) * 1e6, 1)
+            for name, found in costs.items()
+        },
+    }
 
 
 @contextlib.contextmanager
