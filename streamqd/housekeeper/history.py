@@ -15,7 +15,7 @@ from streamqd.store.store import Store
 
 MINUTE = 60.0
 MINUTE_MS = 60_000
-_COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name in COUNTERS}
+_COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "added"}
 
 
 class _SlotCounts:

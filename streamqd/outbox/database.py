@@ -15,7 +15,7 @@ from streamqd.config.outboxes import split
 from streamqd.errors import DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox import drivers
 from streamqd.outbox.drivers import Opened
-from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead
+from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead, readable_uid
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
 BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most one message
@@ -41,6 +41,10 @@ def connect(
     database = Database(url, table, password, max_message_bytes, create=create)
     database.open()
     return database
+
+
+class _Gone(Exception):  # noqa: N818 - it is no error, but rolls a transaction back
+    """Another relay has moved or deleted the row."""
 
 
 class Database:
@@ -104,27 +108,46 @@ class Database:
         return found
 
     def delete(self, rows: Sequence[OutboxRow]) -> None:
-        """Delete rows that were sent.
+        """Delete rows that were sent. Raises DatabaseRefused if rows are still there afterwards.
 
         After DatabaseUnavailable, any of them may be deleted: call `still_there`.
         """
         parts = self._parts(rows)
+        deleted = 0
         if len(parts) == 1:
-            self.run(self.table.delete(parts[0][0]), parts[0][1])
+            deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
             # One commit, because each costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
+                    deleted += cursor.rowcount
+        # Others may have been deleted before. But a trigger or a policy can keep a row without an
+        # error, and it would be sent again with a later batch.
+        if deleted < len(rows) and (left := self.still_there(rows)):
+            raise DatabaseRefused(
+                f"{len(left)} sent rows of the outbox {self.table.name} are still there after their"
+                " DELETE; remove the trigger, rule or policy that keeps them"
+            )
 
-    def bury(self, row: OutboxRow, error: str) -> None:
-        """Move a row to the dead ones, in one transaction. Do nothing if it no longer exists."""
-        where = (row.id, row.uid) if row.uid else (row.id,)
-        detail = error[:DETAIL_CHARS_MAX].replace("\0", "")
-        with self._transaction() as cursor:
-            values = (detail, time.time_ns() // 1_000_000, *where)
-            cursor.execute(self.table.bury(known=bool(row.uid)), values)
-            cursor.execute(self.table.delete_one(known=bool(row.uid)), where)
+    def bury(self, row: OutboxRow, error: str) -> bool:
+        """Move a row to the dead ones, in one transaction. Return True if it was moved.
+
+        Nothing is changed if the row no longer exists, even if another row has its ID.
+        """
+        values = (error[:DETAIL_CHARS_MAX].replace("\0", ""), time.time_ns() // 1_000_000, row.id)
+        try:
+            with self._transaction() as cursor:
+                cursor.execute(self.table.uid_of(), (row.id,))
+                if [readable_uid(uid) for (uid,) in cursor.fetchall()] != [row.uid]:
+                    return False
+                cursor.execute(self.table.bury(), values)
+                cursor.execute(self.table.delete_one(), (row.id,))
+                if cursor.rowcount != 1:
+                    raise _Gone
+        except _Gone:
+            return False
+        return True
 
     def backlog(self, limit: int) -> tuple[int, float]:
         """Return the number of rows, counted up to `limit`, and the age of the oldest in seconds.
@@ -161,10 +184,11 @@ class Database:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
-    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
-        """Run one statement, committed immediately."""
+    def run(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run one statement, committed immediately. Return the number of rows it changed."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(statement, values)
+            return int(cursor.rowcount)
 
     def run_all(self, statements: Sequence[str]) -> None:
         """Run statements in one transaction, where the database allows them in one."""

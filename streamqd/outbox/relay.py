@@ -496,7 +496,8 @@ class Relay:
                 )
 
     def _bury(self, row: OutboxRow, fault: str) -> None:
-        self._database.bury(row, fault)
+        if not self._database.bury(row, fault):
+            return
         self._figures.dead += 1
         logs.event(
             "outbox.row_buried",

@@ -20,7 +20,7 @@ ROWS_MAX = 1_000  # topics and groups in one entry, about 80 bytes each
 BUCKETS_MAX = 64
 ENTRIES_AT_ONCE = 200  # entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
-COUNTS = ("added", "acked", "failed", "retried", "dead", "expired")
+COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 
 
 @dataclass(slots=True)

@@ -138,7 +138,7 @@ WRITES = {
 # For writing, for loading scripts, and for deleting topics.
 NOT_FOR_VIEWING = WRITES | {
     *("discard", "exec", "multi", "scan", "script|exists", "script|load", "slowlog|get"),
-    *("subscribe", "watch"),
+    *("subscribe", "wait", "watch"),
 }
 
 

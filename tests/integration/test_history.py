@@ -76,7 +76,7 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     writer = writer_of(store, view)
     figures(view, added=500)
     writer.write()
-    counted(first, acked=7, failed=2, retried=1, dead=1)
+    counted(first, acked=7, failed=2, retried=1, dead_lettered=1)
     counted(second, acked=5, expired=3)
     first.handle_histogram[4] += 6
     second.handle_histogram[4] += 1
@@ -86,7 +86,14 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     started, [row] = entries(store)[0], entries(store)[1].rows
     assert not started.rows  # nothing happened, nothing waits
     assert (row.topic, row.group) == ("orders", "billing")
-    expected = {"added": 40, "acked": 12, "failed": 2, "retried": 1, "dead": 1, "expired": 3}
+    expected = {
+        "added": 40,
+        "acked": 12,
+        "failed": 2,
+        "retried": 1,
+        "dead_lettered": 1,
+        "expired": 3,
+    }
     assert row.counts == expected
     assert row.lag == 16
     assert 2_000 <= row.oldest_ms < 60_000

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from streamqd.outbox.outbox import Outbox
 from streamqd.outbox.rows import OutboxRow
 from tests.support import databases, servers
 from tests.support.databases import DatabaseServer
+from tests.support.waiting import wait_until
 
 outbox = Outbox(settings=config.Settings())
 
@@ -120,6 +122,28 @@ def test_a_table_made_again_loses_no_row_to_the_dead_ones(
     database.bury(old, "the topic orders does not exist")
     assert [each.payload for each in database.oldest(1)] == [b"new"]
     assert database.dead_count(1) == 0
+
+
+@pytest.mark.parametrize("database_server", ["postgresql", "mysql"], indirect=True)
+def test_a_row_that_another_relay_deletes_is_not_buried(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    waiting = {
+        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    }[database.dialect]
+    with contextlib.closing(database_server.connect(database_url)) as other:
+        outbox.send(other, "orders", b"x")
+        other.commit()
+        [row] = database.oldest(1)
+        other.cursor().execute("DELETE FROM streamqd_outbox")
+        with ThreadPoolExecutor(1) as threads, connect(database_url) as observer:
+            buried = threads.submit(database.bury, row, "no such topic")
+            # MariaDB renews this table only if nothing has read it for 0.1 s.
+            wait_until(lambda: observer.rows(waiting)[0][0] > 0, timeout=20, every=0.3)
+            other.commit()
+            assert not buried.result(20)
+    assert database.dead(1) == []
 
 
 def test_sent_rows_that_a_trigger_keeps_are_an_error(

@@ -178,6 +178,7 @@ def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
         ),
         *(keys.staged("access", 3, "q", "a"), keys.pipeline("access", "archive")),
         *(keys.moving("access", 3), keys.audit("access")),
+        keys.outbox_record("access", 3, "shop"),
         *(
             keys.schedules("access", 3),
             keys.schedules_due("access", 3),
@@ -192,7 +193,15 @@ def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
         assert not own.fullmatch(name.encode()), name
     public = {each for each in dir(Keys) if not each.startswith("_")}
     fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress", "sink"}
-    fleetwide |= {"duplicate", "history", "schedule_index", "schedule_places"}
+    fleetwide |= {
+        "duplicate",
+        "history",
+        "outboxes",
+        "outbox",
+        "outbox_lease",
+        "schedule_index",
+        "schedule_places",
+    }
     # `source` is `stream` or `dlq`, by the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
     # A new key belongs in the pattern, or in this list of exceptions.
