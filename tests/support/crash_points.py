@@ -27,6 +27,7 @@ import psutil
 from streamqd.housekeeper import Task
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.model import Unit
+from streamqd.outbox.database import Database
 from streamqd.producer.sender import Sender
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
@@ -66,6 +67,14 @@ PRODUCER = {
     "publish-unsent": "messages are about to be sent, in whichever way",
     "publish-answered": "the server has answered, whoever sends does not know",
 }
+RELAY = {
+    "rows-unread": "the rows of a database are about to be read",
+    "rows-read": "rows have been read, nothing of them has been written",
+    "delete-unsent": "the rows are in their topics, the database does not know",
+    "delete-answered": "the rows have been deleted, they still count as owed",
+    "bury-unsent": "a row cannot be sent, the database does not know",
+    "bury-answered": "the row is among the dead ones, nobody has taken note of it",
+}
 # Each script that changes something has two points: before it is sent, and after its reply.
 # `message_promote` has two pairs, and the last call of `quarantine_mark` has its own pair
 # (`quarantine_end`).
@@ -82,6 +91,7 @@ SCRIPTS = {
     "schedules": (
         *("schedule_declare", "schedule_stamp", "schedule_fire", "schedule_hold", "schedule_drop"),
     ),
+    "relay": ("outbox_take", "outbox_keep", "outbox_fence", "outbox_publish", "outbox_drop"),
     "command": ("dead_replay", "dead_mark", "dead_deliver", "dead_purge"),
 }
 POINTS = {
@@ -89,6 +99,7 @@ POINTS = {
     *SUPERVISOR,
     *HOUSEKEEPER,
     *PRODUCER,
+    *RELAY,
     *(
         f"{name}-{side}"
         for names in SCRIPTS.values()
@@ -215,6 +226,12 @@ def place() -> None:
     _around(PartitionState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
+    for name, before, after in (
+        ("oldest", "rows-unread", "rows-read"),
+        ("delete", "delete-unsent", "delete-answered"),
+        ("bury", "bury-unsent", "bury-answered"),
+    ):
+        _around(Database, name, before=_at_send(before), after=_at_send(after))
     _around(Task, "__init__", after=_look_often)
     _around(
         Sender, "_exchange", before=_at_send("publish-unsent"), after=_at_send("publish-answered")

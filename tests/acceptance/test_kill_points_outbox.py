@@ -1,0 +1,57 @@
+"""The kill-point matrix of relays: each committed row is sent once, wherever a relay is struck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import Connection
+from tests.support import kill_relays
+from tests.support.databases import DatabaseServer
+from tests.support.kill_relays import POINTS, Desk
+from tests.support.servers import Server
+
+pytestmark = [pytest.mark.promise, pytest.mark.timeout(400)]
+
+NewDesks = Callable[[str], "list[Desk]"]
+# The statements are the same in all dialects, and their outcomes are tested in each.
+DIALECTS = [
+    "sqlite",
+    pytest.param("postgresql", marks=pytest.mark.slow),
+    pytest.param("mysql", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(params=DIALECTS)
+def new_desks(
+    request: pytest.FixtureRequest,
+    new_database_server: Callable[[str], DatabaseServer],
+    server: Server,
+    link: Connection,
+    tmp_path: Path,
+) -> Iterator[NewDesks]:
+    """Create an outbox for each point, on an empty server."""
+    database = new_database_server(request.param)
+    with ExitStack() as stack:
+
+        def make(act: str) -> list[Desk]:
+            link.execute("FLUSHALL")
+            made = []
+            for number, point in enumerate(POINTS):
+                url = f"{server.url}?db={number}"
+                made.append(Desk(tmp_path, url, database, point, act))
+                stack.callback(made[-1].close)
+            return made
+
+        yield make
+
+
+def test_a_relay_killed_at_any_point_sends_each_row_once(new_desks: NewDesks) -> None:
+    kill_relays.run_killed(new_desks("KILL"))
+
+
+def test_a_relay_paused_at_any_point_sends_each_row_once(new_desks: NewDesks) -> None:
+    kill_relays.run_paused(new_desks("STOP"))

@@ -1,0 +1,137 @@
+"""Relays that are struck, each with an outbox of its own.
+
+Each committed row is in its topic once, and the row that cannot be sent is in the table of dead
+rows once. So a fault costs nothing, whichever step it interrupts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from streamqd import config
+from streamqd.outbox.database import connect
+from streamqd.store.client import connect as connect_redis
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support import crash_points
+from tests.support.crash_points import RELAY, SCRIPTS, Strikes
+from tests.support.databases import DatabaseServer
+from tests.support.outboxes import TOPIC, OutboxSite, sender
+from tests.support.waiting import wait_until
+
+PATIENCE = 60.0  # seconds that a busy machine may need
+POINTS = [
+    *(f"{name}-{side}" for name in SCRIPTS["relay"] for side in ("calls", "called")),
+    *RELAY,
+]
+ROWS = 12  # three batches
+
+
+class Desk:
+    """An outbox with rows, a relay that is struck at `point`, and its successor."""
+
+    def __init__(
+        self, folder: Path, redis_url: str, database: DatabaseServer, point: str, act: str
+    ) -> None:
+        self.point = point
+        folder /= point
+        folder.mkdir()
+        self._link = connect_redis(config.Redis(url=redis_url), timeout=60.0, name="test:relay")
+        store = Store(self._link, Keys())
+        self.site = OutboxSite(folder, redis_url, store, database, partitions=1, batch=4)
+        self.strikes = Strikes(folder / "strikes")
+        self.strikes.arm(point, 0 if self._is_of_partition else "-", act)
+        self._number = 0
+        self.write(ROWS, bad=True)
+
+    @property
+    def _is_of_partition(self) -> bool:
+        return self.point.startswith(("outbox_fence", "outbox_publish"))
+
+    def write(self, rows: int, *, bad: bool = False) -> None:
+        """Commit rows, and with `bad` one for a topic that does not exist."""
+        with contextlib.closing(self.site.database.connect(self.site.url)) as writer:
+            cursor = writer.cursor()
+            for _ in range(rows):
+                sender.send(writer, TOPIC, f"0:{self._number}".encode(), key="k")
+                cursor.execute(f"INSERT INTO ledger VALUES (0, {self._number})")
+                self._number += 1
+            if bad:
+                sender.send(writer, "nowhere", b"x")
+            writer.commit()
+
+    def start_struck(self) -> None:
+        command = self.site.command("outbox", "run")
+        command[command.index("streamqd")] = crash_points.__name__
+        environment = {**os.environ, crash_points.VARIABLE: str(self.strikes.folder)}
+        with (self.site.folder / "relay-0.log").open("wb") as log:
+            self.struck = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        self.site.processes.append(self.struck)
+
+    def wait_struck(self) -> None:
+        where = 0 if self._is_of_partition else "-"
+        if self.point.startswith("outbox_drop"):  # at its end
+            wait_until(lambda: self.site.left() == 0, timeout=PATIENCE, what=self.point)
+            self.struck.send_signal(signal.SIGTERM)
+        wait_until(
+            lambda: self.strikes.struck(self.point, where), timeout=PATIENCE, what=self.point
+        )
+
+    def check(self) -> None:
+        """Wait until all rows are sent, and compare the topic and the dead rows."""
+        wait_until(lambda: self.site.left() == 0, timeout=PATIENCE, what=self.point)
+        assert self.site.check() == self._number, self.point
+        with connect(self.site.url) as database:
+            assert database.dead_count(10) == 1, self.point
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0, self.point
+        self.site.processes.remove(process)
+
+    def close(self) -> None:
+        self.site.close()
+        self._link.close()
+
+
+def run_killed(desks: list[Desk]) -> None:
+    """Kill each relay at its point, and have another one finish."""
+    _strike(desks)
+    for desk in desks:
+        assert desk.struck.wait(PATIENCE) == -signal.SIGKILL, desk.point
+        desk.site.processes.remove(desk.struck)
+    successors = [desk.site.start() for desk in desks]
+    for desk, successor in zip(desks, successors, strict=True):
+        desk.write(2)
+        desk.check()
+        desk.stop(successor)
+
+
+def run_paused(desks: list[Desk]) -> None:
+    """Stop each relay at its point, have another one take over and finish, then continue it."""
+    _strike(desks)
+    successors = [desk.site.start() for desk in desks]
+    for desk, successor in zip(desks, successors, strict=True):
+        desk.write(2)
+        desk.check()
+        desk.struck.send_signal(signal.SIGCONT)
+        desk.write(2)
+        desk.check()
+        if not desk.point.startswith("outbox_drop"):
+            desk.stop(desk.struck)
+        else:
+            assert desk.struck.wait(PATIENCE) == 0, desk.point
+            desk.site.processes.remove(desk.struck)
+        desk.check()
+        desk.stop(successor)
+
+
+def _strike(desks: list[Desk]) -> None:
+    for desk in desks:
+        desk.start_struck()
+    for desk in desks:
+        desk.wait_struck()
