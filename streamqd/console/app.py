@@ -200,6 +200,9 @@ class ConsoleApp:
             status = HTTPStatus.NOT_FOUND if rule.method == "GET" else HTTPStatus.CONFLICT
             return self._problem(request, status, str(error))
         except (RedisUnavailable, RedisRefused, TooBusyError) as error:
+            if isinstance(error, RedisRefused) and rule.method == "POST" and not error.transient:
+                text = f"Redis refused the change: {error}"
+                return self._problem(request, HTTPStatus.CONFLICT, text)
             return self._problem(
                 request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explained(error), away=True
             )
