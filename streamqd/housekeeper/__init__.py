@@ -29,6 +29,7 @@ from streamqd.housekeeper.history import MINUTE, HistoryWriter
 from streamqd.housekeeper.isolation import TaskIsolation
 from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
+from streamqd.housekeeper.outboxes import measure_outboxes
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.scheduler import MOVES_SECONDS, RECONCILE_SECONDS, Scheduler
@@ -131,6 +132,11 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
+        names, bad = [each.name for each in self._settings.outboxes], logs.bad_values()
+
+        def outboxes() -> None:
+            measure_outboxes(store, view, names, bad)
+
         scheduler = Scheduler(store, view, self._settings, isolate)
         runs = self._killed_runs
         traces = [] if runs is None else [Task("export_spans", killed.LOOK_SECONDS, runs.run)]
@@ -147,6 +153,7 @@ class Housekeeper:
             Task("move_schedules", MOVES_SECONDS, scheduler.finish_moves),
             Task("fire_schedules", 1.0, scheduler.fire),
             Task("measure", 3.0, self._measure),
+            Task("measure_outboxes", 3.0, outboxes),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
             Task("expire_dead_letters", 30.0, expirer.run),

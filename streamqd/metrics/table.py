@@ -16,6 +16,7 @@ from streamqd.idle_reason import Wait, Waiting
 from streamqd.metrics.view import Labels, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, WorkerCommand, WorkerSlot, WorkerState, now_ns
+from streamqd.store.outbox import OutboxView
 from streamqd.store.statistics import PartitionFigures, QueryFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
 
@@ -28,6 +29,7 @@ CONSUMER = ("topic", "group", "consumer")
 PARTITION = ("topic", "partition")
 INSTANCE = ("consumer",)
 TOPIC = ("topic",)
+OUTBOX = ("outbox",)
 
 
 class Source(NamedTuple):
@@ -115,6 +117,11 @@ def _query(read: Callable[[QueryFigures], float | None]) -> Source:
             if (value := read(query)) is not None
         ),
     )
+
+
+def _outbox(read: Callable[[MetricsView, OutboxView], float]) -> Source:
+    """Return a figure of every outbox of the configuration."""
+    return Source(OUTBOX, lambda view: (((each.name,), read(view, each)) for each in view.outboxes))
 
 
 def _instance(read: Callable[[MetricsView], float]) -> Source:
@@ -357,6 +364,33 @@ METRICS: tuple[Metric, ...] = (
         _tally("dropped", (*GROUP, "result")),
         "Entries lost to retention.drop_unacked_*: never read by the group (result unread), or"
         " read and not acknowledged (pending).",
+    ),
+    _counter(
+        "outbox_sent",
+        _outbox(lambda _, each: each.sent),
+        "Rows that the relay of the outbox has sent. A relay counts from its start. Several"
+        " instances may report one outbox.",
+    ),
+    _counter(
+        "outbox_dead",
+        _outbox(lambda _, each: each.dead),
+        "Rows that the relay of the outbox could not send and has moved to the dead rows. A relay"
+        " counts from its start.",
+    ),
+    _gauge(
+        "outbox_rows",
+        _outbox(lambda _, each: each.rows),
+        "Rows in the table of the outbox, counted by its relay up to 10,000.",
+    ),
+    _gauge(
+        "outbox_oldest_age_seconds",
+        _outbox(lambda view, each: each.oldest_age(view.now_unix_ms())),
+        "Age of the oldest row of the outbox, 0 when there is none. It grows while no relay runs.",
+    ),
+    _gauge(
+        "outbox_relay_up",
+        _outbox(lambda _, each: float(each.relayed)),
+        "1 while a relay holds the outbox.",
     ),
     _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
     _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters stored, of all groups."),

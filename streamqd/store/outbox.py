@@ -188,6 +188,15 @@ class OutboxView(NamedTuple):
         """Return True if a relay holds the outbox."""
         return self.ttl is not None
 
+    def oldest_age(self, now_unix_ms: int) -> float:
+        """Return the age of the oldest row in seconds, 0 without rows.
+
+        Without a relay, it grows from the last figures on.
+        """
+        if self.relayed or not self.rows or not self.at_unix_ms:
+            return self.oldest_seconds
+        return self.oldest_seconds + max(0, now_unix_ms - self.at_unix_ms) / 1000
+
     @classmethod
     def parse(cls, name: str, found: Sequence[bytes | None], ttl_ms: int, key: str) -> OutboxView:
         """Read the replies to the commands of `view`. Raises BadValue."""

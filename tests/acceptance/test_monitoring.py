@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamqd.outbox.database import connect
+from streamqd.outbox.schema import create
 from streamqd.store import history
 from streamqd.store.spark import query_position
 from tests.acceptance.test_steering import verb
@@ -131,13 +133,18 @@ def expressions() -> list[str]:
 
 
 def test_prometheus_evaluates_metrics_rules_and_dashboard(
-    watched: tuple[Daemon, Prometheus, int],
+    watched: tuple[Daemon, Prometheus, int], tmp_path: Path
 ) -> None:
     daemon, prometheus, _ = watched
     # For the panels of schedules. The separate topic keeps the sums exact.
     tick = {"name": "tick", "topic": "ticks", "every": "1s"}
     topics = daemon.tables["topics"] | {"ticks": {"partitions": 1}}
-    daemon.write_config(topics=topics, schedules=[tick])
+    # For the panels of outboxes.
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with connect(url, create=True) as database:
+        create(database)
+    shop = {"name": "shop", "database": url}
+    daemon.write_config(topics=topics, schedules=[tick], outboxes=[shop])
     daemon.signal(signal.SIGHUP)
     daemon.send(["ok"] * 20 + ["dead"] * 2 + ["fail"])
     daemon.wait_settled()
@@ -153,6 +160,8 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
     prometheus.wait_value(f"sum(streamqd_handle_seconds_count{of_group})", 24)
     prometheus.wait_value(f'sum(streamqd_produced_total{{topic="{TOPIC}"}})', 23)
     prometheus.wait_value("sum(streamqd_partitions_owned)", 2)
+    prometheus.wait_value('streamqd_outbox_relay_up{outbox="shop"}', 1)
+    prometheus.wait_value("count(rate(streamqd_outbox_sent_total[1m]))", 1)
     prometheus.wait_value("sum(max by (topic, partition) (streamqd_dlq_length))", 3)
     prometheus.wait_value(f"sum(max by (partition) (streamqd_lag{of_group}))", 0)
 

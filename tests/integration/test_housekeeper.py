@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
-from streamqd import housekeeper, process
+from streamqd import housekeeper, logs, process
 from streamqd.admin.backlog import held_by_others
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
+from streamqd.errors import RedisRefused
 from streamqd.housekeeper import Housekeeper, figures, health, page, promoter
 from streamqd.housekeeper.batch import Refusals
 from streamqd.housekeeper.figures import measure
+from streamqd.housekeeper.outboxes import measure_outboxes
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
@@ -33,6 +35,7 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerSlot, WorkerSta
 from streamqd.store import archives, messages, publishing, statistics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
 from tests.support.loglines import LogLines
@@ -502,6 +505,23 @@ def test_housekeeper_measures_publishes_and_serves(
     status = json.loads(running.get("/status")[1])
     assert (status["instance"], status["not_ready"]) == ("web-1", [])
     assert b"access/0/hits" in running.get("/")[1]
+
+
+def test_outboxes_are_measured_apart(store: Store, view: MetricsView) -> None:
+    """An unreadable outbox has no figures, and the others keep theirs."""
+    keys, bad = store.keys, logs.bad_values()
+    names = ["shop", "frog", "list", "empty"]
+    store.execute("HSET", keys.outbox("shop"), "epoch", 3, "rows", 5, "sent", 9)
+    store.execute("SET", keys.outbox_lease("shop"), "token", "PX", 60_000)
+    store.execute("HSET", keys.outbox("frog"), "rows", "frog")
+    measure_outboxes(store, view, ["shop", "frog", "empty"], bad)
+    shop, empty = view.outboxes
+    assert (shop.name, shop.rows, shop.sent, shop.relayed) == ("shop", 5, 9, True)
+    assert (empty.name, empty.epoch, empty.relayed) == ("empty", 0, False)
+    store.execute("LPUSH", keys.outbox("list"), "x")
+    with pytest.raises(RedisRefused):
+        measure_outboxes(store, view, names, bad)
+    assert [each.name for each in view.outboxes] == ["shop", "empty"]
 
 
 def test_housekeeper_shows_a_new_partition_immediately(

@@ -16,6 +16,7 @@ from streamqd.idle_reason import Wait
 from streamqd.metrics import METRICS, Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
+from streamqd.store.outbox import OutboxView
 from streamqd.store.statistics import Backlog, PartitionFigures, QueryFigures, UnitFigures
 from tests.support.sources import nodes
 
@@ -37,6 +38,12 @@ def figures(*, unread: int | None = 7, oldest: str = f"{NOW - 90_000}-0") -> Uni
 @pytest.fixture
 def board() -> Scoreboard:
     return Scoreboard(8)
+
+
+SHOP = OutboxView(
+    *("shop", 7, "web-2", NOW - 90_000, 4.0, NOW - 60_000),
+    rows=3, more=False, oldest_seconds=2.5, sent=40, dead=1, error="",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -64,6 +71,7 @@ def view(board: Scoreboard) -> MetricsView:
             ),
         },
         units={UNIT: figures()},
+        outboxes=(SHOP,),
         server_unix_ms=NOW,
         asked_ns=now_ns(),
         redis_up=True,
@@ -153,6 +161,20 @@ def test_metrics_include_a_spark_query_position(view: MetricsView) -> None:
     labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
     assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}
+
+
+def test_figures_of_an_outbox(view: MetricsView) -> None:
+    """The age grows without a relay, because nothing else measures it."""
+    shop = frozenset({("outbox", "shop")})
+    for name, expected in [("rows", 3), ("oldest_age_seconds", 2.5), ("relay_up", 1),
+                           ("sent_total", 40), ("dead_total", 1)]:  # fmt: skip
+        assert scrape(view)[f"streamqd_outbox_{name}"] == {shop: expected}, name
+    view.outboxes = (SHOP._replace(ttl=None), SHOP._replace(name="other", ttl=None, rows=0))
+    samples = scrape(view)
+    assert samples["streamqd_outbox_relay_up"][shop] == 0
+    ages = samples["streamqd_outbox_oldest_age_seconds"]
+    assert ages.pop(shop) == pytest.approx(62.5, abs=30.0)
+    assert [*ages.values()] == [2.5]
 
 
 def test_age_uses_the_clock_of_the_server(view: MetricsView) -> None:
@@ -247,7 +269,7 @@ def test_metric_names_and_texts_are_valid() -> None:
         assert metric.help.endswith(".")
         assert set(metric.labels) <= {
             *("topic", "partition", "group", "consumer", "result", "task", "version", "python"),
-            "reason",
+            *("reason", "outbox"),
         }
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
 

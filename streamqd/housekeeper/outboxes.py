@@ -1,0 +1,38 @@
+"""Reads the figures that the relays of this instance's outboxes published, for the metrics.
+
+The relays may run elsewhere. The databases are not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamqd.errors import BadValue
+from streamqd.housekeeper.batch import Refusals
+from streamqd.logs import Once
+from streamqd.metrics.view import MetricsView
+from streamqd.store import outbox
+from streamqd.store.outbox import OutboxView
+from streamqd.store.store import Store
+
+
+def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad: Once) -> None:
+    """Read the figures of all outboxes into the view, in one round trip.
+
+    An unreadable outbox has no figures, and the others keep theirs. Raises RedisRefused after all
+    have been read.
+    """
+    if not names:
+        return
+    replies = store.pipeline([each for name in names for each in outbox.view(store.keys, name)])
+    refusals, found, wrong = Refusals(), [], []
+    for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
+        if not (refusals.took(fields) and refusals.took(ttl_ms)):
+            continue
+        try:
+            found.append(OutboxView.parse(name, fields, ttl_ms, store.keys.outbox(name)))
+        except BadValue as error:
+            wrong.append(error)
+    view.outboxes = tuple(found)
+    bad.values(wrong)
+    refusals.raise_first()
