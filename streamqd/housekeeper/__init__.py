@@ -14,7 +14,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
@@ -132,16 +132,7 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
-        names, bad = [each.name for each in self._settings.outboxes], logs.bad_values()
-
-        def outboxes() -> None:
-            measure_outboxes(store, view, names, bad)
-
         scheduler = Scheduler(store, view, self._settings, isolate)
-        runs = self._killed_runs
-        traces = [] if runs is None else [Task("export_spans", killed.LOOK_SECONDS, runs.run)]
-        history = self._history
-        minutes = [] if history is None else [Task("history", MINUTE, history.run)]
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -153,15 +144,27 @@ class Housekeeper:
             Task("move_schedules", MOVES_SECONDS, scheduler.finish_moves),
             Task("fire_schedules", 1.0, scheduler.fire),
             Task("measure", 3.0, self._measure),
-            Task("measure_outboxes", 3.0, outboxes),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
             Task("expire_dead_letters", 30.0, expirer.run),
             Task("load_scripts", 2.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
-            *minutes,
-            *traces,
+            *self._chosen_tasks(),
         ]
+
+    def _chosen_tasks(self) -> Iterator[Task]:
+        """Yield the tasks that the settings turn on."""
+        if self._history is not None:
+            yield Task("history", MINUTE, self._history.run)
+        if self._killed_runs is not None:
+            yield Task("export_spans", killed.LOOK_SECONDS, self._killed_runs.run)
+        names, bad = [each.name for each in self._settings.outboxes], logs.bad_values()
+        if names:
+            yield Task(
+                "measure_outboxes",
+                3.0,
+                lambda: measure_outboxes(self._store, self.view, names, bad),
+            )
 
     def run(self) -> int:
         """Work until a stop is requested. Return the exit code."""

@@ -53,8 +53,8 @@ CASES = [
 ]
 # A scene of the worker covers it on servers that refuse to queue a read with full memory.
 FULL_MEMORY_ONLY = {"message_fetch"}
-# A relay of an outbox speaks to a database too: each call is lost in test_lost_replies_of_scripts.py,
-# and the relay is killed at each call in test_kill_points_outbox.py.
+# A relay of an outbox speaks to a database too. Its calls are lost in
+# test_lost_replies_of_scripts.py, and it is killed at each of them in test_kill_points_outbox.py.
 OF_RELAYS = {"outbox_take", "outbox_keep", "outbox_drop", "outbox_fence", "outbox_publish"}
 # Scenes whose roles call single scripts, which are loaded at first use.
 UNTAUGHT = (
