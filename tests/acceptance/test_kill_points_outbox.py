@@ -14,14 +14,14 @@ from tests.support.databases import DatabaseServer
 from tests.support.kill_relays import POINTS, Desk
 from tests.support.servers import Server
 
-pytestmark = [pytest.mark.promise, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.promise, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NewDesks = Callable[[str], "list[Desk]"]
 # The statements are the same in all dialects, and their outcomes are tested in each.
 DIALECTS = [
     "sqlite",
-    pytest.param("postgresql", marks=pytest.mark.slow),
-    pytest.param("mysql", marks=pytest.mark.slow),
+    "postgresql",
+    "mysql",
 ]
 
 

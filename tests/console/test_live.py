@@ -16,12 +16,12 @@ from tests.support import optional
 from tests.support.console import NO_BROWSER
 from tests.support.waiting import wait_until
 
-pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER]
+pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.slow]
 
 PAUSE_SECONDS = 10.0
 
 
-def until(page, condition: str, timeout: float = 15.0) -> None:
+def until(page, condition: str, timeout: float = 60.0) -> None:
     """Wait for a JavaScript expression. The policy forbids playwright's own way to do that."""
     wait_until(lambda: page.evaluate(condition) or page.wait_for_timeout(50), timeout=timeout)
 
