@@ -16,7 +16,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from tests.support.spark_process import QUICK, family, need_spark, pipeline, said
+from tests.support.spark_process import QUICK, family, name_of, need_spark, pipeline, said
 from tests.support.waiting import wait_until
 
 deltalake = pytest.importorskip("deltalake")
@@ -56,7 +56,7 @@ def test_every_run_retries_an_outage_and_names_a_dead_jvm(
             proxy.heal()
             add()
             wait_until(lambda: so_far(archived() == 2), timeout=60)
-            [java] = [each for each in family(running.pid) if each.name() == "java"]
+            [java] = [each for each in family(running.pid) if name_of(each) == "java"]
             java.send_signal(psutil.signal.SIGKILL)
             add()
             assert running.wait(120) == 1, said(tmp_path)

@@ -89,6 +89,14 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def name_of(one: psutil.Process) -> str:
+    """Return the name of a process, '' if it has ended since it was listed."""
+    try:
+        return str(one.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def executors(pid: int) -> list[psutil.Process]:
     """Return the executors of a driver that are separate JVMs."""
     found = []
