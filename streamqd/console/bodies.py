@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.console.access import Person
-
 MASK = "***"
 SHOWN_BYTES = 64 << 10  # of a payload on a page. The rest is in the download.
 CUT_CHARS = 160  # of a payload in a row of a list
@@ -135,11 +133,6 @@ class BodyReader:
     def _printed(self, value: Any) -> str:
         pointers = {each for each in self.masks if each.startswith("/")}
         return _printed(value, "", pointers if self.bodies == "masked" else set(), "")
-
-
-def reader_of(person: Person, masks: Sequence[str]) -> BodyReader:
-    """Return what a person may see."""
-    return BodyReader(person.bodies, masks)
 
 
 def _printed(value: Any, pointer: str, masks: set[str], indent: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from streamqd.console.access import Person, Role
 from streamqd.console.backend import Desk
+from streamqd.console.bodies import BodyReader
 from streamqd.console.overview import FleetNow
 from streamqd.errors import Malformed
 
@@ -31,6 +32,11 @@ class Visit:
     def now(self) -> FleetNow:
         """The shared snapshot of the fleet. Raises RedisUnavailable."""
         return self.desk.now
+
+    @property
+    def reader(self) -> BodyReader:
+        """What the person may see of messages."""
+        return BodyReader(self.person.bodies, self.desk.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:
         """Return a parameter of the URL, without spaces around it."""

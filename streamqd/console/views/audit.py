@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from streamqd.admin import audit
 from streamqd.admin.audit import AuditEntry
-from streamqd.console.bodies import reader_of
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.store import topics
 
@@ -39,7 +38,7 @@ def show(visit: Visit) -> Context:
 
 def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
     """Return the arguments of a command. Filters by key and headers are parts of messages."""
-    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    reader = visit.reader
     return {
         name: reader.text(str(value)) if name in _BODY else value
         for name, value in entry.arguments.items()

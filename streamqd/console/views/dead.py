@@ -11,7 +11,6 @@ from streamqd.admin.dead_letters import Target
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.topics import partition_count
 from streamqd.console.access import Role
-from streamqd.console.bodies import reader_of
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import (
     Act,
@@ -93,7 +92,7 @@ def show(visit: Visit) -> Context:
     causes = None
     if not visit.text("cursor"):
         causes = dead_letters.causes(store, topic, choice, last=COUNTED)
-    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    reader = visit.reader
     return {
         "now": now,
         "topic": topic,
@@ -113,7 +112,7 @@ def show_letter(visit: Visit) -> Context:
     """Return the dossier of one letter."""
     topic = visit.path["topic"]
     letter = dead_letters.show(visit.desk.store, topic, visit.path["letter"])
-    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    reader = visit.reader
     return {
         "now": visit.now,
         "topic": topic,
@@ -336,7 +335,8 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
     )
 
 
-def _headers(visit: Visit) -> dict[str, str]:
+def stated_headers(visit: Visit) -> dict[str, str]:
+    """Return the headers of a form. Raises Malformed."""
     try:
         found = json.loads(visit.text("headers") or "{}")
     except (ValueError, RecursionError):
@@ -353,7 +353,7 @@ def preview_edit(visit: Visit) -> Preview:
         return Preview(
             [], refusal="This payload cannot be edited as text, or you may not see all of it."
         )
-    _headers(visit)
+    stated_headers(visit)
     return Preview(
         [
             f"A new message with this payload would be sent to every group of {topic}.",
@@ -368,7 +368,7 @@ def edit(visit: Visit) -> ActResult:
     if not _edit_fields(visit):
         raise Refused("you may not see all of this payload, so it cannot be edited")
     letter = dead_letters.show(visit.desk.store, topic, name)
-    headers = _headers(visit) | {EDITED: letter.uid or f"{topic} {name}"}
+    headers = stated_headers(visit) | {EDITED: letter.uid or f"{topic} {name}"}
     payload = visit.query.get("payload", "")
     if b"\r\n" in letter.payload:
         payload = payload.replace("\n", "\r\n")

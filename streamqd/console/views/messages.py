@@ -6,16 +6,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from streamqd.admin import audit, tail
 from streamqd.admin import trace as tracing
 from streamqd.admin.messages import MessageFilter
-from streamqd.admin.reading import pairs
+from streamqd.admin.reading import headers_of, pairs
 from streamqd.admin.tail import TailedEntry
 from streamqd.admin.topics import partition_count
 from streamqd.console.access import Role
-from streamqd.console.bodies import reader_of
 from streamqd.console.view import (
     Act,
     ActResult,
@@ -26,7 +24,7 @@ from streamqd.console.view import (
     Preview,
     Visit,
 )
-from streamqd.console.views.dead import choice_of, send
+from streamqd.console.views.dead import choice_of, send, stated_headers
 from streamqd.errors import Malformed, Refused
 from streamqd.policy.partitioning import crc32_partition
 
@@ -59,7 +57,7 @@ def show(visit: Visit) -> Context:
         )
     test = _test_of(visit)
     rows, cursor, looked, total = _search(visit, choice, test)
-    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    reader = visit.reader
     return {
         "now": visit.now,
         "topic": topic,
@@ -149,7 +147,7 @@ def show_message(visit: Visit) -> Context:
         raise Malformed(f"{uid} is not a message of {visit.path['topic']}")
     found = tracing.trace(visit.desk.fleet, name)
     fields = _fields(visit, name.partition, found.id) if found.entry is not None else {}
-    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    reader = visit.reader
     return {
         "now": visit.now,
         "topic": name.topic,
@@ -157,7 +155,7 @@ def show_message(visit: Visit) -> Context:
         "fields": fields,
         "body": reader.body(fields.get(b"payload", b"")) if fields else None,
         "key": reader.key(fields.get(b"key")),
-        "headers": reader.headers(_headers(fields)),
+        "headers": reader.headers(headers_of(fields)),
         "reader": reader,
     }
 
@@ -166,16 +164,6 @@ def _fields(visit: Visit, partition: int, entry_id: str) -> Mapping[bytes, bytes
     store, topic = visit.desk.store, visit.path["topic"]
     page = store.execute("XRANGE", store.keys.stream(topic, partition), entry_id, entry_id)
     return pairs(page[0][1]) if page else {}
-
-
-def _headers(fields: Mapping[bytes, Any]) -> dict[str, str]:
-    try:
-        found = json.loads(fields.get(b"headers", b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(name): str(value) for name, value in found.items()}
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:
@@ -208,12 +196,7 @@ def _send_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
-    try:
-        headers = json.loads(visit.text("headers") or "{}")
-    except (ValueError, RecursionError):
-        raise Malformed("the headers are not JSON") from None
-    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
-        raise Malformed("the headers are not a JSON object of strings")
+    headers = stated_headers(visit)
     text = visit.text("delay")
     try:
         delay = float(text) if text else None

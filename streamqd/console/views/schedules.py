@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from streamqd.admin import schedules
 from streamqd.console.access import Role
-from streamqd.console.bodies import reader_of
 from streamqd.console.view import Act, ActResult, ConsoleView, Context, Preview, Visit
 from streamqd.errors import Refused
 
@@ -37,7 +36,7 @@ def show_one(visit: Visit) -> Context:
         ticks = schedules.upcoming(store, (), name, None, TICKS_SHOWN).rows
     except Refused:
         ticks = []
-    reader = reader_of(visit.person, visit.desk.settings.console.masks)
+    reader = visit.reader
     stated = {
         setting: reader.text(str(value)) if setting in _BODY else value
         for setting, value in (detail.specification or {}).items()

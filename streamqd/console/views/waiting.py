@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from streamqd.admin import delayed, retries
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
-from streamqd.console.bodies import reader_of
 from streamqd.console.view import Act, ActResult, ConsoleView, Context, FormField, Preview, Visit
 from streamqd.errors import Malformed
 from streamqd.words import plural
@@ -27,7 +26,7 @@ def show_retries(visit: Visit) -> Context:
         "page": found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET),
         "cursor": visit.text("cursor"),
         "limit": visit.limit,
-        "reader": reader_of(visit.person, visit.desk.settings.console.masks),
+        "reader": visit.reader,
     }
 
 
@@ -41,7 +40,7 @@ def show_delayed(visit: Visit) -> Context:
         "page": found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET),
         "cursor": visit.text("cursor"),
         "limit": visit.limit,
-        "reader": reader_of(visit.person, visit.desk.settings.console.masks),
+        "reader": visit.reader,
     }
 
 
