@@ -201,7 +201,7 @@ WORDS = ("ack", "fail", "dead")  # the outcome that the paused instance attempts
 
 def keyspace(daemon: Daemon) -> dict[bytes, bytes]:
     """Return the dumps of all keys about messages and owners."""
-    passing = (":members:", ":info:", ":instance:")
+    passing = (":members:", ":info:", ":instance:", ":history:")
     names = sorted(daemon.link.execute("KEYS", "*"))
     kept = [name for name in names if not any(one.encode() in name for one in passing)]
     return dict(zip(kept, daemon.link.pipeline([("DUMP", name) for name in kept]), strict=True))

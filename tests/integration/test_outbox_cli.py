@@ -17,6 +17,7 @@ from streamqd.cli.outbox import outbox_of
 from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox.database import connect
+from tests.support import optional
 from tests.support.databases import DatabaseServer, PostgreSQL
 
 Invoke = Callable[..., Result]
@@ -141,7 +142,11 @@ def test_an_unknown_database_names_the_remedy(database_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://u:secret@127.0.0.1:1/x", "mysql://u:secret@127.0.0.1:1/x"]
+    "url",
+    [
+        pytest.param("postgresql://u:secret@127.0.0.1:1/x", marks=optional.need("psycopg")),
+        pytest.param("mysql://u:secret@127.0.0.1:1/x", marks=optional.need("pymysql")),
+    ],
 )
 def test_an_absent_server_is_unavailable_without_its_password(url: str) -> None:
     with pytest.raises(DatabaseUnavailable, match="cannot be reached") as unavailable:

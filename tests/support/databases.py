@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from tests.support import optional
 from tests.support.servers import NoServerError
 from tests.support.waiting import wait_until
 
@@ -272,13 +273,9 @@ SERVERS: dict[str, Callable[[], DatabaseServer]] = {
 
 
 def start(dialect: str) -> DatabaseServer:
-    """Start a server. Raises NoServerError when it or its driver is not installed."""
-    module = {"postgresql": "psycopg", "mysql": "pymysql"}.get(dialect)
-    if module:
-        try:
-            __import__(module)
-        except ImportError:
-            raise NoServerError(f"{module} is not installed: `make test-all` installs it") from None
+    """Start a server. Raises NoServerError if it is not installed, and skips without its driver."""
+    if package := {"postgresql": "psycopg", "mysql": "pymysql"}.get(dialect):
+        optional.skip_without(package)
     return SERVERS[dialect]()
 
 

@@ -46,6 +46,13 @@ def need(*packages: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing) and not demanded(), reason=reason)
 
 
+def skip_without(package: str) -> None:
+    """Skip the running test where the package is missing, or fail it where all are demanded."""
+    if importlib.util.find_spec(package) is None:
+        stop = pytest.fail if demanded() else pytest.skip
+        stop(f"{package} is not installed: {HINT}")
+
+
 def missing(error: BaseException | None) -> str:
     """Return why a test module could not be imported, if a package is missing; else ''."""
     if demanded():
