@@ -381,6 +381,7 @@ class ConsoleApp:
                 hidden={name: sent[name] for name in sent if name not in {f.name for f in fields}},
                 seen=forms.digest(sent),
                 preview=preview,
+                typed=act.typed(visit),
                 problem=problem,
                 request_id=forms.new_request(),
                 action=self._pages.to(act.name, **path),
@@ -402,7 +403,7 @@ class ConsoleApp:
 
         def run(desk: Desk) -> ActResult:
             visit = Visit(desk, person, path, values)
-            forms.check_typed(typed, act.preview(visit).typed)
+            forms.check_typed(typed, act.typed(visit))
             return doors.acting(person.name, lambda: act.run(visit))
 
         try:

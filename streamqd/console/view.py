@@ -57,6 +57,11 @@ class Visit:
         return self.number("limit", PAGE_ROWS, least=1, most=PAGE_ROWS_MAX)
 
 
+def topic_of(visit: Visit) -> str:
+    """Return the name of the topic in the path."""
+    return visit.path["topic"]
+
+
 @dataclass(frozen=True, slots=True)
 class ConsoleView:
     """A page that shows something and changes nothing.
@@ -106,14 +111,12 @@ class FormField:
 class Preview:
     """The dry run of an act: sentences about its effect, which has not happened.
 
-    `refusal` is the reason why it cannot be done, '' if it can. `typed` is the name that a person
-    must type ahead of a destructive act, '' for others. `rows` is a table below the sentences:
-    the head and the rows.
+    `refusal` is the reason why it cannot be done, '' if it can. `rows` is a table below the
+    sentences: the head and the rows.
     """
 
     sentences: Sequence[str]
     refusal: str = ""
-    typed: str = ""
     rows: tuple[Sequence[str], Sequence[Sequence[object]]] | None = None
 
 
@@ -133,7 +136,9 @@ class Act:
     GET shows the fields, filled from the URL, and the dry run of these values. POST checks role,
     origin, typed name and request id, then calls `run` once. `run` uses the functions of
     `streamqd.admin`, which write the audit trail with the person's name. `submit` is the text of
-    the button. `fields` and `preview` get the values of the URL, `run` those of the form.
+    the button. `fields` and `preview` get the values of the URL, `run` those of the form. `typed`
+    returns the name that a person must type to confirm a destructive act, '' for other acts. It
+    reads nothing.
     """
 
     name: str
@@ -144,5 +149,6 @@ class Act:
     preview: Callable[[Visit], Preview]
     run: Callable[[Visit], ActResult]
     fields: Callable[[Visit], Sequence[FormField]] = lambda _visit: ()
+    typed: Callable[[Visit], str] = lambda _visit: ""
     template: str = "act.html"
     example: str = ""

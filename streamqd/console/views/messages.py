@@ -1,35 +1,25 @@
-"""Messages: search in a budget, one message's journey, and sending one."""
+"""Messages: search in a budget, and one message's journey."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from streamqd.admin import audit, tail
+from streamqd.admin import tail
 from streamqd.admin import trace as tracing
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import headers_of, pairs
 from streamqd.admin.tail import TailedEntry
 from streamqd.admin.topics import partition_count
 from streamqd.console.access import Role
-from streamqd.console.view import (
-    Act,
-    ActResult,
-    ConsoleView,
-    Context,
-    Download,
-    FormField,
-    Preview,
-    Visit,
-)
-from streamqd.console.views.dead import choice_of, send, stated_headers
+from streamqd.console.view import ConsoleView, Context, Download, Visit
+from streamqd.console.views.dead import choice_of
 from streamqd.errors import Malformed, Refused
 from streamqd.policy.partitioning import crc32_partition
 
 BUDGET = 10_000  # messages that one request looks at
-DELAY_MAX = 1_000_000_000  # seconds
 SECONDS = 2.0  # after which it stops anyway
 PIECE = 500  # messages between two looks at the clock
 _WHERE = re.compile(
@@ -183,51 +173,6 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
     )
 
 
-# --- send -----------------------------------------------------------------------------------------
-
-
-def _send_fields(visit: Visit) -> Sequence[FormField]:
-    return (
-        FormField("payload", "Payload", visit.query.get("payload", ""), rows=8),
-        FormField("key", "Key", visit.text("key"), "Empty: partitions take turns."),
-        FormField("headers", "Headers", visit.text("headers"), "A JSON object of strings."),
-        FormField("delay", "Delay", visit.text("delay"), "Seconds. Empty: readable now."),
-    )
-
-
-def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
-    headers = stated_headers(visit)
-    text = visit.text("delay")
-    try:
-        delay = float(text) if text else None
-    except ValueError:
-        delay = -1.0
-    if delay is not None and not 0 <= delay <= DELAY_MAX:
-        raise Malformed(f"the delay must be a number of seconds from 0 to {DELAY_MAX:,}")
-    return headers, delay
-
-
-def preview_send(visit: Visit) -> Preview:
-    """Return what sending would do."""
-    topic = visit.path["topic"]
-    count = partition_count(visit.desk.store, topic)
-    _, delay = _given(visit)
-    key = visit.text("key")
-    where = f"partition {crc32_partition(key.encode(), count)}" if key else "the next partition"
-    size = len(visit.query.get("payload", "").encode())
-    when = f" in {delay:g} s" if delay else ""
-    return Preview([f"A message of {size:,} bytes would be sent to {where} of {topic}{when}."])
-
-
-def send_message(visit: Visit) -> ActResult:
-    """Send."""
-    topic = visit.path["topic"]
-    headers, delay = _given(visit)
-    uid = send(visit, topic, visit.query.get("payload", ""), visit.text("key"), headers, delay)
-    audit.record(visit.desk.store, topic, "produce", arguments={"uid": uid}, counts={"sent": 1})
-    return ActResult(f"Sent as {uid}.", "message", {"topic": topic, "uid": uid})
-
-
 VIEWS = (
     ConsoleView(
         "messages", "/topics/{topic}/messages", "Messages", show, example="/topics/orders/messages"
@@ -238,19 +183,6 @@ VIEWS = (
         "Message",
         show_message,
         example="/topics/orders/message?uid=UID",
-    ),
-)
-ACTS = (
-    Act(
-        "send",
-        "/topics/{topic}/send",
-        "Send a message",
-        "Send",
-        Role.OPERATOR,
-        preview_send,
-        send_message,
-        _send_fields,
-        example="/topics/orders/send",
     ),
 )
 DOWNLOADS = (Download("message_payload", "/topics/{topic}/payload", Role.VIEWER, payload),)

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from streamqd.admin import delayed, retries
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
-from streamqd.console.view import Act, ActResult, ConsoleView, Context, FormField, Preview, Visit
+from streamqd.console.view import (
+    Act,
+    ActResult,
+    ConsoleView,
+    Context,
+    FormField,
+    Preview,
+    Visit,
+    topic_of,
+)
 from streamqd.errors import Malformed
 from streamqd.words import plural
 
@@ -73,9 +82,9 @@ def _sends(visit: Visit) -> list[str]:
     return [each.position.name for each in found.every(choice, CHOSEN_MAX)]
 
 
-def _preview(count: int, noun: str, text: str, typed: str = "") -> Preview:
+def _preview(count: int, noun: str, text: str) -> Preview:
     refusal = "" if count else f"No {noun} waits."
-    return Preview([f"{plural(count, noun)} would {text}."], refusal=refusal, typed=typed)
+    return Preview([f"{plural(count, noun)} would {text}."], refusal=refusal)
 
 
 def preview_retry_now(visit: Visit) -> Preview:
@@ -124,7 +133,7 @@ def send_now(visit: Visit) -> ActResult:
 
 def preview_send_cancel(visit: Visit) -> Preview:
     """Return how many delayed sends would be cancelled."""
-    return _preview(len(_sends(visit)), "delayed send", "never be sent", typed=visit.path["topic"])
+    return _preview(len(_sends(visit)), "delayed send", "never be sent")
 
 
 def send_cancel(visit: Visit) -> ActResult:
@@ -194,6 +203,7 @@ ACTS = (
         preview_send_cancel,
         send_cancel,
         _id_field,
+        topic_of,
         example="/topics/orders/delayed/cancel",
     ),
 )

@@ -1,0 +1,179 @@
+"""Sending: a new message, and the edited copy of a dead letter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from streamqd.admin import audit, dead_letters
+from streamqd.admin.topics import partition_count
+from streamqd.console.access import Role
+from streamqd.console.view import Act, ActResult, FormField, Preview, Visit
+from streamqd.errors import Malformed, Refused
+from streamqd.policy.partitioning import crc32_partition
+from streamqd.producer.producer import Producer
+
+DELAY_MAX = 1_000_000_000  # seconds
+EDITED = "x-edited-from"
+
+# --- send -----------------------------------------------------------------------------------------
+
+
+def _send_fields(visit: Visit) -> Sequence[FormField]:
+    return (
+        FormField("payload", "Payload", visit.query.get("payload", ""), rows=8),
+        FormField("key", "Key", visit.text("key"), "Empty: partitions take turns."),
+        FormField("headers", "Headers", visit.text("headers"), "A JSON object of strings."),
+        FormField("delay", "Delay", visit.text("delay"), "Seconds. Empty: readable now."),
+    )
+
+
+def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
+    headers = stated_headers(visit)
+    text = visit.text("delay")
+    try:
+        delay = float(text) if text else None
+    except ValueError:
+        delay = -1.0
+    if delay is not None and not 0 <= delay <= DELAY_MAX:
+        raise Malformed(f"the delay must be a number of seconds from 0 to {DELAY_MAX:,}")
+    return headers, delay
+
+
+def preview_send(visit: Visit) -> Preview:
+    """Return what sending would do."""
+    topic = visit.path["topic"]
+    count = partition_count(visit.desk.store, topic)
+    _, delay = _given(visit)
+    key = visit.text("key")
+    where = f"partition {crc32_partition(key.encode(), count)}" if key else "the next partition"
+    size = len(visit.query.get("payload", "").encode())
+    when = f" in {delay:g} s" if delay else ""
+    return Preview([f"A message of {size:,} bytes would be sent to {where} of {topic}{when}."])
+
+
+def send_message(visit: Visit) -> ActResult:
+    """Send."""
+    topic = visit.path["topic"]
+    headers, delay = _given(visit)
+    uid = send(visit, topic, visit.query.get("payload", ""), visit.text("key"), headers, delay)
+    audit.record(visit.desk.store, topic, "produce", arguments={"uid": uid}, counts={"sent": 1})
+    return ActResult(f"Sent as {uid}.", "message", {"topic": topic, "uid": uid})
+
+
+# --- edit and send --------------------------------------------------------------------------------
+
+
+def _edit_fields(visit: Visit) -> Sequence[FormField]:
+    letter = dead_letters.show(visit.desk.store, visit.path["topic"], visit.path["letter"])
+    try:
+        text, key = letter.payload.decode(), (letter.key or b"").decode()
+    except UnicodeDecodeError:
+        return ()
+    if "\0" in text + key:  # no form can hold it
+        return ()
+    if visit.person.bodies != "show":
+        return ()
+    return (
+        FormField("payload", "Payload", visit.query.get("payload", text), rows=12),
+        FormField("key", "Key", visit.query.get("key", key)),
+        FormField(
+            "headers",
+            "Headers",
+            visit.query.get("headers", json.dumps(dict(letter.headers or {}))),
+            "A JSON object of strings.",
+        ),
+    )
+
+
+def stated_headers(visit: Visit) -> dict[str, str]:
+    """Return the headers of a form. Raises Malformed."""
+    try:
+        found = json.loads(visit.text("headers") or "{}")
+    except (ValueError, RecursionError):
+        raise Malformed("the headers are not JSON") from None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise Malformed("the headers are not a JSON object of strings")
+    return found
+
+
+def preview_edit(visit: Visit) -> Preview:
+    """Return what sending the edited message would do."""
+    topic, name = visit.path["topic"], visit.path["letter"]
+    if not _edit_fields(visit):
+        return Preview(
+            [], refusal="This payload cannot be edited as text, or you may not see all of it."
+        )
+    stated_headers(visit)
+    return Preview(
+        [
+            f"A new message with this payload would be sent to every group of {topic}.",
+            f"It has the header {EDITED}. The dead letter {name} stays until it is purged.",
+        ]
+    )
+
+
+def edit(visit: Visit) -> ActResult:
+    """Send the edited message."""
+    topic, name = visit.path["topic"], visit.path["letter"]
+    if not _edit_fields(visit):
+        raise Refused("you may not see all of this payload, so it cannot be edited")
+    letter = dead_letters.show(visit.desk.store, topic, name)
+    headers = stated_headers(visit) | {EDITED: letter.uid or f"{topic} {name}"}
+    payload = visit.query.get("payload", "")
+    if b"\r\n" in letter.payload:
+        payload = payload.replace("\n", "\r\n")
+    uid = send(visit, topic, payload, visit.query.get("key", ""), headers)
+    audit.record(
+        visit.desk.store,
+        topic,
+        "dlq edit",
+        arguments={"letter": name, "uid": uid},
+        counts={"sent": 1},
+    )
+    return ActResult(f"Sent as {uid}.", "dead_letter", {"topic": topic, "letter": name})
+
+
+def send(
+    visit: Visit,
+    topic: str,
+    payload: str,
+    key: str,
+    headers: Mapping[str, str],
+    delay: float | None = None,
+) -> str:
+    """Send one message and return its uid. The topic must exist."""
+    partition_count(visit.desk.store, topic)
+    with Producer(None, visit.desk.settings, create=False) as producer:
+        try:
+            return producer.send(
+                topic, payload, key=key or None, headers=dict(headers) or None, delay=delay
+            )
+        except (ValueError, TypeError, OverflowError) as error:
+            raise Malformed(f"nothing was sent: {error}") from None
+
+
+ACTS = (
+    Act(
+        "send",
+        "/topics/{topic}/send",
+        "Send a message",
+        "Send",
+        Role.OPERATOR,
+        preview_send,
+        send_message,
+        _send_fields,
+        example="/topics/orders/send",
+    ),
+    Act(
+        "edit",
+        "/topics/{topic}/dead/{letter}/edit",
+        "Edit and send",
+        "Send",
+        Role.OPERATOR,
+        preview_edit,
+        edit,
+        _edit_fields,
+        example="/topics/orders/dead/LETTER/edit",
+    ),
+)
