@@ -84,7 +84,7 @@ The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0
 | `/startupz` | 200 if the start is finished. |
 | `/readyz` | 200 while working or on standby, with Redis. After `streamqd drain`, it stays ready. |
 | `/status` | The partitions of this instance and their state, as JSON. |
-| `/` | The same as a read-only HTML page. |
+| `/` | A short page with the state of this instance and links to these paths. |
 
 The three health endpoints return 200 or 503, with the reasons as JSON.
 """,

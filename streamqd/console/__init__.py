@@ -95,9 +95,14 @@ async def _serve(
             timeout_graceful_shutdown=STOP_SECONDS,
         )
     )
-    # uvicorn raises the signals that it received once more when it has stopped.
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # For signals that arrive before uvicorn handles them, and after: it raises those that it
+    # received once more when it has stopped.
     for each in STOP_SIGNALS:
-        signal.signal(each, lambda *_: None)
+        signal.signal(each, stop)
     announce()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not serving.done():

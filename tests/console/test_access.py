@@ -114,6 +114,11 @@ def test_sigterm_ends_the_console_with_0(fleet, new_console):
     stream.close()
 
 
+def test_sigterm_after_the_first_line_ends_the_console(fleet, new_console):
+    """A signal between this line and the start of the server was lost."""
+    assert new_console(fleet).stop(signal.SIGTERM) == 0
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

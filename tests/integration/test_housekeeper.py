@@ -504,7 +504,11 @@ def test_housekeeper_measures_publishes_and_serves(
     assert 'streamqd_topic_length{partition="0",topic="access"} 3.0' in text
     status = json.loads(running.get("/status")[1])
     assert (status["instance"], status["not_ready"]) == ("web-1", [])
-    assert b"access/0/hits" in running.get("/")[1]
+    front = running.get("/")[1].decode()
+    assert "owns 1 partition " in front
+    links = re.findall(r'href="([^"]+)"', front)
+    assert len(links) == 5
+    assert [path for path in links if running.get(f"/{path}")[0] == 404] == []
 
 
 def test_outboxes_are_measured_apart(store: Store, view: MetricsView) -> None:
@@ -815,29 +819,10 @@ def test_summary_has_the_progress_of_a_recovery(
 # --- the page -------------------------------------------------------------------------------------
 
 
-def test_status_page_escapes_its_values(
-    view: MetricsView, slot: WorkerSlot, server: Server
-) -> None:
+def test_front_page_escapes_its_values(view: MetricsView, slot: WorkerSlot, server: Server) -> None:
     evil = "<script>alert(1)</script>"
     document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
-    document["instance"] = document["assignments"][0]["group"] = document["host"] = evil
-    text = page.render(document, [evil])
+    text = page.render(document | dict.fromkeys(("instance", "host", "fleet"), evil), [evil])
     assert "<script" not in text
-    assert text.count("&lt;script&gt;") >= 4
+    assert text.count("&lt;script&gt;") == 5  # title, heading, two facts, and the reason
     assert "src=" not in text
-    assert "href=" not in text
-
-
-def test_status_page_counts_dead_letters_per_group(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
-) -> None:
-    """U10: the column "dead (all groups)" showed the dead letters of the group."""
-    for group in (desk.unit.group, "another", "another"):
-        desk.do("XADD", desk.dlq, "*", "payload", "x", "group", group)
-    deque(measure(desk.store, view), maxlen=0)
-    document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
-    text = page.render(document, [])
-    headings = re.findall(r"<th[^>]*>([^<]*)</th>", text)
-    cells = re.findall(r"<td[^>]*>([^<]*)</td>", text)
-    assert dict(zip(headings, cells, strict=True))["dead letters"] == "1"
-    assert not any("all groups" in each for each in headings)

@@ -2,8 +2,8 @@
 
     python -m tests.pages.shots [FOLDER]
 
-Shows `streamqd top` in tmux, and the web console, the status page and the report in Chromium. A
-picture is skipped with a note if its program is missing.
+Shows `streamqd top` in tmux, and the web console and the report in Chromium. A picture is skipped
+with a note if its program is missing.
 """
 
 from __future__ import annotations
@@ -99,22 +99,21 @@ def shoot_report(daemon: Daemon, picture: Path) -> None:
 
 
 @contextmanager
-def at_work() -> Iterator[tuple[Daemon, str]]:
-    """Run a daemon with some failures and a hanging handler. Return it and its address."""
+def at_work() -> Iterator[Daemon]:
+    """Run a daemon with some failures and a hanging handler."""
     server = servers.start("valkey", tcp=True)
-    address = f"127.0.0.1:{servers.free_port()}"
     done = threading.Event()
     with tempfile.TemporaryDirectory() as folder:
         daemon = Daemon(
             Path(folder), server.url, partitions=6, groups=["bill", "mail"], name="west-1",
-            consumer={"max_attempts": 3, "backoff": {"base": "1s"}}, http=address,
+            consumer={"max_attempts": 3, "backoff": {"base": "1s"}},
         )  # fmt: skip
         sender = threading.Thread(target=load, args=(daemon, done))
         with daemon:
             try:
                 sender.start()
                 daemon.send(["await gate"], 3)
-                yield daemon, f"http://{address}/"
+                yield daemon
             finally:
                 done.set()
                 sender.join()
@@ -126,12 +125,11 @@ def at_work() -> Iterator[tuple[Daemon, str]]:
 def main(images: Path) -> None:
     """Take all screenshots."""
     images.mkdir(parents=True, exist_ok=True)
-    with at_work() as (daemon, url):
+    with at_work() as daemon:
         if shutil.which("tmux"):
             shoot_top(daemon, images / "top.svg")
         else:
             print("skipped, tmux is not installed: top.svg")
-        shoot_page(url, images / "status.png", "1200,540")
         shoot_report(daemon, images / "report.png")
     console_shots.main(images)
     for picture in sorted(images.iterdir()):

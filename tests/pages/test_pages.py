@@ -38,9 +38,12 @@ def make_reader(
     kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
     port = str(free_port())  # the default port may be in use by a daemon of another test
     kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
+    console = str(free_port())
+    kept["STREAMQ_CONSOLE__BIND"] = f"127.0.0.1:{console}"
     kept["PATH"] = f"{Path(python).parent}:{kept['PATH']}"
     (home / "streamqd").symlink_to(ROOT)
-    return Reader(home, kept, {"9464": port, "8000": str(free_port()), **replaced}, patience)
+    ports = {"9464": port, "9466": console, "8000": str(free_port())}
+    return Reader(home, kept, {**ports, **replaced}, patience)
 
 
 @pytest.fixture

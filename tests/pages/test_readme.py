@@ -106,7 +106,7 @@ def test_both_have_the_same_code_and_pictures() -> None:
     for one, other in zip(english, chinese, strict=True):
         assert meaning(one) == meaning(other), f"line {other.line}"
 
-    pictures = [re.findall(r"images/([\w.-]+)\)", p.read_text()) for p in (README, CHINESE)]
+    pictures = [re.findall(r"images/([\w.-]+)", p.read_text()) for p in (README, CHINESE)]
     assert pictures[0] == pictures[1] != []
 
 
