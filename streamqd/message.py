@@ -305,4 +305,4 @@ def _parsed(what: str, raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except RecursionError:
-        raise ValueError(f"the {what} of the message nests too deep") from None
+        raise ValueError(f"the {what} of the message is nested too deeply") from None

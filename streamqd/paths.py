@@ -56,7 +56,8 @@ def below(root: Path, *parts: str | PurePosixPath) -> Path:
         raise Refused(f"{str(joined)!r} is not a path below {root}") from error
     if Path(real) != Path(real_root, joined):
         raise Refused(
-            f"{root / joined} has a symbolic link below {root}: remove the link; nothing was done"
+            f"{root / joined} contains a symbolic link below {root}; remove the link (nothing was"
+            " done)"
         )
     return root / joined
 

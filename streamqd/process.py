@@ -220,7 +220,9 @@ def spawn(
     """
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
-        raise RuntimeError(f"the supervisor must be single-threaded to fork; also alive: {names}")
+        raise RuntimeError(
+            f"the supervisor must be single-threaded to fork, but it has more threads: {names}"
+        )
     stacks = _memory_for_stacks()
     try:
         parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

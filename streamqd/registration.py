@@ -80,25 +80,25 @@ def _count_problems(settings: Settings, topic: str, count: int | None) -> list[s
     if count is None:
         return [
             (
-                f"consumers: the dead letters of {topic} are read, but there is no such topic yet;"
-                f" correct the name, write [topics.{topic}] with its partitions, or start its"
-                " producer or consumer first"
+                f"consumers: a consumer reads the dead letters of {topic}, which does not exist"
+                f" yet; correct the name, write [topics.{topic}] with its partitions, or start"
+                " its producer or consumer first"
             )
         ]
     wanted = _wanted(settings.topics.get(topic))
     if wanted is not None and wanted < count:
         return [
             (
-                f"topics.{topic}.partitions: {wanted} is less than the {count} registered ones; "
-                f"a topic cannot shrink, write {count}"
+                f"topics.{topic}.partitions: {wanted} is less than the {count} registered"
+                f" partitions; a topic cannot shrink, so write {count}"
             )
         ]
     if wanted is not None and wanted > count:
         logs.event(
             "config.warning",
             logging.WARNING,
-            about=f"topics.{topic}.partitions is {wanted}, but {count} are registered; "
-            f"`streamqd topic grow {topic} {wanted}` makes them as many",
+            about=f"topics.{topic}.partitions is {wanted}, but {count} are registered; run"
+            f" `streamqd topic grow {topic} {wanted}` to add partitions",
         )
     return []
 
@@ -109,8 +109,8 @@ def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
         return []
     return [
         (
-            f"consumers: they read {units} partitions in all, one instance can take {SLOT_COUNT}; "
-            "give some of them to instances of another fleet"
+            f"consumers: together they have {units} partitions, but one instance can own at most"
+            f" {SLOT_COUNT}; move some of them to another fleet"
         )
     ]
 

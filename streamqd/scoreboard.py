@@ -352,7 +352,7 @@ class WorkerSlot:
         if unit is None or token == next_token == bytes(_TOKEN_BYTES):
             return None
         if found != self._lease_sum(token, next_token, epoch):
-            raise ValueError("its tokens do not match their check sum")
+            raise ValueError("its tokens do not match their checksum")
         texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, next_token)]
         return RecordedLease(Lease(unit, texts[0], epoch), texts[1])
 
@@ -366,7 +366,9 @@ class WorkerSlot:
         """Write the places of all entries in flight and set every state to WAITING."""
         raw = b" ".join(places)
         if len(places) > ENTRIES_MAX:
-            raise ValueError(f"{len(places)} entries in hand, the slot holds {ENTRIES_MAX}")
+            raise ValueError(
+                f"{len(places)} entries in flight, but a slot has room for {ENTRIES_MAX}"
+            )
         generation = self.words[_GENERATION]
         self.words[_GENERATION] = generation + 1
         self.states[: len(places)] = bytes(len(places))
@@ -474,7 +476,7 @@ class WorkerSlot:
         batch = self.batch()
         for place in (*batch.done, *batch.running):
             if not _PLACE.fullmatch(place):
-                raise ValueError("an entry in hand has no place")
+                raise ValueError("an entry in flight has no place")
         return batch
 
     def restore(self, done: list[bytes], running: list[bytes]) -> None:

@@ -202,7 +202,9 @@ def _missing_loop(settings: Settings) -> list[str]:
 
 def _nothing_to_do(modules: Sequence[str]) -> str:
     if not modules:
-        return "consumers: nothing to do; name a module in daemon.handlers, or add [[consumers]]"
+        return (
+            "consumers: none are configured; add a module to daemon.handlers, or add [[consumers]]"
+        )
     return (
         f"daemon.handlers: {', '.join(modules)} declares no handler; put"
         " @handler(topic=..., group=...) above a function there, or add [[consumers]]"
@@ -277,7 +279,7 @@ def preload(settings: Settings) -> None:
     others = ", ".join(thread.name for thread in threading.enumerate()[1:])
     if others:
         problem = f"daemon.preload: a library started a thread ({others}); a process with threads"
-        raise StartRefused(3, [f"{problem} cannot be forked safely, take the library out"])
+        raise StartRefused(3, [f"{problem} cannot be forked safely; remove the library"])
 
 
 def raise_descriptor_limit() -> None:

@@ -95,9 +95,12 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
     if score is None or raw is None:
         missed = look_for(store, topic, [f"{partition}:{send_id}"])
         raise Refused(
-            f"{name} was sent already, as {missed.sent[0].uid}"
+            f"{name} was already sent, as {missed.sent[0].uid}"
             if missed.sent
-            else f"delayed send {name} not found in {topic}; it was sent or canceled, or never was"
+            else (
+                f"delayed send {name} not found in {topic}; it was sent or canceled, or never"
+                " existed"
+            )
         )
     fields = scheduled.fields_of(raw, items, send_id)
     known = (b"payload", b"key", b"headers", b"sentAt", b"sendId")

@@ -161,8 +161,9 @@ def write(
     reply = fleet.store.run(call)
     if reply.word == "FULL":
         raise Refused(
-            f"the fleet has {int(reply.rest[0])} directives, no more are allowed; `streamqd control"
-            " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
+            f"the fleet has {int(reply.rest[0])} directives, which is the maximum; list them with"
+            " `streamqd control list`, and remove old ones with `streamqd control clear` or"
+            " `streamqd rebalance`"
         )
     # Without the permission to publish, or without a listener, the next heartbeat finds it.
     fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
@@ -211,7 +212,7 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
         known = topics.groups(fleet.store, scope.topic, range(count))
         if scope.group not in known:
             there = ", ".join(known) or "none"
-            raise Refused(f"no group {scope.group} reads {scope.topic}; there are: {there}")
+            raise Refused(f"no group {scope.group} reads {scope.topic}; its groups are: {there}")
 
 
 def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
@@ -220,7 +221,7 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
     wider = [str(each) for each in found if each != scope and each.covers(scope)]
-    notes = [f"it is paused by {each} too" for each in wider]
+    notes = [f"it is also paused by {each}" for each in wider]
     return _given(fleet, name, why=why, changed=scope not in found, notes=notes, dry_run=dry_run)
 
 
@@ -231,7 +232,7 @@ def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
     ended = [each for each in found if scope.covers(each)]
     wider = [each for each in found if each not in ended and each.covers(scope)]
     if wider and not ended:
-        raise Refused(f"{scope} is paused as a part of {wider[0]}; resume that")
+        raise Refused(f"{scope} is paused as part of {wider[0]}; resume {wider[0]} instead")
     notes = [
         f"{each} is still paused" for each in found if each not in ended and _meet(each, scope)
     ]
@@ -282,7 +283,7 @@ def living(state: FleetState, instance: str) -> MemberView:
         raise Refused(f"the instance {instance} has been silent for {seconds:.0f} s")
     near = difflib.get_close_matches(instance, state.live, n=1)
     there = ", ".join(sorted(state.live)) or "none"
-    hint = f"did you mean {near[0]}?" if near else f"there are: {there}"
+    hint = f"did you mean {near[0]}?" if near else f"its instances are: {there}"
     raise Refused(f"instance {instance} is not in this fleet; {hint}")
 
 
@@ -386,7 +387,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     lives = [held.ttl for held in last if held.ttl]
     if lives:
         raise Refused(
-            f"{instance} still holds {plural(len(lives), 'partition')}; its leases expire within"
+            f"{instance} still owns {plural(len(lives), 'partition')}; its leases expire within"
             f" {max(lives):.0f} s, so run the command again then"
         )
     if not dry_run:
@@ -410,13 +411,15 @@ def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
         if beat.instance == instance:
             return beat
     there = ", ".join(sorted(state.silent)) or "none"
-    raise Refused(f"no instance {instance} is in the fleet {fleet.name}; silent are: {there}")
+    raise Refused(
+        f"instance {instance} is not in the fleet {fleet.name}; its silent instances are: {there}"
+    )
 
 
 def _alive(instance: str, seconds: float) -> Refused:
     return Refused(
-        f"the instance {instance} is live, its last heartbeat is {max(0.0, seconds):.1f} s old;"
-        " stop it, and it leaves the fleet"
+        f"the instance {instance} is live (last heartbeat {max(0.0, seconds):.1f} s ago); stop"
+        " it, and it leaves the fleet"
     )
 
 
@@ -502,7 +505,7 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     if cap and owner != to and Counter(owners.values())[to] >= cap:
         raise Refused(f"the instance {to} owns {cap} partitions, which is its max_partitions")
     name = f"move:{unit}"
-    notes = [f"{to} owns it already, and will keep it"] if owner == to else []
+    notes = [f"{to} already owns it and will keep it"] if owner == to else []
     known = state.control.moves.get(unit)
     changed = owner != to or known is None or known.to != to
     return _given(fleet, name, why=why, to=to, changed=changed, notes=notes, dry_run=dry_run)

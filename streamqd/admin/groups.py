@@ -304,8 +304,9 @@ def position(text: str, now_unix_ms: int) -> str:
             first = Id(_unix_ms(text, now_unix_ms), 0)
         except (ValueError, OverflowError):
             raise Malformed(
-                f"--to {text}: write earliest, latest, an id such as 1700000000000-0, a time such"
-                " as 2026-11-21T09:00:00Z, or how long ago, such as 2h"
+                f"--to {text} is not a position; pass earliest, latest, an id such as"
+                " 1700000000000-0, a time such as 2026-11-21T09:00:00Z, or how long ago, such as"
+                " 2h"
             ) from None
     if first.ms > now_unix_ms + FUTURE_MS_MAX:
         raise Refused(
@@ -320,7 +321,7 @@ def _unix_ms(text: str, now_unix_ms: int) -> int:
     except ValueError:
         moment = dt.datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        raise ValueError("a time without its zone")
+        raise ValueError("a time without a time zone")
     return max(0, round(moment.timestamp() * 1000))
 
 
@@ -410,8 +411,8 @@ def _owned_sentence(unit: Unit, owner: str) -> str:
     if owner != growth.OWNER:
         return owned_sentence(unit, owner)
     return (
-        f"{unit.topic} is growing, and {unit} is not read until that is over; run `streamqd topic"
-        " grow` to continue it"
+        f"{unit.topic} is growing, and {unit} is not read until the growth is complete; run"
+        " `streamqd topic grow` to continue it"
     )
 
 

@@ -106,9 +106,10 @@ def _refuse_cluster(store: Store, topic: str) -> None:
     """Raise Refused if count and partitions are in different slots: producers cannot watch it."""
     if len(store.connection.together([store.keys.meta(topic), store.keys.stream(topic, 0)])) > 1:
         raise Refused(
-            f"{topic} is on a Redis Cluster, where producers cannot go over to another number of"
-            " partitions at one instant, and keys would lose their order: make a topic with more"
-            " partitions, let producers write to it, and delete this one when it is settled"
+            f"{topic} is on a Redis Cluster, where producers cannot all switch to another number"
+            " of partitions at the same instant, so keys would lose their order; create a topic"
+            f" with more partitions, let producers write to it, and delete {topic} when its"
+            " messages are acknowledged"
         )
 
 
@@ -133,7 +134,8 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
             return Growth.parse(reply)
         case "OTHER":
             raise Refused(
-                f"the topic {topic} grows to {int(reply.rest[0])} partitions; finish that first"
+                f"the topic {topic} is already growing to {int(reply.rest[0])} partitions;"
+                " complete that first"
             )
         case _:
             raise Refused(f"another client changed the topic {topic}; check it and try again")
@@ -141,15 +143,15 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
 
 def _check(topic: str, count: int, to: int) -> None:
     if to < count:
-        raise Refused(f"the topic {topic} has {count} partitions already; a topic cannot shrink")
+        raise Refused(f"the topic {topic} already has {count} partitions; a topic cannot shrink")
     if to % count:
         near = [each for each in (to // count * count, (to // count + 1) * count) if each > count]
         raise Refused(
-            f"{to} is not a multiple of the {count} partitions of {topic}: keys would move between"
-            f" old partitions and lose their order; take {' or '.join(map(str, near))}"
+            f"{to} is not a multiple of the {count} partitions of {topic}: keys would move"
+            f" between old partitions and lose their order; choose {' or '.join(map(str, near))}"
         )
     if to > PARTITIONS_MAX:
-        raise Refused(f"a topic has {PARTITIONS_MAX} partitions at most")
+        raise Refused(f"a topic can have at most {PARTITIONS_MAX} partitions")
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
@@ -176,8 +178,8 @@ def _keep(
         # After the switch, a daemon may already read a new group, which has no earlier messages.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.STARTED:
             raise Refused(
-                f"{unit} is owned already, although the topic has only {found.before} partitions;"
-                f" delete the rest of an older topic {topic} first"
+                f"{unit} is already owned, although the topic has only {found.before} partitions;"
+                f" delete the remains of an older topic {topic} first"
             )
 
 

@@ -1,7 +1,7 @@
 """Find the message of a row of an outbox. Writes nothing.
 
 `Outbox.send` returns `TOPIC/outbox/UID` before a partition has an entry. The entry carries the UID
-as its send ID, and the UID begins with the time of the send, by the sender's clock. The search is
+as its send ID, and the UID starts with the time of the send, by the sender's clock. The search is
 bounded. A partition that cannot be read only makes it incomplete.
 """
 
@@ -69,7 +69,7 @@ def read_uid(text: str) -> OutboxUid | None:
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     """Search all partitions: delayed sends, entries from the send on, and the newest entries."""
     bad, keys, numbers = BadValues(), store.keys, range(partitions)
-    # The delayed sends first, because one that becomes due is found in its stream.
+    # Delayed sends come first: one that becomes due during the search is found in its stream.
     waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, ask(store, waiting, bad), strict=True):
         if score is not None:

@@ -24,7 +24,7 @@ SEQ_MAX = (1 << 64) - 1  # largest second part of an id
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # any client may write it
 PAGE_MAX = 64  # entries with their bodies of one reply
 BATCH = 256  # commands in one pipeline
-_OURS = "what streamqd writes there"
+_OURS = "a value in the format of streamqd"
 # The server as a whole is unavailable, so no further read can succeed.
 _HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
@@ -90,7 +90,7 @@ def read_id(raw: bytes | str) -> Id:
         raise ValueError(f"{text!r} is not an id such as 1700000000000-0")
     found = Id(int(ms), int(seq))
     if max(found) > SEQ_MAX:
-        raise ValueError(f"{text!r} is not an id: its numbers are too large")
+        raise ValueError(f"{text!r} is not an id, because its numbers are too large")
     return found
 
 

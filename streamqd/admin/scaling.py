@@ -1,6 +1,6 @@
-"""How many workers each group can use now: the data of `streamqd scale` and of autoscalers.
+"""Measure how many workers each group can use now, for `streamqd scale` and autoscalers.
 
-It is measured in Redis, so it is also known while no instance runs. Writes nothing.
+Everything is read from Redis, so the figures exist even if no instance runs. Writes nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamqd.store.store import Store
 class GroupScale:
     """The work of one group, and the number of workers that it can use.
 
-    `backlog` counts unread messages, delivered ones that are not finished, and `due` ones: retries,
-    delayed sends and schedules whose time comes within the given seconds. `backlog_exact` is false
-    where the server keeps no count of unread messages, so that `backlog` is a lower bound. `busy`
+    `backlog` counts unread messages, messages in flight, and `due`: the retries, delayed sends and
+    schedules that are due within the given seconds. `backlog_exact` is false if the server does not
+    count unread messages, and `backlog` is then a lower bound. `busy`
     is the number of partitions with unfinished messages. `wanted` is the number of partitions with
     a backlog, but no more than one for each `target` messages. It is 0 for a paused or stopped
     group.
@@ -59,10 +59,10 @@ class ScaleView:
 def measure(
     fleet: Fleet, names: Collection[str] = (), *, target: int, within_seconds: float
 ) -> ScaleView:
-    """Measure groups by their names, TOPIC or TOPIC/GROUP, or all groups if there are no names.
+    """Measure groups by their names, TOPIC or TOPIC/GROUP, or all groups without names.
 
-    `target` is the backlog that one worker should have, at least 1. Raises TopicMissing, and
-    Refused if there is no such group.
+    `target` is the backlog that one worker should have, at least 1. Raises TopicMissing
+    for an unknown topic, and Refused for an unknown group.
     """
     store, bad = fleet.store, BadValues()
     state = published.fleet_state(fleet, bad)
@@ -99,7 +99,7 @@ def _name(unit: Unit) -> str:
 
 
 def _due(store: Store, units: Sequence[Unit], last_unix_ms: int, bad: BadValues) -> Counter[Unit]:
-    """Count what is due for each assignment up to an instant."""
+    """Count the due times of each assignment up to an instant."""
     sets = {unit: _timed(store.keys, unit) for unit in units}
     names = list(dict.fromkeys(name for some in sets.values() for name in some))
     replies = ask(store, [("ZCOUNT", name, "-inf", last_unix_ms) for name in names], bad)
@@ -108,7 +108,7 @@ def _due(store: Store, units: Sequence[Unit], last_unix_ms: int, bad: BadValues)
 
 
 def _timed(keys: Keys, unit: Unit) -> list[str]:
-    """Return the sorted sets, by due time, of what an assignment will have to handle."""
+    """Return the keys of the sorted sets that contain the due times of an assignment."""
     found = [keys.retry(*unit)]
     if not unit.group.endswith(LETTERS):  # dead letters have no delayed sends
         place = (unit.topic, unit.partition)

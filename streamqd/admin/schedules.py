@@ -533,7 +533,7 @@ def check_name(name: str) -> None:
     """Raise Malformed when it is not the name of a schedule."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise Malformed(
-            f"{name!r} is not the name of a schedule: use 1 to 64 of a-z 0-9 . _ - and no dot first"
+            f"{name!r} is not a valid schedule name; use 1 to 64 of a-z 0-9 . _ - and no dot first"
         )
 
 
@@ -720,7 +720,7 @@ def _removable(store: Store, found: _SeenSchedule) -> bool:
         if ago <= TAKEOVER_MS:
             raise Refused(
                 f"schedule {found.name} is declared by an instance of fleet {found.line.fleet};"
-                " take it out of the configuration, reload, and repeat the command after"
+                " remove it from the configuration, reload, and repeat the command after"
                 f" {TAKEOVER_MS // 1000} s, or run `streamqd schedule pause {found.name}`"
             )
     return True

@@ -110,8 +110,8 @@ def delete(
     if found.owned and not force:
         more = f" and {len(found.owned) - 1} more" if len(found.owned) > 1 else ""
         raise Refused(
-            f"{found.owned[0]}{more}: the topic is in use; stop its consumers first, or"
-            " pass --force"
+            f"the topic is in use ({found.owned[0]}{more}); stop its consumers first, or pass"
+            " --force"
         )
     reply = store.run(topics.retirement(store.keys, topic))
     if reply.word == "MISSING":

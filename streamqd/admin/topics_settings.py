@@ -111,10 +111,12 @@ def changed_topic(
         name, equals, value = text.partition("=")
         parts = name.strip().split(".")
         if not (equals and all(parts)):
-            problems.sentences.append(f"{text}: write NAME=VALUE, such as retention.max_age=24h")
+            problems.sentences.append(
+                f"{text}: not a setting; pass NAME=VALUE, such as retention.max_age=24h"
+            )
         elif parts == ["partitions"]:
             problems.sentences.append(
-                f"partitions: only `streamqd topic grow {topic} N` changes the number"
+                f"partitions: cannot be changed here; run `streamqd topic grow {topic} N`"
             )
         else:
             overlay.put(raw, (*path, *parts), value)

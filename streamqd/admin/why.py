@@ -401,7 +401,7 @@ _UNOWNED = (
     CauseRule(
         "internal-error",
         _in("failed"),
-        "{owner} gave {unit} up for a while after an internal error of streamqd{last}",
+        "{owner} released {unit} temporarily after an internal error of streamqd{last}",
         _FIX_INTERNAL,
     ),
     CauseRule(
@@ -456,13 +456,13 @@ _OWNED = (
     CauseRule(
         "no-report",
         _in("", "unknown"),
-        "{owner} owns {unit} but has published no state of it",
+        "{owner} owns {unit}, but has not published its state",
         f"{_LATER}; if it stays so, read the log of that instance",
     ),
     CauseRule(
         "internal-error",
         _in("failed"),
-        "{owner} gave {unit} up for a while after an internal error of streamqd{last}",
+        "{owner} released {unit} temporarily after an internal error of streamqd{last}",
         _FIX_INTERNAL,
     ),
     CauseRule(
@@ -485,9 +485,8 @@ _AT_WORK = (
     CauseRule(
         "blocked",
         _in("blocked"),
-        "{unit} waits on {owner} for the message at the head of its line, which has failed{next}"
-        "{last}",
-        'fix the handler for that message; with on_error = "block" no later one passes it',
+        "{unit} is blocked on {owner} by its first message, which has failed{next}{last}",
+        'fix the handler for that message; with on_error = "block", all later messages wait for it',
     ),
     CauseRule(
         "circuit-open",
@@ -525,8 +524,8 @@ _AT_WORK = (
     CauseRule(
         "loop-blocked",
         lambda f: f.row.loop_blocked_seconds,
-        "a coroutine has blocked the event loop of {unit} on {owner} for {blocked}{blocker}: no"
-        " other coroutine there continues",
+        "a coroutine has blocked the event loop of {unit} on {owner} for {blocked}{blocker},"
+        " which stops all other coroutines there",
         "await something that does not block, or move that call to a thread with asyncio.to_thread;"
         " loop.blocked in the log of {owner} has the stack",
     ),
@@ -586,7 +585,7 @@ _OTHER_CLIENTS = (
     CauseRule(
         "other-client",
         lambda f: any(f.foreign),
-        "another client: {clients} of {unit}, and has not acknowledged them",
+        "another client has fetched messages of {unit} and not acknowledged them: {clients}",
         "stop that client; streamqd takes its entries over after reclaim_idle",
     ),
 )

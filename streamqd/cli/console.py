@@ -17,7 +17,11 @@ ROLES = ("viewer", "operator", "admin")
 
 @click.command(short_help="Serve the web console.")
 @click.option("--bind", metavar="HOST:PORT", help="Override console.bind.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Only the port of it. 0: a free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help=("Override the port of console.bind. 0: a free port."),
+)
 @click.option("--read-only", is_flag=True, help="Treat every person as a viewer.")
 @click.option(
     "--users",
@@ -99,7 +103,7 @@ def console(
 
 
 def _say(line: str) -> None:
-    """Print a line now. A closed standard output is no reason to stop serving."""
+    """Print a line immediately. A closed standard output does not stop the console."""
     try:
         click.echo(line)
         sys.stdout.flush()

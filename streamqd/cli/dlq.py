@@ -133,7 +133,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
             return
         print_causes(found.causes, now)
         if found.others:
-            session.note(f"{count(found.others, 'dead letter')} of still other causes")
+            session.note(f"{count(found.others, 'dead letter')} with other causes")
         if not found.complete:
             session.note(f"only the newest {found.looked_at:,} were counted")
         session.note(f"{found.looked_at:,} of {count(found.total, 'dead letter')} in {topic}")
@@ -144,9 +144,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
 @dlq.command()
 @click.argument("topic")
 @click.argument("letter_id", metavar="PARTITION:MS-SEQ")
-@click.option(
-    "--mask", is_flag=True, help="Hide what users wrote: payload, key, headers, texts of errors."
-)
+@click.option("--mask", is_flag=True, help="Hide user data: payload, key, headers and error texts.")
 @answering
 def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> CommandResult:
     """Show all fields of one dead letter."""
@@ -240,7 +238,9 @@ def replay(
     """
     require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
     if everyone and to_topic is not None:
-        raise click.UsageError("--to-topic goes to every group there: leave --everyone out")
+        raise click.UsageError(
+            "--to-topic already sends to every group of that topic; omit --everyone"
+        )
     target = Target(everyone, partition, to_topic)
     rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
     choice = chosen(session, topic, filters, ids)
@@ -299,7 +299,7 @@ def _replayed(
         bound = _bounded(choice, done.started_unix_ms + 1)
         again = command_line(session, "replay", done.topic, bound, rest)
         if done.unknown:
-            notes.append(f"{count(done.unknown, 'dead letter')} may have been replayed or not")
+            notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been replayed")
         notes.append(f"the others were not touched; continue with: {again}")
         code, error = _exit_of(done.result, f"interrupted: {done.error}")
     return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
@@ -322,7 +322,7 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     if not plan.dead_letters:
         return
     if limit == plan.dead_letters:
-        click.echo("no more because of --limit, the oldest of each partition first")
+        click.echo("limited by --limit, oldest first in each partition")
     if plan.replayed_before:
         most = max(each.replays for each in plan.causes)
         click.echo(f"{plan.replayed_before:,} were replayed before, up to {most} times")
@@ -401,7 +401,7 @@ def purge(
     meter.end()
     notes = [] if done.audited else [NOT_AUDITED]
     if done.unknown:
-        notes.append(f"{count(done.unknown, 'dead letter')} may have been purged or not")
+        notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been purged")
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
     code, error = _exit_of(done.result, f"interrupted: {done.error}; the others stay")
     return CommandResult(done, text, code, notes, error)
@@ -413,7 +413,7 @@ def purge(
 @filter_options
 @click.option(
     "-o", "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file, whole or not at all. Default: standard output.",
+    help="Output file, replaced only when the export is complete. Default: standard output.",
 )  # fmt: skip
 @yes_option
 @answering

@@ -58,7 +58,8 @@ _FILTERS = (
         "--since", type=MOMENT, metavar="TIME",
         help="Only dead letters from this time on: 12h (ago), or 2026-11-21T08:30 (UTC).",
     ),
-    click.option("--until", type=MOMENT, metavar="TIME", help="Only those before this time."),
+    click.option("--until", type=MOMENT, metavar="TIME", help=("Only dead letters before this"
+                                                               " time.")),
 )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
 
     KEPT BY is the group (or @archive) that still needs messages beyond the retention, or the
     retention itself. NEEDED counts the messages from the oldest needed message on, and SINCE is the
-    age of that message. The exit code is 1 if there is a problem.
+    age of the message. The exit code is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

@@ -169,7 +169,7 @@ def _hushed() -> Iterator[None]:
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
-        raise click.UsageError(f"--conf {text}: write spark.NAME=VALUE")
+        raise click.UsageError(f"--conf {text} is not spark.NAME=VALUE")
     return name, value
 
 

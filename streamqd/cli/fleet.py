@@ -89,7 +89,7 @@ def read_scope(
     """Parse TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, and the options -g and -p."""
     if everything:
         if name is not None or group is not None or partition is not None:
-            raise click.UsageError("--all stands alone")
+            raise click.UsageError("--all takes no other argument")
         return Scope()
     if name is None:
         raise click.UsageError("pass TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or --all")
@@ -100,7 +100,9 @@ def read_scope(
     elif len(parts) != 1:
         scope = _scope(name)
     if not all(parts):
-        raise click.UsageError(f"{name}: write TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP")
+        raise click.UsageError(
+            f"{name} is not valid; pass TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP"
+        )
     if group is not None:
         if scope.group not in (None, group):
             raise click.UsageError(f"{name} and --group {group} name different groups")
@@ -142,13 +144,15 @@ def move(
     """
     topic, partition, group = _scope(name)
     if topic is None or partition is None or group is None:
-        raise click.UsageError(f"{name}: name one partition of one group")
+        raise click.UsageError(
+            f"{name} is not valid; pass one partition of one group, TOPIC/PARTITION/GROUP"
+        )
     unit = Unit(topic, partition, group)
     if instance is not None and to is not None:
         raise click.UsageError("pass the instance once, after the partition or with --to")
     owner = instance if instance is not None else to
     if owner is None:
-        raise click.UsageError(f"name the instance that is to own {unit}")
+        raise click.UsageError(f"pass the instance that should own {unit}")
     fleet = session.fleet
     return DirectiveResult(
         directives.move(fleet, unit, owner, reason, dry_run=dry_run),
@@ -216,7 +220,7 @@ def drain(
         )
     return DirectiveResult(
         done,
-        f"{instance} hands over what it owns",
+        f"{instance} hands over its partitions",
         lambda: directives.not_drained(fleet, instance),
     )
 
@@ -287,7 +291,10 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
         click.echo(printable(f"{instance} {verb} forgotten; it was silent for {silence}"))
         if done.ownerless:
             what = count(done.ownerless, "partition")
-            click.echo(f"nobody owns {what} that it owned: an instance that offers them takes over")
+            click.echo(
+                f"{what} that it owned wait for an owner; a live instance that offers"
+                " them takes over"
+            )
         if done.directives:
             names = ", ".join(done.directives)
             click.echo(printable(f"directives to it stay (`streamqd control clear`): {names}"))

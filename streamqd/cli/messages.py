@@ -403,7 +403,7 @@ def _changed_sends(
     def show() -> None:
         click.echo(text)
         for each in done.sent:
-            click.echo(f"{printable(each.id)} was sent already, as {each.uid}", err=True)
+            click.echo(f"{printable(each.id)} was already sent, as {each.uid}", err=True)
         for name in done.unknown:
             click.echo(
                 f"{printable(name)} is unknown: it was sent or canceled, or never existed", err=True
@@ -565,7 +565,7 @@ def cancel_retries(
         click.echo(f"{became}{gone}")
         if done.unreadable:
             session.note(
-                f"{done.unreadable:,} stay, because they cannot be read: --drop discards them"
+                f"{done.unreadable:,} stay, because they cannot be read; --drop discards them"
             )
 
     return CommandResult(done, show)

@@ -181,7 +181,7 @@ def owner(row: Any) -> str:
 
 
 def epoch(row: Any) -> str | None:
-    """Return the epoch of the owner without commas, None if there was no owner yet."""
+    """Return the epoch of the owner without commas, or None before the first owner."""
     return str(row.epoch) if row.epoch else None
 
 

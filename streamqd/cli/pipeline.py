@@ -320,7 +320,7 @@ def run(
 def _pair(option: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise click.UsageError(f"{option} {text}: write NAME=VALUE")
+        raise click.UsageError(f"{option} {text} is not NAME=VALUE")
     return name, value
 
 

@@ -159,7 +159,7 @@ def produce(
     shared = _shared(headers, partition, delay, at, expires, one)
     key = _key(form, one_key, key_regex, key_field)
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
+        raise Malformed(f"{topic!r} is not a valid topic name; {NAME_HINT}")
     done = Produced(topic)
     try:
         lines = _source(payload, source, form)
@@ -293,11 +293,11 @@ def _parsed(line: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise ValueError("is not JSON that can be read: it is nested too deeply") from None
+        raise ValueError("is JSON that is nested too deeply") from None
 
 
 def _not_json(word: str) -> Any:
-    raise json.JSONDecodeError(f"{word} is not a value of JSON", "", 0)
+    raise json.JSONDecodeError(f"{word} is not a JSON value", "", 0)
 
 
 _decode = json.JSONDecoder(parse_constant=_not_json).decode
@@ -392,7 +392,9 @@ def _key(form: str, one: str | None, regex: str | None, field: str | None) -> Ke
     try:
         pattern = re.compile(os.fsencode(regex))
     except re.error as error:
-        raise click.UsageError(f"--key-regex {regex!r} is not an expression: {error}") from None
+        raise click.UsageError(
+            f"--key-regex {regex!r} is not a regular expression: {error}"
+        ) from None
     group = 1 if pattern.groups else 0
 
     def of_match(line: bytes) -> bytes | None:
@@ -407,9 +409,9 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise click.UsageError(f"--header {text}: write NAME=VALUE")
+            raise click.UsageError(f"--header {text} is not NAME=VALUE")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise click.UsageError(f"--header {name!a}: write it as UTF-8 text")
+            raise click.UsageError(f"--header {name!a} is not UTF-8 text")
         headers[name] = value
     return headers
 

@@ -68,7 +68,7 @@ def scale(
     for name in names:
         topic, slash, group = name.partition("/")
         if not topic or "/" in group or (slash and not group):
-            raise click.UsageError(f"{name}: write TOPIC or TOPIC/GROUP")
+            raise click.UsageError(f"{name} is not valid; pass TOPIC or TOPIC/GROUP")
 
     def look() -> ScaleView:
         return measure(session.fleet, names, target=target, within_seconds=within)
@@ -107,7 +107,7 @@ class ScaleServer:
         session.timeout = session.timeout or LOOK_TIMEOUT
         address = session.settings.http.address
         if address is None:
-            raise click.UsageError("--bind: write HOST:PORT or unix:PATH")
+            raise click.UsageError("--bind must be HOST:PORT or unix:PATH")
         self._session = session
         self._look = look
         self._address = address

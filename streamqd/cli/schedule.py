@@ -176,13 +176,15 @@ def next_(
         stated = next((each for each in configured if each.name == name), None)
         if stated is None:
             raise
-        notes.append("Redis does not answer; these are the ticks by the configuration file")
+        notes.append(
+            "Redis does not answer, so these ticks are computed from the configuration file"
+        )
         first = now_unix_ms + 1 if since is None else since
         seen = schedules.foreseen(stated, first, number, "configuration")
 
     def print_it() -> None:
         if not seen.rows:
-            click.echo("no tick follows")
+            click.echo("no further ticks")
             return
         table(("TICK", f"IN {seen.timezone}"), [(row.tick, row.local) for row in seen.rows])
 
@@ -346,7 +348,7 @@ def _changed(
     if not done.changed:
         return CommandResult(done, f"{name} already has these settings; nothing was changed")
     due = (
-        "; no tick follows"
+        "; no further ticks"
         if done.due_unix_ms is None
         else f"; due in {age(done.due_unix_ms - round(time.time() * 1000))}"
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamqd.admin.published import Fleet
 
 TIMEOUT = 5.0  # seconds per round trip of a command to Redis
-NOT_AUDITED = "the audit log could not be written: this is not in it"
+NOT_AUDITED = "the audit log could not be written, so it does not contain this command"
 
 
 @dataclass

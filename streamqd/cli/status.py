@@ -174,7 +174,7 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
         text += f", since {since} ({age(now_unix_ms - group.since_unix_ms)})"
     slope = group.lag_per_second
     if slope is None:
-        return f"{text}, trend not known"
+        return f"{text}, trend unknown"
     if abs(slope) < STEADY:
         return f"{text}, steady"
     if slope > 0:
@@ -188,7 +188,7 @@ def _show_directives(seen: fleet.StatusView) -> None:
     for each in seen.directives:
         text = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""
-        gone = " (no such instance lives)" if each.instance_missing else ""
+        gone = " (not live)" if each.instance_missing else ""
         since = f"{age(seen.now_unix_ms - each.at_unix_ms)} by {printable(each.by)}"
         if each.kind in ("pause", "stop"):
             click.echo(f"{text} for {since}{reason}")

@@ -61,7 +61,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
     and ? explains the columns. The command changes nothing. NO_COLOR or --no-color disables colors.
     """
     if interval < INTERVAL_MIN:
-        raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
+        raise click.UsageError(f"--interval must be at least {INTERVAL_MIN:g}s")
     if once or as_json:
         seen = snapshot.read_published(session.fleet)
         if as_json:
@@ -72,9 +72,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
             click.echo("".join(cell.text for cell in line).rstrip())
         return None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError(
-            "top needs a terminal; --once prints one frame, and --json one document, without"
-        )
+        raise click.UsageError("top needs a terminal; pass --once or --json to run it without one")
     return TopScreen(session, Terminal(colour=session.coloured), interval).run()
 
 
@@ -197,7 +195,7 @@ class TopReader:
             except ConfigError as error:
                 self._trouble = str(error)
             except RedisRefused as error:
-                self._trouble = f"Redis refuses to tell: {error}"
+                self._trouble = f"Redis refused the request: {error}"
             self._wake()
             self._stop.wait(max(INTERVAL_MIN / 2, self._interval - (time.monotonic() - began)))
         if link is not None:

@@ -125,7 +125,7 @@ def _print_settings(
         if line in defaults and not differs and name != "archive":
             continue
         click.echo(
-            f"{line}" + (f"  (by this configuration; registered: {other})" if differs else "")
+            f"{line}" + (f"  (from this configuration; registered: {other})" if differs else "")
         )
 
 
@@ -157,7 +157,9 @@ def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> Co
     def show() -> None:
         _show_settings(seen)
         if assignments:
-            session.note("changed; daemons look every 30 s" if seen.changed else "nothing changed")
+            session.note(
+                ("changed; daemons apply it within 30 s") if seen.changed else "nothing changed"
+            )
 
     return CommandResult(seen, show)
 
@@ -295,9 +297,9 @@ def _refuse_smaller_file(session: Session, name: str, partitions: int) -> None:
     stated = session.settings.topics.get(name)
     if stated and "partitions" in stated.stated and stated.partitions < partitions:
         raise Refused(
-            f"{session.settings.source} says partitions = {stated.partitions} of {name}: write"
-            f" {partitions} there, and in the configuration of every daemon that reads it, or"
-            " they will no longer start"
+            f"{session.settings.source} sets partitions = {stated.partitions} for {name}; change"
+            f" it to {partitions} there and in the configuration of every daemon that reads"
+            f" {name}, or those daemons will not start again"
         )
 
 

@@ -64,7 +64,7 @@ def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
         click.echo(printable(f"no group reads {found.topic}/{found.partition}"))
     if not found.complete:
         click.echo(
-            "only the first 20,000 later entries of a stream were looked through: there may be more"
+            "only the first 20,000 later entries of a stream were searched, so there may be more"
         )
 
 

@@ -42,14 +42,17 @@ def trim(
 
     Without a limit option, the topic's retention applies. Entries that a group has not acknowledged
     stay, and so do unarchived entries with archive = "required". HELD BY shows the group (or
-    @archive) that needs the oldest of these entries, and for how long.
+    @archive) that needs the oldest such entry, and for how long.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
     limits = (max_age, max_length, max_bytes)
     holds, partitions = admin.settings(session.store, topic, stated)
     if partition is not None and partition >= partitions:
-        raise Refused(f"{topic} has the partitions 0 to {partitions - 1}, not {partition}")
+        raise Refused(
+            f"{topic} has no partition {partition}; its partitions are numbered 0 to"
+            f" {partitions - 1}"
+        )
     if any(each is not None for each in limits):
         alone = config.Retention(*limits, without_groups=holds.retention.without_groups)
         holds = dataclasses.replace(holds, retention=alone)

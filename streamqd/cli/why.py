@@ -68,6 +68,7 @@ def _place(text: str) -> tuple[str, int | None, str | None]:
     right = number.isascii() and number.isdigit() and len(number) < 10
     if not topic or not right or bool(slash) != bool(group) or "/" in group:
         raise click.UsageError(
-            f"{text}: write TOPIC, TOPIC/PARTITION, such as access/3, or access/3/hits"
+            f"{text} is not valid; pass TOPIC, TOPIC/PARTITION such as access/3, or"
+            " TOPIC/PARTITION/GROUP"
         )
     return topic, int(number), group or None

@@ -56,7 +56,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
         problems.add(
             event_time,
-            "names a column of schema, which is not set: set schema, or remove event_time",
+            "needs a schema, and none is set; set schema, or remove event_time",
         )
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
         # Only Spark parses schemas. This pattern accepts every way to write such a column.
@@ -65,7 +65,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
         if not re.search(column, schema):
             problems.add(
                 event_time,
-                f"{shown(pipeline.event_time)} is not a timestamp or date column of schema: name"
+                f"{shown(pipeline.event_time)} is not a timestamp or date column of schema; name"
                 " such a column, or remove event_time to use the time of the entry",
             )
 
@@ -78,23 +78,29 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             problems.add(url, fault)
         elif has_password(redis.url):
             if redis.password_file is not None:
-                problems.add(url, "holds a password, and password_file names another: remove one")
+                problems.add(
+                    url, "contains a password, and password_file is also set; remove one of them"
+                )
             _check_inline_password(url, source, problems)
     names = ("username", "password_file", "ca_file", "cert_file", "key_file", *_OF_SENTINELS)
     stated = [name for name in names if getattr(redis, name) is not None]
     for name in stated:
         path = ("redis", name)
         if redis.url == EMBEDDED:
-            problems.add(path, 'does not go with url = "embedded:": remove it, or name a server')
+            problems.add(
+                path,
+                'cannot be used with redis.url = "embedded:"; remove it, or set'
+                " redis.url to the address of a server",
+            )
         elif name.endswith("_file") and problems.ok(path):
             _check_file(getattr(redis, name), path, problems, environ)
         if name in names[2:5] and problems.ok(url, path) and not redis.url.startswith("rediss"):
-            problems.add(path, "is for TLS only: write rediss:// in redis.url, or remove it")
+            problems.add(path, "requires TLS; write rediss:// in redis.url, or remove this setting")
         if name in _OF_SENTINELS and problems.ok(url, path) and "+sentinel:" not in redis.url:
-            problems.add(path, "is for redis+sentinel:// only: remove it")
+            problems.add(path, "applies only to redis+sentinel://; remove it")
     if (redis.cert_file is None) != (redis.key_file is None):
         there, missing = ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
-        problems.add(("redis", there), f"needs redis.{missing} too: set both, or neither")
+        problems.add(("redis", there), f"also requires redis.{missing}; set both, or neither")
 
 
 def _check_outbox_files(
@@ -117,12 +123,12 @@ def _check_inline_password(path: TomlPath, source: str, problems: Problems) -> N
     """Add a problem if others can read the password in a URL of the file or the command line."""
     origin = problems.origins.get(path)
     if origin == "command line":
-        problems.add(path, "other users can see a password in a command line: use password_file")
+        problems.add(path, "other users can see a password on the command line; use password_file")
     elif origin is None and (mode := _mode(Path(source))) is not None and mode & 0o077:
         problems.add(
             path,
-            f"holds a password, and others may read {source} (mode {mode:04o}):"
-            f" use password_file, or chmod 600 {source}",
+            f"contains a password, but other users may read {source} (mode {mode:04o}); use"
+            f" password_file, or run chmod 600 {source}",
         )
 
 
@@ -132,40 +138,44 @@ def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping
             found = os.fstat(opened.fileno())
             empty = not opened.read(1)
     except OSError as error:
-        problems.add(path, f"{file} cannot be read ({error.strerror}): name a readable file")
+        problems.add(path, f"{file} cannot be read ({error.strerror}); name a readable file")
         return
     if not stat.S_ISREG(found.st_mode):
-        problems.add(path, f"{file} is not a regular file: name one")
+        problems.add(path, f"{file} is not a regular file; name one")
     elif empty:
-        problems.add(path, f"{file} is empty: write the secret into it")
+        problems.add(path, f"{file} is empty; write the secret into it")
     elif str(path[-1]).endswith(("password_file", "token_file")):
         # systemd protects credentials with ACLs, which the mode shows as group permissions.
         credentials = environ.get("CREDENTIALS_DIRECTORY")
         if not (credentials and file.is_relative_to(credentials)):
             _check_private(file, found, path, problems)
     elif path[-1] == "key_file" and found.st_mode & stat.S_IROTH:
-        problems.add(path, f"all users may read {file}: chmod o-r {file}")
+        problems.add(path, f"all users may read {file}; run chmod o-r {file}")
 
 
 def _check_private(file: Path, found: os.stat_result, path: TomlPath, problems: Problems) -> None:
     if stat.S_IMODE(found.st_mode) & 0o077:
-        problems.add(path, f"others may read {file}: chmod 600 {file}")
+        problems.add(path, f"other users may read {file}; run chmod 600 {file}")
     elif os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
-        problems.add(path, f"{file} belongs to another user: chown it to the one of the daemon")
+        problems.add(
+            path, f"{file} belongs to another user; make the daemon's user its owner (chown)"
+        )
 
 
 def _check_daemon(daemon: Daemon, problems: Problems) -> None:
     path = ("daemon", "instance")
     if problems.ok(path) and not NAME.fullmatch(daemon.instance):
         problems.add(
-            path, f"the host name {shown(daemon.instance)} cannot be used: name this instance here"
+            path,
+            f"the host name {shown(daemon.instance)} is not a valid instance name; set"
+            " daemon.instance",
         )
     if daemon.instance in KEEPERS:
-        problems.add(path, f"{daemon.instance} is reserved for commands: choose another name")
+        problems.add(path, f"{daemon.instance} is reserved for commands; choose another name")
     _check_backoff(daemon.crash_backoff, ("daemon", "crash_backoff"), problems)
     path = ("daemon", "state_dir")
     if problems.ok(path) and daemon.state_dir.exists() and not daemon.state_dir.is_dir():
-        problems.add(path, f"{daemon.state_dir} is not a directory: name another path")
+        problems.add(path, f"{daemon.state_dir} is not a directory; choose another path")
 
 
 def _check_backoff(backoff: Backoff, path: TomlPath, problems: Problems) -> None:
@@ -174,7 +184,7 @@ def _check_backoff(backoff: Backoff, path: TomlPath, problems: Problems) -> None
         problems.add(
             longest,
             f'"{format_duration(backoff.max)}" is shorter than base'
-            f' ("{format_duration(backoff.base)}"): the longest delay is at least the first',
+            f' ("{format_duration(backoff.base)}"); the longest delay must be at least the first',
         )
 
 
@@ -189,14 +199,14 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
         if not name or len(os.fsencode(name)) > SOCKET_BYTES_MAX:
             problems.add(
                 path,
-                f"{shown(http.bind)} is not a socket path: write unix: and a path of at most"
-                f" {SOCKET_BYTES_MAX} bytes, relative to the directory of this file",
+                f"{shown(http.bind)} is not a valid socket address; write unix: and a path of at"
+                f" most {SOCKET_BYTES_MAX} bytes, relative to the directory of this file",
             )
         return
     if not _is_host_and_port(http.bind):
         problems.add(
             path,
-            f'{shown(http.bind)} is not a valid address: write "HOST:PORT", "unix:PATH", or "" to'
+            f'{shown(http.bind)} is not a valid address; write "HOST:PORT", "unix:PATH", or "" to'
             " disable HTTP",
         )
 
@@ -209,16 +219,16 @@ def _is_host_and_port(bind: str) -> bool:
 def _check_console(console: Console, problems: Problems) -> None:
     path = ("console", "bind")
     if problems.ok(path) and not _is_host_and_port(console.bind):
-        problems.add(path, f'{shown(console.bind)} is not a valid address: write "HOST:PORT"')
+        problems.add(path, f'{shown(console.bind)} is not a valid address; write "HOST:PORT"')
     header, peers = ("console", "proxy_header"), ("console", "proxy_from")
     if problems.ok(header, peers) and (console.proxy_header is None) != (not console.proxy_from):
         there, missing = ("proxy_header", "proxy_from")[:: 1 if console.proxy_header else -1]
-        problems.add(("console", there), f"needs console.{missing} too: set both, or none")
+        problems.add(("console", there), f"also requires console.{missing}; set both, or neither")
     for peer in console.proxy_from if problems.ok(peers) else ():
         try:
             ipaddress.ip_network(peer)
         except ValueError as error:
-            problems.add(peers, f"{shown(peer)} is not an address or a network: {error}")
+            problems.add(peers, f"{shown(peer)} is not a valid address or network ({error})")
 
 
 def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
@@ -228,7 +238,7 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
     if control.startswith(streams) or streams.startswith(control):
         problems.add(
             ("keys", "streams"),
-            f"{shown(keys.streams)} and keys.control overlap: choose prefixes so that neither"
+            f"{shown(keys.streams)} and keys.control overlap; choose prefixes of which neither"
             " starts with the other",
         )
 
@@ -241,7 +251,8 @@ def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -
         if both and least is not None and most is not None and most < least:
             problems.add(
                 (*path, limit),
-                f"is less than {bound}: entries that {bound} retains would be dropped too",
+                f"is less than {bound}, so entries that {bound} retains would be dropped; set it"
+                f" to at least {bound}",
             )
 
 
@@ -256,8 +267,9 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
         if other != index:
             problems.add(
                 path,
-                f"consumers[{other}] reads {_read_by(consumer)} as {consumer.group} already"
-                f" ({settings.consumers[other].place}): give this one another group, or remove one",
+                f"consumers[{other}] ({settings.consumers[other].place}) already reads"
+                f" {_read_by(consumer)} as group {consumer.group}; choose another group, or"
+                " remove one of the two",
             )
         check_consumer(consumer, path, problems)
         handler = (*path, "handler")
@@ -265,8 +277,8 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
         if not consumer.handler and not declared and problems.ok(handler):
             problems.add(
                 handler,
-                'is missing: write handler = "module:function", or name the module that declares'
-                " it in daemon.handlers",
+                'is missing; write handler = "module:function", or add the module that declares'
+                " the handler to daemon.handlers",
             )
 
 
@@ -287,29 +299,30 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
     ):
         problems.add(
             hard_path,
-            f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}"):'
-            " leave the handler time to finish",
+            f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}");'
+            " the handler needs time to finish after the soft limit",
         )
     if consumer.rate_burst is not None and not consumer.rate and problems.ok((*path, "rate")):
-        problems.add(
-            (*path, "rate_burst"), "does nothing without rate: write rate too, or remove it"
-        )
+        problems.add((*path, "rate_burst"), "has no effect without rate; set rate, or remove it")
     if consumer.rate_per == GROUP and not consumer.rate and problems.ok((*path, "rate")):
-        problems.add((*path, "rate_per"), "does nothing without rate: write rate too, or remove it")
+        problems.add((*path, "rate_per"), "has no effect without rate; set rate, or remove it")
     if 0 < consumer.max_age < AGE_MIN and problems.ok((*path, "max_age")):
         problems.add(
             (*path, "max_age"),
-            f'"{format_duration(consumer.max_age)}" is too small: it must be at least'
+            f'"{format_duration(consumer.max_age)}" is too small; it must be at least'
             f' "{format_duration(AGE_MIN)}", or 0 for no limit',
         )
     both = sorted(set(consumer.retry_on) & set(consumer.dead_on))
     if both:
-        problems.add((*path, "dead_on"), f"{both[0]} is in retry_on too: remove it from one")
+        problems.add(
+            (*path, "dead_on"), f"{both[0]} is also in retry_on; remove it from one of the two"
+        )
     both = sorted(set(consumer.breaker.on) & set(consumer.dead_on))
     if both and consumer.breaker.failures:
         problems.add(
             (*path, "dead_on"),
-            f"{both[0]} is in breaker.on too, where it would never count: remove it from one",
+            f"{both[0]} is also in breaker.on, which ignores dead-lettered messages; remove it"
+            " from one of the two",
         )
     _check_order(consumer, path, problems)
 
@@ -320,18 +333,20 @@ def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None
     if consumer.on_error == BLOCK and consumer.lanes > 1:
         problems.add(
             on_error,
-            'with "block" one message is handled at a time: remove concurrency, or write "hold-key"'
-            " to keep the order of each key",
+            '"block" handles one message at a time; remove concurrency, or use "hold-key" to keep'
+            " the order of each key",
         )
     if consumer.on_error == HOLD_KEY and consumer.lanes > 1 and consumer.order != "key":
         problems.add(
-            on_error, f'"hold-key" keeps the order of keys, order = "{consumer.order}" does not'
+            on_error,
+            f'"hold-key" requires order = "key", not "{consumer.order}"; change one of the two',
         )
     if consumer.on_error == BLOCK and consumer.breaker.failures:
         problems.add(
             (*path, "breaker"),
-            'with on_error = "block" the first failure stops the partition already: remove breaker,'
-            " and write max_attempts = 0 to wait for a dependency that is down",
+            'has no effect with on_error = "block", because the first failure already stops the'
+            " partition; remove breaker, and set max_attempts = 0 to wait until a dependency is"
+            " up again",
         )
 
 
@@ -340,21 +355,22 @@ def warnings(settings: Settings) -> list[str]:
     daemon, found = settings.daemon, []
     if settings.redis.connect_timeout > daemon.lease_ttl:
         found.append(
-            "redis.connect_timeout: it is longer than daemon.lease_ttl, so that one slow"
-            " connection can let leases expire"
+            "redis.connect_timeout: it is longer than daemon.lease_ttl, so leases can expire"
+            " during one slow connection attempt"
         )
     for consumer in settings.consumers:
         if consumer.concurrency > 1 and consumer.order == "partition":
             found.append(
-                f"concurrency: {consumer.name} handles one message at a time, because its order is"
-                ' "partition"; "key" lets messages of different keys run together'
+                f"concurrency: {consumer.name} handles one message at a time, because its order"
+                ' is "partition"; with "key", messages of different keys run at the same time'
             )
         limit = consumer.hard_timeout or consumer.timeout
         if limit is not None and limit > daemon.drain_timeout:
             found.append(
-                f"daemon.drain_timeout: a message of {consumer.name} may run"
-                f" {format_duration(limit)}, longer than a stop waits"
-                f" ({format_duration(daemon.drain_timeout)}), and is then run again"
+                f"daemon.drain_timeout: a message of {consumer.name} may run for"
+                f" {format_duration(limit)}, but a stop waits only"
+                f" {format_duration(daemon.drain_timeout)}; longer runs are repeated after the"
+                " restart"
             )
         found += _of_breaker(consumer)
     return found + exposed(settings)
@@ -368,7 +384,7 @@ def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, 
     return [
         (
             name,
-            f"topic {name} does not exist, so this section has no effect: name an existing topic",
+            f"topic {name} does not exist, so this section has no effect; name an existing topic",
         )
         for name in settings.pipelines
         if name not in settings.topics and name not in registered
@@ -383,9 +399,9 @@ def _of_breaker(consumer: Consumer) -> list[str]:
     if not early or consumer.retry_max_age is not None:
         return []
     said = (
-        f"breaker.failures: one message of {consumer.name} that always fails may open the circuit"
-        f" before max_attempts = {attempts} ends it, and halts a partition that has nothing else:"
-        f" write more than {attempts + 1} failures, or retry_max_age"
+        f"breaker.failures: a message of {consumer.name} that always fails can open the circuit"
+        f" before it reaches max_attempts = {attempts}, and then block its partition; set"
+        f" failures above {attempts + 1}, or set retry_max_age"
     )
     return [said]
 

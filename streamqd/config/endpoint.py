@@ -71,10 +71,9 @@ def socket_path(settings: Settings) -> Path:
         raise absent from None
     if not _is_private(found, {owner, os.geteuid()}):
         problem = (
-            f"daemon.state_dir: {named.parent}, where {state_dir / _POINTER} places the socket"
-            " of the server, is not a directory of the owner of state_dir alone: another user"
-            f" may answer there; remove {named.parent} and start the daemon again, or use a shorter"
-            " path"
+            f"daemon.state_dir: {named.parent}, which contains the socket of the server according"
+            f" to {state_dir / _POINTER}, can be changed by another user than the owner of"
+            f" state_dir; remove {named.parent} and restart the daemon, or use a shorter path"
         )
         raise ConfigError([problem])
     return named
@@ -94,7 +93,7 @@ def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.enviro
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            [f"daemon.state_dir: {state_dir} cannot be made ({error.strerror}): name another"]
+            [f"daemon.state_dir: {state_dir} cannot be created ({error.strerror}); choose another"]
         ) from None
     direct = state_dir / _SOCKET
     if _fits(direct):
@@ -108,8 +107,8 @@ def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.enviro
             return short
     problem = (
         f"daemon.state_dir: the path of a socket in {state_dir} has {len(os.fsencode(direct))}"
-        f" bytes, the system allows {SOCKET_BYTES_MAX}, and no private directory could be made"
-        " under $XDG_RUNTIME_DIR or /tmp instead: use a shorter path"
+        f" bytes (maximum: {SOCKET_BYTES_MAX}), and no private directory could be created under"
+        " $XDG_RUNTIME_DIR or /tmp instead; use a shorter path"
     )
     raise ConfigError([problem])
 

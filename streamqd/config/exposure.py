@@ -30,9 +30,9 @@ def _check_plain(redis: Redis, problems: Problems) -> None:
     if remote:
         problems.add(
             path,
-            f"{remote[0]} is another host, and without TLS anyone on the network path can read and"
-            " change all data: write rediss://, or set redis.allow_insecure = true if the network"
-            " is private",
+            f"{remote[0]} is another host, and without TLS anyone on the network path can read"
+            " and change all data; write rediss://, or set redis.allow_insecure = true if the"
+            " network is private",
         )
 
 
@@ -52,9 +52,9 @@ def _check_public(http: Http, problems: Problems, environ: Mapping[str, str]) ->
     if is_public(http) and not http.allow_public and token_path(http, environ) is None:
         problems.add(
             ("http", "bind"),
-            "any client that reaches this address could read the names of topics, groups and hosts:"
-            " set http.token_file to a file with a token, bind 127.0.0.1 or a unix socket, or set"
-            " http.allow_public = true",
+            "any client that reaches this address could read the names of topics, groups and"
+            " hosts; set http.token_file to a file with a token, bind 127.0.0.1 or a unix socket,"
+            " or set http.allow_public = true",
         )
 
 
@@ -100,7 +100,7 @@ def as_root() -> list[str]:
     """Return a warning if this process, and therefore every handler, runs as root."""
     if os.geteuid() != 0:
         return []
-    return ["daemon: it runs as root, and so does every handler: give it a user of its own"]
+    return ["daemon: it runs as root, and so does every handler; run it as a dedicated user"]
 
 
 def open_to_all(path: Path) -> Path | None:

@@ -118,26 +118,28 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
     except FileNotFoundError:
         raise ConfigError([f"{file}: file not found; pass another with --config"]) from None
     except OSError as error:
-        raise ConfigError([f"{file}: it cannot be read ({error.strerror})"]) from None
+        raise ConfigError([f"{file}: cannot be read ({error.strerror})"]) from None
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(
-            [f"{file}: it is larger than {FILE_BYTES_MAX} bytes; is it the right file?"]
+            [f"{file}: larger than {FILE_BYTES_MAX} bytes; check that it is the right file"]
         )
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        raise ConfigError([f"{file}: any user may write it, and it names code to run: chmod o-w"])
+        raise ConfigError(
+            [f"{file}: any user may write it, and it names code to run; run chmod o-w {file}"]
+        )
     try:
         text = content.decode()
         return tomli.loads(text), _headers(text)
     except RecursionError:
-        raise ConfigError([f"{file}: its arrays or tables nest too deep"]) from None
+        raise ConfigError([f"{file}: arrays or tables are nested too deeply"]) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError([f"{file}:{line}: it is not UTF-8 text; save it as UTF-8"]) from None
+        raise ConfigError([f"{file}:{line}: not UTF-8 text; save the file as UTF-8"]) from None
     except tomli.TOMLDecodeError as error:
         place, what = f"{error.lineno}:{error.colno}", error.msg.rstrip(".")
-        raise ConfigError([f"{file}:{place}: this is not TOML: {what}"]) from None
+        raise ConfigError([f"{file}:{place}: not valid TOML: {what}"]) from None
     except ValueError:
-        raise ConfigError([f"{file}: it holds a number of thousands of digits"]) from None
+        raise ConfigError([f"{file}: contains a number with thousands of digits"]) from None
 
 
 def _headers(text: str) -> list[int]:
@@ -184,7 +186,7 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
 def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
     """Return the tables of a section with one table per topic."""
     if not isinstance(raw, Mapping):
-        clause = f"is not a table: write a table [{section}.NAME] for each topic"
+        clause = f"is not a table; write a table [{section}.NAME] for each topic"
         reader.problems.add((section,), clause)
         return {}
     found: dict[str, Any] = {}
@@ -193,7 +195,9 @@ def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[st
         if NAME.fullmatch(name):
             found[name] = reader.table(cls(), table, path)
         else:
-            reader.problems.add(path, f"{wording.shown(name)} cannot be used: {NAME_HINT}")
+            reader.problems.add(
+                path, f"{wording.shown(name)} is not a valid topic name; {NAME_HINT}"
+            )
     return found
 
 
@@ -209,7 +213,7 @@ def _consumers(
     raw: object, reader: TableReader, source: str, lines: Sequence[int]
 ) -> tuple[Consumer, ...]:
     if not isinstance(raw, list):
-        clause = "is not a list: write [[consumers]], with two brackets"
+        clause = "is not a list; write [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
         return ()
     # Lines within a multi-line string may look like headers. Then no line numbers are reported.
@@ -241,7 +245,7 @@ def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer 
         return None
     for name in ("topic", "group"):
         if name not in raw:
-            clause = "is missing: every consumer names its topic and its group"
+            clause = "is missing; every consumer needs a topic and a group"
             reader.problems.add((*path, name), clause)
     if "topic" not in given or "group" not in given:
         return None
@@ -250,7 +254,7 @@ def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer 
 
 def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
     if not isinstance(raw, list):
-        clause = "is not a list: write [[schedules]], with two brackets"
+        clause = "is not a list; write [[schedules]], with two brackets"
         reader.problems.add(("schedules",), clause)
         return ()
     # An invalid schedule keeps its place, so that later problems have the right index.
@@ -269,7 +273,7 @@ def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule 
         return None
     for name in ("name", "topic"):
         if name not in raw:
-            clause = "is missing: every schedule has a name and names its topic"
+            clause = "is missing; every schedule needs a name and a topic"
             reader.problems.add((*path, name), clause)
     if "name" not in given or "topic" not in given:
         reader.problems.bad(path)
@@ -279,7 +283,7 @@ def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule 
 
 def _outboxes(raw: object, reader: TableReader) -> tuple[OutboxSettings, ...]:
     if not isinstance(raw, list):
-        clause = "is not a list: write [[outboxes]], with two brackets"
+        clause = "is not a list; write [[outboxes]], with two brackets"
         reader.problems.add(("outboxes",), clause)
         return ()
     return tuple(_outbox(table, ("outboxes", at), reader) for at, table in enumerate(raw))
@@ -290,7 +294,7 @@ def _outbox(raw: object, path: wording.Path, reader: TableReader) -> OutboxSetti
     given = reader.settings(OutboxSettings, raw, path)
     for name in ("name", "database"):
         if isinstance(raw, Mapping) and name not in raw:
-            clause = "is missing: every outbox has a name and the URL of its database"
+            clause = "is missing; every outbox needs a name and the URL of its database"
             reader.problems.add((*path, name), clause)
     if "name" not in given or "database" not in given:
         reader.problems.bad(path)
@@ -326,8 +330,8 @@ def declare_consumers(
         if other.handler != consumer.handler:
             problems.add(
                 (name,),
-                f"{other.handler} and {consumer.handler} are both declared for it:"
-                " give one of them another group",
+                f"{other.handler} and {consumer.handler} declare the same consumer; use another"
+                " group for one of them",
             )
     consumers = []
     for index, consumer in enumerate(settings.consumers):
@@ -338,8 +342,8 @@ def declare_consumers(
         if not merged.handler and whole:
             problems.add(
                 ("consumers", index, "handler"),
-                f"is missing, and no module declares one for {merged.name}: write"
-                ' handler = "module:function", or add the module to daemon.handlers',
+                f"is missing, and no module declares one for {merged.name}; write handler ="
+                ' "module:function", or add the module to daemon.handlers',
             )
     for consumer in found.values():
         check_consumer(consumer, (f"@handler({consumer.name})",), problems)

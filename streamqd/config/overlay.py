@@ -21,7 +21,7 @@ from streamqd.config.setting import Kind, Setting, settings_of
 PREFIX = "STREAMQ_"
 CONFIG_NAME = "STREAMQ_CONFIG"
 
-_ONLY_IN_FILE = "consumers are a list: state them in the file or with @handler"
+_ONLY_IN_FILE = "consumers are a list; configure them in the file or with @handler"
 
 
 def overlay(
@@ -41,7 +41,7 @@ def overlay(
         over = _path_of_key(key)
         if over is None:
             problems.sentences.append(
-                f"{key}: write a setting as SECTION.NAME, on the command line"
+                f"{key}: not a setting; write SECTION.NAME on the command line"
             )
         elif over[0] == "consumers":
             problems.sentences.append(f"{key} (command line): {_ONLY_IN_FILE}")

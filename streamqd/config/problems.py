@@ -98,7 +98,7 @@ def shown(value: object, *, secret: bool = False) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
-        return "what nests so deep"
+        return "a deeply nested value"
     except ValueError:
         text = repr(value)
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."

@@ -109,7 +109,7 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
         return
     if len(when) != 1:
         found = f"sets {' and '.join(when)}" if when else "has no time"
-        problems.add(path, f"{found}: set exactly one of cron, every and at")
+        problems.add(path, f"{found}; set exactly one of cron, every and at")
         return
     for name, fault in (
         ("cron", _cron_fault(schedule.cron)),
@@ -122,7 +122,7 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
         if fault and problems.ok((*path, name)):
             problems.add((*path, name), fault)
     if schedule.every is not None and schedule.jitter >= schedule.every:
-        problems.add((*path, "jitter"), "is not shorter than every: write a shorter time")
+        problems.add((*path, "jitter"), "must be shorter than every; set a shorter time")
 
 
 def check_schedules(
@@ -139,15 +139,15 @@ def check_schedules(
         if other != path:
             problems.add(
                 (*path, "name"),
-                f"{wording.shown(schedule.name)} is the name of {wording.dotted(other)} too: give"
-                " one of them another name",
+                f"{wording.shown(schedule.name)} is already the name of {wording.dotted(other)};"
+                " rename one of them",
             )
         counts[schedule.topic] = counts.get(schedule.topic, 0) + 1
     for topic, number in counts.items():
         if number > PER_TOPIC_MAX:
             problems.add(
                 ("schedules",),
-                f"{number:,} of them send to {topic}: the most is {PER_TOPIC_MAX:,} for a topic",
+                f"{number:,} schedules send to topic {topic}; the maximum is {PER_TOPIC_MAX:,}",
             )
 
 
@@ -158,18 +158,18 @@ def _cron_fault(cron: str | None) -> str:
     fields = len(cron.split())
     if fields != 5:
         return (
-            f"{wording.shown(cron)} has {fields} fields: write five (minute, hour, day of the"
+            f"{wording.shown(cron)} has {fields} fields; write five (minute, hour, day of the"
             ' month, month, day of the week), such as "0 3 * * *"'
         )
     hint = 'write it as in a crontab, such as "*/5 * * * *" or "30 2 * * MON-FRI"'
     if len(cron) > CRON_CHARS_MAX:
-        return f"is longer than {CRON_CHARS_MAX} characters: {hint}"
+        return f"is longer than {CRON_CHARS_MAX} characters; {hint}"
     try:
         found = next(CronSim(cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
     except (CronSimError, ValueError, AssertionError) as error:
         what = str(error).replace("Bad ", "its ") or "it"
-        return f"{wording.shown(cron)} cannot be read ({what} is wrong): {hint}"
-    return "" if found else f"{wording.shown(cron)} never comes: name a date that exists"
+        return f"{wording.shown(cron)} is not a valid expression ({what} is wrong); {hint}"
+    return "" if found else f"{wording.shown(cron)} never occurs; use a date that exists"
 
 
 def _at_fault(at: str | None) -> str:
@@ -179,11 +179,11 @@ def _at_fault(at: str | None) -> str:
     try:
         instant = datetime.fromisoformat(at)
     except ValueError:
-        return f"{wording.shown(at)} is not an instant: {hint}"
+        return f"{wording.shown(at)} is not a valid time; {hint}"
     if instant.tzinfo is None:
-        return f"{wording.shown(at)} has no offset from UTC: {hint}"
+        return f"{wording.shown(at)} has no offset from UTC; {hint}"
     if not 1970 < instant.year < 9000:
-        return f"{wording.shown(at)} is not an instant of the near centuries: {hint}"
+        return f"{wording.shown(at)} is outside the years 1971 to 8999; {hint}"
     return ""
 
 
@@ -201,7 +201,7 @@ def _zone_fault(schedule: Schedule) -> str:
     if schedule.timezone is None:
         return ""
     if schedule.cron is None:
-        return "is for cron only: remove it"
+        return "applies only to cron; remove it"
     try:
         _ = schedule.zone
     except (KeyError, ValueError, OSError):  # KeyError: it is not found
@@ -216,13 +216,13 @@ def _zone_fault(schedule: Schedule) -> str:
 
 def _every_fault(schedule: Schedule) -> str:
     if schedule.every is not None and round(schedule.every, 3) != schedule.every:
-        return "must be a multiple of 1ms: round it"
+        return "must be a multiple of 1ms; round it"
     return ""
 
 
 def _key_fault(schedule: Schedule) -> str:
     if schedule.key is not None and schedule.partition is not None:
-        return "and partition exclude each other: remove one"
+        return "and partition exclude each other; remove one"
     return ""
 
 
@@ -231,8 +231,8 @@ def _payload_fault(payload: str) -> str:
     if size <= PAYLOAD_BYTES_MAX:
         return ""
     return (
-        f"takes {size:,} bytes, and the most is {PAYLOAD_BYTES_MAX:,}: store it elsewhere and send"
-        " a reference"
+        f"has {size:,} bytes (maximum: {PAYLOAD_BYTES_MAX:,}); store it elsewhere and send a"
+        " reference"
     )
 
 

@@ -71,8 +71,8 @@ class StreamqdBackend(BaseTaskBackend):
         """Raise InvalidTask unless this backend can run the task."""
         if task.priority != 0:
             raise InvalidTask(
-                f"{task.name} has a priority, and streamqd has none; give urgent tasks a queue of"
-                " their own with queue_name"
+                f"{task.name} has a priority, which streamqd does not support; give urgent tasks"
+                " their own queue with queue_name"
             )
         super().validate_task(task)
         fault = _fault(self._topic(task.queue_name))
@@ -82,7 +82,7 @@ class StreamqdBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[Params, Returned], args: Iterable[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Params, Returned]:
-        """Send a task with the transaction of the database, and return its result, READY for ever.
+        """Send a task with the transaction of the database, and return its result, always READY.
 
         Outside of `transaction.atomic`, it has a transaction of its own. With `outbox`, the ID of
         the result is one for `streamqd trace`.
@@ -156,21 +156,21 @@ def _check_found(task: Task[..., Any]) -> None:
     module, name = task.func.__module__, task.func.__qualname__
     if not in_app(module):
         raise InvalidTask(
-            f"{task.module_path} is in no installed app, and workers run tasks of apps only; add"
-            " its package to INSTALLED_APPS"
+            f"{task.module_path} is not in an installed app, and workers run only tasks of"
+            " installed apps; add its package to INSTALLED_APPS"
         )
     found = getattr(sys.modules.get(module), name, None)
     if not isinstance(found, Task) or found.func is not task.func:
         raise InvalidTask(
-            f"{task.module_path} is not the name of this task, by which workers find it; write"
-            " @task above the function"
+            f"{task.module_path} is not the path of this task, so workers cannot find it; write"
+            " @task above a function of the module"
         )
 
 
 def _fault(topic: object) -> str:
     """Return the problem of a topic's name as a clause, or ''."""
     if not isinstance(topic, str) or not NAME.fullmatch(topic):
-        return f"is {topic!r}, which cannot be used: {NAME_HINT}"
+        return f"is {topic!r}, which is not a valid topic name; {NAME_HINT}"
     if len(topic) > TOPIC_CHARS_MAX:
         return f"is {topic!r}, which has more than {TOPIC_CHARS_MAX} characters"
     return ""

@@ -49,7 +49,7 @@ def run_task(msg: Message) -> None:
     and finally makes a dead letter of its message. A task may raise `Retry`, `Dead` and `Release`.
 
     Raises TaskMissing for an unknown task, so that a worker of an older release does not lose one,
-    and Dead for a message that is no task.
+    and Dead for a message that is not a task.
     """
     call = _call_of(msg)
     task = _task_of(call.task)
@@ -71,12 +71,12 @@ def _call_of(msg: Message) -> _Call:
     try:
         body = msg.json()
     except ValueError as error:
-        raise Dead(f"the message is no task of Django: {error}") from None
+        raise Dead(f"the message is not a Django task: {error}") from None
     found = body if isinstance(body, dict) else {}
     call = _Call(found.get("task"), found.get("args"), found.get("kwargs"), found.get("id", ""))  # type: ignore[arg-type]
     kinds = (str, list, dict, str)
     if not all(isinstance(value, kind) for value, kind in zip(call, kinds, strict=True)):
-        raise Dead("the message is no task of Django: it needs task, args and kwargs")
+        raise Dead("the message is not a Django task: it needs task, args and kwargs")
     return call
 
 
@@ -84,7 +84,7 @@ def _task_of(path: str) -> Task[..., Any]:
     """Return a task by its path. Imports modules of installed apps only."""
     module_name, _, name = path.rpartition(".")
     if not in_app(module_name):
-        raise TaskMissing(f"task {path} is in no installed app")
+        raise TaskMissing(f"task {path} is not in an installed app")
     try:
         task = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:

@@ -131,7 +131,7 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
     Raises TypeError for an option that a configuration file cannot contain.
     """
     if not isinstance(retry, RetryPolicy | None):
-        raise TypeError(f"retry is a RetryPolicy, not {type(retry).__name__}")
+        raise TypeError(f"retry must be a RetryPolicy, not {type(retry).__name__}")
     if retry is not None:
         options = {_OPTIONS.get(name, name): value for name, value in _stated(retry)} | {**options}
     return {name: _plain(value, name) for name, value in options.items()}

@@ -91,8 +91,8 @@ def import_module(name: str) -> Any:
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             raise HandlerLoadError(
-                f"no module named {name}: it is searched for next to the configuration file, "
-                "in the working directory and on PYTHONPATH"
+                f"no module named {name} next to the configuration file, in the working directory"
+                " or on PYTHONPATH"
             ) from None
         place = place_of(error)
         raise HandlerLoadError(

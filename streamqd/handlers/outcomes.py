@@ -165,7 +165,7 @@ def _message_of(error: BaseException) -> tuple[str, bool]:
     try:
         return str(error), True
     except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-        return f"<its text cannot be had: {type(raised).__name__}>", False
+        return f"<exception text unavailable: {type(raised).__name__}>", False
 
 
 def failure_of(error: BaseException, detail: str) -> Failed:

@@ -41,7 +41,7 @@ def _text(payload: bytes) -> str:
     try:
         return payload.decode()
     except UnicodeDecodeError as error:
-        raise Undecodable(f"the payload is not a text: {error.reason}") from None
+        raise Undecodable(f"the payload is not UTF-8 text: {error.reason}") from None
 
 
 def _is_model(annotation: Any) -> bool:
@@ -96,9 +96,9 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
             raise TypeError(f"{stranger.__qualname__} is not a data type")
     except (TypeError, NameError) as error:
         raise HandlerLoadError(
-            f"{reference} asks for a payload of type {name}, which cannot be decoded ({error}); "
-            "annotate the first parameter with Message, or with a type made of data: a dataclass, "
-            "a TypedDict, a Struct, lists and unions of them, or one pydantic model"
+            f"{reference} declares a payload of type {name}, which cannot be decoded ({error});"
+            " annotate the first parameter with Message, or with a type made of data: a"
+            " dataclass, a TypedDict, a Struct, lists and unions of them, or one pydantic model"
         ) from None
 
     def decode(payload: bytes) -> Any:

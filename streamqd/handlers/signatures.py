@@ -56,8 +56,8 @@ def form_of(function: Callable[..., object], reference: str) -> Signature:
         return Signature(asynchronous=asynchronous)
     if _contains_message(annotation):
         raise HandlerLoadError(
-            f"{reference}: {first.name} is annotated with {_written(annotation)}, which no payload "
-            "can be: write Message for one message at a time, or list[Message] for batches"
+            f"{reference}: {first.name} is annotated with {_written(annotation)}, which is not a"
+            " payload type; write Message for one message at a time, or list[Message] for batches"
         )
     wants_message = second is not None and second.default is inspect.Parameter.empty
     _bind(signature, 2 if wants_message else 1, reference)
@@ -65,8 +65,8 @@ def form_of(function: Callable[..., object], reference: str) -> Signature:
         given = _annotation(function, second, reference)
         if not _means_message(given):
             raise HandlerLoadError(
-                f"{reference} takes a payload and {second.name}: the second parameter can only be "
-                "the message, annotate it with Message"
+                f"{reference} takes a payload and {second.name}: the second parameter must be the"
+                " message, annotated with Message"
             )
     return Signature(asynchronous=asynchronous, payload=annotation, with_message=wants_message)
 
@@ -147,6 +147,6 @@ def _annotation(
         return eval(written, known)  # noqa: S307 - it is the user's own code
     except Exception as error:  # noqa: BLE001 - an annotation may be any expression
         raise HandlerLoadError(
-            f"{reference}: the annotation {written} of {parameter.name} cannot be resolved "
-            f"({error}); import it where it is there at run time, not under TYPE_CHECKING"
+            f"{reference}: the annotation {written} of {parameter.name} cannot be resolved"
+            f" ({error}); import it at run time, not only under TYPE_CHECKING"
         ) from None

@@ -76,7 +76,7 @@ class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not 
         super().__init__(f"{len(failed)} messages of the batch have failed")
         for message, error in failed.items():
             if not isinstance(message, Message) or not isinstance(error, BaseException):
-                raise TypeError("Failures takes a dict of messages and their exceptions")
+                raise TypeError("Failures requires a dict of messages and their exceptions")
         self.failed = dict(failed)
 
 
@@ -117,7 +117,7 @@ def _error_of(end: object) -> BaseException | None:
     if inspect.isawaitable(end):
         if inspect.iscoroutine(end):
             end.close()  # prevents Python's warning that it was never awaited
-        return TypeError("the handler returned something that must be awaited: write async def")
+        return TypeError("the handler returned an awaitable; define the handler with async def")
     if inspect.isgenerator(end) or inspect.isasyncgen(end):
-        return TypeError("the handler returned a generator, whose code has not run: do not yield")
+        return TypeError("the handler returned a generator, whose code does not run; remove yield")
     return None

@@ -189,7 +189,7 @@ class Housekeeper:
         return 0
 
     def _end_history(self) -> None:
-        """Write the figures of the minute that is not over: the next process begins anew."""
+        """Write the figures of the unfinished minute, because the next process starts at zero."""
         if self._history is not None and self.view.redis_up:
             with contextlib.suppress(RedisRefused, RedisUnavailable):
                 self._history.write()

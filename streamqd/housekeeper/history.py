@@ -1,4 +1,4 @@
-"""The history: once a minute, what the workers of this instance did is appended in Redis."""
+"""Append the figures of this instance's workers to the history in Redis, once a minute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "ad
 
 
 class _SlotCounts:
-    """What a slot, or a partition, had counted at the last entry."""
+    """The counters of a slot at the last entry."""
 
     __slots__ = ("counters", "handled")
 
@@ -31,8 +31,8 @@ class _SlotCounts:
 class HistoryWriter:
     """Appends one entry a minute, on the minute of the server's clock.
 
-    An entry covers the time since the last one. Counting begins with this process, so what happened
-    between two housekeepers is missing.
+    An entry covers the time since the last one, and the first entry the time since the start of
+    this process. The time between two housekeepers is therefore missing.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class HistoryWriter:
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
         self._added: Mapping[Unit, int] = {}
         self._since_ns = now_ns()
-        self._minute = 0  # of the server's clock, counted from 1970: that of the last entry
+        self._minute = 0  # minutes since 1970 at the last entry, server's clock
 
     def run(self) -> float:
-        """Write an entry if a minute has ended. Return the seconds until the next one ends."""
+        """Write an entry once a minute is over. Return the seconds until the next entry."""
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
             if self._minute:
@@ -57,7 +57,7 @@ class HistoryWriter:
         return MINUTE - now % MINUTE_MS / 1000
 
     def write(self) -> None:
-        """Write the entry of the time since the last one. After an error the next covers it too.
+        """Write the entry for the time since the last one. After an error, the next one covers it.
 
         Raises RedisRefused, RedisUnavailable.
         """
@@ -86,7 +86,7 @@ class HistoryWriter:
         self._slots, self._added, self._since_ns = slots, added, now
 
     def _count(self, row: GroupMinute, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
-        """Add what a slot counted since the last entry. A new slot began with zeros."""
+        """Add the counts of a slot since the last entry. A new slot starts at zero."""
         before, seen = slots.get(slot.index), _SlotCounts(slot)
         slots[slot.index] = seen
         for name, index in _COUNTED.items():
@@ -97,7 +97,7 @@ class HistoryWriter:
                 row.handled[index] = row.handled.get(index, 0) + new
 
     def _backlog(self, row: GroupMinute, unit: Unit, added: dict[Unit, int]) -> None:
-        """Add what was written to a partition since the last entry, and what waits there."""
+        """Add the messages written to a partition since the last entry, and its backlog."""
         partition = self._view.partitions.get((unit.topic, unit.partition))
         if partition is not None:
             added[unit] = partition.added

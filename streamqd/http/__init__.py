@@ -225,7 +225,9 @@ def _listen(address: Address) -> socket.socket:
         family, place = socket.AF_UNIX, os.fspath(address)
     else:
         if not 0 <= address[1] <= 65_535:
-            raise OverflowError(f"there is no port {address[1]}")  # getaddrinfo would take the rest
+            raise OverflowError(
+                f"port {address[1]} does not exist"
+            )  # getaddrinfo would take the rest
         family, _, _, _, place = socket.getaddrinfo(
             address[0] or None, address[1], type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -253,7 +255,7 @@ def fault_of(address: Address) -> str | None:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return f"{shown(address)} is in use by another process"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return f"{shown(address)} cannot be listened on: {reason}"
+        return f"cannot listen on {shown(address)}: {reason}"
     return None
 
 

@@ -40,7 +40,7 @@ class Access:
             if self.names_us(request.headers.get("host", "")):
                 return route(request)
             status = HTTPStatus.MISDIRECTED_REQUEST
-            hint = "ask for an address or localhost, or add this name to http.hosts"
+            hint = "use an address or localhost, or add this name to http.hosts"
             return HttpResponse(status, f"{status.value} {status.phrase}: {hint}\n".encode())
 
         return answer

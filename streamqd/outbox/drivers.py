@@ -181,7 +181,7 @@ def _postgresql_refusal(error: Any) -> str | None:
 
 
 def _listening(connection: Any) -> Wait:
-    """Return a wait that a notification ends, also one that arrived with an earlier reply."""
+    """Return a wait that a notification interrupts, even if it arrived with an earlier reply."""
     arrived: list[Any] = []
     connection.add_notify_handler(arrived.append)
 
@@ -289,7 +289,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
     path = Path(unquote(parts.path).removeprefix("/"))
     mode = "rwc" if create else "rw"
     try:
-        # A relay may be closed by another thread than the one that opened it.
+        # The thread that closes a relay may not be the thread that opened it.
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,

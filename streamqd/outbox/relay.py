@@ -347,7 +347,8 @@ class Relay:
                 continue  # it waits
             elif row.partition is not None and row.partition >= topic.count:
                 self._bury(
-                    row, f"topic {row.topic} has {topic.count} partitions, not {row.partition}"
+                    row,
+                    f"topic {row.topic} has no partition {row.partition} (it has {topic.count})",
                 )
                 found.more = True
             else:

@@ -260,7 +260,7 @@ def _headers(name: str, value: Any) -> bytes | None:
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
         raise ValueError(f"{name} is not a JSON object of strings")
     if len(found) > HEADERS_MAX:
-        raise ValueError(f"{name} has {len(found):,} names, and the most is {HEADERS_MAX}")
+        raise ValueError(f"{name} has {len(found):,} names (maximum: {HEADERS_MAX})")
     return text.encode()
 
 

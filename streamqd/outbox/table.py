@@ -15,7 +15,7 @@ __all__ = ["COLUMNS", "DIALECTS", "SENT_COLUMNS", "TABLE", "Dialect", "OutboxTab
 
 BINARY, TEXT, INTEGER = "binary", "text", "integer"
 
-# What a sender inserts. `id` is the order of the relay, `uid` identifies a message for ever.
+# What a sender inserts. `id` is the order of the relay, `uid` identifies a message permanently.
 SENT_COLUMNS = (
     *("uid", "topic", "key", "partition", "payload", "headers", "expires"),
     *("due_unix_ms", "created_unix_ms"),
@@ -226,7 +226,7 @@ class OutboxTable:
     # --- the statements that create it ---
 
     def create(self, *, notify: bool = True) -> list[str]:
-        """Return the statements that create what is missing. `notify` matters in PostgreSQL."""
+        """Return the statements that create missing tables. `notify` matters in PostgreSQL."""
         made = [
             self._created(self._table, KINDS),
             # A dead row may lack any value, so that no row is too bad to be buried.

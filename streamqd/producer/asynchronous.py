@@ -144,8 +144,8 @@ class AsyncProducer:
                     await loop.run_in_executor(None, self._buffer.wait_for_room, 1.0)
         except TimeoutError:
             raise RedisUnavailable(
-                f"no room for a message to {topic} within {self._sender.timeout:g} s, nothing was"
-                " sent; send fewer at a time, or raise max_messages and max_bytes",
+                f"no room for a message to {topic} within {self._sender.timeout:g} s, so nothing"
+                " was sent; send fewer messages at a time, or raise max_messages and max_bytes",
                 sent=False,
             ) from None
         return await ticket

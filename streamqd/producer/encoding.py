@@ -26,7 +26,9 @@ def _data(value: Any) -> Any:
         from msgspec import to_builtins
 
         return to_builtins(value)
-    raise TypeError(f"the payload holds no data for JSON, {type(value).__name__}: send bytes")
+    raise TypeError(
+        f"a payload of type {type(value).__name__} cannot be converted to JSON; send bytes"
+    )
 
 
 _to_json = json.JSONEncoder(
@@ -102,7 +104,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
             return payload
         item = Outgoing(payload)  # refused below
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
-        raise TypeError(f"dedup_id is a string, not {item.dedup_id!r}")
+        raise TypeError(f"dedup_id must be a string, not {item.dedup_id!r}")
     if item.dedup_id == "":
         raise ValueError("dedup_id must not be empty")
     if item.dedup_id is not None:
@@ -110,7 +112,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     if item.partition is not None and (
         isinstance(item.partition, bool) or not isinstance(item.partition, int)
     ):
-        raise TypeError(f"partition is an integer, not {item.partition!r}")
+        raise TypeError(f"partition must be an integer, not {item.partition!r}")
     if item.delay is not None and item.at is not None:
         raise ValueError("delay= and at= exclude each other")
     fields = fields_of(item, max_bytes)
@@ -141,7 +143,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
         fields += (b"key", raw_key)
         extra += len(raw_key)
     if item.headers is not None and not isinstance(item.headers, Mapping):
-        raise TypeError(f"headers is a mapping of strings, not {type(item.headers).__name__}")
+        raise TypeError(f"headers must be a mapping of strings, not {type(item.headers).__name__}")
     if item.headers:
         raw_headers = _encoded_headers(item.headers)
         fields += (b"headers", raw_headers)
@@ -152,7 +154,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
         what = "payload takes" if len(payload) > max_bytes else "key and headers take"
         raise MessageTooLarge(
             f"the {what} {max(len(payload), extra):,} bytes, and max_message_bytes is"
-            f" {max_bytes:,}: store the body elsewhere and send a reference to it"
+            f" {max_bytes:,}; store the body elsewhere and send a reference to it"
         )
     return fields
 
@@ -196,7 +198,7 @@ def batches(
 def check_topic(topic: object) -> None:
     """Raise TypeError if the topic is not a string. Routing checks the name itself."""
     if not isinstance(topic, str):
-        raise TypeError(f"a topic is a string, not {topic!r}")
+        raise TypeError(f"a topic must be a string, not {topic!r}")
 
 
 def kind_of(envelope: Envelope) -> str:
@@ -213,7 +215,7 @@ def encoded_key(key: str | bytes) -> bytes:
         return _utf8("the key", key)
     if isinstance(key, bytes):
         return key
-    raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
+    raise TypeError(f"a key must be str or bytes, not {type(key).__name__}")
 
 
 def _encoded(value: Any) -> bytes:
@@ -226,7 +228,7 @@ def _encoded(value: Any) -> bytes:
 
 def _encoded_headers(headers: Mapping[str, str]) -> bytes:
     if len(headers) > HEADERS_MAX:
-        raise ValueError(f"a message has at most {HEADERS_MAX} headers, not {len(headers):,}")
+        raise ValueError(f"a message can have at most {HEADERS_MAX} headers, not {len(headers):,}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"names and values of headers are str; {name!r} is not, or its value")
@@ -239,8 +241,8 @@ def _utf8(what: str, text: str) -> bytes:
     except UnicodeEncodeError as error:
         found = text[error.start]
         raise ValueError(
-            f"{what} holds {found!r}, half of a character, which UTF-8 cannot write: fix the"
-            " text where it was decoded"
+            f"{what} contains {found!r}, half of a surrogate pair, which UTF-8 cannot encode; fix"
+            " the text where it was decoded"
         ) from None
 
 
@@ -257,9 +259,9 @@ def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:
 def _seconds(name: str, span: float | timedelta) -> float:
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name} is a number of seconds or a timedelta, not {span!r}")
+        raise TypeError(f"{name} must be a number of seconds or a timedelta, not {span!r}")
     if not 0 <= seconds <= CENTURY:
-        raise ValueError(f"{name} is 0 seconds to a hundred years, not {seconds}")
+        raise ValueError(f"{name} must be 0 seconds to 100 years, not {seconds}")
     return float(seconds)
 
 
@@ -269,7 +271,7 @@ def _unix_ms(name: str, instant: float | datetime) -> int:
             raise ValueError(f"{name} needs a time zone, as in datetime.now(timezone.utc)")
         instant = instant.timestamp()
     if isinstance(instant, bool) or not isinstance(instant, int | float):
-        raise TypeError(f"{name} is unix seconds or a datetime, not {instant!r}")
+        raise TypeError(f"{name} must be unix seconds or a datetime, not {instant!r}")
     if not 0 <= instant <= 4 * CENTURY:
-        raise ValueError(f"{name} is in unix seconds, and {instant} is out of range")
+        raise ValueError(f"{name} must be in unix seconds, but {instant} is out of range")
     return round(instant * 1000)

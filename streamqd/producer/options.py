@@ -81,7 +81,7 @@ def checked(**options: Any) -> dict[str, Any]:
 
 def _checked(name: str, value: Any) -> Any:
     rule = _RULES[name]
-    sentence = f"{name} is {rule.words}, not {value!r}"
+    sentence = f"{name} must be {rule.words}, not {value!r}"
     # In Python, True is an int.
     if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
         raise TypeError(sentence)

@@ -36,8 +36,8 @@ class Chooser:
     def __init__(self, partitioner: Partitioner) -> None:
         if not callable(partitioner) and partitioner not in get_args(Named):
             raise ValueError(
-                f"{partitioner!r} is not a partitioner: choose one of"
-                f" {', '.join(get_args(Named))}, or give a function"
+                f"{partitioner!r} is not a partitioner; choose one of"
+                f" {', '.join(get_args(Named))}, or pass a function"
             )
         self._function = partitioner if callable(partitioner) else None
         self._name = "" if callable(partitioner) else partitioner
@@ -63,7 +63,7 @@ class Chooser:
         chosen = self._function(key, count)
         if isinstance(chosen, bool) or not isinstance(chosen, int) or not 0 <= chosen < count:
             raise ValueError(
-                f"the partitioner chose {chosen!r}, which is none of the {count} partitions"
+                f"the partitioner returned {chosen!r}, but partitions are numbered 0 to {count - 1}"
             )
         return chosen
 
@@ -172,7 +172,7 @@ class Router:
         if known is not None:
             return known
         if topic not in self._checked and not NAME.fullmatch(topic):
-            raise ValueError(f"not a topic name: {topic!r}; {NAME_HINT}")
+            raise ValueError(f"{topic!r} is not a valid topic name; {NAME_HINT}")
         try:
             count = self._writer.count(topic)
             if count is None:
@@ -234,9 +234,7 @@ def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int
     if partition is None:
         return chooser.choose(envelope.key, envelope.dedup_id, count)
     if not 0 <= partition < count:
-        raise Refused(
-            f"the topic {topic} has {count} partitions: there is no partition {partition}"
-        )
+        raise Refused(f"the topic {topic} has no partition {partition} (it has {count})")
     return partition
 
 

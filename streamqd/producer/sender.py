@@ -617,14 +617,14 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
     """Return an error for missing permissions with its remedy added, and other errors unchanged."""
     if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
         text = (
-            "the server does not know the script that this message needs, and this Redis user may"
-            " not load it; a running daemon loads it within 2 s"
+            "the script that this message needs is not loaded on the server, and this Redis user"
+            " may not load it; a running daemon loads it within 2 s"
         )
         return _NotLoaded(reply.code, f"{text} ({reply})")
     if reply.kind is not RefusalKind.FORBIDDEN:
         return reply
     text = (
-        "this Redis user may not run the script that this message needs: give it the permissions"
+        "this Redis user may not run the script that this message needs; give it the permissions"
         " of etc/acl/producer.acl, or of etc/acl/producer-scripts.acl for dedup_id, delay, at and"
         " max_backlog"
     )

@@ -254,7 +254,7 @@ class Firer:
                 continue
             # A later declaration for this place replaces a schedule that is held as unreadable.
             self._hold_unreadable(
-                place, name, f"its name is kept for {line.place[0]}/{line.place[1]}"
+                place, name, f"its name is reserved for {line.place[0]}/{line.place[1]}"
             )
         return found
 
@@ -288,7 +288,7 @@ class Firer:
 def _parsed(row: DueSchedule, raw: bytes | None) -> Schedule:
     text = untrusted.label(raw or b"")
     if record.hash_of(text) != row.hash:
-        raise ValueError("it is not what its hash is of")
+        raise ValueError("it does not match its hash")
     schedule = record.read(text)
     if schedule.name.encode() != row.name:
         raise ValueError(f"it is the specification of {schedule.name}")

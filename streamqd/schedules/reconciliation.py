@@ -114,9 +114,9 @@ class Reconciler:
         count = counts.get(topic, 0)
         place = _place(each.schedule, count)
         if not count:
-            problem = f"the topic {topic} is gone; create it, or restart the daemon"
+            problem = f"the topic {topic} no longer exists; create it, or restart the daemon"
         elif place[1] >= count:
-            problem = f"{topic} has {count} partitions, and none of number {place[1]}"
+            problem = f"topic {topic} has no partition {place[1]} (it has {count})"
         else:
             if entry is None:
                 wanted = IndexLine(each.fleet, each.origin, place)

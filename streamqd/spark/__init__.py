@@ -148,8 +148,9 @@ def _check_python(spark: SparkSession) -> None:
     found = shutil.which(program)
     if found is not None and Path(found).parent != Path(sys.executable).parent:
         raise SparkMissingError(
-            f"this session's workers run {found}, which does not have the packages of this Python:"
-            f" import streamqd.spark before the session is made, or set {_PYTHON}={sys.executable}"
+            f"the workers of this session run {found}, which lacks the packages of this Python;"
+            " import streamqd.spark before you create the session, or set"
+            f" {_PYTHON}={sys.executable}"
         )
 
 

@@ -98,7 +98,7 @@ class Form:
         try:
             found = json.loads(text)
         except ValueError as error:
-            self.problems.append(f"{name} is not JSON: {error}")
+            self.problems.append(f"{name} is not valid JSON: {error}")
             return {}
         if not isinstance(found, dict):
             self.problems.append(f"{name} must be a JSON object")

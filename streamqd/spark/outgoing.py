@@ -97,8 +97,8 @@ class Targets:
             return topics.create(store, topic, config.Topic(partitions=wanted))
         if found is None:
             raise TopicMissing(
-                f"the topic {topic} does not exist: give the option partitions to create it, or"
-                f" use `streamqd topic create {topic}`"
+                f"the topic {topic} does not exist; set the option partitions to create it, or"
+                f" run `streamqd topic create {topic}`"
             )
         return found
 
@@ -108,8 +108,8 @@ class Targets:
         if row.partition is not None:
             if not 0 <= row.partition < count:
                 raise Refused(
-                    f"the topic {row.topic} has {count} partitions: there is no {row.partition};"
-                    " drop the column partition to have rows go by their key"
+                    f"the topic {row.topic} has no partition {row.partition} (it has {count});"
+                    " drop the column partition to route rows by their key"
                 )
             return row.topic, row.partition
         if row.key is not None:

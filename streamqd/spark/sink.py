@@ -52,7 +52,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
     if "value" not in found:
         problems.append("the column value is missing")
     if not options.topic and "topic" not in found:
-        problems.append("name the target by the option topic or a column topic")
+        problems.append("the target is missing; set the option topic, or add a column topic")
     if options.id_column and options.id_column not in found:
         problems.append(f"the column {options.id_column}, which idColumn names, is missing")
     if problems:

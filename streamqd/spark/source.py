@@ -64,16 +64,16 @@ class StreamqSource(DataSource):
         options = self._read_options(schema)
         if options.ending is not None or options.ending_default is not None:
             raise ValueError(
-                "streamq: a stream has no end: leave endingOffsets, endingTimestamp and"
-                " endingOffsetsByTimestamp out, or read a batch; the trigger availableNow stops at"
-                " the newest entry"
+                "streamq: a stream has no end; remove endingOffsets, endingTimestamp and"
+                " endingOffsetsByTimestamp, and read a batch or use the trigger availableNow,"
+                " which stops at the newest entry"
             )
         return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a batch writer. The mode must be append."""
         if overwrite:
-            raise ValueError('streamq: a topic is never overwritten: use mode("append")')
+            raise ValueError('streamq: a topic cannot be overwritten; use mode("append")')
         return sink.TopicWriter(self._write_options(schema))
 
     def streamWriter(  # noqa: N802
@@ -81,7 +81,9 @@ class StreamqSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Return a streaming writer. The output mode must be append."""
         if overwrite:
-            raise ValueError("streamq: a topic is never overwritten: the mode complete has no use")
+            raise ValueError(
+                "streamq: a topic cannot be overwritten; use another output mode than complete"
+            )
         return sink.TopicStreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
@@ -112,7 +114,7 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
                 f"streamq: the column {field.name} does not exist; use {', '.join(own)}"
             )
         if field.dataType.simpleString() != column.ddl or not field.nullable:
-            raise ValueError(f"streamq: the column {field.name} is a nullable {column.ddl}")
+            raise ValueError(f"streamq: the column {field.name} must be a nullable {column.ddl}")
         chosen.append(column)
     return chosen
 
@@ -130,7 +132,7 @@ def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
             raise Refused(
                 f"{place[0]} partition {place[1]} has no entries to read: its start,"
                 f" {offsets.write_id(start.id)}, is after its end,"
-                f" {offsets.write_id(ends[place].id)}; exchange startingOffsets and endingOffsets"
+                f" {offsets.write_id(ends[place].id)}; swap startingOffsets and endingOffsets"
             )
 
 

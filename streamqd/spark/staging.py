@@ -164,9 +164,10 @@ class Stage:
         )
         if self._bytes > self._bytes_max:
             raise NotPublishedError(
-                f"batch {self._batch}: one task has more rows than Redis is to keep until the batch"
-                " is published (maxStagedBytes): take less at a time (maxOffsetsPerTrigger,"
-                " maxFilesPerTrigger), use more tasks, or raise it"
+                f"batch {self._batch}: the rows of one task exceed maxStagedBytes, the limit of"
+                " Redis memory for rows that are not published yet; read less per batch"
+                " (maxOffsetsPerTrigger, maxFilesPerTrigger), use more tasks, or raise"
+                " maxStagedBytes"
             )
         self._announce({topic for topic, _ in chunk})
         commands: list[tuple[object, ...]] = []
@@ -218,8 +219,8 @@ class Publisher:
         plan = _plan(parts)
         if len(store.write_plan(plan)) > store.PLAN_BYTES_MAX:
             raise NotPublishedError(
-                f"batch {batch}: {len(plan):,} tasks write to too many partitions each: use fewer"
-                " tasks, as by coalesce"
+                f"batch {batch}: {len(plan):,} tasks write to too many partitions each; use fewer"
+                " tasks, for example with coalesce"
             )
         rows = sum(sum(part.rows.values()) for part in parts)
         published: store.Plan | None = None
@@ -227,8 +228,8 @@ class Publisher:
             match reply.word:
                 case "PAST":
                     raise NotPublishedError(
-                        f"batch {batch}: this query has published batch {int(reply.rest[0])};"
-                        " an old checkpoint cannot be brought back, start it with a new one"
+                        f"batch {batch}: this query already published batch {int(reply.rest[0])};"
+                        " an old checkpoint cannot be restored, so start the query with a new one"
                     )
                 case "STARTED":
                     begun, raw = reply.rest
@@ -250,7 +251,7 @@ class Publisher:
         # Another driver that decides the batch removes the rows that it does not publish.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
-                f"batch {batch}: {fault}; nothing of the batch is published, start the query again"
+                f"batch {batch}: {fault}; nothing of the batch was published; start the query again"
             )
 
     def _rerouted(self, parts: Sequence[Staged]) -> str:
@@ -261,7 +262,8 @@ class Publisher:
             if (now := counts[name]) != count:
                 became = f"has {now} partitions" if now else "does not exist"
                 return (
-                    f"the topic {name} {became} now, and had {count} when rows were staged for it"
+                    f"the topic {name} now {became}, but had {count} partitions when rows were"
+                    " staged for it"
                 )
         return ""
 
@@ -274,7 +276,7 @@ class Publisher:
         }
         found = self._ledger.lengths(list(wanted))
         missing = sum(wanted.values()) - sum(rows or 0 for rows in found)
-        return f"Redis has lost {missing:,} of the rows that were staged" if missing else ""
+        return f"Redis lost {missing:,} of the staged rows" if missing else ""
 
     def _begin(self, batch: int, plan: store.Plan, rows: int) -> Reply:
         of = self._ledger
@@ -283,9 +285,9 @@ class Publisher:
 
     def _warn(self, batch: int) -> None:
         _log.warning(
-            "the batches of query %s before batch %d are unknown: if that batch was interrupted"
-            " before, by an older version or longer ago than commitRetention, some of its rows"
-            " are duplicated",
+            "the batches of query %s before batch %d are unknown; if an older version ran that"
+            " batch and was interrupted, or it was interrupted more than commitRetention ago,"
+            " some of its rows are duplicated",
             self._ledger.query,
             batch,
         )
@@ -363,15 +365,15 @@ class Publisher:
             f"{name} partition {number}" for name, number in sorted({p for p, _ in gone})
         )
         text = (
-            f"batch {batch}: rows for {places} are gone before they were published: the topic was"
-            " deleted, Redis has lost them, or the query stood still for longer than"
+            f"batch {batch}: rows for {places} were lost before they were published, because the"
+            " topic was deleted, Redis lost them, or the query was stopped for longer than"
             " commitRetention; all other rows of the batch are published"
         )
         if self._fails:
             raise NotPublishedError(
-                f"{text}. With failOnDataLoss=false the query continues without them;"
-                f" `HDEL {self._ledger.record} batch plan` makes it publish the whole batch again,"
-                " with its published rows twice"
+                f"{text}. With failOnDataLoss=false the query continues without them; `HDEL"
+                f" {self._ledger.record} batch plan` makes it publish the whole batch again,"
+                " which duplicates the published rows"
             )
         _log.warning("%s; continuing without them", text)
         streams = [self._ledger.stream(*line) for line in gone]
@@ -386,13 +388,15 @@ class Publisher:
         mine, theirs = {name for part in parts for name, _ in part.rows}, set(names.split())
         if mine and theirs and not mine & theirs:
             raise NotPublishedError(
-                f"batch {batch} was published to {', '.join(sorted(theirs))}, this one is for"
-                f" {', '.join(sorted(mine))}: two queries share this checkpoint, give each its own"
+                f"batch {batch} was published to {', '.join(sorted(theirs))}, but this one is for"
+                f" {', '.join(sorted(mine))}; two queries share this checkpoint, so give each its"
+                " own"
             )
         if count and count != str(rows):
             _log.warning(
-                "batch %d of query %s was published before, with %s rows; the %d that it has now"
-                " are dropped: its source has changed, or a checkpoint was copied or brought back",
+                "batch %d of query %s was already published with %s rows, so the %d rows that it"
+                " has now are dropped; its source has changed, or a checkpoint was copied or"
+                " restored",
                 *(batch, self._ledger.query, count, rows),
             )
 

@@ -194,8 +194,8 @@ class Catalog:
             if strange:
                 name, partition = strange[0]
                 raise Refused(
-                    f"{edge}Offsets names {name} partition {partition}, which is not read: it does"
-                    " not exist, or the subscription leaves it out"
+                    f"{edge}Offsets names {name} partition {partition}, which is not read; it"
+                    " does not exist, or is not part of the subscription"
                 )
 
     def vanished(
@@ -239,7 +239,9 @@ class Catalog:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
             if partition >= counts[name] and strict and name not in known:
-                raise Refused(f"{name} has {counts[name]} partitions: there is no {partition}")
+                raise Refused(
+                    f"{name} has no partition {partition} (it has {counts[name]}); correct assign"
+                )
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
@@ -299,8 +301,8 @@ class Catalog:
         if missing:
             name, partition = missing[0]
             raise Refused(
-                f"{edge}Offsets leaves {len(missing)} partitions out, such as {name} {partition};"
-                " name every partition that is read"
+                f"{edge}Offsets lacks {len(missing)} partitions, such as {name} {partition}; add"
+                " every partition that is read"
             )
         bounds = {place: chosen if single is None else single[place] for place in facts}
         grouped = {place: bound.value for place, bound in bounds.items() if bound.kind == "group"}
@@ -499,14 +501,17 @@ def tell_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> No
         many = f"{loss.entries:,}" if known else "an unknown number of"
         text = f"{many} entries of {where} were trimmed before they were read"
     elif loss.kind == "vanished":
-        text = f"the stream of {where} is gone, and {seen} with it"
+        text = f"the stream of {where} no longer exists, and {seen} are lost"
     else:
         text = (
-            f"the stream of {where} is not the stream that was read before, and {seen} with it; it"
-            " was deleted and created again, its newest entries were lost in a failover, or on"
+            f"the stream of {where} is not the stream that was read before, and {seen} are lost;"
+            " the topic was deleted and created again, a failover lost its newest entries, or on"
             " Redis 6.2 another client trimmed it"
         )
-        left = "all its entries, after a failover including entries that it has read before"
+        left = (
+            "all entries of the stream, which after a failover include entries that it has"
+            " already read"
+        )
     if fail:
         raise DataLossError(f"{text}; with failOnDataLoss=false the query continues with {left}")
     _log.warning("%s; continuing with %s", text, left)

@@ -24,11 +24,11 @@ _OPTIONS = "streamq"
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _DECLARED = "option."  # the options of CREATE TABLE. Others belong to the catalog.
 _NONE = (
-    "streamq: the options are missing; create a table by CREATE TABLE name USING streamq OPTIONS"
-    " (topic 'orders'), without columns and without AS"
+    "streamq: the options are missing; create a table with CREATE TABLE name USING streamq"
+    " OPTIONS (topic 'orders'), without columns and without AS"
 )
 _NO_TARGET = (
-    "streamq: the options are missing; set topic, add a column topic, or create a table by"
+    "streamq: the options are missing; set topic, add a column topic, or create a table with"
     " CREATE TABLE name USING streamq OPTIONS (topic 'orders'), without columns and without AS"
 )
 

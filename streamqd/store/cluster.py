@@ -136,7 +136,7 @@ class Cluster:
 
     @property
     def node(self) -> Node:
-        raise RuntimeError("a connection to a cluster has no socket of its own: connect with a key")
+        raise RuntimeError("a connection to a cluster has no single socket; connect with a key")
 
     @property
     def connected(self) -> bool:

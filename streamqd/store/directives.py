@@ -123,7 +123,9 @@ def _order(raw: bytes) -> Directive:
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     if found.get("version") != VERSION:
-        raise ValueError(f"of version {found.get('version')!r}, this is {VERSION}")
+        raise ValueError(
+            f"of version {found.get('version')!r}, but this release supports {VERSION}"
+        )
     at = found.get("at_unix_ms")
     if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < TIME_END:
         raise ValueError("without a time")
@@ -177,7 +179,7 @@ def change(
 ) -> Call:
     """Write the directive `name` ('' for none), and remove the directives in `remove`."""
     if len(remove) > 2 * ORDERS_MAX:
-        raise ContractError(f"control_change: {len(remove)} orders at once")
+        raise ContractError(f"control_change: {len(remove)} directives in one call")
     body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
     return scripts.get("control_change").call(
         {"control": keys.orders(fleet)},

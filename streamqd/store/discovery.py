@@ -95,7 +95,7 @@ class TopologyDiscovery:
             if found is not None:
                 self.prefer(address)
                 return found
-            trouble.append(f"{address} does not know")
+            trouble.append(f"{address} has no answer")
         reasons = "; ".join(trouble) or "no time was left"
         raise RedisUnavailable(f"{self.where}: {reasons}", sent=False)
 
@@ -146,7 +146,7 @@ def _verify_master(opened: Transport) -> None:
     role = dict(zip(answer[::2], answer[1::2], strict=True)).get(b"role", b"")
     if role != b"master":
         raise RedisUnavailable(
-            f"the sentinels name it as master, and it says that it is a {role.decode()}",
+            f"the sentinels name it as master, but its role is {role.decode()}",
             sent=False,
         )
 

@@ -1,7 +1,7 @@
-"""The history of a fleet: one entry for each instance and minute, kept for a day.
+"""The history of a fleet: one entry for each instance and minute, kept for `daemon.history`.
 
-The housekeeper of each instance appends what its workers did since its last entry. The console
-reads it. A reader must sum the entries of all instances: none knows the others.
+The housekeeper of each instance appends the figures of its own workers, and the console reads them.
+No entry covers the whole fleet, so a reader sums the entries of all instances.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 
 @dataclass(slots=True)
 class GroupMinute:
-    """What one group did with one topic in one interval, on one instance.
+    """The figures of one group and topic in one interval, on one instance.
 
     `added`, the messages written to the partitions that the instance owns for the group, includes
     those of other producers. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
@@ -48,9 +48,9 @@ class GroupMinute:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One entry: the interval of `seconds` seconds that ended at `until_unix_ms`.
+    """One entry of one instance, for the `seconds` seconds before `until_unix_ms`.
 
-    Its rows are those of one instance. `bad` is why the entry cannot be read; it has no rows then.
+    An entry that cannot be read has its error in `bad`, and no rows.
     """
 
     id: str
@@ -79,7 +79,7 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
 def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Iterator[Interval]:
     """Yield the entries of the last intervals, oldest first, in pages of ENTRIES_AT_ONCE.
 
-    Begins at `since_unix_ms` (the server's clock), or after the entry with the id `after` if that
+    Starts at `since_unix_ms` (the server's clock), or after the entry with the id `after` if that
     is later. An invalid entry has `bad` and no rows. Raises RedisRefused, RedisUnavailable.
     """
     key, start = store.keys.history(fleet), f"({after}" if after else str(since_unix_ms)

@@ -249,14 +249,14 @@ class MessageWriter:
 
 
 def is_unknown_script(reply: Any) -> bool:
-    """Return True if a reply says that the server does not know the script."""
+    """Return True if a reply means that the server does not have the script."""
     return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
 
 
 def may_not_load(reply: Any) -> bool:
-    """Return True if a reply to a call by source says that this user has no permission for EVAL.
+    """Return True if a reply to EVAL means that this user has no permission for it.
 
-    The error of a command inside the script begins with another word.
+    The error of a command inside the script starts with another word.
     """
     return isinstance(reply, RedisRefused) and str(reply).startswith("NOPERM ")
 

@@ -41,7 +41,7 @@ def _texts(raw: bytes) -> list[bytes]:
     for _ in range(count):
         size, at = _length(raw, at, {0xD9: 1, 0xDA: 2, 0xDB: 4}, short=(0xA0, 0x1F))
         if at + size > len(raw):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         found.append(raw[at : at + size])
         at += size
     return found
@@ -53,6 +53,6 @@ def _length(raw: bytes, at: int, wide: dict[int, int], short: tuple[int, int]) -
     if head & ~mask == tag:
         return head & mask, at + 1
     if head not in wide:
-        raise ValueError("it is something else")
+        raise ValueError("it has another type")
     end = at + 1 + wide[head]
     return int.from_bytes(raw[at + 1 : end], "big"), end

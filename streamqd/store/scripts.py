@@ -118,10 +118,10 @@ def reply(call: Call, raw: object) -> Reply:
     if isinstance(raw, bytes):
         raw = raw.split(b" ")
     if not isinstance(raw, list) or not raw or not isinstance(raw[0], bytes):
-        raise ContractError(f"{name} answered {raw!r}")
+        raise ContractError(f"{name} returned {raw!r}")
     word = raw[0].decode("ascii", "replace")
     if word not in call.script.words:
-        raise ContractError(f"{name} answered {word}, which its contract does not know")
+        raise ContractError(f"{name} returned {word}, which its contract does not list")
     return Reply(word, raw[1:])
 
 
@@ -140,7 +140,7 @@ def get(name: str) -> Script:
     try:
         return load()[name]
     except KeyError:
-        raise ContractError(f"there is no script {name}") from None
+        raise ContractError(f"script {name} not found") from None
 
 
 def on(
@@ -176,13 +176,13 @@ def parse(name: str, text: str, directory: Path) -> Script:
     lines = text.split("\n")
     first = _FIRST.fullmatch(lines[0])
     if first is None or first[1] != name:
-        raise ContractError(f"{name}: line 1 must be `-- {name}: what becomes of what`")
+        raise ContractError(f"{name}: line 1 must be `-- {name}: TRANSITION`")
     height = next((n for n, line in enumerate(lines) if not line.startswith("--")), len(lines))
     prose, fields = _header_fields(lines[1:height])
     keys = tuple(_key(name, at, line) for at, line in enumerate(fields["KEYS["], 1))
     args = tuple(_arg(name, at, line) for at, line in enumerate(fields["ARGV["], 1))
     if not keys or keys[0].optional:
-        raise ContractError(f"{name}: the first key must be there and not optional")
+        raise ContractError(f"{name}: the first key is required and cannot be optional")
     if any(arg.type == "list" for arg in args[:-1]):
         raise ContractError(f"{name}: only the last argument may be a list")
     if len(fields["Cost "]) != 1 or len(fields["Repeat "]) != 1:

@@ -236,13 +236,13 @@ class Transport:
             if not self._poller.poll(doubt.seconds * 1000):
                 doubt.wait(self.sock, self._deadline)
         elif not self._poller.poll(left * 1000):
-            raise TimeoutError("it took too long")
+            raise TimeoutError("it timed out")
 
     def _wait_writable(self) -> None:
         poller = select.poll()
         poller.register(self.sock, select.POLLOUT)
         if not poller.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
-            raise TimeoutError("it took too long")
+            raise TimeoutError("it timed out")
 
 
 def _refused(text: str) -> RedisRefused:

@@ -44,7 +44,7 @@ class Helper:
     _wanted: bool = True
 
     def keep(self, now: float) -> None:
-        """Reap a dead process and fork the next one. Kill one that makes no progress."""
+        """Reap a dead process and fork the next one. Kill a process that makes no progress."""
         child = self.child
         if child is not None:
             exit_ = child.reap()

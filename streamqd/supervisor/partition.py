@@ -136,7 +136,7 @@ class PartitionState:
 
         The refence replaces its token. Redis refuses that if another instance has owned the
         assignment since. `alone`: no message ran in other assignments. Otherwise any running
-        message may have killed the supervisor, so none is charged. Those that ran then run in
+        message may have killed the supervisor, so none is charged. The running messages then run in
         rounds, each marked first, as after the loss of a host. Messages that only waited are no
         suspects. Finished messages are acknowledged.
         """
@@ -342,7 +342,7 @@ class PartitionState:
         how = f"{kill.reason}: {exit_}" if kill else str(exit_)
         self.last_exit = f"{how}: {exit_.problem}" if exit_.problem else how
         self.slot.add("crashes")
-        self.slot.failures.note(f"process ended by {how}", now_ns())
+        self.slot.failures.note(f"process ended with {how}", now_ns())
 
     def _clear_slot(self, suspects: list[bytes]) -> None:
         """Clear the slot, but keep the fetched messages if a refence has to settle them."""
@@ -430,7 +430,7 @@ class PartitionState:
         self.slot.standby_pid = 0
 
     def pace_of(self, now: float) -> float:
-        """Return the messages per second of the worker, or of the last one that finished any."""
+        """Return the messages per second of the worker, or of the last one with any message."""
         return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 
     def started_as(self, child: Child, now: float) -> None:
@@ -462,7 +462,7 @@ class PartitionState:
 
     @property
     def stop_reason(self) -> str:
-        """Why the worker was told to stop, "" if it was not."""
+        """The reason for stopping the worker, "" if it was not stopped."""
         return self.worker.stop_reason if self.worker is not None else ""
 
     @property
@@ -534,7 +534,7 @@ class PartitionState:
 
 
 def _crash_context(exit_: Exit, worker: RunningWorker) -> bytes:
-    """Return how the process of a charged message ended, as JSON."""
+    """Return how the process of a charged message exited, as JSON."""
     return json.dumps(
         {
             "what": "a hard time limit" if worker.kill else str(exit_),

@@ -111,7 +111,7 @@ class Reload:
                 forget=self._forget,
             )
         except OSError as error:
-            self.refuse([f"the system refuses another process: {error}"])
+            self.refuse([f"the operating system refuses another process: {error}"])
 
     def _validated(self, found: TaskResult) -> Validated | None:
         settings = self._settings

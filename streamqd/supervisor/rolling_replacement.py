@@ -231,7 +231,7 @@ class RollingReplacement:
     def standby_refused(self, unit: Unit) -> None:
         """Note that the operating system refused to fork a standby."""
         self._current = None  # `Limits` requests it again, unless it was for a reload
-        self._failed[unit] = "the system refuses another process"
+        self._failed[unit] = "the operating system refuses another process"
 
     def standby_died(self, partition: PartitionState, how: str, now: float, daemon: Daemon) -> None:
         """Note that a standby has exited. Plan another after a backoff, until the crash limit."""

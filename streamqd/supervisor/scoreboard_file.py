@@ -133,7 +133,7 @@ class ScoreboardFile:
         except Exception as error:  # noqa: BLE001 - no file may keep the daemon from starting
             self._put_aside(path, f"{type(error).__name__}: {error}", error)
             return
-        for unit, problem in found.torn:
+        for unit, problem in found.damaged:
             logs.event(
                 "scoreboard.refused",
                 logging.WARNING,
@@ -149,7 +149,7 @@ class ScoreboardFile:
         aside = path.with_suffix(REFUSED)
         try:
             path.replace(aside)
-            remedy = f"it is {aside} now; delete it, or attach it to a bug report"
+            remedy = f"it was renamed to {aside}; delete it, or attach it to a bug report"
         except OSError as error:
             remedy = f"delete it: it cannot be renamed to {aside} ({error.strerror})"
         logs.event(
@@ -165,7 +165,7 @@ class FoundScoreboard(NamedTuple):
     """The valid units of a file, and the problem of each invalid one."""
 
     partitions: list[ResumablePartition]
-    torn: list[tuple[Unit | None, str]]
+    damaged: list[tuple[Unit | None, str]]
 
 
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
@@ -238,13 +238,13 @@ def packed(header: Mapping[str, Any]) -> bytes:
 def unpacked(raw: bytes) -> dict[str, Any]:
     """Return the header of a file. Raises ScoreboardFileRefused."""
     if len(raw) < _HEADER.size:
-        raise ScoreboardFileRefused("it is torn: it has no header")
+        raise ScoreboardFileRefused("it is damaged: it has no header")
     magic, length, checked = _HEADER.unpack_from(raw)
     if magic != _MAGIC:
         raise ScoreboardFileRefused("it is not a scoreboard of streamqd")
     described = raw[_HEADER.size : _HEADER.size + length]
     if len(described) != length or zlib.crc32(described) != checked:
-        raise ScoreboardFileRefused("it is torn: its header does not match its check sum")
+        raise ScoreboardFileRefused("it is damaged: its header does not match its checksum")
     try:
         found = json.loads(described)
     except (ValueError, RecursionError):
@@ -264,13 +264,13 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ScoreboardFileRefused("it is not a plain file")
+            raise ScoreboardFileRefused("it is not a regular file")
         if found.st_uid != os.geteuid():
             raise ScoreboardFileRefused(f"it belongs to the user {found.st_uid}")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            raise ScoreboardFileRefused("others may read or write it")
+            raise ScoreboardFileRefused("other users may read or write it")
         if found.st_nlink != 1:
-            raise ScoreboardFileRefused("it has a second name")
+            raise ScoreboardFileRefused("it has a second hard link")
         page = os.pread(descriptor, BOARD_BYTES, 0)
         header = unpacked(page[HEADER_OFFSET:])
         for name, wanted in expected.items():
@@ -279,10 +279,10 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
                     f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}"
                 )
         if found.st_size != BOARD_BYTES + SLOT_COUNT * SLOT_BYTES:
-            raise ScoreboardFileRefused("it is torn: its size is not that of a scoreboard")
+            raise ScoreboardFileRefused("it is damaged: its size is not that of a scoreboard")
         used = int.from_bytes(page[:8], "little")
         if used > SLOT_COUNT:
-            raise ScoreboardFileRefused("it is torn: it has more slots in use than there are")
+            raise ScoreboardFileRefused("it is damaged: its number of used slots is too large")
         return _read_slots(descriptor, range(used))
     finally:
         os.close(descriptor)
@@ -290,7 +290,7 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
 
 def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
     found: dict[Unit, ResumablePartition] = {}
-    torn: list[tuple[Unit | None, str]] = []
+    damaged: list[tuple[Unit | None, str]] = []
     board = Scoreboard(0)
     for index in indexes:
         raw = bytearray(os.pread(descriptor, SLOT_BYTES, BOARD_BYTES + index * SLOT_BYTES))
@@ -302,15 +302,15 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
             if unit is None or lease is None:
                 continue
             if not (NAME.fullmatch(unit.topic) and unit.partition >= 0 and unit.group):
-                raise ValueError("its name is not that of a partition and a group")
+                raise ValueError("it does not name a partition and a group")
             if unit in found:
-                raise ValueError("it is there twice")
+                raise ValueError("it occurs twice")
             batch = slot.checked_batch()
         except Exception as error:  # noqa: BLE001 - no slot may keep the others from being used
-            torn.append((unit, f"slot {index} is torn: {error}"))
+            damaged.append((unit, f"slot {index} is damaged: {error}"))
             continue
         found[unit] = ResumablePartition(*lease, batch.done, batch.running)
-    return FoundScoreboard(list(found.values()), torn)
+    return FoundScoreboard(list(found.values()), damaged)
 
 
 def _sweep(place: Path) -> None:

@@ -1,8 +1,8 @@
 """The spans of a worker's runs: one for each call of the handler.
 
-`RunSpans.traced` wraps the handler, so a worker without traces pays nothing. A successful run ends
-its span there. The span of a failed run stays open until the worker reports the verdict with
-`failed`, which says what the error's text may contain.
+`RunSpans.traced` wraps the handler, so a worker without traces pays nothing. It also finishes the
+span of a successful run. The span of a failed run stays open until the worker reports the verdict
+with `failed`, which determines how much of the error's text is recorded.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class RunSpans:
         return run if self._skips else functools.wraps(function)(traced)
 
     def _called(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
-        # In a context of its own: an exception of the time limit must not leave the span behind.
+        # In its own context: an exception of the time limit must not leave the span open.
         within = contextvars.copy_context()
         within.run(otel_context.attach, opened.context)
         try:

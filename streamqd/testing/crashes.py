@@ -42,7 +42,7 @@ def code_of(function: Callable[..., object]) -> CodeType:
     code = getattr(inner, "__code__", None)
     if isinstance(code, CodeType):
         return code
-    raise TypeError(f"crash_at counts lines, and {inner!r} has none in Python")
+    raise TypeError(f"crash_at counts lines, but {inner!r} has no Python code")
 
 
 def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:

@@ -66,5 +66,5 @@ def _succeeded(run: Run, what: str) -> None:
 def _same(once: object, again: object, what: str) -> None:
     if again != once:
         raise AssertionError(
-            f"{what} made a difference: one run led to {once!r}, and then there is {again!r}"
+            f"{what} changed the result: it was {once!r} after one run, and is now {again!r}"
         )

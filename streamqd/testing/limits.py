@@ -17,8 +17,8 @@ def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
     here = threading.current_thread() is threading.main_thread()
     if seconds is not None and interrupt is None and not here:
         raise RuntimeError(
-            "the time limit of a handler is enforced in the main thread only: run it there, or give"
-            " timeout=None"
+            "the time limit of a handler is enforced only in the main thread; run it there, or"
+            " pass timeout=None"
         )
 
 

@@ -88,7 +88,7 @@ def settle(
         code = _ended(daemon, timeout)
     logged = log.read_bytes()[start:].decode(errors="replace")
     if code != 0:
-        how = f"did not end within {timeout:g} s" if code is None else f"ended with code {code}"
+        how = f"did not exit within {timeout:g} s" if code is None else f"exited with code {code}"
         tail = "\n".join(logged.splitlines()[-LOG_LINES:])
         raise AssertionError(f"the daemon {how}:\n{tail}")
     return Settled(folder / "state", logged)

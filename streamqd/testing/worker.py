@@ -181,7 +181,7 @@ class Worker:
             return [self._crashed(each, crashes, now) for each in batch]
         if crash_at is not None and wanted:
             if not self._dies(wanted, crash_at):
-                raise ValueError(f"{self._reference} ends before it comes to step {crash_at}")
+                raise ValueError(f"{self._reference} returns before it reaches step {crash_at}")
             return [self._crashed(each, crashes + 1, now) for each in batch]
         errors = self._call(wanted) if wanted else []
         if isinstance(errors, Exit):
@@ -194,7 +194,7 @@ class Worker:
         """Return the error of each message, None for success, or the exit of a dead process."""
         hooks = self._hooks
         if hooks is None:
-            raise RuntimeError("a Worker is used in a `with` block")
+            raise RuntimeError("use a Worker in a `with` block")
         check_thread(self._consumer.timeout, hooks.interrupt)
         end: object
         with deaths.watched(self.handler) as death:
@@ -284,7 +284,7 @@ class Worker:
             {"what": str(ending), "signal": ending.signal_name or None, "exitCode": ending.code}
         ).encode()
         what, context = dead_letters.crash_fields(record)
-        why = (dead.reason, what, f"the process that handled it ended by {what}")
+        why = (dead.reason, what, f"the process that handled it ended with {what}")
         fields = dead_letters.unhandled(
             message, self._delivery, self._reference, why, crashes=crashes
         )

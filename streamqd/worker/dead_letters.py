@@ -162,7 +162,7 @@ def too_large(message: Message, bytes_max: int) -> str:
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
     if max(size, beside - BOOKKEEPING) <= bytes_max:
         return ""
-    what = "its payload has" if size > bytes_max else "beside its payload it has"
+    what = "its payload has" if size > bytes_max else "besides its payload it has"
     found = size if size > bytes_max else beside
     return f"{what} {found:,} bytes, and daemon.max_message_bytes is {bytes_max:,}"
 

@@ -116,7 +116,7 @@ class CoroutineRun:
 
 
 def _withdrawn() -> object:
-    raise asyncio.CancelledError("its task could not be made")
+    raise asyncio.CancelledError("its task could not be created")
 
 
 def _nobody(_end: object) -> None:

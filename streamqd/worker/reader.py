@@ -69,7 +69,8 @@ class LongPoll:
         """
         if self._words.is_missed:
             raise SilentConnection(
-                "the connection is silent: a message came, and Redis did not report it", sent=True
+                "the connection is silent: a message arrived, but Redis did not report it",
+                sent=True,
             )
         try:
             if self._silence is not None and not self._silence.left():

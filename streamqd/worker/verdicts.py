@@ -128,7 +128,7 @@ class Verdicts:
             self._give_up(entry, verdict.reason, what)
             self._settler.flush()
             return True
-        text = f"the process that handled it ended by {what}"
+        text = f"the process that handled it ended with {what}"
         self._dead_letter(entry, (verdict.reason, what, text), fields)
         return True
 

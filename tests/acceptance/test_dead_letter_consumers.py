@@ -291,5 +291,5 @@ def test_a_reader_of_an_unknown_topic_is_refused(make: NewDaemon):
     daemon.write_config(consumers=[daemon.tables["consumers"][0], reader])
     daemon.start()
     assert daemon.wait() == 3
-    assert "the dead letters of oders are read, but there is no such topic" in daemon.tail()
+    assert "reads the dead letters of oders, which does not exist yet" in daemon.tail()
     assert not daemon.link.execute("EXISTS", daemon.keys.meta("oders"))

@@ -218,20 +218,20 @@ for attempt in (
 
     refused = said.splitlines()
     assert refused[0] == (
-        "InvalidTask: invoice has a priority, and streamqd has none; give urgent tasks a queue of"
-        " their own with queue_name"
+        "InvalidTask: invoice has a priority, which streamqd does not support; give urgent tasks"
+        " their own queue with queue_name"
     )
     assert refused[1:3] == [
         "InvalidTask: Queue 'other' is not valid for backend.",
         "TypeError: Unsupported type: <class 'object'>",
     ]
     assert refused[3] == (
-        "InvalidTask: shop.settings.outside is in no installed app, and workers run tasks of apps"
-        " only; add its package to INSTALLED_APPS"
+        "InvalidTask: shop.settings.outside is not in an installed app, and workers run only tasks"
+        " of installed apps; add its package to INSTALLED_APPS"
     )
     assert refused[4] == (
-        "InvalidTask: orders.tasks.plain is not the name of this task, by which workers find it;"
-        " write @task above the function"
+        "InvalidTask: orders.tasks.plain is not the path of this task, so workers cannot find it;"
+        " write @task above a function of the module"
     )
     assert refused[5] == (
         "NotImplementedError: streamqd stores no results; run `streamqd trace ID` to see the runs"
@@ -390,10 +390,10 @@ def test_failed_tasks_and_hostile_messages_become_dead_letters(
 ) -> None:
     new_project(DIRECT)
     hostile = {
-        b"\xff": b"the message is no task of Django: ",
-        b"[]": b"the message is no task of Django: it needs task, args and kwargs",
-        b'{"task": 1, "args": [], "kwargs": {}}': b"the message is no task of Django: it needs",
-        b'{"task": "os.system", "args": ["id > owned"], "kwargs": {}}': b"task os.system is in no",
+        b"\xff": b"the message is not a Django task: ",
+        b"[]": b"the message is not a Django task: it needs task, args and kwargs",
+        b'{"task": 1, "args": [], "kwargs": {}}': b"the message is not a Django task: it needs",
+        b'{"task": "os.system", "args": ["id > owned"], "kwargs": {}}': b"task os.system is not",
         b'{"task": "orders.tasks.gone", "args": [], "kwargs": {}}': b"task orders.tasks.gone is no",
         b'{"task": "orders.tasks.note", "args": [], "kwargs": {}}': b"task orders.tasks.note is no",
         b'{"task": "orders.none.x", "args": [], "kwargs": {}}': b"task orders.none.x is not in",

@@ -191,9 +191,9 @@ def test_a_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: New
         produce(daemon, messages)
         daemon.wait_for(lambda: ("fail", "", 40, 1) in told(daemon), what="it blocks")
         said = wait_worker(daemon, "blocked")
-        assert "waits on one for the message at the head of its line" in said
+        assert "is blocked on one by its first message" in said
         cause = wait_cause(daemon, "blocked")
-        assert "waits on one for the message at the head of its line" in cause["sentence"]
+        assert "is blocked on one by its first message" in cause["sentence"]
         assert "ValueError" in cause["sentence"] or "Retry" in cause["sentence"]
         charged = daemon.events("worker.charged")
         assert len(charged) == 1, "the crash was charged, once"

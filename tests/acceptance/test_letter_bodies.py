@@ -73,7 +73,7 @@ def test_an_oversized_message_is_dead_lettered_unhandled(
         assert (
             "has 4,097 bytes, and daemon.max_message_bytes is 4,096" in letters[0]["errorMessage"]
         )
-        assert "beside its payload it has 9,0" in letters[1]["errorMessage"]
+        assert "besides its payload it has 9,0" in letters[1]["errorMessage"]
         assert not daemon.events("worker.exited")
 
         # With a larger limit, they can be handled.

@@ -154,7 +154,7 @@ def test_a_bad_handler_is_named_before_an_embedded_server_starts(new_daemon: New
 def test_a_daemon_without_consumers_is_refused(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(consumers=[])
-    problem(refusal(daemon, CONFIG), "nothing to do", "daemon.handlers", "[[consumers]]")
+    problem(refusal(daemon, CONFIG), "none are configured", "daemon.handlers", "[[consumers]]")
 
 
 def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon):
@@ -164,7 +164,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
         daemon.write_config(topics={TOPIC: {"partitions": 2}})
         daemon.start()
         assert daemon.wait() == CONFIG
-        assert "cannot shrink, write 3" in daemon.tail(3)
+        assert "cannot shrink, so write 3" in daemon.tail(3)
 
 
 # --- the server -----------------------------------------------------------------------------------

@@ -414,7 +414,7 @@ def named_aside(daemon: Daemon, path: Path, problem: str) -> None:
     if "slot" in problem:  # the other slots are used, so the file is not renamed
         assert not aside.exists()
         return
-    assert f"it is {aside} now; delete it" in problem
+    assert f"it was renamed to {aside}; delete it" in problem
     assert os.path.lexists(aside)
     daemon.wait_for(lambda: str(aside) in doctor_says(daemon), what="doctor names the file")
     aside.unlink()
@@ -455,7 +455,7 @@ def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runti
         found = scoreboard_file.read(path, header)
         units = {each.lease.unit for each in found.partitions}
         assert units == {Unit(TOPIC, n, GROUP) for n in range(2)}
-        assert found.torn == []
+        assert found.damaged == []
         json.dumps(header)
         assert daemon.stop() == 0
     assert list(runtime.iterdir()) == []

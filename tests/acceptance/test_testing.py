@@ -142,7 +142,7 @@ def test_a_user_configuration_runs_on_the_server_of_the_test(
     with Producer(server.url, settings=load(None, environ={})) as producer:
         producer.send("plain", b"x")
 
-    with pytest.raises(AssertionError, match="did not end within 2 s:"):
+    with pytest.raises(AssertionError, match="did not exit within 2 s:"):
         settle(server.url, tmp_path, (), file, timeout=2)
 
     file.write_text(CONFIG)
@@ -176,7 +176,7 @@ def test_a_daemon_that_does_not_start_reports_the_cause(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert ended.returncode == 1
-    assert "the daemon ended with code 3" in ended.stdout
+    assert "the daemon exited with code 3" in ended.stdout
     assert "no module named no_such_module" in ended.stdout
 
 

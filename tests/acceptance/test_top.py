@@ -203,7 +203,7 @@ def test_without_a_terminal_top_suggests_once(new_daemon: NewDaemon) -> None:
 
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert "top needs a terminal; --once prints one frame" in ended.stderr
+    assert "top needs a terminal; pass --once" in ended.stderr
 
 
 def test_once_and_json_need_no_terminal_and_write_nothing(new_daemon: NewDaemon) -> None:

@@ -371,7 +371,7 @@ def test_produce_rejects_a_key_with_half_a_character(run: Run) -> None:
         code=2,
     )
     assert "line 2 of" in result.stderr
-    assert r"has a u that is not a valid key: the key holds '\ud800', half of" in result.stderr
+    assert r"has a u that is not a valid key: the key contains '\ud800', half of" in result.stderr
 
 
 def test_produce_key_from_a_json_field(run: Run, link: Connection, keys: Keys) -> None:
@@ -466,7 +466,7 @@ def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: 
         (("x", "--at", "12h"), "pass a duration as --delay"),
         (("x", "--at", "2040-01-01", "--delay", "1h"), "exclude each other"),
         (("x", "--at", "9000-01-01"), "out of range"),
-        (("x", "--expires", "99999999h"), "hundred years"),
+        (("x", "--expires", "99999999h"), "100 years"),
     ):
         assert said in run("produce", "images", *words, typed="a\nb\n", code=2).stderr
     assert link.execute("XLEN", keys.stream("images", 0)) == 1
@@ -832,7 +832,7 @@ def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
     assert [(each["level"], each["text"]) for each in found] == [
         (
             "warning",
-            "topic order does not exist, so this section has no effect: name an existing topic",
+            "topic order does not exist, so this section has no effect; name an existing topic",
         )
     ]
     assert b"pipelines.access" not in raw

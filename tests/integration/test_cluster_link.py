@@ -263,7 +263,7 @@ def test_plain_url_of_a_cluster_node_is_reported(cluster: Cluster) -> None:
     link.close()
     problems, _ = inspection.check_servers(servers, replace(config.Settings(), redis=settings))
     assert problems == [
-        'redis: the server is a node of a Redis Cluster: write "redis+cluster://HOST:PORT,HOST:PORT"'
+        'redis: the server is a node of a Redis Cluster; write "redis+cluster://HOST:PORT,HOST:PORT"'
     ]
 
 

@@ -162,7 +162,7 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
     ("target", "words"),
     [
         (Target(topic=TOPIC), "is the topic of the dead letters"),
-        (Target(partition=3), "access has no partition 3: they are numbered 0 to 2"),
+        (Target(partition=3), "access has no partition 3; its partitions are numbered 0 to 2"),
         (Target(topic="other", partition=2), "other has no partition 2"),
     ],
 )
@@ -447,7 +447,7 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     assert dead_letters.show(store, TOPIC, name).moving_to == "other/1"
     for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
         done = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
-        assert done.refused == {"its move to other/1 is not complete: repeat that replay first": 1}
+        assert done.refused == {"its move to other/1 is not complete; repeat that replay first": 1}
     # The marked target stays valid, even if its key or number would now choose another partition.
     assert (
         dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other")).replayed
@@ -459,7 +459,7 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
     [reason] = done.refused
-    assert "interrupted 5 days ago: check whether it arrived" in reason
+    assert "interrupted 5 days ago; check whether it arrived" in reason
     assert dead_letters.purge(store, TOPIC, MessageFilter()).purged == 1
     assert link.execute("EXISTS", moving) == 0
 

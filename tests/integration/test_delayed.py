@@ -154,9 +154,9 @@ def test_delayed_cancel_reports_each_outcome(
         "unknown": [drop, "0:nobody"],
     }
     told = verb("cancel", "access", sent, code=8)
-    assert told.stderr == f"{sent} was sent already, as access/0/{entry.decode()}\n"
-    assert "was sent already, as" in verb("show", "access", sent, code=8).stderr
-    assert "never was" in verb("show", "access", drop, code=8).stderr
+    assert told.stderr == f"{sent} was already sent, as access/0/{entry.decode()}\n"
+    assert "was already sent, as" in verb("show", "access", sent, code=8).stderr
+    assert "never existed" in verb("show", "access", drop, code=8).stderr
     assert [row["id"] for row in document(verb("list", "access", "--json"))["rows"]] == [keep]
     assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 1
 
@@ -171,7 +171,7 @@ def test_producer_cancel_removes_a_delayed_send(
         plain = producer.send("access", "plain", partition=0)
         assert promote(link, keys) == 1
         assert verb("show", "access", sent, code=8).stderr.count(
-            f"was sent already, as {plain.topic}"
+            f"was already sent, as {plain.topic}"
         )
         assert producer.cancel(drop)
         assert not producer.cancel(drop)
@@ -224,7 +224,7 @@ def test_delayed_now_sends_immediately(
     first, second, third = send(later("1"), later("2"), later("3"))
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
-    assert "was sent already, as access/0/" in verb("now", "access", first, code=8).stderr
+    assert "was already sent, as access/0/" in verb("now", "access", first, code=8).stderr
     assert (
         verb("now", "access", "--all", "--dry-run").stdout == "2 delayed sends would be due now\n"
     )

@@ -260,8 +260,8 @@ def test_doctor_finds_missing_permissions(surgery: Surgery, link: Connection) ->
         link.execute("ACL", "SETUSER", "weak", "+xclaim", "-slowlog", "-config")
         report = surgery.run("--only", "server", "--only", "permissions")
         assert report["unseen"] == [
-            "what needs CONFIG GET: this user may not run it",
-            "what needs SLOWLOG GET: this user may not run it",
+            "everything that needs CONFIG GET, which this user may not run",
+            "everything that needs SLOWLOG GET, which this user may not run",
         ]
     finally:
         link.execute("ACL", "DELUSER", "weak")

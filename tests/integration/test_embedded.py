@@ -129,7 +129,7 @@ def test_embedded_server_starts_and_stops(make: Make, state_dir: Path) -> None:
     assert server.stop(20)
     assert not server.running
     assert not server.ready()
-    assert server.ending.startswith("ended with exit code 0")
+    assert server.ending.startswith("exited with code 0")
     assert not server.socket_path.exists()
 
 

@@ -46,7 +46,7 @@ def test_embedded_server_leaves_another_socket_alone(state_dir: Path, idle: Embe
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(state_dir / "redis.sock"))
         other.listen()
-        with pytest.raises(AlreadyRunning, match="something else listens"):
+        with pytest.raises(AlreadyRunning, match="another program listens"):
             idle.start()
         assert idle.socket_path.is_socket()
     # The refusal left no lock.
@@ -69,7 +69,7 @@ def test_directory_writable_for_any_user_is_refused(state_dir: Path, idle: Embed
 def test_data_directory_that_is_a_link(state_dir: Path, idle: EmbeddedServer) -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         (state_dir / "redis").symlink_to(elsewhere)
-        with pytest.raises(ConfigError, match="not a directory of ours"):
+        with pytest.raises(ConfigError, match="not a directory of this user"):
             idle.start()
 
 
@@ -103,7 +103,7 @@ def test_data_that_cannot_be_read(idle: EmbeddedServer) -> None:
     manifest.parent.mkdir()
     manifest.write_text("nonsense\n")
     idle.start()
-    with pytest.raises(RedisUnavailable, match=r"ended with exit code 1; .*(?i:aof|append)"):
+    with pytest.raises(RedisUnavailable, match=r"exited with code 1; .*(?i:aof|append)"):
         idle.wait_ready(20)
     assert not idle.running
 

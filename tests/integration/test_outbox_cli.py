@@ -173,20 +173,20 @@ def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
         ('database = "redis://x"', "outboxes[0].database: must start with postgresql://"),
         ('database = "sqlite://x/y"', "outboxes[0].database: must name a file"),
         ('database = "mysql://u@h"', "outboxes[0].database: must name a database"),
-        ('database = "sqlite:///x"\ntable = "a-b"', 'outboxes[0].table: "a-b" cannot be used'),
-        ('database = "sqlite:///x"\npassword_file = "p"', "does not go with sqlite"),
+        ('database = "sqlite:///x"\ntable = "a-b"', 'outboxes[0].table: "a-b" is not valid'),
+        ('database = "sqlite:///x"\npassword_file = "p"', "cannot be used with SQLite"),
         (
             'database = "mysql://u:secret@h/x"\npassword_file = "p"',
-            "holds a password, and password_file names another",
+            "contains a password, and password_file is also set",
         ),
         ('database = "sqlite:///x"\nbatch = 0', "outboxes[0].batch: 0 is too small"),
         (
             'database = "sqlite:///x"\n[[outboxes]]\nname = "shop"\ndatabase = "sqlite:///y"',
-            "is the name of outboxes[0] too",
+            "is already the name of outboxes[0]",
         ),
         (
             'database = "sqlite:///x"\n[[outboxes]]\nname = "b"\ndatabase = "sqlite:///x"',
-            "outboxes[1].table: is the table of outboxes[0] too",
+            "outboxes[1].table: is already the table of outboxes[0]",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_readable_file_must_not_hold_a_password(tmp_path: Path) -> None:
     file = shop('database = "postgresql://u:secret@h/x"', tmp_path)
     assert config.load(file, environ={}).outboxes[0].url() == "postgresql://u:secret@h/x"
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="holds a password, and others may read"):
+    with pytest.raises(ConfigError, match="contains a password, but other users may read"):
         config.load(file, environ={})
     file = shop('database = "postgresql://u:${PW}@h/x"', tmp_path)
     file.chmod(0o644)

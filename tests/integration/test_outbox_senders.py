@@ -132,7 +132,7 @@ def test_a_refused_message_leaves_the_transaction(application: Any, database: Da
     ):
         with pytest.raises(ValueError, match=r"\w"):
             outbox.send(application, topic, b"x", **options)
-    with pytest.raises(TypeError, match="is a string"):
+    with pytest.raises(TypeError, match="must be a string"):
         outbox.send(application, 7, b"x")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="cannot have a partition -1"):
         outbox.send(application, "orders", b"x", partition=-1)

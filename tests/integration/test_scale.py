@@ -133,7 +133,7 @@ def test_groups_are_chosen_by_name(at: At, scale: Scale, run: Run) -> None:
     assert set(scale("access")["groups"]) == {"access/hits", "access/bills"}
     refused = run("scale", "access/none", code=8)
     assert "no group none reads the topic access" in refused.stderr
-    assert "write TOPIC or TOPIC/GROUP" in run("scale", "access/0/hits", code=2).stderr
+    assert "pass TOPIC or TOPIC/GROUP" in run("scale", "access/0/hits", code=2).stderr
     assert "the topic nowhere does not exist" in run("scale", "nowhere", code=8).stderr
 
 
@@ -251,5 +251,5 @@ def test_scale_refuses_a_used_address_and_a_wrong_name(at: At, file: Path, run: 
         "the topic nowhere does not exist"
         in run("scale", "nowhere", "--bind", "127.0.0.1:0", code=8).stderr
     )
-    assert "write HOST:PORT" in run("scale", "--bind", "", code=2).stderr
+    assert "must be HOST:PORT" in run("scale", "--bind", "", code=2).stderr
     assert "is not a valid address" in run("scale", "--bind", "9465", code=3).stderr

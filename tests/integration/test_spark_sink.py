@@ -200,7 +200,7 @@ def test_sink_publishes_a_batch_of_two_drivers_once(
         return real(publisher, calls)
 
     monkeypatch.setattr(staging.Publisher, "_run_many", overtaken)
-    with pytest.raises(staging.NotPublishedError, match="has published batch 4"):
+    with pytest.raises(staging.NotPublishedError, match="already published batch 4"):
         shop.publish(mine)
     assert shop.all_written() == sorted([*BODIES, b"next"])
 
@@ -256,7 +256,9 @@ def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.M
     made = rows(*LETTERS)
     parts = [shop.stage(made)]
     shop.grow(4)
-    with pytest.raises(staging.NotPublishedError, match="has 4 partitions now, and had 2 when"):
+    with pytest.raises(
+        staging.NotPublishedError, match="now has 4 partitions, but had 2 partitions when"
+    ):
         shop.publish(parts)
     assert shop.all_written() == []
     sink.TopicStreamWriter(shop.options()).abort(parts, 3)
@@ -302,7 +304,7 @@ def half_published(
 
 def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
     shop.batch([rows("a")], batch=9)
-    with pytest.raises(staging.NotPublishedError, match="this query has published batch 9"):
+    with pytest.raises(staging.NotPublishedError, match="this query already published batch 9"):
         shop.batch([rows("a")], batch=8)
     assert shop.all_written() == [b"a"]
 
@@ -315,7 +317,7 @@ def test_sink_reports_different_rows_of_a_finished_batch(
     shop.batch([rows("b", "a")], batch=0)
     assert caplog.text == ""
     shop.batch([rows("a", "b", "c")], batch=0)
-    assert "published before, with 2 rows; the 3 that it has now are dropped" in caplog.text
+    assert "already published with 2 rows, so the 3 rows that it has now are dropped" in caplog.text
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     parts = [shop.stage([rows("a")[0]._replace(topic="other")], batch=0, topic="other")]
     with pytest.raises(staging.NotPublishedError, match="two queries share this checkpoint"):
@@ -410,7 +412,7 @@ def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
 def test_staged_rows_that_redis_lost(shop: Shop) -> None:
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     shop.link.execute("DEL", shop.left_over()[0])
-    with pytest.raises(staging.NotPublishedError, match="of the rows that were staged; nothing"):
+    with pytest.raises(staging.NotPublishedError, match="of the staged rows; nothing"):
         shop.publish(parts)
     assert shop.all_written() == []
     shop.batch([rows(*LETTERS)])
@@ -423,7 +425,7 @@ def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPat
     only_decided(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.left_over())
     with pytest.raises(
-        staging.NotPublishedError, match="are gone before they were published"
+        staging.NotPublishedError, match="were lost before they were published"
     ) as caught:
         shop.batch([rows(*LETTERS)])
     advice = str(caught.value).split("`")[1].split()
@@ -694,7 +696,7 @@ def test_sink_routes_rows_to_topic_and_partition(shop: Shop) -> None:
     assert found.place(row._replace(partition=1), 0) == ("out", 1)
     assert found.place(row._replace(key=b"k"), 0) == ("out", crc32_partition(b"k", 2))
     assert found.place(row._replace(dedup_id="i"), 0) == ("out", crc32_partition(b"i", 2))
-    with pytest.raises(Refused, match="there is no 2"):
+    with pytest.raises(Refused, match="has no partition 2"):
         found.place(row._replace(partition=2), 0)
     with pytest.raises(TopicMissing, match="option partitions"):
         found.place(row._replace(topic="nowhere"), 0)

@@ -101,13 +101,13 @@ def test_pause_and_resume_accept_each_scope(
     ("words", "code", "text"),
     [
         (["order"], 8, "did you mean orders?"),
-        (["orders/mail"], 8, "there are: bill"),
+        (["orders/mail"], 8, "its groups are: bill"),
         (["orders/3/bill"], 8, "numbered 0 to 2"),
         (["orders", "-p", "3"], 8, "numbered 0 to 2"),
         (["orders/x/bill"], 2, "'x' is not the number"),
-        (["orders/"], 2, "write TOPIC"),
+        (["orders/"], 2, "pass TOPIC"),
         (["orders/bill", "-g", "mail"], 2, "different groups"),
-        (["orders", "--all"], 2, "--all stands alone"),
+        (["orders", "--all"], 2, "--all takes no other argument"),
         ([], 2, "or --all"),
     ],
 )
@@ -120,9 +120,9 @@ def test_pause_refuses_an_unknown_scope(
 
 def test_resume_respects_overlapping_pauses(run: Run, link: Connection, keys: Keys) -> None:
     run("pause", "orders")
-    assert "paused by orders/*/* too" in run("pause", "orders/1/bill").stdout
+    assert "also paused by orders/*/*" in run("pause", "orders/1/bill").stdout
     run("resume", "orders/1/bill")
-    assert "resume that" in run("resume", "orders/1/bill", code=8).stderr
+    assert "instead" in run("resume", "orders/1/bill", code=8).stderr
     run("pause", "orders/bill")
     assert "orders/*/* is still paused" in run("resume", "orders/bill").stdout
     run("pause", "orders/1/bill")
@@ -354,7 +354,7 @@ def test_group_stop_and_group_start_work(
     assert "was not stopped" in run("group", "start", "orders", "bill").stdout
     waiting = run("group", "start", "orders", "bill", "-w", "--timeout", "100ms", code=1).stderr
     assert "not yet: no instance owns orders/2/bill" in waiting
-    assert "there are: bill" in run("group", "stop", "orders", "bil", code=8).stderr
+    assert "its groups are: bill" in run("group", "stop", "orders", "bil", code=8).stderr
     assert "did you mean orders?" in run("group", "stop", "order", "bill", code=8).stderr
 
 

@@ -101,7 +101,7 @@ def test_topic_shows_registered_and_configured_settings(run: Run, at: At, file: 
     assert seen["configured"] == {"retention": {"max_age": 3600.0}}
     assert (seen["effective"]["retention"]["max_age"]) == 3600.0
     assert (seen["effective"]["retention"]["max_length"]) == 5
-    line = 'retention.max_age = "1h"  (by this configuration; registered: "1d")\n'
+    line = 'retention.max_age = "1h"  (from this configuration; registered: "1d")\n'
     assert line in run("topic", "describe", "access").stdout
 
 

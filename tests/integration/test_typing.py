@@ -295,7 +295,7 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
     assert as_argument == run("move", unit, "--to", "web-9", code=8).stderr
     assert "web-9" in as_argument
     assert as_argument == run("drain", "web-9", code=8).stderr
-    assert "name the instance" in run("move", unit, code=2).stderr
+    assert "pass the instance" in run("move", unit, code=2).stderr
     assert "once" in run("move", unit, "web-9", "--to", "web-9", code=2).stderr
 
 

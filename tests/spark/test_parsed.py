@@ -145,8 +145,8 @@ def test_by_the_date_of_the_entry(press: Press) -> None:
 
 
 HOSTILE = [
-    (None, "there is no payload"),
-    (b"", "there is no payload"),
+    (None, "it has no payload"),
+    (b"", "it has no payload"),
     (b" ", "it is not JSON"),
     (b'\xff{"id": 1}', "it is not UTF-8"),
     (b'{"id": 1, "note": "\xff"}', "it is not UTF-8"),
@@ -159,14 +159,14 @@ HOSTILE = [
     (b'{"id": ' + b"9" * 10_000 + b"}", "it is not JSON"),
     (b'[{"id": 1}]', "it is JSON, but not an object"),
     (b"null", "it is JSON, but not an object"),
-    (b'{"id": 1, "id": 2}', "the name 'id' is there twice"),
+    (b'{"id": 1, "id": 2}', "the name 'id' occurs twice"),
     (b'{"x": {"' + b"n" * 500 + b'": 1, "' + b"n" * 500 + b'": 2}}', f"the name '{'n' * 99} is"),
     (b'{"id": "1"}', "id is not bigint"),
     (b'{"id": 99999999999999999999}', "id is not bigint"),
     (b'{"id": 1.5, "amount": "x", "at": 1}', "id is not bigint; amount is not decimal(10,2)"),
     (b'{"amount": 123456789012}', "amount is not decimal(10,2)"),
     (b'{"at": "yesterday"}', "at is not timestamp"),
-    (b'{"at": "290000-01-01T00:00:00Z"}', "at is not of the years 1-9999"),
+    (b'{"at": "290000-01-01T00:00:00Z"}', "at is outside the years 1 to 9999"),
     (b'{"__does_not_fit": "x", "id": true}', "id is not bigint"),
     (b'{"amount": 1e500000000}', "amount is not decimal(10,2)"),
     (b'{"amount": 1.5E-500000000}', "amount is not decimal(10,2)"),
@@ -180,11 +180,11 @@ HOSTILE = [
     (b'{"amount": "' + b"9" * 1_000_000 + b'"}', "amount is not decimal(10,2)"),
     (b'{"amount": 0.' + b"0" * 1_000_000 + b"}", "amount is not decimal(10,2)"),
     (b'{"amount": ' + b"9" * 1_001 + b"}", "amount is not decimal(10,2)"),
-    (b'{"id": "\\ud800"}', "it has half of a character, such as \\ud800"),
-    (b'{"at": "-290308-12-21T20:00:00Z"}', "at is not of the years 1-9999"),
-    (b'{"at": -9223372036854}', "at is not of the years 1-9999"),
-    (b'{"at": 9223372036854}', "at is not of the years 1-9999"),
-    (b'{"at": 1763683195000000}', "at is not of the years 1-9999"),  # microseconds
+    (b'{"id": "\\ud800"}', "it contains half of a surrogate pair, such as \\ud800"),
+    (b'{"at": "-290308-12-21T20:00:00Z"}', "at is outside the years 1 to 9999"),
+    (b'{"at": -9223372036854}', "at is outside the years 1 to 9999"),
+    (b'{"at": 9223372036854}', "at is outside the years 1 to 9999"),
+    (b'{"at": 1763683195000000}', "at is outside the years 1 to 9999"),  # microseconds
 ]
 
 
@@ -283,19 +283,19 @@ def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
 
 
 UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
-    ("id string", None, Refused, "has the column id as long, not id as string: columns are"),
+    ("id string", None, Refused, "has the column id as long, not id as string; columns can"),
     ("ID long", None, Refused, "has the column id as long, not ID as long"),
-    ("id long, id2 variant", None, Refused, "id2 is a variant, which a table cannot have"),
-    ("id long, Id int", None, Refused, "the column Id is there twice, but for its case"),
-    ("`a b` int", None, Refused, "'a b' cannot be in a table: use up to 255 letters"),
-    ("entry_id int", None, Refused, "a column entry_id, which each parsed table has"),
-    ("id long, n tinyint", None, Refused, "n is a tinyint, which makes -56 of 200: use smallint"),
+    ("id long, id2 variant", None, Refused, "id2 is a variant, which tables do not support"),
+    ("id long, Id int", None, Refused, "the column Id occurs twice, because case is ignored"),
+    ("`a b` int", None, Refused, "'a b' does not have a valid name; use up to"),
+    ("entry_id int", None, Refused, "a column entry_id, but every parsed table"),
+    ("id long, n tinyint", None, Refused, "n is a tinyint, which turns 200 into -56; use smallint"),
     ("id long, s array<struct<n:byte>>", None, Refused, "s.element.n is a tinyint"),
-    ("id long, s struct<n:int NOT NULL>", None, Refused, "s.n is NOT NULL: only a whole column"),
-    ("id long, m map<int,int>", None, Refused, "the map m has keys of int: names in JSON are"),
-    ("id long, __DOES_NOT_FIT int", None, Malformed, "cannot be read: write different names"),
-    ("id long,", None, Malformed, "the schema 'id long,' cannot be read"),
-    ("at timestamp(3)", None, Malformed, "the schema 'at timestamp(3)' cannot be read"),
+    ("id long, s struct<n:int NOT NULL>", None, Refused, "s.n is NOT NULL, which only a top-level"),
+    ("id long, m map<int,int>", None, Refused, "the map m has keys of int, but JSON has only"),
+    ("id long, __DOES_NOT_FIT int", None, Malformed, "is not valid; write unique names"),
+    ("id long,", None, Malformed, "the schema 'id long,' is not valid"),
+    ("at timestamp(3)", None, Malformed, "the schema 'at timestamp(3)' is not valid"),
     ("id long", "at", Refused, "event_time is at, which is not a timestamp or date"),
     ("id long", "id", Refused, "event_time is id, which is not a timestamp or date"),
 ]
@@ -322,7 +322,7 @@ def test_a_schema_that_cannot_be_is_refused_and_entries_are_archived(press: Pres
 def test_the_types_that_a_refusal_names_are_accepted(shop: Shop) -> None:
     with pytest.raises(Refused) as caught:
         parsed.read_columns(Pipeline("id long, v variant"))
-    simple = str(caught.value).partition(" have: use ")[2].partition(", array")[0].split(", ")
+    simple = str(caught.value).partition(" support; use ")[2].partition(", array")[0].split(", ")
     schema = ", ".join(f"c{number} {each}" for number, each in enumerate(simple))
     assert [each.dataType.simpleString() for each in parsed.read_columns(Pipeline(schema))[0]] == [
         "decimal(10,0)" if each == "decimal" else each for each in simple
@@ -426,7 +426,7 @@ def test_two_runs_that_know_nothing_of_each_other(
 
     other: list[parsed.Fitted] = []
     monkeypatch.setattr(ArchiveTable, "append", append)
-    with pytest.raises(Refused, match="another run has written to"):
+    with pytest.raises(Refused, match="another run wrote to"):
         parse()
     assert [each.rows for each in other] == [2 if kind is PARSED else 0]
     assert press.ids() == [1, 2, 3]
@@ -444,7 +444,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     folder = archive.folder("orders", QUARANTINE)
     press.table(QUARANTINE).restore(0)
     press.add(FITS % 3)
-    with pytest.raises(Refused, match="are not of one state: restore both"):
+    with pytest.raises(Refused, match="are from different times; restore both"):
         press.run()
     press.table().restore(0)
     press.run()  # parses the rows again that the restored versions lack
@@ -453,14 +453,14 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
 
     folder.rename(press.folder / "elsewhere")
     press.add(FITS % 4, b"worst")
-    with pytest.raises(Refused, match="is gone, and with it the rows that did not fit: restore"):
+    with pytest.raises(Refused, match="and so are the rows that did not fit the schema; restore"):
         press.run()
     (press.folder / "elsewhere").rename(folder)
     press.run()
     assert press.ids() == [1, 2, 3, 4]
     assert len(press.rows(QUARANTINE)) == 3
     archive.folder("orders", PARSED).rename(press.folder / "too")
-    with pytest.raises(Refused, match="of a parsed table that is gone: remove it too"):
+    with pytest.raises(Refused, match="a parsed table that no longer exists; remove it as well"):
         press.run()
     folder.rename(press.folder / "three")
     press.run()
@@ -514,7 +514,9 @@ def test_a_raw_table_that_was_put_back_is_told(press: Press) -> None:
     archive = Archive(press.folder)
     raw = archive.table("orders")
     assert raw is not None
-    with pytest.raises(Refused, match="was restored to before its parsed rows; remove"):
+    with pytest.raises(
+        Refused, match="was restored to a version older than its parsed rows; remove"
+    ):
         parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
 
 

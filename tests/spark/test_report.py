@@ -228,7 +228,7 @@ def check_changes(
     assert second["compared_with"] == first["made_unix_ms"]
     assert second["changes"] == [
         {"measure": "next/mail: unread", "before": 6, "now": 7},
-        {"measure": "access/hits: dead of TypeError", "before": 0, "now": 1},
+        {"measure": "access/hits: dead letters with TypeError", "before": 0, "now": 1},
         {"measure": "entries of next", "before": 6, "now": 7},
     ]
 
@@ -293,7 +293,7 @@ def test_what_cannot_be_reported_is_refused_before_spark_starts(
         with pytest.raises(Refused, match=sentence):
             report(settings, unasked, tmp_path / "out", asked)
     (tmp_path / "report.html").touch()
-    with pytest.raises(Refused, match="is not of a report"):
+    with pytest.raises(Refused, match="was not written by a report"):
         report(settings, unasked, tmp_path, ReportScope())
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
@@ -319,4 +319,4 @@ def test_the_command_ends_with_its_exit_code(
     (tmp_path / "out" / "report.json").write_text("mine")
     refused = CliRunner().invoke(cli, command)
     assert refused.exit_code == 8
-    assert refused.stderr.startswith("Error: out/report.json is not of a report")
+    assert refused.stderr.startswith("Error: out/report.json was not written by a report")

@@ -75,10 +75,10 @@ def test_what_is_wrong_is_said(shop: Shop) -> None:
     texts = shop.spark.sql("SELECT 'x' AS value, 9 AS partition")
     with pytest.raises(PySparkException, match="the topic out does not exist"):
         write(shop, texts, topic="out")
-    with pytest.raises(PySparkException, match="there is no 9"):
+    with pytest.raises(PySparkException, match="has no partition 9"):
         write(shop, texts, topic="out", partitions=2)
     over = texts.write.format("streamq").options(**shop.write_options(topic="out"))
-    with pytest.raises(PySparkException, match="never overwritten"):
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
         over.mode("overwrite").save()
 
 

@@ -165,7 +165,7 @@ def test_a_schema_of_ones_own(shop: Shop) -> None:
     assert {row.id for row in few.collect()} == {"1-0", "2-0", "3-0"}
     with pytest.raises(PySparkException, match="the column offset does not exist"):
         shop.read("access", "offset long").count()
-    with pytest.raises(PySparkException, match="the column id is a nullable string"):
+    with pytest.raises(PySparkException, match="the column id must be a nullable string"):
         shop.read("access", "id long").count()
 
 

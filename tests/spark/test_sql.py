@@ -111,14 +111,14 @@ def test_what_is_wrong_is_said(shop: Shop) -> None:
     create = "CREATE TABLE bad USING streamq"
 
     for statement, sentence in (
-        (f"{create} OPTIONS (url 'http://x', topic 'a')", "not a URL of Redis"),
+        (f"{create} OPTIONS (url 'http://x', topic 'a')", "not a Redis URL"),
         (f"{create} OPTIONS (url '{shop.server.url}', topc 'a')", "did you mean topic?"),
-        (f"{create} OPTIONS (url '{shop.server.url}')", "give one of subscribe"),
-        (f"{create} OPTIONS (url 'redis://h', topic '../a')", "not the name of a topic"),
-        (f"{create} {of} LOCATION '/tmp/x'", "name topics with `subscribe`"),
+        (f"{create} OPTIONS (url '{shop.server.url}')", "set exactly one of subscribe"),
+        (f"{create} OPTIONS (url 'redis://h', topic '../a')", "not a valid topic name"),
+        (f"{create} {of} LOCATION '/tmp/x'", "use `subscribe` to read"),
         (f"{create} {of} AS SELECT binary('x') AS value", "the options are missing"),
-        ("INSERT OVERWRITE orders (value) VALUES (binary('x'))", "never overwritten"),
-        ("CREATE TABLE bad USING streamq", "give one of subscribe"),
+        ("INSERT OVERWRITE orders (value) VALUES (binary('x'))", "cannot be overwritten"),
+        ("CREATE TABLE bad USING streamq", "set exactly one of subscribe"),
     ):
         assert sentence in said(shop, statement), statement
     shop.spark.sql(f"CREATE TABLE columns (value BINARY) USING streamq {of}")

@@ -160,7 +160,7 @@ CASES = [
         facts(members=(replace(WEST, state="silent", heartbeat_unix_ms=NOW - 40_000), EAST)),
         "has been silent for 40 s",
     ),
-    ("no-report", False, facts(worker=None), "has published no state"),
+    ("no-report", False, facts(worker=None), "has not published its state"),
     ("growing", False, facts(owner="topic-grow", worker=None), "access grows"),
     (
         "slow-handler",
@@ -183,8 +183,8 @@ CASES = [
     (
         "crashing",
         False,
-        facts(worker=worker(state="booting"), failures=(failed("process ended by exit code 3"),)),
-        "keeps crashing (process ended by exit code 3, 3 s ago)",
+        facts(worker=worker(state="booting"), failures=(failed("process ended with exit code 3"),)),
+        "keeps crashing (process ended with exit code 3, 3 s ago)",
     ),
     (
         "failing",
@@ -326,7 +326,7 @@ def test_stopped_group_lists_only_other_clients_too() -> None:
 
 def test_cause_ignores_old_failures() -> None:
     known = facts(
-        worker=worker(state="booting"), failures=(failed("process ended by exit code 3", 301.0),)
+        worker=worker(state="booting"), failures=(failed("process ended with exit code 3", 301.0),)
     )
 
     assert causes(known)[0].word == "starting"

@@ -48,9 +48,9 @@ def test_dead_letter_consumer_differs_from_its_namesake(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LETTERS + LETTERS, "consumers[0] reads the dead letters of access as hits already ("),
+        (LETTERS + LETTERS, "already reads the dead letters of access as group hits; choose"),
         (LETTERS.replace('"dlq"', '"dql"'), "consumers[0].source: "),
-        (LETTERS.replace('"weblog:look"', '""'), "consumers[0].handler: is missing: write handler"),
+        (LETTERS.replace('"weblog:look"', '""'), "consumers[0].handler: is missing; write handler"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, said: str):

@@ -131,7 +131,7 @@ def test_unusable_handler_is_refused_in_one_sentence(
 
 
 def test_missing_module_error_names_the_searched_path(folder: Path):
-    with pytest.raises(HandlerLoadError, match="no module named nowhere: it is searched for"):
+    with pytest.raises(HandlerLoadError, match="no module named nowhere next to"):
         handlers.load("nowhere:go", folder)
 
 
@@ -144,7 +144,7 @@ def test_missing_module_error_names_the_searched_path(folder: Path):
         ("retry_on=(lambda: 1,)", "retry_on: a value of type function is not a setting; pass"),
         ("timeout=object()", "timeout: a value of type object is not a setting; pass"),
         ("breaker={'on': [b'x']}", "breaker.on: a value of type bytes is not a setting; pass"),
-        ("retry=5", "retry is a RetryPolicy, not int"),
+        ("retry=5", "retry must be a RetryPolicy, not int"),
     ],
 )
 def test_unknown_handler_option_is_reported_with_its_line(
@@ -196,7 +196,10 @@ def test_a_probe_reports_every_problem_once(write: Write, folder: Path):
     found = handlers.probe(["h5", "h6", "gone"], ["h6:go", "h6:other", "h5:go"], folder, 20.0)
     assert [problem.partition(":")[0] for problem in found.problems] == [
         "cannot import h5",
-        "no module named gone",
+        (
+            "no module named gone next to the configuration file, in the working directory or on"
+            " PYTHONPATH"
+        ),
         "h6",
         "module h6 has no function other",
     ]
@@ -239,7 +242,7 @@ def test_module_that_kills_its_process_is_a_problem(
 ):
     write("h9", text)
     assert handlers.probe(["h9"], [], folder, 20.0) == Probe(
-        [], [f"importing the handler modules failed: its process ended by {how}"], whole=False
+        [], [f"importing the handler modules failed: its process ended with {how}"], whole=False
     )
 
 

@@ -19,8 +19,8 @@ from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_UNIX_MS = 1_893_492_000_000
-HALF = "a\ud800"  # half of a character, left by a careless decoder
-SAID = r"'\\ud800', half of a character, which UTF-8 cannot write: fix the text"
+HALF = "a\ud800"  # half of a surrogate pair, left by a careless decoder
+SAID = r"'\\ud800', half of a surrogate pair, which UTF-8 cannot encode; fix the text"
 
 
 @dataclass
@@ -99,35 +99,35 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
     ("item", "error", "text"),
     [
         (Outgoing(b"", delay=1, at=NOON), ValueError, "exclude each other"),
-        (Outgoing(b"", dedup_id=5), TypeError, "dedup_id is a string, not 5"),
+        (Outgoing(b"", dedup_id=5), TypeError, "dedup_id must be a string, not 5"),
         (
             Outgoing(b"", headers=[("a", "b")]),
             TypeError,
-            "headers is a mapping of strings, not list",
+            "headers must be a mapping of strings, not list",
         ),
-        (Outgoing(b"", headers=[]), TypeError, "headers is a mapping of strings, not list"),
-        (Outgoing(b"", partition="0"), TypeError, "partition is an integer, not '0'"),
-        (Outgoing(b"", partition=True), TypeError, "partition is an integer, not True"),
-        (Outgoing(b"", delay=-1), ValueError, "delay is 0 seconds to a hundred years"),
-        (Outgoing(b"", delay=float("nan")), ValueError, "delay is 0 seconds"),
-        (Outgoing(b"", delay=1e12), ValueError, "hundred years"),
-        (Outgoing(b"", delay="5s"), TypeError, "delay is a number of seconds"),  # type: ignore[arg-type]
-        (Outgoing(b"", delay=True), TypeError, "delay is a number of seconds"),
+        (Outgoing(b"", headers=[]), TypeError, "headers must be a mapping of strings, not list"),
+        (Outgoing(b"", partition="0"), TypeError, "partition must be an integer, not '0'"),
+        (Outgoing(b"", partition=True), TypeError, "partition must be an integer, not True"),
+        (Outgoing(b"", delay=-1), ValueError, "delay must be 0 seconds to 100 years"),
+        (Outgoing(b"", delay=float("nan")), ValueError, "delay must be 0 seconds"),
+        (Outgoing(b"", delay=1e12), ValueError, "100 years"),
+        (Outgoing(b"", delay="5s"), TypeError, "delay must be a number of seconds"),  # type: ignore[arg-type]
+        (Outgoing(b"", delay=True), TypeError, "delay must be a number of seconds"),
         (Outgoing(b"", at=NOON.replace(tzinfo=None)), ValueError, "at needs a time zone"),
-        (Outgoing(b"", at=float(NOON_UNIX_MS)), ValueError, "at is in unix seconds"),
-        (Outgoing(b"", at="noon"), TypeError, "at is unix seconds or"),  # type: ignore[arg-type]
-        (Outgoing(b"", expires=-1), ValueError, "expires is 0 seconds"),
+        (Outgoing(b"", at=float(NOON_UNIX_MS)), ValueError, "at must be in unix seconds"),
+        (Outgoing(b"", at="noon"), TypeError, "at must be unix seconds or"),  # type: ignore[arg-type]
+        (Outgoing(b"", expires=-1), ValueError, "expires must be 0 seconds"),
         (Outgoing(b"", expires=NOON.replace(tzinfo=None)), ValueError, "expires needs a time zone"),
         (Outgoing(b"", dedup_id=""), ValueError, "dedup_id must not be empty"),
-        (Outgoing(b"", key=7), TypeError, "a key is str or bytes, not int"),  # type: ignore[arg-type]
-        (Outgoing(HALF), ValueError, rf"the payload holds {SAID}"),
-        (Outgoing({"a": HALF}), ValueError, rf"the payload holds {SAID}"),
-        (Outgoing(b"", key=HALF), ValueError, rf"the key holds {SAID}"),
-        (Outgoing(b"", headers={"a": HALF}), ValueError, rf"one of the headers holds {SAID}"),
-        (Outgoing(b"", headers={HALF: "a"}), ValueError, rf"one of the headers holds {SAID}"),
-        (Outgoing(b"", dedup_id=HALF), ValueError, rf"dedup_id holds {SAID}"),
-        (Outgoing({1, 2}), TypeError, "no data for JSON, set: send bytes"),
-        (Outgoing(Order), TypeError, "no data for JSON, type: send bytes"),
+        (Outgoing(b"", key=7), TypeError, "a key must be str or bytes, not int"),  # type: ignore[arg-type]
+        (Outgoing(HALF), ValueError, rf"the payload contains {SAID}"),
+        (Outgoing({"a": HALF}), ValueError, rf"the payload contains {SAID}"),
+        (Outgoing(b"", key=HALF), ValueError, rf"the key contains {SAID}"),
+        (Outgoing(b"", headers={"a": HALF}), ValueError, rf"one of the headers contains {SAID}"),
+        (Outgoing(b"", headers={HALF: "a"}), ValueError, rf"one of the headers contains {SAID}"),
+        (Outgoing(b"", dedup_id=HALF), ValueError, rf"dedup_id contains {SAID}"),
+        (Outgoing({1, 2}), TypeError, "of type set cannot be converted to JSON; send bytes"),
+        (Outgoing(Order), TypeError, "of type type cannot be converted to JSON; send bytes"),
         (
             Outgoing(b"x" * 1001),
             MessageTooLarge,

@@ -61,7 +61,7 @@ def test_invalid_producer_option_is_named(kind: Any, name: str, value: object, e
     with pytest.raises(error) as caught:
         kind(NOWHERE, **{name: value})
     assert type(caught.value) is error
-    assert str(caught.value).startswith(f"{name} is ")
+    assert str(caught.value).startswith(f"{name} must be ")
     assert str(caught.value).endswith(f", not {value!r}")
 
 
@@ -108,7 +108,7 @@ def test_topic_that_is_not_a_string_is_refused(topic: Any):
             lambda: buffered.send(topic, b"x"),
             lambda: asyncio.run(send()),
         ):
-            with pytest.raises(TypeError, match="a topic is a string, not "):
+            with pytest.raises(TypeError, match="a topic must be a string, not "):
                 call()
 
 

@@ -157,7 +157,7 @@ def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
         loaded(tmp_path, f"{WORK}rate_burst = 5")
     assert raised.value.problems == [
         (
-            "consumers[0].rate_burst: does nothing without rate: write rate too, or remove it"
+            "consumers[0].rate_burst: has no effect without rate; set rate, or remove it"
             f" (t/g, {tmp_path}/streamq.toml:1)"
         )
     ]
@@ -177,7 +177,7 @@ def test_a_rate_per_group_without_a_rate_is_a_mistake(tmp_path: Path):
         loaded(tmp_path, f'{WORK}rate_per = "group"')
     assert raised.value.problems == [
         (
-            "consumers[0].rate_per: does nothing without rate: write rate too, or remove it"
+            "consumers[0].rate_per: has no effect without rate; set rate, or remove it"
             f" (t/g, {tmp_path}/streamq.toml:1)"
         )
     ]
@@ -188,7 +188,7 @@ def test_an_age_that_would_do_nothing_but_start_processes_is_refused(tmp_path: P
         loaded(tmp_path, f'{WORK}max_age = "200ms"')
     assert raised.value.problems == [
         (
-            'consumers[0].max_age: "200ms" is too small: it must be at least "1s", or 0 for no'
+            'consumers[0].max_age: "200ms" is too small; it must be at least "1s", or 0 for no'
             " limit (t/g, "
             f"{tmp_path}/streamq.toml:1)"
         )

@@ -105,7 +105,7 @@ def test_the_first_ticks_are_those_of_1970(when: dict[str, Any], after: int) -> 
 
 
 def test_lone_surrogate_payload_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"payload: .* cannot be written as JSON"):
+    with pytest.raises(ValueError, match=r"payload: .* cannot be converted to JSON"):
         record.build({"name": "n", "topic": "t", "every": "1h", "payload": "\ud800"})
 
 
@@ -305,7 +305,7 @@ def test_schedules_of_one_cron_share_its_parsing(monkeypatch: pytest.MonkeyPatch
         ("[]", "not a table"),
         ("{}", "lacks its name"),
         ('{"name":"a","topic":"t"}', "has no time"),
-        ('{"name":"../a","topic":"t","every":1}', "cannot be used"),
+        ('{"name":"../a","topic":"t","every":1}', "is not valid"),
         ('{"name":"a","topic":"t","cron":"* * * *"}', "4 fields"),
         ('{"name":"a","topic":"t","every":NaN}', "possible duration"),
         ('{"name":"a","topic":"t","every":1,"fast":1}', "unknown setting"),
@@ -374,33 +374,36 @@ def test_schedule_table_is_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "clause"),
     [
-        ("", "schedules[0]: has no time: set exactly one of cron, every and at"),
-        ('cron = "0 3 * * *"\nevery = "5m"', "schedules[0]: sets cron and every: set exactly one"),
-        ('cron = "0 3 * *"', 'schedules[0].cron: "0 3 * *" has 4 fields: write five (minute, hour'),
+        ("", "schedules[0]: has no time; set exactly one of cron, every and at"),
+        ('cron = "0 3 * * *"\nevery = "5m"', "schedules[0]: sets cron and every; set exactly one"),
+        ('cron = "0 3 * *"', 'schedules[0].cron: "0 3 * *" has 4 fields; write five (minute, hour'),
         ('cron = "0 0 3 * * *"', 'schedules[0].cron: "0 0 3 * * *" has 6 fields'),
-        ('cron = "0 25 * * *"', "cannot be read (its hour is wrong): write it as in a crontab"),
+        (
+            'cron = "0 25 * * *"',
+            "is not a valid expression (its hour is wrong); write it as in a crontab",
+        ),
         ('cron = "0 0 31 2 *"', "its day-of-month is wrong"),
         (f'cron = "{"1," * 200}1 * * * *"', "is longer than 256 characters"),
-        ('every = "500ms"', 'schedules[0].every: "500ms" is too small: it must be at least "1s"'),
+        ('every = "500ms"', 'schedules[0].every: "500ms" is too small; it must be at least "1s"'),
         ('every = "1.0005s"', "schedules[0].every: must be a multiple of 1ms"),
-        ('every = "5m"\ntimezone = "Europe/Berlin"', "timezone: is for cron only: remove it"),
+        ('every = "5m"\ntimezone = "Europe/Berlin"', "timezone: applies only to cron; remove it"),
         ('cron = "0 3 * * *"\ntimezone = "Europe/Berlni"', 'did you mean "Europe/Berlin"?'),
         ('cron = "0 3 * * *"\ntimezone = "../passwd"', "is not a time zone"),
         ('cron = "0 3 * * *"\ntimezone = "Europe"', "is not a time zone"),
-        ('at = "2027-01-01T08:00:00"', "has no offset from UTC: write it with its offset"),
-        ('at = "tomorrow"', '"tomorrow" is not an instant: write it with its offset'),
+        ('at = "2027-01-01T08:00:00"', "has no offset from UTC; write it with its offset"),
+        ('at = "tomorrow"', '"tomorrow" is not a valid time; write it with its offset'),
         ("at = 2027-01-01T08:00:00", "has no offset from UTC"),
         ('every = "5m"\nkey = "a"\npartition = 1', "key: and partition exclude each other"),
         ('every = "5m"\nmisfire = "onec"', 'did you mean "once"?'),
         ('every = "5m"\noverlap = "skip"', 'write "allow", or "skip:GROUP"'),
-        ('every = "5m"\njitter = "5m"', "jitter: is not shorter than every"),
-        ('every = "5m"\npayload = 2027-01-01', "cannot be written as JSON"),
-        ('every = "5m"\npayload = nan', "cannot be written as JSON"),
-        (f'every = "5m"\npayload = "{"x" * 65_536}"', "takes 65,538 bytes, and the most is 65,536"),
+        ('every = "5m"\njitter = "5m"', "jitter: must be shorter than every"),
+        ('every = "5m"\npayload = 2027-01-01', "cannot be converted to JSON"),
+        ('every = "5m"\npayload = nan', "cannot be converted to JSON"),
+        (f'every = "5m"\npayload = "{"x" * 65_536}"', "has 65,538 bytes (maximum: 65,536)"),
         ('every = "5m"\ncorn = "x"', "unknown setting; did you mean schedules[0].cron?"),
         (
             'every = "5m"\n[[schedules]]\nname="nightly"\ntopic="x"\nevery=1',
-            "is the name of schedu",
+            "is already the name of schedu",
         ),
     ],
 )
@@ -413,7 +416,7 @@ def test_each_mistake_is_one_sentence(tmp_path: Path, text: str, clause: str) ->
     [
         (
             "[schedules]\nx = 1",
-            ["schedules: is not a list: write [[schedules]], with two brackets"],
+            ["schedules: is not a list; write [[schedules]], with two brackets"],
         ),
         (
             '[[schedules]]\nname = "Nightly"\ntopic = "t"\nevery = 1',
@@ -431,7 +434,9 @@ def test_invalid_schedule_table_is_refused(tmp_path: Path, text: str, found: lis
 
 def test_topic_accepts_ten_thousand_schedules() -> None:
     tables = [{"name": f"s{at}", "topic": "t", "every": 60} for at in range(10_001)]
-    with pytest.raises(ConfigError, match="10,001 of them send to t: the most is 10,000"):
+    with pytest.raises(
+        ConfigError, match="10,001 schedules send to topic t; the maximum is 10,000"
+    ):
         declared(tables)
 
 

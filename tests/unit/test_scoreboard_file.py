@@ -108,7 +108,7 @@ def test_unreadable_board_is_put_aside_whatever_is_raised(
     aside = board_in(memory).with_suffix(scoreboard_file.REFUSED)
     (problem,) = told
     assert f"{error.__name__}: " in problem
-    assert f"it is {aside} now; delete it" in problem
+    assert f"it was renamed to {aside}; delete it" in problem
     assert aside.stat().st_size
     assert set(start(lock).resumable) == set(UNITS), "the file after it is read again"
     assert len(told) == 1
@@ -129,7 +129,7 @@ def test_unreadable_slot_costs_only_its_own_unit(
     with monkeypatch.context() as broken:
         broken.setattr(WorkerSlot, "checked_batch", fail)
         assert set(start(lock).resumable) == {UNITS[0], UNITS[2]}
-    assert told == ["slot 1 is torn: found while reading"]
+    assert told == ["slot 1 is damaged: found while reading"]
 
 
 def _folder(path: Path) -> None:
@@ -150,7 +150,7 @@ def test_scoreboard_that_is_not_a_file_is_moved_aside(
     start(lock)
     obstacle(board_in(memory))
     assert start(lock).resumable == {}
-    assert "not a plain file" in told[0]
+    assert "not a regular file" in told[0]
     assert board_in(memory).is_file()
 
 

@@ -56,7 +56,7 @@ def test_java_home_takes_precedence(tmp_path: Path, version: str) -> None:
 def test_a_java_home_that_cannot_be_used_is_refused(tmp_path: Path, bundled: Path) -> None:
     program(tmp_path / "home/bin/java", "11.0.2")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": ""}
-    with pytest.raises(JavaMissingError, match="is Java 11, Spark needs 17 or newer"):
+    with pytest.raises(JavaMissingError, match="is Java 11, but Spark needs Java 17 or later"):
         ensure_java(environ)
     with pytest.raises(JavaMissingError, match="does not start"):
         ensure_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""})

@@ -194,7 +194,7 @@ def test_worst_changes_come_first() -> None:
         "compared_with": NOW,
         "changes": [
             {"measure": "orders/billing: unread", "before": 0, "now": 70},
-            {"measure": "orders/billing: dead of KeyError", "before": 0, "now": 4},
+            {"measure": "orders/billing: dead letters with KeyError", "before": 0, "now": 4},
             {"measure": "partitions of gone", "before": 1, "now": 0},
             {"measure": "entries of gone", "before": 3, "now": 0},
         ],
@@ -399,7 +399,7 @@ def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
 )
 def test_folder_without_a_report_is_never_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text, "latin-1")
-    with pytest.raises(Refused, match="is not of a report"):
+    with pytest.raises(Refused, match="was not written by a report"):
         reports._last(tmp_path)
 
 
@@ -407,7 +407,7 @@ def test_where_a_report_may_go(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
-        with pytest.raises(Refused, match="not a folder"):
+        with pytest.raises(Refused, match="not a directory"):
             reports._last(tmp_path / name)
     with pytest.raises(Refused, match="cannot be written"):
         reports._write(tmp_path / "file" / "below", document(living()))

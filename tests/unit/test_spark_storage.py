@@ -135,7 +135,7 @@ def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
     """A file's first and last row define its range of ids."""
     writer = PartWriter(tmp_path, 0)
     writer.write(table([5, 6]))
-    with pytest.raises(ValueError, match="comes after"):
+    with pytest.raises(ValueError, match="follows the later entry"):
         writer.write(table([4]))
 
 
@@ -187,7 +187,7 @@ def test_second_concurrent_run_is_refused(archive: Archive) -> None:
     first, second = opened(archive), opened(archive)
     files = written(second, 0, 3)
     add(first, 0, 3)
-    with pytest.raises(Refused, match="another run has written"):
+    with pytest.raises(Refused, match="another run wrote"):
         second.append(files, {PLACE: Position((3, 0), 3)})
     assert seen(archive) == [1, 2, 3]
 
@@ -321,7 +321,7 @@ def test_table_with_unsupported_features_is_refused(archive: Archive) -> None:
     protocol |= {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     path = made.folder / "_delta_log" / f"{1:020d}.json"
     path.write_text(json.dumps({"protocol": protocol}))
-    with pytest.raises(ArchiveError, match="was given deletionVectors by another program"):
+    with pytest.raises(ArchiveError, match="another program added deletionVectors"):
         opened(archive)
 
 
@@ -354,7 +354,7 @@ def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode:
     protocol = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}
     lines = (json.dumps(each) for each in (protocol, {"metaData": metadata}))
     (log / f"{1:020d}.json").write_text("\n".join(lines))
-    with pytest.raises(ArchiveError, match="was given columnMapping by another program"):
+    with pytest.raises(ArchiveError, match="another program added columnMapping"):
         opened(archive)
 
 
@@ -374,7 +374,7 @@ def test_files_of_a_killed_creation_are_not_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", "a*b", "a[b]", "a{b}", "a\\b"])
 def test_a_path_that_others_read_otherwise_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Refused, match=r"has a . in its path"):
+    with pytest.raises(Refused, match=r"contains ., which has a special meaning"):
         Archive(tmp_path / name, create=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -398,12 +398,12 @@ def test_added_columns_do_no_harm(archive: Archive) -> None:
 
 def test_foreign_table_is_left_alone(archive: Archive) -> None:
     deltalake.write_deltalake(str(archive.folder("access")), pa.table({"x": [1]}))
-    with pytest.raises(ArchiveError, match="a table with other columns: move it away"):
+    with pytest.raises(ArchiveError, match="a table with other columns; move it away"):
         archive.table("access", create=True)
     folder = str(archive.folder("orders"))
     schema = storage.arrow_schema()
     deltalake.DeltaTable.create(folder, schema, partition_by=["date", "partition"])
-    with pytest.raises(ArchiveError, match=r"no archive of orders has written"):
+    with pytest.raises(ArchiveError, match=r"no archive of orders wrote"):
         archive.table("orders", create=True)
     assert deltalake.DeltaTable(str(archive.folder("access"))).count() == 1
 
@@ -418,7 +418,7 @@ def test_unreadable_table_raises_one_sentence(archive: Archive) -> None:
         assert "\n" not in str(caught.value)
     for note in ('{"format":9}', '{"format":2,"topic":"x"}', "[]", '{"format":2,"topic":"access"}'):
         (log / f"{1:020d}.json").write_text(json.dumps({"commitInfo": {"streamqd": note}}))
-        with pytest.raises(ArchiveError, match="note of the last batch"):
+        with pytest.raises(ArchiveError, match="record of the last batch"):
             archive.table("access")
 
 
@@ -611,7 +611,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
     gone = made.folder / files[0].path
     gone.rename(gone.with_suffix(".aside"))
     compact.tidy(made, 1)  # it is not writable
-    assert "the small files of access stay as they are" in caplog.text
+    assert "the small files of access were not merged" in caplog.text
     gone.with_suffix(".aside").rename(gone)
     gone.unlink()
     monkeypatch.setattr(compact, "_tidy", lambda table, _: table.verify(files[:1]))
@@ -621,7 +621,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
 
 @pytest.mark.parametrize("grace", [0.0, 3599.0, -1.0])
 def test_a_grace_that_is_too_short_is_refused(archive: Archive, grace: float) -> None:
-    with pytest.raises(Refused, match="use 1h or more"):
+    with pytest.raises(Refused, match="use at least 1h"):
         compact.compact(config.Settings(), archive.root, grace=grace)
 
 

@@ -159,7 +159,7 @@ def test_a_time_limit_needs_the_main_thread() -> None:
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert "in the main thread only" in str(errors)
+    assert "only in the main thread" in str(errors)
 
 
 def test_typed_payloads_and_batches() -> None:
@@ -283,7 +283,7 @@ def test_a_crash_is_a_process_that_is_killed(tmp_path: Path) -> None:
         ends.append(path.read_text())
     assert ends[0] == ""
     assert set(ends) == {"", "a", "ab"}, "no `finally` of a killed process runs"
-    with pytest.raises(ValueError, match="ends before it comes to step 40"):
+    with pytest.raises(ValueError, match="returns before it reaches step 40"):
         run(write, "", crash_at=40)
     path.write_text("")
     assert run(write, "", crash_at="end").verdict == "crash"
@@ -448,7 +448,7 @@ def test_interrupt_of_the_tests_is_raised() -> None:
 
 
 def test_steps_are_counted_of_python_only() -> None:
-    with pytest.raises(TypeError, match="has none in Python"):
+    with pytest.raises(TypeError, match="has no Python code"):
         run(print, "", crash_at=0)
 
 
@@ -458,7 +458,7 @@ def test_steps_are_counted_of_python_only() -> None:
 def test_change_by_a_second_run_is_found() -> None:
     total: list[str] = []
     with pytest.raises(
-        AssertionError, match=r"the second run made a difference.*\['x'\].*'x', 'x'"
+        AssertionError, match=r"the second run changed the result.*\['x'\].*'x', 'x'"
     ):
         assert_idempotent(lambda msg: total.append(msg.text()), "x", observe=lambda: total)
     names: set[str] = set()

@@ -336,8 +336,8 @@ class _Replay:
         elif marked.age > RESUME_SECONDS / 2:
             days = round(marked.age / 86_400)
             self._done.refused[
-                f"its move to {there} was interrupted {days} days ago: check whether it"
-                " arrived there, then purge it"
+                f"its move to {there} was interrupted {days} days ago; check whether it arrived"
+                " there, then purge it"
             ] += 1
         else:
             return there
@@ -395,7 +395,7 @@ class _Replay:
         self._done.touched(entry)
 
     def _on_its_way(self, where: str) -> None:
-        self._done.refused[f"its move to {where} is not complete: repeat that replay first"] += 1
+        self._done.refused[f"its move to {where} is not complete; repeat that replay first"] += 1
 
 
 GroupPartition = tuple[str, int]  # group, partition

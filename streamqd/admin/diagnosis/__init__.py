@@ -162,7 +162,10 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         members = replace(members, changed=changed_runs(store, bad, name, members.state.beats))
     counts = {topic.name: topic.partitions or 0 for topic in found}
     owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
-    unseen += [f"what needs {words}: this user may not run it" for words in sorted(bad.forbidden)]
+    unseen += [
+        f"everything that needs {words}, which this user may not run"
+        for words in sorted(bad.forbidden)
+    ]
     facts = DiagnosisFacts(
         settings=settings,
         now_unix_ms=now,

@@ -455,7 +455,7 @@ def _topic(
     text = stored.get("settings", "{}").encode()
     found = readable(text, key, bad)
     if any((row.key, row.field) == (key, "settings") for row in bad.rows):
-        unreadable = unreadable or "its settings are not what `topic create` writes"
+        unreadable = unreadable or "its settings do not have the format of `topic create`"
     holds = config.effective(settings.topics.get(name, config.Topic()), found)
     return TopicFacts(
         name=name,

@@ -176,7 +176,7 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         first = min(where)
         yield CheckResult(
             f"the workers of {topic}/{group} crash in a loop on {spans(where)}"
-            f" ({', '.join(sorted(set(where.values()))[:4])}) and were given up for a while",
+            f" ({', '.join(sorted(set(where.values()))[:4])}) and wait for daemon.crash_cooldown",
             f"fix the handler and run `streamqd reload`. `streamqd why {topic}/{first}/{group}`"
             f" and `worker.` in the log of {where[first]} show the error",
             about=f"{topic}/{group}",
@@ -189,7 +189,7 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An instance gave an assignment up after an error of streamqd itself."""
     for unit, name in _in_state(facts, "failed"):
         yield CheckResult(
-            f"{name} gave {unit} up for a while after an internal error of streamqd; its other"
+            f"{name} released {unit} temporarily after an internal error of streamqd; its other"
             " partitions continue",
             f"report the traceback of `assignment.given_up` in the log of {name};"
             f" `streamqd drain {name}` moves the partition to another instance",
@@ -225,8 +225,8 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         when = f"for {lasting(now)}" if now else f"until {lasting(ago or 0.0)} ago"
         verb = "has blocked" if now else "blocked"
         yield CheckResult(
-            f"a coroutine {verb} the event loop of {each.name} on {each.owner} {when}{at}: no other"
-            " coroutine of the partition continues then",
+            f"a coroutine {verb} the event loop of {each.name} on {each.owner} {when}{at}, which"
+            " stops all other coroutines of the partition",
             "await something that does not block, or move that call to a thread with"
             f" asyncio.to_thread. `loop.blocked` in the log of {each.owner} has the stack",
             about=each.name,
@@ -307,7 +307,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         owners = sorted({_owner(each) for each in units})
         yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
-            " which is gone, and no other has taken over",
+            " which is gone, and no other instance has taken over",
             f"start an instance that runs {topic}/{group} (`systemctl start streamqd`): it takes"
             " them immediately, with their pending messages",
             about=f"{topic}/{group}",
@@ -329,8 +329,8 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(filter(stalled, facts.units)).items():
         owners = sorted({_owner(each) for each in units})
         yield CheckResult(
-            f"{', '.join(owners[:4])} sends heartbeats, but the lease of {spans(numbers(units))} of"
-            f" {topic}/{group} expire",
+            f"{', '.join(owners[:4])} sends heartbeats, but the leases of {spans(numbers(units))}"
+            f" of {topic}/{group} expire",
             "check again in a few seconds, as a late renewal fixes it. If it stays, see `lease.` in"
             f" the log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
             about=f"{topic}/{group}",

@@ -230,7 +230,10 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         place = f"{each.topic}/{each.partition}"
         full = last.ms == SEQ_MAX and SEQ_MAX - last.seq < ROOM_MIN
         what = (
-            f"the last id of {place} is {last}, and none comes after it: no client can write there"
+            (
+                f"the last id of {place} is {last}, the highest possible, so no client can write"
+                " there"
+            )
             if full
             else f"the last id of {place} is {last}, which is {roughly(ahead / 1000)} ahead of the"
             " server's clock: every later message gets such an id, so their age is wrong"
@@ -316,7 +319,7 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             lost = " ".join(delays.lost[:NAMES_SHOWN]) or "MEMBER"
             yield CheckResult(
                 f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
-                f" {each.topic} have no message: their messages are lost",
+                f" {each.topic} have no message, so those messages are lost",
                 "find the client that deleted them. The due times are removed when they are due, or"
                 f" now with `redis-cli ZREM {delays.key} {lost}`",
                 about=each.about,

@@ -83,7 +83,9 @@ def _moved(raw: bytes, key: str, field: str) -> None:
 def _due_of_place(raw: bytes, key: str, field: str) -> None:
     untrusted.number(raw, key, field)
     if not _PLACE.fullmatch(field):
-        raise BadValue(key, field, untrusted.shown(field.encode()), "a place, as m:1700000000000-0")
+        raise BadValue(
+            key, field, untrusted.shown(field.encode()), "a place, such as m:1700000000000-0"
+        )
 
 
 _TO_MAX = partial(untrusted.integer, high=topics.PARTITIONS_MAX)
@@ -120,12 +122,16 @@ _RULES = (
     ),
     ValueRule("meta", "created|growSince", "views leave it out", _DROP, parse=untrusted.integer),
     ValueRule(
-        "meta", "growFrom|growTo", "the growth stands still", "HDEL {key} {growth}", parse=_TO_MAX
+        "meta",
+        "growFrom|growTo",
+        "the growth does not continue",
+        "HDEL {key} {growth}",
+        parse=_TO_MAX,
     ),
     ValueRule(
         "meta",
         "growBarriers",
-        "the growth stands still",
+        "the growth does not continue",
         _DROP,
         ", then `streamqd topic grow {about} N` again",
         _barriers,
@@ -133,7 +139,7 @@ _RULES = (
     ValueRule(
         "meta",
         "deleting",
-        "the deletion stands still",
+        "the deletion does not continue",
         "HSET {key} deleting {size}",
         ", then `streamqd topic delete {about}`",
         _TO_MAX,
@@ -141,30 +147,30 @@ _RULES = (
     ValueRule(
         "meta",
         "settings",
-        "the defaults hold instead",
+        "the defaults apply instead",
         _DROP,
         ", then `streamqd topic settings {about} NAME=VALUE`",
     ),
-    ValueRule("meta", "group:.*", "no daemon has made such a group", _DROP, parse=_group_count),
+    ValueRule("meta", "group:.*", "no daemon created such a group", _DROP, parse=_group_count),
     ValueRule(
         "trim",
         "archived",
-        "trimming, or its view, fails there. Without the value, all kept entries are archived"
-        " once more",
+        "trimming, or its display, fails there. Without the value, all kept entries are archived"
+        " again",
         _DROP,
         parse=untrusted.entry_id,
     ),
     ValueRule(
         "trim",
         "first|shrink_from|shrink_next|floor:.*",
-        "trimming, or what shows it, fails there",
+        "trimming, or its display, fails there",
         _DROP,
         parse=untrusted.entry_id,
     ),
     ValueRule(
         "trim",
         "removed|size|shrunk|dropped_.*",
-        "trimming, or what shows it, fails there",
+        "trimming, or its display, fails there",
         _DROP,
         parse=untrusted.integer,
     ),
@@ -181,15 +187,16 @@ _RULES = (
     ValueRule(
         "stream",
         "group",
-        "another client made it, and it holds up trimming, as no consumer here reads for it",
+        "another client created it, and it prevents trimming, because no consumer here reads for"
+        " it",
         "XGROUP DESTROY {key} {found}",
     ),
     ValueRule(
         "scheduled",
         ".+",
-        "it is never due, or at once",
+        "it is never due, or due immediately",
         _DUE_NOW,
-        " lets it be due now",
+        " makes it due now",
         untrusted.number,
     ),
     ValueRule("fence", "epoch|since", "no instance can take it over from its owner", _DROP),
@@ -198,9 +205,9 @@ _RULES = (
     ValueRule(
         "retry",
         _PLACE.pattern,
-        "it is never due, or at once",
+        "it is never due, or due immediately",
         _DUE_NOW,
-        " lets it be due now",
+        " makes it due now",
         _due_of_place,
     ),
     # A look at the earliest due time yields `a due time`, without a name.
@@ -216,8 +223,8 @@ _RULES = (
         ".+: (retryCount|crashCount)",
         "it counts as 0",
         "",
-        "`streamqd retry cancel {topic} {group} {partition}:{place} --yes` makes a dead letter of"
-        " it",
+        "`streamqd retry cancel {topic} {group} {partition}:{place} --yes` turns it into a dead"
+        " letter",
     ),
 )
 

@@ -43,7 +43,7 @@ def _run(folder: Folder, lines: int, *, serve: bool) -> int:
         if serve:
             print("\nThe daemon stays. Ctrl-C drains it.", flush=True)
             code = _wait_for_the_end(daemon)
-            print(f"\nThe daemon has ended (exit code {code}); {folder.log} says how.")
+            print(f"\nThe daemon exited (exit code {code}); {folder.log} says how.")
             return 0 if code == 0 and good else 1
         code = daemon.drain()
         print(f"\nThe daemon was asked to end, and drained (exit code {code}).")

@@ -310,7 +310,7 @@ class _Run:
             missing = end.passed - start.passed - found[place[1]]
             if missing < 0 and not self._of.allow_loss:  # a recreated stream counts from zero
                 raise ArchiveError(
-                    f"{place[0]}: {-missing} rows more than entries up to"
-                    f" {offsets.write_id(end.id)}"
+                    f"{place[0]}: the archive has {-missing} more rows than the topic had entries"
+                    f" up to {offsets.write_id(end.id)}"
                 )
             self.done.missing += max(0, missing)

@@ -23,7 +23,11 @@ def hold(settings: config.Settings, folder: Path) -> PipelineLease:
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
     return PipelineLease(
-        lambda: tables.connect(settings), keys, sign["id"], "checkpoints", what=f"{folder} is used"
+        lambda: tables.connect(settings),
+        keys,
+        sign["id"],
+        "checkpoints",
+        what=(f"{folder} is in use"),
     )
 
 
@@ -38,8 +42,9 @@ def bind(folder: Path, query: Mapping[str, str]) -> None:
     wrong = sorted(name for name in query if known.get(name) != query[name])
     if wrong:
         raise Refused(
-            f"{folder} is the checkpoint of another query, its {wrong[0]} is"
-            f" {known.get(wrong[0])!r}; name another folder, or delete it to start again"
+            f"{folder} is the checkpoint of another query, whose {wrong[0]} is"
+            f" {known.get(wrong[0])!r}; choose another directory, or delete this one to start"
+            " again"
         )
     (folder / _SIGN).write_text(json.dumps(sign) + "\n", "utf-8")
 
@@ -57,4 +62,4 @@ def _sign(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         return {**found, "id": str(found["id"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{path} cannot be read: delete it, nothing else is lost") from error
+        raise Refused(f"{path} cannot be read; delete it (no other data is affected)") from error

@@ -74,12 +74,15 @@ def compact(
     An error of one table does not stop the others. Raises Refused for an invalid request.
     """
     if grace < _HOUR:
-        raise Refused("a grace below 1h takes files from runs that write them: use 1h or more")
+        raise Refused(
+            "a grace period below 1h could delete files that a run is still writing;"
+            " use at least 1h"
+        )
     archive = Archive(folder)
     known = archive.topics()
     missing = [name for name in wanted if name not in known]
     if missing:
-        raise Refused(f"nothing of {missing[0]} is in {folder}")
+        raise Refused(f"{folder} contains no data of topic {missing[0]}")
     keys = Keys(settings.keys.control, settings.keys.streams)
     done: list[Compacted] = []
     problems: list[Refused | SparkError] = []
@@ -134,7 +137,7 @@ def tidy(table: ArchiveTable, batches: int) -> None:
     except ArchiveDamagedError:
         raise
     except (ArchiveError, OSError) as error:  # the archived entries stay archived
-        _log.warning("the small files of %s stay as they are: %s", table.topic, error)
+        _log.warning("the small files of %s were not merged: %s", table.topic, error)
 
 
 def _tidy(table: ArchiveTable, batches: int) -> None:

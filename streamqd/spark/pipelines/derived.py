@@ -64,24 +64,25 @@ def opened(archive: Archive, topic: str) -> Pair | None:
     if parsed is None:
         if quarantine is not None and quarantine.note.batch:
             raise Refused(
-                f"{quarantine.folder} is of a parsed table that is gone: remove it too, and all is"
-                " parsed again"
+                f"{quarantine.folder} belongs to a parsed table that no longer exists; remove it"
+                " as well, to parse all entries again"
             )
         return None
     batch, owed = parsed.note.batch, parsed.note.owed
     if quarantine is None:
         if batch:
             raise Refused(
-                f"{archive.folder(topic, QUARANTINE)} is gone, and with it the rows that did not"
-                f" fit: restore it, or remove {parsed.folder} too, and all is parsed again"
+                f"{archive.folder(topic, QUARANTINE)} is missing, and so are the rows that did"
+                f" not fit the schema; restore it, or remove {parsed.folder} as well, to parse"
+                " all entries again"
             )
         quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
         assert quarantine is not None
     elif quarantine.note.batch != batch:
         if owed is None or owed.behind != quarantine.note.batch:
             raise Refused(
-                f"{parsed.folder} and {quarantine.folder} are not of one state: restore both to"
-                " versions of one time, or remove both, and all is parsed again"
+                f"{parsed.folder} and {quarantine.folder} are from different times; restore both"
+                " to versions of the same time, or remove both, to parse all entries again"
             )
         quarantine.append(owed.files, parsed.positions, batch=batch)
     return Pair(parsed, quarantine)

@@ -99,7 +99,10 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
     columns = schemas.stored(kind)
     taken = [name for name in kind.names if name.lower() in OWN]
     if taken:
-        raise Refused(f"the schema has a column {taken[0]}, which each parsed table has of its own")
+        raise Refused(
+            f"the schema has a column {taken[0]}, but every parsed table already has a"
+            " column of this name; rename it"
+        )
     time_of = pipeline.event_time
     if time_of and (
         time_of not in kind.names or kind[time_of].dataType.typeName() not in ("date", "timestamp")
@@ -123,8 +126,8 @@ def _chunks(
         # A recreated stream that is still empty is at zero: there is nothing to parse.
         if place in known and offsets.ZERO < end.id < known[place].id:
             raise Refused(
-                f"{raw.folder} was restored to before its parsed rows; remove the folders of"
-                f" {raw.topic} in parsed and quarantine to parse everything again"
+                f"{raw.folder} was restored to a version older than its parsed rows; remove the"
+                f" directories of {raw.topic} in parsed and quarantine to parse everything again"
             )
     starts = {place: known.get(place, Position(offsets.ZERO)).id for place in raw.positions}
     ends = {place: end.id for place, end in raw.positions.items() if end.id > starts[place]}

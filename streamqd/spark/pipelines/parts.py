@@ -121,7 +121,8 @@ class PartWriter:
         first, last = _id_at(rows, 0), _id_at(rows, rows.num_rows - 1)
         if first < self._last:
             raise ValueError(
-                f"partition {self._partition}: the entry {first} comes after {self._last}"
+                f"partition {self._partition}: the entry {first} follows the later entry"
+                f" {self._last}"
             )
         self._last = last
         for day, piece in _by_day(rows, first, last):

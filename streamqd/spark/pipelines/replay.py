@@ -115,7 +115,7 @@ def choose(frame: DataFrame, choice: ReplayFilter) -> DataFrame:
             frame = frame.where(choice.where)
             _ = frame.schema
         except (AnalysisException, ParseException) as error:
-            raise Refused(f"the condition cannot be used: {first_line(error)}") from error
+            raise Refused(f"the condition is not valid: {first_line(error)}") from error
     return frame
 
 

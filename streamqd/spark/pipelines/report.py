@@ -158,7 +158,7 @@ def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
 def _last(out: Path) -> dict[str, Any] | None:
     """Return the figures of the last report in a folder. Raises Refused if it is not one."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise Refused(f"{out} is not a folder: name another one")
+        raise Refused(f"{out} is not a directory; choose another")
     if not (out / FIGURES).exists() and not (out / PAGE).exists():
         return None
     try:
@@ -167,7 +167,10 @@ def _last(out: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not str(found.get("format", "")).startswith(judge.FAMILY):
-        raise Refused(f"{out / FIGURES} is not of a report, and is kept: name another folder")
+        raise Refused(
+            f"{out / FIGURES} was not written by a report and is not overwritten;"
+            " choose another directory"
+        )
     return found
 
 

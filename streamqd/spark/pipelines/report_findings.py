@@ -213,7 +213,7 @@ def _measures(
         if group.lag is not None:
             found[f"{group.topic}/{group.group}: unread"] = group.lag
     for cause in causes:
-        name = f"{cause['topic']}/{cause['group']}: dead of {error_of(cause)}"
+        name = f"{cause['topic']}/{cause['group']}: dead letters with {error_of(cause)}"
         found[name] = found.get(name, 0) + cause["dead_letters"]
     return found
 

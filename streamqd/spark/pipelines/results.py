@@ -46,9 +46,9 @@ class ResultWriter:
         self._table = table
         if not table.has_just(self._columns):
             raise Refused(
-                f"the table {name} has other columns than the query,"
-                f" {', '.join(tables.arrow_columns(table).names)}: name another one, or have the"
-                " query give these, of the same types"
+                f"the columns of the table {name} are"
+                f" {', '.join(tables.arrow_columns(table).names)}, and those of the query differ;"
+                " choose another table, or select these columns with the same types"
             )
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -71,6 +71,6 @@ class ResultWriter:
             return str(json.loads(path.read_bytes())["id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArchiveError(
-                f"{path} does not contain the id of the query; restore the checkpoint, or name"
+                f"{path} does not contain the id of the query; restore the checkpoint, or choose"
                 " another checkpoint and another table to start the query again"
             ) from error

@@ -29,7 +29,7 @@ def unlike(field: StructField) -> str:
 def out_of_range(field: StructField) -> str:
     """Return the reason for a value (or a nested one) that JSON or readers cannot represent."""
     if field.dataType.typeName() in ("date", "timestamp"):
-        return f"{field.name} is not of the years 1-9999"
+        return f"{field.name} is outside the years 1 to 9999"
     return f"{field.name} has a value out of range"
 
 
@@ -63,7 +63,7 @@ def read_schema(schema: str) -> StructType:
     names = kind.names if isinstance(kind, StructType) else []
     if not names or len(set(names)) != len(names) or BAD in {each.lower() for each in names}:
         raise Malformed(
-            f"the schema {schema!r} cannot be read: write different names and their types, such as"
+            f"the schema {schema!r} is not valid; write unique names with their types, such as"
             " `id long, amount decimal(10,2)`"
         )
     for each in kind.fields:
@@ -76,20 +76,22 @@ def _check_json(kind: DataType, path: str) -> None:
     from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructType
 
     if isinstance(kind, ByteType):
-        raise Refused(f"the column {path} is a tinyint, which makes -56 of 200: use smallint")
+        raise Refused(f"the column {path} is a tinyint, which turns 200 into -56; use smallint")
     if isinstance(kind, StructType):
         for each in kind.fields:
             within = f"{path}.{each.name[:100]}"
             if not each.nullable:
-                raise Refused(f"{within} is NOT NULL: only a whole column can be, so leave it out")
+                raise Refused(
+                    f"{within} is NOT NULL, which only a top-level column can be; remove NOT NULL"
+                )
             _check_json(each.dataType, within)
     elif isinstance(kind, ArrayType):
         _check_json(kind.elementType, f"{path}.element")
     elif isinstance(kind, MapType):
         if not isinstance(kind.keyType, StringType):
             raise Refused(
-                f"the map {path} has keys of {kind.keyType.simpleString()[:100]}: names in JSON"
-                " are texts, so use map<string, …>"
+                f"the map {path} has keys of {kind.keyType.simpleString()[:100]}, but JSON has"
+                " only string keys; use map<string, …>"
             )
         _check_json(kind.valueType, f"{path}.value")
 
@@ -114,11 +116,14 @@ def _check(kind: DataType, within: str) -> None:
         for each in kind.fields:
             if not _NAME.fullmatch(each.name):
                 raise Refused(
-                    f"the column {within}{each.name[:100]!r} cannot be in a table: use up to 255"
-                    " letters, digits, _ and -, and no - first"
+                    f"the column {within}{each.name[:100]!r} does not have a valid name; use up"
+                    " to 255 letters, digits, _ and -, without a leading -"
                 )
             if each.name.lower() in known:
-                raise Refused(f"the column {within}{each.name} is there twice, but for its case")
+                raise Refused(
+                    f"the column {within}{each.name} occurs twice, because case is"
+                    " ignored; rename one of the two"
+                )
             known.add(each.name.lower())
             _check(each.dataType, f"{within}{each.name}.")
     elif isinstance(kind, ArrayType):
@@ -128,6 +133,6 @@ def _check(kind: DataType, within: str) -> None:
         _check(kind.valueType, f"{within}value.")
     elif kind.typeName().partition("(")[0] not in {*_SIMPLE, *_OTHERWISE, _OF_QUERIES}:
         raise Refused(
-            f"the column {within.rstrip('.')} is a {kind.simpleString()}, which a table cannot"
-            f" have: use {', '.join(_SIMPLE)}, array, map or struct"
+            f"the column {within.rstrip('.')} is a {kind.simpleString()}, which tables do not"
+            f" support; use {', '.join(_SIMPLE)}, array, map or struct"
         )

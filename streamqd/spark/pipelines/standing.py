@@ -77,7 +77,7 @@ def run(
     check(standing.query)
     if not standing.shown and checkpoint is None:
         into = standing.target or standing.into
-        raise Refused(f"writing into {into} needs a folder for the checkpoint")
+        raise Refused(f"writing into {into} requires a directory for the checkpoint")
     with contextlib.ExitStack() as held:
         if checkpoint is not None:
             held.enter_context(checkpoints.hold(settings, checkpoint))
@@ -160,12 +160,13 @@ def _asked(spark: SparkSession, settings: config.Settings, standing: Standing) -
     tables.make_views(spark, settings, None, standing.query, stream=options)
     frame = spark.sql(standing.query)
     if not frame.isStreaming:
-        raise Refused("the query names no topic: a topic is the table topic_NAME")
+        raise Refused("the query reads no topic; read a topic as the table topic_NAME")
     if standing.target:
         needed = {"value", *(("key",) if standing.mode == "update" else ())}
         if missing := sorted(needed - set(frame.columns)):
             raise Refused(
-                f"sending into a topic needs a column {missing[0]}: a message is key and value"
+                f"the query has no column {missing[0]}, which sending to a topic requires; select"
+                " key and value"
             )
     return frame
 
@@ -178,5 +179,8 @@ def _sender(job: Job, frame: DataFrame, standing: Standing) -> DataStreamWriter:
 
 def _hinted(text: str, standing: Standing) -> str:
     if standing.mode == "append" and "STREAMING_OUTPUT_MODE" in text:
-        return f"{text} Here: --mode update shows each row of an aggregation whenever it changes"
+        return (
+            f"{text} With streamqd, --mode update shows each row of an aggregation whenever it"
+            " changes"
+        )
     return text

@@ -116,21 +116,21 @@ def check(statement: str) -> None:
     try:
         statement.encode()
     except UnicodeEncodeError:
-        raise Malformed("the statement is not UTF-8: convert it, as with iconv") from None
+        raise Malformed("the statement is not UTF-8; convert it, for example with iconv") from None
     if any(map(_has_password, _texts(statement))):
         raise Refused(
-            "there is a password in the statement, and Spark shows those on its pages: name a"
-            " passwordFile, set $STREAMQ_URL, or use streamq.toml"
+            "the statement contains a password, which Spark would show on its pages; use"
+            " passwordFile, $STREAMQ_URL or streamq.toml"
         )
     if _has_columns(statement):
         raise Refused(
-            "a table USING streamq has the columns of its topic: write CREATE TABLE name USING"
+            "a table USING streamq has the columns of its topic; write CREATE TABLE name USING"
             " streamq OPTIONS (topic 'orders'), without columns"
         )
     if _has_made_url(statement):
         raise Refused(
-            "the url of the table is put together, and Spark would show a password in it on its"
-            " pages: write it as one literal, set $STREAMQ_URL, or use streamq.toml"
+            "the url of the table is an expression, and Spark would show a password in it on its"
+            " pages; write one literal, or use $STREAMQ_URL or streamq.toml"
         )
 
 

@@ -134,8 +134,8 @@ class Archive:
         odd = _AMBIGUOUS.search(str(root.absolute()))
         if odd:
             raise Refused(
-                f"{root} has a {odd[0]} in its path, which Spark or Delta reads as something else:"
-                " name another folder"
+                f"the path {root} contains {odd[0]}, which has a special meaning in Spark or"
+                " Delta; choose another directory"
             )
         self.root = root.absolute()
         try:
@@ -153,7 +153,9 @@ class Archive:
         if create and not sign.exists():
             _make_folder(self.root)
             if _holds_more_than(self.root, f"{_SIGN}.tmp"):
-                raise Refused(f"{self.root} is neither empty nor an archive: name another folder")
+                raise Refused(
+                    f"{self.root} is neither empty nor an archive; choose another directory"
+                )
             _write(sign, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n")
         try:
             return str(json.loads(sign.read_bytes())["id"])
@@ -177,7 +179,7 @@ class Archive:
     def folder(self, topic: str, kind: TableKind = RAW) -> Path:
         """Return the folder of a topic's table. Raises Refused for an invalid name."""
         if not NAME.fullmatch(topic):
-            raise Refused(f"{topic!r} is not the name of a topic or a table")
+            raise Refused(f"{topic!r} is not a valid name of a topic or table")
         return below(self.root, kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
@@ -228,13 +230,13 @@ class ArchiveTable:
             features.add("columnMapping")
         if features:
             raise ArchiveError(
-                f"{folder} was given {', '.join(sorted(features))} by another program, which"
-                " archives cannot have: restore a version from before that, or move it away"
+                f"another program added {', '.join(sorted(features))} to {folder}, which archives"
+                " do not support; restore an earlier version, or move the table away"
             )
         partitioned = tuple(metadata.partition_columns)
         demanded = _columns(_delta_schema(kind.columns()))
         if not demanded <= fields or partitioned != kind.partitioned:
-            raise ArchiveError(f"{folder} holds a table with other columns: move it away")
+            raise ArchiveError(f"{folder} contains a table with other columns; move it away")
         self.note = self._newest_note()
 
     @property
@@ -371,7 +373,9 @@ class ArchiveTable:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans),
             )
         if self.note != new:
-            raise Refused(f"another run has written to {self.folder} meanwhile")
+            raise Refused(
+                f"another run wrote to {self.folder} at the same time; run the command again"
+            )
 
     def done(self, query: str) -> int:
         """Return the number of a query's last batch in the table, -1 for none."""
@@ -394,8 +398,8 @@ class ArchiveTable:
             if found.name != each.name or found.type != each.type:
                 raise Refused(
                     f"{self.folder} has the column {found.name} as {_said(found)}, not"
-                    f" {each.name} as {_said(each)}: columns are added, never changed; write it as"
-                    " it was"
+                    f" {each.name} as {_said(each)}; columns can be added, but not changed, so"
+                    " declare it as it was"
                 )
         missing = [each for each in wanted if each.name.lower() not in have]
         if missing:
@@ -434,7 +438,7 @@ class ArchiveTable:
                 if NOTE in commit:
                     return _note(commit[NOTE], self.topic)
         raise ArchiveError(
-            f"{self.folder} holds a table that no archive of {self.topic} has written: move it away"
+            f"{self.folder} contains a table that no archive of {self.topic} wrote; move it away"
         )
 
     def _counting(self) -> Iterator[dict[str, Any]]:
@@ -470,7 +474,7 @@ def _restored(commit: dict[str, Any]) -> tuple[int, int]:
                 moment = dt.datetime.fromisoformat(text)
                 if moment.tzinfo is not None:
                     return _LONG_MAX, int(moment.timestamp() * 1000)
-        raise ValueError(f"it names no version and no time with a time zone: {given}")
+        raise ValueError(f"it has neither a version nor a time with a time zone: {given}")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ArchiveError(
             f"the restore in version {commit['version']} of the table cannot be read: {error};"
@@ -481,7 +485,7 @@ def _restored(commit: dict[str, Any]) -> tuple[int, int]:
 def _check_free(folder: Path) -> None:
     """Raise Refused for a folder in which a table cannot be made."""
     if not _is_made(folder) and folder.exists() and _holds_more_than(folder, _LOG):
-        raise Refused(f"{folder} is neither empty nor a table: move it away")
+        raise Refused(f"{folder} is neither empty nor a table; move it away")
 
 
 def _created(folder: Path, topic: str, kind: TableKind, columns: pa.Schema) -> None:
@@ -505,7 +509,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # as below /proc
-        raise Refused(f"{folder} cannot be made: {error.strerror}") from error
+        raise Refused(f"{folder} cannot be created: {error.strerror}") from error
 
 
 def _is_made(folder: Path) -> bool:
@@ -557,14 +561,14 @@ def _note(text: Any, topic: str) -> BatchNote:
     try:
         found = json.loads(text)
         if found["format"] != FORMAT or found["topic"] != topic:
-            raise ValueError(f"it is of {found['topic']!r}, format {found['format']}")
+            raise ValueError(f"its topic is {found['topic']!r}, its format {found['format']}")
         positions = offsets.from_json(found["to"])
         if any(name != topic for name, _ in positions):
-            raise ValueError("it goes over several topics")
+            raise ValueError("it lists several topics")
         return BatchNote(int(found["batch"]), positions, _owed(found.get("owed")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArchiveError(
-            f"the note of the last batch of {topic} cannot be read: {error}"
+            f"the record of the last batch of {topic} cannot be read: {error}"
         ) from error
 
 
@@ -588,7 +592,9 @@ def _told(folder: Path, verb: str) -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
-        raise Refused(f"another run has written to {folder} meanwhile") from error
+        raise Refused(
+            f"another run wrote to {folder} at the same time; run the command again"
+        ) from error
     except (DeltaError, OSError) as error:
         raise ArchiveError(f"{folder} cannot be {verb}: {_one_line(error)}") from error
 

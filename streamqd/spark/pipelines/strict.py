@@ -38,7 +38,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                raise _TwiceError(f"the name {ascii(name)[:100]} is there twice")
+                raise _TwiceError(f"the name {ascii(name)[:100]} occurs twice")
             names.add(name)
     return found
 
@@ -134,7 +134,7 @@ def _is_beyond(value: Any) -> bool:
 def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
     """Return why a payload is not a JSON object, or fails the checks. None if it is valid."""
     if not payload:
-        return "there is no payload"
+        return "it has no payload"
     found = proven(payload)
     if found is None:
         found, why = _exact(payload)
@@ -198,7 +198,7 @@ def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
     except UnicodeDecodeError:
         return {}, "it is not UTF-8"
     except UnicodeEncodeError:
-        return {}, "it has half of a character, such as \\ud800"
+        return {}, "it contains half of a surrogate pair, such as \\ud800"
     except _TwiceError as error:
         return {}, str(error)
     except (ValueError, RecursionError):

@@ -125,13 +125,13 @@ def tiered(
     from Redis. If they are already trimmed, the table has grown, and is opened again.
     """
     if tier not in ("all", "hot", "cold"):
-        raise Refused(f"tier is all, hot or cold, not {tier}")
+        raise Refused(f"tier must be all, hot or cold, not {tier}")
     bounds = [name for name in options if name.lower().startswith(("starting", "ending"))]
     if bounds and archive is not None:
-        raise Refused(f"over an archive, {bounds[0]} is a condition on timestamp or id_ms")
+        raise Refused(f"{bounds[0]} cannot be used with an archive; filter by timestamp or id_ms")
     if archive is None:
         if tier == "cold":
-            raise Refused("archived entries cannot be read without an archive")
+            raise Refused("the tier cold requires an archive")
         return hot(spark, options, topic, None)
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
@@ -195,7 +195,7 @@ def make_views(
         if name.lower() in made:
             if every:
                 continue
-            raise Refused(f"{name} could be {made[name.lower()]} or {of}")
+            raise Refused(f"{name} is ambiguous: it could be {made[name.lower()]} or {of}")
         made[name.lower()] = of
         if kind in _DERIVED:
             assert archive is not None
