@@ -23,9 +23,9 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisRefused, RefusalKind, kind_of
@@ -78,22 +78,54 @@ class ExitAssessment(NamedTuple):
     narrowed: bool = False  # it crashed in a round of several suspects and finished no message
 
 
-class Acquisition(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Free:
+    """This instance neither owns the assignment nor asks for it."""
+
+    phase: ClassVar[Phase] = Phase.FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Acquiring:
     """The arguments of an acquire. `dead_token` belongs to a predecessor proven dead."""
+
+    phase: ClassVar[Phase] = Phase.ACQUIRING
 
     dead_token: str = ""
     resumed: ResumablePartition | None = None  # the record of a killed supervisor
 
 
-class Refence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Held:
+    """This instance owns the assignment, and a worker may run."""
+
+    phase: ClassVar[Phase] = Phase.HELD
+
+
+@dataclass(frozen=True, slots=True)
+class Refencing:
     """The arguments of a refence, which acknowledges messages and charges one."""
 
-    new_token: str = ""
+    phase: ClassVar[Phase] = Phase.REFENCING
+
+    new_token: str
     done: Sequence[bytes] = ()
     charged: bytes | None = None
     context: bytes = b""  # JSON, how the process of the charged message ended
     release_after: bool = False  # release the lease after the reply
     resumed: ResumablePartition | None = None  # the record of a killed supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Releasing:
+    """This instance returns the lease, and no process works with it."""
+
+    phase: ClassVar[Phase] = Phase.RELEASING
+
+
+# The step of an assignment, with the arguments of the call that leads out of it. An acquire or a
+# refence is repeated with equal arguments until Redis replies.
+OwnershipStep = Free | Acquiring | Held | Refencing | Releasing
 
 
 @dataclass
@@ -103,7 +135,7 @@ class PartitionState:
     unit: Unit
     consumer: Consumer
     slot: WorkerSlot
-    phase: Phase = Phase.FREE
+    step: OwnershipStep = Free()
     since: float = 0.0  # monotonic time at which this instance acquired the lease
     renew_at: float = 0.0
     worker: RunningWorker | None = None
@@ -122,8 +154,6 @@ class PartitionState:
     refused: str = ""  # the phase of the refused call, or `group`
     relayed: tuple[int, int] = (0, 0)  # `housekeeping` when the worker was woken last
     pace: float = 0.0  # messages per second that the previous process finished
-    # The arguments of the acquire or refence in progress, which is repeated with equal ones.
-    _call: Acquisition | Refence | None = None
 
     def __post_init__(self) -> None:
         # Until the lease is acquired, its epoch is the last one seen in Redis.
@@ -140,7 +170,7 @@ class PartitionState:
         rounds, each marked first, as after the loss of a host. Messages that only waited are no
         suspects. Finished messages are acknowledged.
         """
-        assert self.phase is Phase.FREE
+        assert isinstance(self.step, Free)
         if not (alone or found.next_token):
             self.slot.restore(found.done, found.running)
             self.slot.note_lease(found.lease)
@@ -149,53 +179,52 @@ class PartitionState:
             self.suspects_complete = True
             return
         self.lease = found.lease
-        refence = Refence(found.next_token or secrets.token_hex(16), found.done, resumed=found)
+        new_token = found.next_token or secrets.token_hex(16)
+        self.step = Refencing(new_token, found.done, resumed=found)
         if len(found.running) == 1:
             context = json.dumps({"what": "the death of its supervisor"}).encode()
-            refence = refence._replace(charged=found.running[0], context=context)
+            self.step = replace(self.step, charged=found.running[0], context=context)
         else:
             self._suspect(found.running)
-        self._start_refence(refence)
         self.slot.restore(found.done, found.running)
-        self.slot.note_lease(self.lease, refence.new_token)
+        self.slot.note_lease(self.lease, new_token)
 
     def take(
         self, seen_epoch: int, dead_token: str = "", resumed: ResumablePartition | None = None
     ) -> None:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
-        assert self.phase is Phase.FREE
-        self.phase = Phase.ACQUIRING
+        assert isinstance(self.step, Free)
+        self.step = Acquiring(dead_token, resumed)
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
-        self._call = Acquisition(dead_token, resumed)
         self.suspects_complete = False
 
     def give_up(self) -> None:
         """Plan to release the lease. The process must have exited."""
         assert self.worker is None
         self.refused_since = 0.0
-        if isinstance(self._call, Refence):
-            self._call = self._call._replace(release_after=True)
-        elif self.phase is Phase.HELD:
-            self._release()
-        elif self.phase is Phase.ACQUIRING:
-            # Redis may have executed the acquire. A release with its token covers both cases.
-            self.phase, self._call = Phase.RELEASING, None
-
-    def _start_refence(self, refence: Refence) -> None:
-        self.phase, self._call = Phase.REFENCING, refence
+        match self.step:
+            case Refencing() as refence:
+                self.step = replace(refence, release_after=True)
+            case Held():
+                self._release()
+            case Acquiring():
+                # Redis may have executed the acquire. A release with its token covers both cases.
+                self.step = Releasing()
 
     def _release(self) -> None:
-        self.phase = Phase.RELEASING
+        self.step = Releasing()
         self.slot.forget_lease()  # no message is unfinished, so a successor has nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
         """Return the call to make now, the same one until Redis replies, or None."""
-        match self._call:
-            case Acquisition(dead_token):
+        match self.step:
+            case Acquiring(dead_token):
                 return leases.acquire(keys, self.lease, ttl, owner, dead_token)
-            case Refence(token, done, charged, context):
+            case Refencing(token, done, charged, context):
                 return leases.refence(keys, self.lease, token, ttl, charged, context, done)
-        return leases.release(keys, self.lease) if self.phase is Phase.RELEASING else None
+            case Releasing():
+                return leases.release(keys, self.lease)
+        return None
 
     # --- answers ---
 
@@ -204,28 +233,27 @@ class PartitionState:
         if isinstance(reply, RedisRefused):
             # Redis changed nothing. The next round trip repeats the call.
             return ""
-        match self._call:
-            case Acquisition() as acquisition:
+        match self.step:
+            case Acquiring() as acquisition:
                 return self._acquired(acquisition, reply, now)
-            case Refence() as refence:
+            case Refencing() as refence:
                 return self._refenced(refence, reply, now)
-        if self.phase is Phase.RELEASING:
-            self.become_free()
-            return "released"
+            case Releasing():
+                self.become_free()
+                return "released"
         return ""
 
-    def _acquired(self, acquisition: Acquisition, reply: Reply, now: float) -> str:
-        self._call = None
+    def _acquired(self, acquisition: Acquiring, reply: Reply, now: float) -> str:
         if reply.word not in ("OK", "MINE"):
-            self.phase = Phase.FREE
+            self.step = Free()
             self._drop_token()
             return ""
-        self.phase = Phase.HELD
+        self.step = Held()
         self.lease = self.lease._replace(epoch=int(reply.rest[0]))
         resumed = acquisition.resumed
         if resumed is not None:
             new_token = secrets.token_hex(16)
-            self._start_refence(Refence(new_token, resumed.done, resumed=resumed))
+            self.step = Refencing(new_token, resumed.done, resumed=resumed)
             self.slot.restore(resumed.done, [])  # the acquire has already charged the messages
             self.slot.note_lease(self.lease, new_token)
             return "acquired"
@@ -243,8 +271,7 @@ class PartitionState:
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # the fork of its process follows
 
-    def _refenced(self, refence: Refence, reply: Reply, now: float) -> str:
-        self._call = None
+    def _refenced(self, refence: Refencing, reply: Reply, now: float) -> str:
         # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()
         if reply.word != "OK":
@@ -262,14 +289,13 @@ class PartitionState:
         if refence.charged is not None:
             self.slot.add("charged")
         self.slot.add("acked", len(refence.done))
-        self.phase = Phase.RELEASING if refence.release_after else Phase.HELD
+        self.step = Releasing() if refence.release_after else Held()
         return charged
 
     def become_free(self) -> None:
         """Note that this instance no longer owns the assignment."""
-        self.phase = Phase.FREE
+        self.step = Free()
         self._drop_token()
-        self._call = None
         self.slot.forget_lease()
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0
@@ -284,22 +310,22 @@ class PartitionState:
         worker, now = self.worker, time.monotonic()
         assert worker is not None
         lived, settled = worker.lived(now), worker.settled()
-        batch, held = self.slot.batch(), self.phase is Phase.HELD
+        batch, held = self.slot.batch(), isinstance(self.step, Held)
         blame = self._blame(exit_, worker.kill, batch)
         if not held:
             # Another owner handles the pending messages, which this token cannot charge.
             blame = blame._replace(suspects=[], charged=None)
         narrowed = blame.crashed and not settled and rounds.narrows(self.suspects, blame.suspects)
         self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
-        refence = Refence(secrets.token_hex(16), batch.done, blame.charged)
+        refence = Refencing(secrets.token_hex(16), batch.done, blame.charged)
         if blame.charged is not None:
-            refence = refence._replace(context=_crash_context(exit_, worker))
+            refence = replace(refence, context=_crash_context(exit_, worker))
         if blame.crashed:
             self._count_crash(exit_, worker.kill)
         if worker.stop_reason == "recycle" and not worker.has_recycled:
             self.slot.add("recycled")
         self._follow_on(exit_, worker, refence, orderly=blame.orderly)
-        lost = held and self.phase is Phase.FREE
+        lost = held and isinstance(self.step, Free)
         self.pace = self.pace_of(now)
         self.worker = None
         self._clear_slot(blame.suspects)
@@ -346,10 +372,10 @@ class PartitionState:
 
     def _clear_slot(self, suspects: list[bytes]) -> None:
         """Clear the slot, but keep the fetched messages if a refence has to settle them."""
-        if isinstance(self._call, Refence):
+        if isinstance(self.step, Refencing):
             # The fetched messages stay in the slot until Redis replies.
             self.slot.acquit(suspects)
-            self.slot.note_lease(self.lease, self._call.new_token)
+            self.slot.note_lease(self.lease, self.step.new_token)
             self.slot.vacate()
         else:
             self.slot.clear()
@@ -399,9 +425,9 @@ class PartitionState:
         which the caller collects later.
         """
         child, self.worker = self.child, None
-        if self.phase is Phase.HELD:
+        if isinstance(self.step, Held):
             # The slot still belongs to the process, so another instance takes the assignment.
-            self._start_refence(Refence(secrets.token_hex(16), release_after=True))
+            self.step = Refencing(secrets.token_hex(16), release_after=True)
             self.slot.forget_lease()  # a successor must not read the slot either
         return child
 
@@ -419,7 +445,7 @@ class PartitionState:
         lease, known = self.lease, self.phase not in (Phase.FREE, Phase.RELEASING)
         self.become_free()
         if known:
-            self.phase, self.lease = Phase.RELEASING, lease
+            self.step, self.lease = Releasing(), lease
         self.slot.clear()
         self.slot.standby_pid = self.slot.warm_pid = 0
         self.slot.state = WorkerState.FAILED
@@ -439,10 +465,10 @@ class PartitionState:
         self.slot.pid = child.pid
 
     def _follow_on(
-        self, exit_: Exit, worker: RunningWorker, refence: Refence, *, orderly: bool
+        self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, orderly: bool
     ) -> None:
         """Plan the call that follows the exit of the process, mostly `refence`."""
-        if self.phase is not Phase.HELD:
+        if not isinstance(self.step, Held):
             return  # the lease was lost while the process ran, so its token settles no message
         if orderly and exit_.code == ExitCode.FENCED:
             self.become_free()
@@ -453,7 +479,12 @@ class PartitionState:
         if leaving and not refence.done and refence.charged is None and worker.kill is None:
             self._release()
             return
-        self._start_refence(refence._replace(release_after=leaving))
+        self.step = replace(refence, release_after=leaving)
+
+    @property
+    def phase(self) -> Phase:
+        """The step without its arguments."""
+        return self.step.phase
 
     @property
     def child(self) -> Child | None:
@@ -478,7 +509,7 @@ class PartitionState:
     @property
     def resumed(self) -> ResumablePartition | None:
         """The record of a killed supervisor, until Redis replies to the refence."""
-        return self._call.resumed if self._call is not None else None
+        return self.step.resumed if isinstance(self.step, Acquiring | Refencing) else None
 
     @property
     def housekeeping(self) -> tuple[int, int]:
@@ -498,7 +529,7 @@ class PartitionState:
     @property
     def release_after(self) -> bool:
         """True if the lease is released after the reply to the refence in progress."""
-        return isinstance(self._call, Refence) and self._call.release_after
+        return isinstance(self.step, Refencing) and self.step.release_after
 
     @property
     def releasable(self) -> bool:

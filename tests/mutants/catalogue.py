@@ -138,8 +138,8 @@ LOST_AND_LATE = (
             "Lease(self.unit, self.lease.token or secrets.token_hex(16), seen_epoch)",
         ),
         (
-            "self.phase = Phase.FREE\n        self._drop_token()\n        self._call",
-            "self.phase = Phase.FREE\n        self._call",
+            "self.step = Free()\n        self._drop_token()\n        self.slot",
+            "self.step = Free()\n        self.slot",
         ),
         tests={"unit/test_holding.py": "test_every_acquire_has_a_new_token"},
     ),
@@ -349,8 +349,8 @@ DEATH = (
         "packets of a dead child are rejected, and its death is charged once",
         "streamqd/supervisor/partition.py",
         (
-            "        self._start_refence(refence._replace(release_after=leaving))",
-            "        self.phase = Phase.RELEASING if leaving else Phase.HELD",
+            "        self.step = replace(refence, release_after=leaving)",
+            "        self.step = Releasing() if leaving else Held()",
         ),
         tests={"unit/test_mutant_gaps.py": ("test_successor_gets_a_new_token[dies]")},
     ),
