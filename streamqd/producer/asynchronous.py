@@ -61,6 +61,7 @@ class AsyncProducer:
             **checked(max_messages=max_messages, max_bytes=max_bytes),
         )
         self._queue = asyncio.Lock()  # keeps the order of the sends that wait for room
+        self._queued = 0  # the number of these sends
         self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
@@ -136,19 +137,30 @@ class AsyncProducer:
         loop, since = asyncio.get_running_loop(), time.monotonic()
         if os.getpid() != self._pid:
             # The lock belongs to the parent's loop. If a task there holds it, it is never released.
-            self._pid, self._queue = os.getpid(), asyncio.Lock()
+            self._pid, self._queue, self._queued = os.getpid(), asyncio.Lock(), 0
+        ticket: Ticket | None = None
+        if not self._queued:  # or it would overtake the sends that wait
+            ticket = self._buffer.put(topic, envelopes, loop.create_future, since)
+        return await (ticket or await self._put_in_turn(topic, envelopes, since))
+
+    async def _put_in_turn(self, topic: str, envelopes: Sequence[Envelope], since: float) -> Ticket:
+        """Wait for room in the buffer, after all earlier sends that wait for it."""
+        loop = asyncio.get_running_loop()
+        self._queued += 1
         try:
             async with asyncio.timeout(self._sender.timeout), self._queue:
                 make = loop.create_future
                 while (ticket := self._buffer.put(topic, envelopes, make, since)) is None:
                     await loop.run_in_executor(None, self._buffer.wait_for_room, 1.0)
+                return ticket
         except TimeoutError:
             raise RedisUnavailable(
                 f"no room for a message to {topic} within {self._sender.timeout:g} s, so nothing"
                 " was sent; send fewer messages at a time, or raise max_messages and max_bytes",
                 sent=False,
             ) from None
-        return await ticket
+        finally:
+            self._queued -= 1
 
 
 def _claim(ticket: Ticket) -> bool:
