@@ -384,11 +384,14 @@ def test_connection_reports_a_refusal_at_accept() -> None:
         thread = threading.Thread(target=refuse)
         thread.start()
         port = listener.getsockname()[1]
-        for url in (f"redis://ann:secret@127.0.0.1:{port}/2", f"redis://127.0.0.1:{port}"):
-            refusal = r"refused the connection: .*max number of clients"
-            with pytest.raises(RedisUnavailable, match=refusal):
-                connect(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
-        thread.join()
+        try:
+            for url in (f"redis://ann:secret@127.0.0.1:{port}/2", f"redis://127.0.0.1:{port}"):
+                refusal = r"refused the connection: .*max number of clients"
+                with pytest.raises(RedisUnavailable, match=refusal):
+                    connect(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # or the thread waits forever after a failure
+            thread.join()
 
 
 def test_unwatchable_fence_stops_reads(server: ProcessServer, link: Connection, keys: Keys) -> None:
