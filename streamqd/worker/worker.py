@@ -11,7 +11,7 @@ import logging
 from random import random
 
 from streamqd import logs
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.fetch import FetchResult
@@ -120,6 +120,10 @@ class WorkerProcess:
         self.slot.add("redis_errors")
         self._trouble.failed(unit=self.unit, error=str(error))
         self.link.close()
+        if isinstance(error, SilentConnection):
+            # Connections die together. No reply is awaited here, so the other one is replaced too,
+            # instead of being doubted for another second.
+            self.settler.link.close()
         first, longest = RECONNECT_SECONDS
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
