@@ -21,7 +21,6 @@ from tests.support import databases, optional, quick, servers, users
 from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
-SPARK = HERE / "spark"
 # Tests of whole daemons and fleets. With --quick, only the proofs of a promise run.
 SLOW = frozenset({"acceptance", "faults", "simulation", "soak", "spark"})
 MEMORY = Path("/dev/shm")
@@ -115,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = chosen
     # A Spark session leaves threads for good, and a process with threads must not fork as the
     # supervisor does, which is the subject of most other tests.
-    items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))
+    items.sort(key=lambda item: (_folder(item.path) == "spark", _rank(item.path)))
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
@@ -125,8 +124,8 @@ def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     Those are long and mostly wait. xdist gives each process one block. Some processes wait while
     others compute, and all finish with short tests, which are easily moved.
     """
-    long = [item for item in items if _folder(Path(item.path)) in SLOW]
-    short = [item for item in items if _folder(Path(item.path)) not in SLOW]
+    long = [item for item in items if _folder(item.path) in SLOW]
+    short = [item for item in items if _folder(item.path) not in SLOW]
     size = len(items) // processes
     dealt: list[pytest.Item] = []
     for process in range(processes):
@@ -150,7 +149,7 @@ def _folder(path: Path) -> str:
 def _is_slow(item: pytest.Item) -> bool:
     if item.get_closest_marker("slow"):
         return True
-    return _folder(Path(item.path)) in SLOW and not item.get_closest_marker("promise")
+    return _folder(item.path) in SLOW and not item.get_closest_marker("promise")
 
 
 def _is_property(item: pytest.Item) -> bool:

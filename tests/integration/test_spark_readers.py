@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 deltalake = pytest.importorskip("deltalake")
 duckdb = pytest.importorskip("duckdb")
 polars = pytest.importorskip("polars")
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 KILLS = 12

@@ -28,7 +28,7 @@ PATIENCE = 300  # seconds for one test: some start their own Spark, and wait up 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in Path(item.path).parents:
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.spark)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(PATIENCE))
