@@ -17,7 +17,6 @@ from streamqd import housekeeper, logs, process
 from streamqd.config import OutboxSettings, Settings
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Lease, Unit
-from streamqd.outbox.serving import serve
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.supervisor.helper import Helper
@@ -343,6 +342,10 @@ class WorkerPool:
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
 
     def _relay(self, outbox: OutboxSettings) -> Helper:
+        # Imported only where an outbox is configured: every worker is a fork of this process, so
+        # what it loads takes time at the start and memory in all of them.
+        from streamqd.outbox.serving import serve
+
         settings = self.settings
 
         def start() -> Child:
