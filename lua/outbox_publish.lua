@@ -43,6 +43,7 @@ local stream, record, meta = KEYS[1], KEYS[2], KEYS[3]
 local scheduled, items = KEYS[4], KEYS[5]
 local epoch, partitions, max_backlog = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keys, rows = {stream = stream, scheduled = scheduled, items = items}, 4
+local values = #ARGV
 
 local held = redis.call('HMGET', record, 'epoch', 'rows')
 local present = whole(held[1])
@@ -65,25 +66,26 @@ if scheduled ~= stream then
   redis.call('ZCARD', scheduled)
   redis.call('HLEN', items)
 end
-local new, at = 0, rows
-while at <= #ARGV do
-  new = new + (recorded[uid_of(ARGV[at])] and 0 or 1)
-  at = at + 3 + ARGV[at + 2]
-end
-local room, backlog = new, ''
-if max_backlog >= 0 and length + new > max_backlog then
-  backlog = backlog_of(stream, length)
-  room = math.max(0, max_backlog - backlog)
-  if room == 0 and new > 0 and not recorded[uid_of(ARGV[rows])] then
-    return {'FULL', backlog}
+local room, backlog = values, ''
+if max_backlog >= 0 then
+  local new, at = 0, rows
+  while at <= values do
+    new = new + (recorded[uid_of(ARGV[at])] and 0 or 1)
+    at = at + 3 + ARGV[at + 2]
+  end
+  if length + new > max_backlog then
+    backlog = backlog_of(stream, length)
+    room = math.max(0, max_backlog - backlog)
+    if room == 0 and new > 0 and not recorded[uid_of(ARGV[rows])] then
+      return {'FULL', backlog}
+    end
   end
 end
 
 -- Guards end here
 local now, call = now_unix_ms(), redis.call
-local first, added, kept, rest = 0, 0, {}, ''
-at = rows
-while at <= #ARGV do
+local at, first, added, kept, rest = rows, 0, 0, {}, ''
+while at <= values do
   local row, due, last = ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
   local uid = uid_of(row)
   local stopped = rest ~= ''

@@ -1,10 +1,10 @@
 """Compare the relay of an outbox with a bare loop, in one run: `make bench NAME=outbox`.
 
 The bare loop reads 512 rows with SELECT … FOR UPDATE SKIP LOCKED (SQLite: BEGIN IMMEDIATE), adds
-their payloads with a pipeline of XADD, deletes them and commits. It routes nothing, records
-nothing, and sends rows twice if it is killed before its commit. Both use the same database, server
-and rows, in turns. Compare the ratios. The clock starts before the connections are opened, and
-stops when the table is empty.
+their keys and payloads with a pipeline of XADD, deletes them and commits. It routes nothing,
+records nothing, and sends rows twice if it is killed before its commit. Both use the same database,
+server and rows, in turns. Compare the ratios. The clock starts before the connections are opened,
+and stops when the table is empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEAST = 0.6  # of the bare loop
 def main() -> None:
     """Measure both several times on each database, in turns, and print medians."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rows", type=int, default=20_000)
+    arguments.add_argument("--rows", type=int, default=100_000)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--partitions", type=int, default=4)
     arguments.add_argument("--output", type=Path)
@@ -148,7 +148,8 @@ def _bare(database: DatabaseServer, url: str, path: str) -> None:
     lite = database.dialect == "sqlite"
     marker = "?" if lite else "%s"
     locked = "" if lite else " FOR UPDATE SKIP LOCKED"
-    query = f"SELECT id, payload FROM streamqd_outbox ORDER BY id LIMIT {BATCH}{locked}"
+    column = "`key`" if database.dialect == "mysql" else '"key"'
+    query = f"SELECT id, payload, {column} FROM streamqd_outbox ORDER BY id LIMIT {BATCH}{locked}"
     stream = Keys().stream(TOPIC, 0)
     with contextlib.closing(client), contextlib.closing(database.connect(url)) as connection:
         cursor = connection.cursor()
@@ -161,11 +162,11 @@ def _bare(database: DatabaseServer, url: str, path: str) -> None:
                 connection.rollback()
                 return
             pipeline = client.pipeline(transaction=False)
-            for _, payload in rows:
-                pipeline.execute_command("XADD", stream, "*", "payload", payload)
+            for _, payload, key in rows:
+                pipeline.execute_command("XADD", stream, "*", "payload", payload, "key", key)
             pipeline.execute()
             markers = ", ".join([marker] * len(rows))
-            ids = [number for number, _ in rows]
+            ids = [row[0] for row in rows]
             cursor.execute(f"DELETE FROM streamqd_outbox WHERE id IN ({markers})", ids)
             connection.commit()
 
