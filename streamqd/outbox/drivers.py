@@ -115,6 +115,11 @@ _POSTGRESQL_LOGINS = {
     "invalid URI": "correct the URL",
 }
 _UNKNOWN = re.compile(r'(database|role) ".*" does not exist')
+# A crash of the server could bring back rows of several batches, and only the last one is recorded.
+_DURABLE = (
+    "SELECT set_config('synchronous_commit', 'on', false)"
+    " WHERE current_setting('synchronous_commit') = 'off'"
+)
 
 
 def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened:
@@ -143,6 +148,7 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
             client_encoding="utf8",
             **options,
         )
+        connection.execute(_DURABLE)
     except psycopg.Error as error:
         raise _postgresql_login(text_of(error)) from error
 
@@ -298,6 +304,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
             check_same_thread=False,
         )
         connection.text_factory = bytes
+        connection.execute("PRAGMA synchronous = FULL")  # some builds have another default
         connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.Error as error:
         advice = _sqlite_refusal(error)
