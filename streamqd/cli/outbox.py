@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import re
-from urllib.parse import parse_qsl, unquote
 
 import click
 
@@ -15,7 +13,7 @@ from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import printable, styled
 from streamqd.cli.session import Session
 from streamqd.config import OutboxSettings
-from streamqd.config.outboxes import inline_password, split
+from streamqd.config.outboxes import inline_password, place_of
 from streamqd.config.setting import settings_of
 from streamqd.errors import Malformed, Refused
 from streamqd.outbox import schema
@@ -71,28 +69,12 @@ def _named(session: Session, found: OutboxSettings) -> OutboxSettings:
 
     The name chooses the lease and the records, so two names of one table would send rows twice.
     """
-    where = _where(found)
+    where = place_of(found)
     for each in session.settings.outboxes:
-        if where is not None and _where(each) == where:
+        if where is not None and place_of(each) == where:
             return each
     digest = hashlib.sha256(repr(where).encode()).hexdigest()[:12]
     return dataclasses.replace(found, name=f"outbox-{digest}")
-
-
-def _where(outbox: OutboxSettings) -> tuple[object, ...] | None:
-    """Return the database and the table that an outbox means, or None if its URL is faulty."""
-    try:
-        dialect, parts = split(outbox.url())
-    except ValueError:
-        return None
-    path = parts.path
-    if dialect == "sqlite":
-        path = os.path.realpath(unquote(path).removeprefix("/"))
-    options = dict(parse_qsl(parts.query))
-    socket = options.get("unix_socket") or options.get("host", "")
-    host = (parts.hostname or "localhost").replace("127.0.0.1", "localhost")
-    port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(dialect, 0)
-    return (dialect, host, port, socket, path, outbox.table)
 
 
 def _configured(outboxes: tuple[OutboxSettings, ...], name: str | None) -> OutboxSettings:

@@ -48,7 +48,7 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     check_schedules(settings.schedules, paths, problems)
     for at, outbox in enumerate(settings.outboxes):
         _check_outbox_files(outbox, ("outboxes", at), settings.source, problems, environ)
-    check_names(settings.outboxes, problems)
+    check_names(settings.outboxes, problems, environ)
 
 
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:

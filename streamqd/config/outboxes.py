@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from streamqd.config import problems as wording
 from streamqd.config.problems import Problems
@@ -166,6 +166,27 @@ def absolute(url: str, base_dir: Path) -> str:
     return url if rest.startswith("/") else f"{scheme}{separator}{quote(str(base_dir))}/{rest}"
 
 
+def place_of(
+    outbox: OutboxSettings, environ: Mapping[str, str] = os.environ
+) -> tuple[object, ...] | None:
+    """Return the database and the table that an outbox means, or None if its URL is faulty.
+
+    Only the URLs are compared. A relay compares the tables themselves.
+    """
+    try:
+        dialect, parts = split(outbox.url(environ))
+    except ValueError:
+        return None
+    path = parts.path
+    if dialect == "sqlite":
+        path = os.path.realpath(unquote(path).removeprefix("/"))
+    options = dict(parse_qsl(parts.query))
+    socket = options.get("unix_socket") or options.get("host", "")
+    host = (parts.hostname or "localhost").replace("127.0.0.1", "localhost")
+    port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(dialect, 0)
+    return (dialect, host, port, socket, path, outbox.table)
+
+
 def inline_password(outbox: OutboxSettings) -> bool:
     """Return True if the file contains a password, and not only the name of a variable."""
     return has_password(re.sub(rf":?{_VARIABLE.pattern}", "", outbox.database))
@@ -195,9 +216,11 @@ def check_outbox(
         problems.add(here, "contains a password, and password_file is also set; remove one of them")
 
 
-def check_names(outboxes: tuple[OutboxSettings, ...], problems: Problems) -> None:
+def check_names(
+    outboxes: tuple[OutboxSettings, ...], problems: Problems, environ: Mapping[str, str]
+) -> None:
     """Add a problem for each name and each table that two outboxes share."""
-    first: dict[tuple[str, ...], int] = {}
+    first: dict[tuple[object, ...], int] = {}
     for at, outbox in enumerate(outboxes):
         path = ("outboxes", at)
         if not problems.ok(path):
@@ -209,7 +232,8 @@ def check_names(outboxes: tuple[OutboxSettings, ...], problems: Problems) -> Non
                 f"{wording.shown(outbox.name)} is already the name of outboxes[{other}]; rename"
                 " one of them",
             )
-        other = first.setdefault((outbox.database, outbox.table), at)
+        place = place_of(outbox, environ) or (outbox.database, outbox.table)
+        other = first.setdefault(place, at)
         if other != at:
             problems.add(
                 (*path, "table"), f"is already the table of outboxes[{other}]; remove one of them"

@@ -94,10 +94,18 @@ class Database:
     def oldest(self, limit: int) -> list[OutboxRow]:
         """Return the oldest rows by ID, at most `limit` and about 8 MiB, of one new snapshot.
 
-        A row that cannot be sent has a `fault`.
+        A row that cannot be sent has a `fault`. Raises DatabaseRefused for a row with an ID that is
+        no integer.
         """
         query = self.table.oldest(limit, BATCH_BYTES, self._max_bytes)
-        return decode_all(self.rows(query), self._max_bytes)
+        found = self.rows(query)
+        try:
+            return decode_all(found, self._max_bytes)
+        except ValueError as error:
+            raise DatabaseRefused(
+                f"the table {self.table.name} is not that of an outbox ({error}); run `streamqd"
+                " outbox check`"
+            ) from None
 
     def still_there(self, rows: Sequence[OutboxRow]) -> set[str]:
         """Return the uids of those rows that still exist, after a delete without an answer."""

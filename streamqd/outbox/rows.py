@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from streamqd.config.setting import NAME
 from streamqd.message import EXPIRES_AFTER, EXPIRES_AT, HEADERS_MAX
 from streamqd.producer.encoding import Encoded
+from streamqd.words import harmless
 
 UID = re.compile(r"[0-9a-f]{32}")
 _UID_BYTES = re.compile(UID.pattern.encode())
@@ -23,6 +24,7 @@ _EXPIRY_NAMES = {"expiresAt": EXPIRES_AT, "expiresAfter": EXPIRES_AFTER}
 _UNIX_MS_MAX = 10**15
 _PARTITION_MAX = 2**31 - 1
 _NOT_TOO_LARGE = [None, None]
+SHOWN_MAX = 40  # characters of a wrong ID
 
 
 class OutboxRow(NamedTuple):
@@ -164,10 +166,14 @@ def _sound(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None
 def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
     """Return the row of hostile columns: `table.COLUMNS`, and two sizes in bytes, or None.
 
-    A size is None when it is not too large.
+    A size is None when it is not too large. Raises ValueError for an ID that is no integer of 64
+    bits: such a row could be neither deleted nor moved.
     """
     *values, payload_size, other_size = columns
-    found: dict[str, Any] = {"id": _integer("id", values[0], -(2**63), 2**63 - 1)}
+    number = values[0]
+    if isinstance(number, bool) or not isinstance(number, int) or not -(2**63) <= number < 2**63:
+        raise ValueError(f"id {_short(number)} is not an integer of 64 bits")
+    found: dict[str, Any] = {"id": number}
     fault = ""
     for what, size in (("payload takes", payload_size), ("key and headers take", other_size)):
         if size is not None and size > max_bytes:
@@ -198,6 +204,11 @@ def readable_uid(value: Any) -> str:
         return _uid("uid", value)
     except ValueError:
         return ""
+
+
+def _short(value: Any) -> str:
+    text = _printable(value)
+    return harmless(text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…")
 
 
 def _printable(value: Any) -> str:

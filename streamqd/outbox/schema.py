@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 
-from streamqd.errors import DatabaseRefused
+from streamqd.errors import DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox.database import Database
 from streamqd.outbox.drivers import text_of
 from streamqd.outbox.rows import OutboxRow
@@ -30,6 +34,67 @@ _ENGINE = (
     "SELECT engine FROM information_schema.tables"
     " WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
 )
+# Each returns True for a column `id` that is a key of its own, excludes NULL and gets its values
+# from the database.
+_KEY = {
+    "postgresql": (
+        "SELECT attnotnull AND (attidentity <> '' OR"
+        " COALESCE(pg_get_expr(adbin, adrelid), '') LIKE 'nextval(%%') AND EXISTS ("
+        "SELECT FROM pg_index WHERE indrelid = attrelid AND indisunique AND indisvalid"
+        " AND indpred IS NULL AND indnkeyatts = 1 AND indkey[0] = attnum)"
+        " FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum"
+        " WHERE attrelid = to_regclass(%s) AND attname = 'id'"
+    ),
+    "mysql": (
+        "SELECT extra LIKE '%%auto_increment%%' AND column_key IN ('PRI', 'UNI')"
+        " FROM information_schema.columns WHERE table_schema = COALESCE(%s, DATABASE())"
+        " AND table_name = %s AND column_name = 'id'"
+    ),
+    # A column of exactly this type and key is an alias of the row ID.
+    "sqlite": (
+        "SELECT upper(type) = 'INTEGER' AND pk = 1"
+        " AND (SELECT max(pk) = 1 FROM pragma_table_info(?1, ?2))"
+        " AND NOT EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) WHERE origin = 'pk')"
+        " FROM pragma_table_info(?1, ?2) WHERE name = 'id'"
+    ),
+}
+# Each returns True if the column `uid` is unique.
+_UNIQUE = {
+    "postgresql": (
+        "SELECT count(*) > 0 FROM pg_index JOIN pg_attribute ON attrelid = indrelid"
+        " AND attnum = indkey[0] WHERE indrelid = to_regclass(%s) AND attname = 'uid'"
+        " AND indisunique AND indisvalid AND indpred IS NULL AND indnkeyatts = 1"
+    ),
+    "mysql": (
+        "SELECT column_key IN ('PRI', 'UNI') FROM information_schema.columns"
+        " WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
+        " AND column_name = 'uid'"
+    ),
+    "sqlite": (
+        'SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) AS i WHERE i."unique" AND NOT i.partial'
+        " AND (SELECT group_concat(name) FROM pragma_index_info(i.name, ?2)) = 'uid'"
+    ),
+}
+# Each returns the setting of commits that a crash can lose, or nothing.
+_LOST_COMMITS = {
+    "postgresql": (
+        "SELECT 'synchronous_commit is off'::text FROM pg_settings"
+        " WHERE name = 'synchronous_commit' AND reset_val = 'off'"
+    ),
+    "mysql": (
+        "SELECT CONCAT('innodb_flush_log_at_trx_commit is ',"
+        " @@innodb_flush_log_at_trx_commit) FROM DUAL WHERE @@innodb_flush_log_at_trx_commit <> 1"
+    ),
+}
+# Each identifies a server or a file, and the table in it.
+_IDENTITY = {
+    "postgresql": (
+        "SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text),"
+        " CAST(current_database() AS text), CAST(to_regclass(%s)::oid AS text)"
+    ),
+    "mysql": "SELECT @@hostname, @@port, @@datadir, COALESCE(%s, DATABASE()), %s",
+    "sqlite": "SELECT file, ?1 FROM pragma_database_list WHERE name = ?2",
+}
 _TRIGGER = (
     "SELECT 1 FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid"
     " WHERE tgrelid = to_regclass(%s) AND tgenabled <> 'D' AND prosrc LIKE '%%pg_notify%%'"
@@ -73,15 +138,51 @@ def check(database: Database) -> OutboxCheck:
         problems += _column_faults(database, name, kinds)
     if not problems:
         problems += _statement_faults(database)
-    notes = []
-    if not problems and database.dialect == "postgresql":
+    notes = [] if problems else _notes(database)
+    return OutboxCheck(table.name, database.dialect, problems, notes)
+
+
+def identity(database: Database) -> str:
+    """Return a text that is equal for two URLs of one table, '' if the database does not tell it.
+
+    A copy of a database with its files has the same one. Raises DatabaseUnavailable.
+    """
+    try:
+        found = database.rows(_IDENTITY[database.dialect], named(database, database.table.name))
+    except DatabaseRefused:  # the function or the variable needs a permission
+        return ""
+    parts = [bytes(each) if isinstance(each, bytes) else str(each).encode() for each in found[0]]
+    if database.dialect == "sqlite":
+        try:
+            file = Path(os.fsdecode(parts[0])).stat()
+        except OSError as error:
+            raise DatabaseUnavailable(f"{database.table.name}: {error.strerror}") from error
+        parts[0] = f"{socket.gethostname()}:{file.st_dev}:{file.st_ino}".encode()
+    return hashlib.sha256(b"\0".join([database.dialect.encode(), *parts])).hexdigest()[:32]
+
+
+def _notes(database: Database) -> list[str]:
+    """Return sentences about tables that can be used."""
+    table, notes = database.table, []
+    if not _is_true(database, _UNIQUE[database.dialect], table.name):
+        notes.append(
+            "two rows can have one uid, and the relay sends only one of them; run CREATE UNIQUE"
+            f" INDEX {table.channel}_uid ON {table.name} (uid)"
+        )
+    lost = _LOST_COMMITS.get(database.dialect)
+    for (setting,) in database.rows(lost) if lost else ():
+        notes.append(
+            f"{bytes(setting).decode()} for this user, so a crash of the database can lose commits;"
+            " see the page Send in a database transaction"
+        )
+    if database.dialect == "postgresql":
         trigger = database.rows(_TRIGGER, (table.dialect.quoted(table.name),))
         notes.append(
             "a trigger notifies the relay of each commit"
             if trigger
             else "no trigger notifies the relay, so it reads the table after each pause (poll)"
         )
-    return OutboxCheck(table.name, database.dialect, problems, notes)
+    return notes
 
 
 def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list[str]:
@@ -98,6 +199,10 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
                 f"the column {column} of {name} is {harmless(found[column]) or 'without a type'},"
                 f" not {kind}; {_ADVICE}"
             )
+    if not faults and not _is_true(database, _KEY[database.dialect], name):
+        faults.append(
+            f"the column id of {name} is not a primary key that the database generates; {_ADVICE}"
+        )
     if database.dialect == "mysql":
         [(engine,)] = database.rows(_ENGINE, _schema_and_name(name))
         if engine is not None and bytes(engine).lower() != b"innodb":
@@ -110,16 +215,27 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
 
 def _columns(database: Database, name: str) -> dict[str, str]:
     """Return the type of each column of a table, in lower case and without its length."""
+    found = database.rows(_COLUMNS[database.dialect], named(database, name))
+    return {
+        bytes(column).decode("utf-8", "replace"): _bare(bytes(kind).decode("utf-8", "replace"))
+        for column, kind in found
+    }
+
+
+def _is_true(database: Database, query: str, name: str) -> bool:
+    found = database.rows(query, named(database, name))
+    return bool(found and found[0][0])
+
+
+def named(database: Database, name: str) -> tuple[str | None, ...]:
+    """Return the parameters that name a table in the queries above."""
     schema, bare = _schema_and_name(name)
-    values = {
+    named: dict[str, tuple[str | None, ...]] = {
         "postgresql": (database.table.dialect.quoted(name),),
         "mysql": (schema, bare),
         "sqlite": (bare, schema or "main"),
-    }[database.dialect]
-    return {
-        bytes(column).decode("utf-8", "replace"): _bare(bytes(kind).decode("utf-8", "replace"))
-        for column, kind in database.rows(_COLUMNS[database.dialect], values)
     }
+    return named[database.dialect]
 
 
 def _bare(kind: str) -> str:

@@ -76,6 +76,7 @@ POSTGRESQL = Dialect(
         BINARY: "bytea",
         TEXT: "text",
         INTEGER: "bigint",
+        "uid": 'text COLLATE "C"',  # the fastest for an index
         "partition": "integer",
     },
     {BINARY: frozenset({"bytea"}), TEXT: _TEXTS - {"json", "jsonb"}, INTEGER: _INTEGERS},
@@ -250,6 +251,8 @@ class OutboxTable:
             types = self.dialect.types
             # The type of the ID excludes NULL itself.
             end = "" if name in null or name == "id" else " NOT NULL"
+            # Of two rows with one uid, the relay would send one.
+            end += " UNIQUE" if end and name == "uid" else ""
             lines.append(f"    {self.dialect.quoted(name)} {types.get(name, types[kind])}{end}")
         inner = ",\n".join(lines)
         return f"CREATE TABLE IF NOT EXISTS {table} (\n{inner}\n){self.dialect.options}"

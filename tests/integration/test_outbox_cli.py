@@ -89,6 +89,86 @@ def test_wrong_columns_are_named(
     assert found.stdout.count("\n") == 2
 
 
+FOREIGN_KEYS = {
+    "postgresql": ["ALTER TABLE streamqd_outbox ALTER id DROP IDENTITY"],
+    "mysql": ["ALTER TABLE streamqd_outbox MODIFY id bigint NOT NULL"],
+    "sqlite": [
+        "DROP TABLE streamqd_outbox",
+        (
+            "CREATE TABLE streamqd_outbox (id bigint PRIMARY KEY, uid text, topic text, key blob,"
+            ' "partition" integer, payload blob, headers text, expires text, due_unix_ms integer,'
+            " created_unix_ms integer)"
+        ),
+    ],
+}
+
+
+def test_a_key_that_the_database_does_not_generate_is_a_problem(
+    invoke: Invoke, database_server: DatabaseServer, database_url: str
+) -> None:
+    """A row with the ID NULL would never be sent, and one without a number never deleted."""
+    env = {"URL": database_url}
+    assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as connection:
+        for statement in FOREIGN_KEYS[database_server.dialect]:
+            connection.cursor().execute(statement)
+    found = invoke("outbox", "check", "--database", "${URL}", env=env)
+    assert found.exit_code == 1, found.output
+    assert "the column id of streamqd_outbox is not a primary key that the database" in found.stdout
+
+
+def test_a_key_of_a_sequence_can_be_used(
+    invoke: Invoke, new_database_server: Callable[[str], DatabaseServer]
+) -> None:
+    server = new_database_server("postgresql")
+    url = server.new()
+    assert invoke("outbox", "create", "--database", url).exit_code == 0
+    with contextlib.closing(server.connect(url, autocommit=True)) as connection:
+        connection.execute("ALTER TABLE streamqd_outbox ALTER id DROP IDENTITY")
+        connection.execute("CREATE SEQUENCE numbers")
+        connection.execute(
+            "ALTER TABLE streamqd_outbox ALTER id SET DEFAULT nextval('numbers'::regclass)"
+        )
+    found = invoke("outbox", "check", "--database", url)
+    assert found.exit_code == 0, found.output
+
+
+def test_uids_without_a_unique_index_are_noted(
+    invoke: Invoke, database_server: DatabaseServer, database_url: str
+) -> None:
+    env = {"URL": database_url}
+    sql = invoke("outbox", "create", "--database", "${URL}", "--sql", env=env).stdout
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as connection:
+        for statement in sql.replace(" NOT NULL UNIQUE", " NOT NULL").split(";\n\n"):
+            if statement.strip():
+                connection.cursor().execute(statement)
+        found = invoke("outbox", "check", "--database", "${URL}", "--json", env=env)
+        [note] = [each for each in json.loads(found.stdout)["notes"] if "one uid" in each]
+        connection.cursor().execute(note.rpartition("; run ")[2])
+    found = invoke("outbox", "check", "--database", "${URL}", env=env)
+    assert found.exit_code == 0
+    assert "one uid" not in found.stdout
+
+
+def test_commits_that_a_crash_can_lose_are_noted(
+    invoke: Invoke, new_database_server: Callable[[str], DatabaseServer]
+) -> None:
+    server = new_database_server("postgresql")
+    url = server.new()
+    assert "can lose commits" not in invoke("outbox", "create", "--database", url).stdout
+    with contextlib.closing(server.connect(url, autocommit=True)) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    found = invoke("outbox", "check", "--database", url)
+    assert found.exit_code == 0
+    assert "synchronous_commit is off for this user, so a crash" in found.stdout
+    server = new_database_server("mysql")  # with innodb_flush_log_at_trx_commit = 0
+    found = invoke("outbox", "create", "--database", server.new())
+    assert "innodb_flush_log_at_trx_commit is 0 for this user" in found.stdout
+
+
 @pytest.mark.parametrize("database_server", ["mysql"], indirect=True)
 def test_a_table_without_transactions_is_a_problem(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
@@ -187,6 +267,13 @@ def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
         (
             'database = "sqlite:///x"\n[[outboxes]]\nname = "b"\ndatabase = "sqlite:///x"',
             "outboxes[1].table: is already the table of outboxes[0]",
+        ),
+        (
+            (
+                'database = "mysql://u@localhost/x"\n[[outboxes]]\nname = "b"\n'
+                'database = "mariadb://v@127.0.0.1:3306/x"'
+            ),
+            "outboxes[1].table: is the table of outboxes[0] too",
         ),
     ],
 )

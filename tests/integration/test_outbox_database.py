@@ -62,6 +62,64 @@ def test_a_committed_message_is_the_oldest_row(
     assert database.dead_count(10) == 1
 
 
+def test_a_second_row_with_a_uid_is_refused_by_the_database(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as application:
+        statement = (
+            "INSERT INTO streamqd_outbox (uid, topic, payload, created_unix_ms)"
+            f" VALUES ('{'0' * 32}', 'orders', 'x', 1)"
+        )
+        application.cursor().execute(statement)
+        with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
+            application.cursor().execute(statement)
+    assert database.backlog(10)[0] == 1
+
+
+def test_two_urls_of_one_table_have_one_identity(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    same, other = {
+        "postgresql": ("postgres@", "relay@"),
+        "mysql": ("root@", "relay@"),
+        "sqlite": ("sqlite:////", "sqlite:////./"),
+    }[database.dialect]
+    create = {
+        "postgresql": ["CREATE ROLE relay LOGIN"],
+        "mysql": ["CREATE USER relay", "GRANT ALL ON *.* TO relay"],
+        "sqlite": [],
+    }[database.dialect]
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as owner:
+        for statement in create:
+            owner.cursor().execute(statement)
+    found = schema.identity(database)
+    assert len(found) == 32
+    with connect(database_url.replace(same, other)) as again:
+        assert schema.identity(again) == found
+    with connect(database_url, table="box") as box, connect(database_server.new()) as elsewhere:
+        schema.create(box)
+        schema.create(elsewhere)
+        assert len({found, schema.identity(box), schema.identity(elsewhere)}) == 3
+
+
+@pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
+def test_the_relay_deletes_durably_where_the_server_does_not(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as owner:
+        owner.execute(f"ALTER DATABASE {owner.info.dbname} SET synchronous_commit = off")
+    database.close()
+    assert database.rows("SHOW synchronous_commit") == [(b"on",)]
+    made = database_server.connect(database_url, autocommit=True)
+    with contextlib.closing(made) as owner:
+        owner.execute(f"ALTER DATABASE {owner.info.dbname} SET synchronous_commit = remote_apply")
+    database.close()
+    assert database.rows("SHOW synchronous_commit") == [(b"remote_apply",)]
+
+
 def test_a_rolled_back_message_does_not_exist(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
@@ -245,9 +303,9 @@ def test_hostile_rows_harm_no_other_row(
         hostile: list[tuple[Any, ...]] = [
             ("X" * 32, "orders", b"x", None, 1),
             ("0" * 32, "a b", b"x", None, 1),
-            ("0" * 32, "orders", b"x", "[1]", 1),
-            ("0" * 32, "orders", b"x", '{"a": 1}', 1),
-            ("0" * 32, "orders", b"x", "{", -1),
+            ("1" * 32, "orders", b"x", "[1]", 1),
+            ("2" * 32, "orders", b"x", '{"a": 1}', 1),
+            ("3" * 32, "orders", b"x", "{", -1),
         ]
         if database.dialect == "sqlite":  # any type in any column
             hostile += [
