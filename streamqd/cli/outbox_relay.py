@@ -47,16 +47,19 @@ class OutboxState:
 
 @outbox.command()
 @chosen
-@click.option("--burst", is_flag=True, help="Exit when the table is empty.")
+@click.option("--burst", is_flag=True, help="Exit when no row is left that can be sent.")
 @connected
 def run(
     session: Session, *, name: str | None, database: str | None, table: str | None, burst: bool
-) -> None:
+) -> int:
     """Relay the messages of one outbox to Redis.
 
     A daemon does the same for each outbox of its configuration. While another relay holds the
     outbox, this one waits and takes over when the other one stops. SIGTERM and Ctrl-C finish the
-    current batch.
+    current batch. While Redis or the database is unavailable, the relay waits.
+
+    With --burst, the exit code is 1 if rows are left that cannot be sent now, for example because
+    of max_backlog, and 4 if the database or Redis returns an error.
 
     \b
     Example:
@@ -73,18 +76,21 @@ def run(
     logs.setup(role="outbox", style=log.format, level=log.level)
     try:
         if stopped():
-            return
+            return 0
         relay = relay_of(
             found,
             settings,
             stop_fd=signals.fileno(),
             stopping=lambda: any(each in process.STOPPING for each in signals.take()),
         )
-        relay.run(burst=burst)
+        code = relay.run(burst=burst)
     finally:
         logs.flush(1.0)
         logs.close()
         signals.close()
+    if code:
+        click.echo(f"Error: {printable(relay.left)}", err=True)
+    return code
 
 
 @outbox.command()

@@ -9,10 +9,12 @@ no clock decides whether a row is sent. See decision 0034.
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamqd import config, logs, process
 from streamqd.config import OutboxSettings
@@ -24,6 +26,7 @@ from streamqd.errors import (
     RedisUnavailable,
     RefusalKind,
 )
+from streamqd.outbox import schema
 from streamqd.outbox.database import Database
 from streamqd.outbox.rows import OutboxRow
 from streamqd.policy.partitioning import crc32_partition
@@ -40,6 +43,8 @@ COUNTED_MAX = 10_000  # rows counted for the figures
 PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failure
 WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a sign of life
 CONFIRM_MS = 1000  # how long replicas may take to confirm a batch
+FAILING_SECONDS = 10.0  # of an obstacle of another relay, after which a burst no longer waits
+LEFT = 1  # exit code of a burst that left rows
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
 _AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
@@ -52,6 +57,14 @@ class _Topic:
     fenced: bool = False
 
 
+class _Obstacle(NamedTuple):
+    """The reason why rows wait. `cause` is one of `store.outbox.CAUSES`."""
+
+    cause: str
+    error: str
+    topic: str = ""  # '' if it holds the rows of every topic
+
+
 @dataclass(slots=True)
 class _Figures:
     """The figures that the relay publishes."""
@@ -60,16 +73,33 @@ class _Figures:
     dead: int = 0
     rows: int = 0
     oldest: float = 0.0
-    error: str = ""
+    table: str = ""  # identity of the table, '' when it is unknown
+    obstacle: _Obstacle | None = None
+    _failing_since: float = 0.0  # monotonic
+
+    def failed(self, obstacle: _Obstacle) -> None:
+        if self.obstacle is None:
+            self._failing_since = time.monotonic()
+        self.obstacle = obstacle
+
+    def recovered(self) -> None:
+        self.obstacle = None
 
     def fields(self) -> dict[str, object]:
+        found, failing = self.obstacle, 0.0
+        if found is not None:
+            failing = time.monotonic() - self._failing_since
         return {
             "rows": min(self.rows, COUNTED_MAX),
             "more": int(self.rows > COUNTED_MAX),
             "oldest_ms": round(self.oldest * 1000),
             "sent": self.sent,
             "dead": self.dead,
-            "error": self.error,
+            "table": self.table,
+            "error": "" if found is None else found.error,
+            "cause": "" if found is None else found.cause,
+            "topic": "" if found is None else found.topic,
+            "failing_ms": round(failing * 1000),
         }
 
 
@@ -80,15 +110,22 @@ class _Pass:
     more: bool = False  # rows were sent or buried, so others may be next
     again: bool = False  # the rows must be read again first
     held: int = 0  # rows that wait for an obstacle
-    obstacle: str = ""  # the first one
+    obstacle: _Obstacle | None = None  # the first one
 
-    def hold(self, rows: int, obstacle: str) -> None:
+    def hold(self, rows: int, obstacle: _Obstacle) -> None:
         self.held += rows
         self.obstacle = self.obstacle or obstacle
 
 
 class _Superseded(Exception):  # noqa: N818 - it is no error, but the end of an epoch
     """A later epoch has fenced a partition."""
+
+
+class _Hold(NamedTuple):
+    """A place whose rows wait until `until` (monotonic), because of an obstacle."""
+
+    until: float
+    obstacle: _Obstacle
 
 
 class Relay:
@@ -121,13 +158,17 @@ class Relay:
         self._keep_at = 0.0  # monotonic
         self._topics: dict[str, _Topic] = {}
         self._settled: list[OutboxRow] = []  # rows in their topics that are not known to be deleted
-        self._blocked: dict[tuple[str, int], float] = {}  # place -> next try, monotonic
+        self._blocked: dict[tuple[str, int], _Hold] = {}  # by place
         self._spread = len(store.connection.together(("{a}", "{b}"))) > 1
         self._pages = 1  # batches to read: more while all rows of fewer batches wait
         self._figures = _Figures()
         self._registered = False
         self._standby = False
+        self._burst = False
+        self._identified = False  # the identity of the table was read
+        self._stuck = False  # no row of the last pass could be sent
         self._failures = 0  # in a row
+        self.left = ""  # why a burst left rows, as one sentence
         self._redis = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
         self._away = logs.Episode("outbox.database_lost", "outbox.database_recovered")
         self._obstacle = logs.Episode("outbox.blocked", "outbox.unblocked")
@@ -135,39 +176,45 @@ class Relay:
     # --- life ---
 
     def run(self, *, burst: bool = False) -> int:
-        """Relay rows until a stop is requested, or with `burst` until the table is empty.
+        """Relay rows until a stop is requested, or with `burst` until no row can be sent.
 
-        Return the exit code, 0. Every outage is waited for.
+        Return 0, or LEFT if a burst left rows: `left` is the reason. Every outage is waited for. A
+        burst raises DatabaseRefused, RedisRefused or BadValue if waiting would not help.
         """
+        self._burst = burst
         logs.event("outbox.started", outbox=self._options.name, owner=self._owner)
         try:
             while not self._stopping():
                 pause = self._turn()
-                if burst and self._is_empty():
+                if burst and (self._is_empty() or self._is_stuck()):
                     break
                 self._wait(pause)
                 logs.flush()
         finally:
             self._leave()
         logs.event("outbox.stopped", outbox=self._options.name, sent=self._figures.sent)
-        return 0
+        return LEFT if self.left else 0
 
     def _turn(self) -> float:
         """Do one step. Return the seconds after which the next one is due."""
         try:
             pause = self._step()
         except (RedisUnavailable, RedisRefused, BadValue) as error:
+            if self._burst and not _passes(error):
+                raise
             # The outcome of a write may be unknown, and the call may be executed late. With a later
             # epoch it would be refused.
             self._epoch = 0
             self._registered = False  # Redis may have come back empty
-            self._figures.error = str(error)
+            self._figures.failed(_Obstacle("redis", str(error)))
             self._redis.failed(outbox=self._options.name, error=str(error))
         except DatabaseUnavailable as error:
+            refused = isinstance(error, DatabaseRefused)
+            if self._burst and refused:
+                raise
             # If it was asked to delete, `_settled` is deleted again.
             self._database.close()
-            self._figures.error = str(error)
-            refused = isinstance(error, DatabaseRefused)
+            self._figures.failed(_Obstacle("refused" if refused else "database", str(error)))
             self._away.failed(outbox=self._options.name, error=str(error), refused=refused or None)
             self._keep_while_away()
         else:
@@ -182,13 +229,17 @@ class Relay:
             return pause
         found = self._pass()
         self._away.recovered(outbox=self._options.name)
-        if found.held:
-            self._figures.error = found.obstacle
-            self._obstacle.failed(outbox=self._options.name, rows=found.held, error=found.obstacle)
+        self._stuck = found.held > 0 and not (found.more or found.again)
+        if found.obstacle is not None:
+            self._hindered(found.held, found.obstacle)
         elif not found.again:
-            self._figures.error = ""
+            self._figures.recovered()
             self._obstacle.recovered(outbox=self._options.name)
         return 0.0 if found.more or found.again else self._options.poll
+
+    def _hindered(self, rows: int, obstacle: _Obstacle) -> None:
+        self._figures.failed(obstacle)
+        self._obstacle.failed(outbox=self._options.name, rows=rows, error=obstacle.error)
 
     def _wait(self, seconds: float) -> None:
         """Wait for the next turn, for new rows, or for a stop."""
@@ -214,6 +265,26 @@ class Relay:
         except DatabaseUnavailable:
             return False
 
+    def _is_stuck(self) -> bool:
+        """Return True if a burst cannot send the rows that are left, and set `left`."""
+        if self._redis.open or self._away.open:
+            return False  # it waits
+        obstacle = self._figures.obstacle
+        if self._stuck and obstacle is not None:
+            self.left = f"rows of the outbox {self._options.name} wait: {obstacle.error}"
+        elif self._standby:
+            # If the other relay is stuck, the table is never empty.
+            try:
+                [view] = outbox.views(self._store, [self._options.name])
+            except (RedisUnavailable, RedisRefused, BadValue):
+                return False  # the next turn reports it
+            if view.error and view.failing_seconds >= FAILING_SECONDS:
+                self.left = (
+                    f"another relay ({view.owner}) holds the outbox {self._options.name}, and its"
+                    f" rows wait: {view.error}"
+                )
+        return bool(self.left)
+
     def _leave(self) -> None:
         """Release the outbox, so that another relay takes it immediately."""
         try:
@@ -230,7 +301,11 @@ class Relay:
 
     def _hold(self) -> float:
         """Take the outbox, or keep it. As a standby, return the seconds until the next try."""
-        if self._epoch and time.monotonic() >= self._keep_at:
+        if not self._epoch:
+            pause = self._take()
+            if not self._epoch:
+                return pause
+        if time.monotonic() >= self._keep_at:
             self._measure()
             reply = self._store.run(self._keeping())
             if reply.word == "FENCED":
@@ -238,12 +313,37 @@ class Relay:
             self._keep_at = time.monotonic() + self._options.lease_ttl / 3
             if self._spread:
                 self._topics.clear()  # no script compares the count on a cluster
-        return 0.0 if self._epoch else self._take()
+            if self._epoch and self._is_shared():
+                # The other relay may do the same now, so the pauses differ.
+                self._store.run(self._keeping())
+                self._store.run(outbox.drop(self._store.keys, self._options.name, self._token))
+                self._epoch = 0
+                return self._options.poll * random.uniform(1, 2)
+        return 0.0
+
+    def _is_shared(self) -> bool:
+        """Return True if a relay of another outbox holds the same table.
+
+        Records belong to the name of an outbox, so both relays would send each row. The identity
+        of the table was published before, so at least the later one of two relays finds the other.
+        """
+        other = outbox.sharing(self._store, self._options.name, self._figures.table)
+        self._stuck = other is not None
+        if other is None:
+            return False
+        text = (
+            f"the outbox {other.name} has the same table, and its relay ({other.owner}) sends the"
+            " rows; remove one of the two outboxes from the configurations"
+        )
+        self._hindered(self._figures.rows, _Obstacle("shared", text))
+        return True
 
     def _take(self) -> float:
         if not self._registered:
             outbox.register(self._store, self._options.name)
             self._registered = True
+        if self._is_shared():  # known from an earlier try
+            return self._options.poll
         reply = self._store.run(self._taking(""))
         if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.rest[0])):
             reply = self._store.run(self._taking(holder))
@@ -281,6 +381,9 @@ class Relay:
 
     def _measure(self) -> None:
         self._figures.rows, self._figures.oldest = self._database.backlog(COUNTED_MAX + 1)
+        if not self._identified:
+            self._figures.table = schema.identity(self._database)
+            self._identified = True
 
     def _keep_while_away(self) -> None:
         """Keep the lease although the database is unavailable, and publish why."""
@@ -336,8 +439,13 @@ class Relay:
 
     def _routed(self, rows: Sequence[OutboxRow], found: _Pass) -> Iterator[tuple[OutboxRow, int]]:
         """Yield rows with their partitions. Bury rows with a fault, and fence new topics."""
+        uids: set[str] = set()
         for row in rows:
             fault, topic = row.fault, None
+            # In one batch it would be skipped as sent, and its message would be lost.
+            if not fault and row.uid in uids:
+                fault = f"another row has the uid {row.uid}; give each row a uid of its own"
+            uids.add(row.uid)
             if not fault:
                 topic, fault = self._topic(row.topic, found)
             if fault:
@@ -373,7 +481,7 @@ class Relay:
             if isinstance(error, RedisRefused) and error.kind in _AWAY:
                 raise
             self._topics.pop(name, None)
-            self._block((name, -1), 1, f"topic {name}: {error}", found)
+            self._block((name, -1), 1, _Obstacle("topic", f"topic {name}: {error}", name), found)
             return None, ""
         return (topic if topic.fenced else None), ""
 
@@ -452,7 +560,8 @@ class Relay:
         if isinstance(reply, RedisRefused):
             if reply.kind in _AWAY:
                 raise reply
-            self._block((name, number), len(part), f"{where}: {reply}", found)
+            obstacle = _Obstacle("partition", f"{where}: {reply}", name)
+            self._block((name, number), len(part), obstacle, found)
             return
         if reply.word in ("MOVED", "UNFENCED"):
             self._topics.pop(name, None)
@@ -461,27 +570,28 @@ class Relay:
         published = Published.parse(reply)
         self._figures.sent += published.written
         self._settled += part[: published.settled]
-        obstacle = "" if published.refusal is None else str(published.refusal)
+        left = len(part) - published.settled
         if published.full:
-            obstacle = f"max_backlog is reached ({self._options.max_backlog} messages wait)"
-        if obstacle:
-            left = len(part) - published.settled
-            self._block((name, number), left, f"{where}: {obstacle}", found)
+            text = f"{where}: max_backlog is reached ({self._options.max_backlog} messages wait)"
+            self._block((name, number), left, _Obstacle("backlog", text, name), found)
+        elif published.refusal is not None:
+            obstacle = _Obstacle("partition", f"{where}: {published.refusal}", name)
+            self._block((name, number), left, obstacle, found)
 
-    def _block(self, place: tuple[str, int], rows: int, obstacle: str, found: _Pass) -> None:
+    def _block(self, place: tuple[str, int], rows: int, obstacle: _Obstacle, found: _Pass) -> None:
         """Leave rows of a place for `poll`. The rows of other places are sent."""
-        self._blocked[place] = time.monotonic() + self._options.poll
+        self._blocked[place] = _Hold(time.monotonic() + self._options.poll, obstacle)
         found.hold(rows, obstacle)
 
     def _waits(self, place: tuple[str, int], found: _Pass, rows: int = 1) -> bool:
         """Return True if rows of a place wait for their next try."""
-        until = self._blocked.get(place)
-        if until is None:
+        hold = self._blocked.get(place)
+        if hold is None:
             return False
-        if until <= time.monotonic():
+        if hold.until <= time.monotonic():
             del self._blocked[place]
             return False
-        found.hold(rows, self._figures.error)
+        found.hold(rows, hold.obstacle)
         return True
 
     def _confirm(self) -> None:
@@ -524,6 +634,13 @@ class Relay:
         if isinstance(reply, RedisRefused | RedisUnavailable):
             raise reply
         return reply
+
+
+def _passes(error: Exception) -> bool:
+    """Return True for an error that may pass without a change by an operator."""
+    if isinstance(error, RedisRefused):
+        return error.transient or error.kind in (*_AWAY[:2], RefusalKind.FULL)
+    return isinstance(error, RedisUnavailable)
 
 
 def _outgoing(row: OutboxRow) -> OutgoingRow:

@@ -19,7 +19,15 @@ UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
 _ROW_DIGITS = UID_DIGITS + ID_DIGITS
 _ID_RANGE = 1 << 4 * ID_DIGITS
 ROWS_MAX = 4096  # rows of one call
-FIGURES = ("rows", "more", "oldest_ms", "sent", "dead", "error")  # fields that a relay publishes
+OTHERS_MAX = 1000  # outboxes that a relay looks at
+# Fields that a relay publishes.
+FIGURES = (
+    *("rows", "more", "oldest_ms", "sent", "dead"),
+    *("error", "cause", "topic", "failing_ms", "table"),
+)
+# Why rows wait: the database is unavailable, or returned an error; Redis is unavailable; another
+# outbox has the same table; a topic or partition cannot be written, or has no room.
+CAUSES = ("database", "refused", "redis", "shared", "topic", "partition", "backlog")
 
 
 class RecordedRow(NamedTuple):
@@ -182,6 +190,14 @@ class OutboxView(NamedTuple):
     """Rows buried by this relay since it started."""
     error: str
     """The obstacle that the relay last met and that lasts, '' for none."""
+    cause: str
+    """The kind of the obstacle, one of CAUSES. '' for none, or if another release published it."""
+    topic: str
+    """The topic whose rows wait for the obstacle, '' for all rows."""
+    failing_seconds: float
+    """How long the obstacle had lasted when the figures were published."""
+    table: str
+    """Identity of the table, '' when it is unknown. Equal for two outboxes of one table."""
 
     @property
     def relayed(self) -> bool:
@@ -217,6 +233,10 @@ class OutboxView(NamedTuple):
             sent=number(7),
             dead=number(8),
             error=untrusted.label(found[9] or b""),
+            cause=untrusted.label(found[10] or b""),
+            topic=untrusted.label(found[11] or b""),
+            failing_seconds=number(12) / 1000,
+            table=untrusted.label(found[13] or b""),
         )
 
 
@@ -249,6 +269,26 @@ def register(store: Store, name: str) -> None:
 def registered(store: Store) -> list[str]:
     """Return the names of all outboxes, sorted. Invalid names are left out."""
     return sorted(_valid(store.execute("SMEMBERS", store.keys.outboxes()), store.keys.outboxes()))
+
+
+def sharing(store: Store, name: str, table: str) -> OutboxView | None:
+    """Return another outbox whose relay holds the same table, or None. '' is no table.
+
+    An outbox that cannot be read is left out.
+    """
+    names = [each for each in registered(store)[:OTHERS_MAX] if each != name] if table else []
+    commands = [command for each in names for command in view(store.keys, each)]
+    replies = store.pipeline(commands) if commands else []
+    for each, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
+        if isinstance(fields, RedisRefused) or isinstance(ttl_ms, RedisRefused):
+            continue
+        try:
+            found = OutboxView.parse(each, fields, ttl_ms, store.keys.outbox(each))
+        except BadValue:
+            continue
+        if found.relayed and found.table == table:
+            return found
+    return None
 
 
 def _valid(raws: Collection[bytes], key: str) -> list[str]:

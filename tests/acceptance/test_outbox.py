@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from streamqd.config import Redis
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support import databases, servers
+from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.outboxes import NAME, TOPIC, OutboxSite, Writers, exit_after_commit, sender
 from tests.support.servers import ProcessServer
@@ -162,6 +164,61 @@ def test_a_process_killed_right_after_its_commit_loses_nothing(new_site: NewSite
     exit_after_commit(site, 5)
     site.burst()
     assert site.check() == 5
+
+
+def test_a_burst_with_blocked_rows_exits_with_a_sentence(new_site: NewSite) -> None:
+    site = new_site(max_backlog=2, poll="100ms", partitions=1)
+    with contextlib.closing(site.database.connect(site.url)) as application:
+        for number in range(3):
+            sender.send(application, TOPIC, b"0:%d" % number, key="k")
+        application.commit()
+    command = site.command("outbox", "run", "--burst")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "Error: rows of the outbox shop wait: orders/0: max_backlog is reached (2 messages wait)"
+    )
+    assert site.left() == 1
+
+
+def test_a_burst_without_a_table_exits_with_a_sentence(new_site: NewSite) -> None:
+    site = new_site(table="absent")
+    command = site.command("outbox", "run", "--burst")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4
+    assert "; create it with `streamqd outbox create`" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_gets_each_row_once(
+    binary: Path,
+    new_database_server: Callable[[str], databases.DatabaseServer],
+    tmp_path: Path,
+    chance: random.Random,
+) -> None:
+    """Partitions on all nodes, and killed relays. A topic on a cluster cannot grow."""
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(binary, replicas=0))
+        link = stack.enter_context(
+            contextlib.closing(connect(Redis(url=cluster.url), timeout=60.0, name="test:outbox"))
+        )
+        database = new_database_server("sqlite")
+        store = Store(link, Keys())
+        site = OutboxSite(tmp_path, cluster.url, store, database, partitions=6, batch=20)
+        stack.callback(site.close)
+        streams = [store.keys.stream(TOPIC, number) for number in range(6)]
+        assert len({cluster.master_of(each) for each in streams}) == 3
+        for _ in range(2):
+            site.start()
+        writers = Writers(site, 4, 100, pause=0.02)
+        while writers.share < 1.0:
+            site.wait_holder()
+            site.kill(chance.choice(site.processes))
+            site.start()
+        writers.join()
+        wait_until(lambda: site.left() == 0, timeout=60)
+        assert 0.7 < site.check() / 400 < 0.9
+        assert "Traceback" not in site.logs()
 
 
 def test_a_commit_wakes_the_relay(new_site: NewSite) -> None:
