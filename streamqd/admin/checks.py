@@ -26,6 +26,7 @@ class Need(enum.Enum):
     BODIES = "2 messages of each partition, at most 64 partitions"
     VALUES = "6 commands for each partition, and 5 for each group on it"
     SCHEDULES = "1 command, and 3 for each of at most 10,000 schedules"
+    OUTBOXES = "1 command, 2 for each outbox, and about 5 queries in each configured database"
     HOST = "nothing in Redis"
 
 

@@ -7,11 +7,11 @@ another: a pause hides the handler, and without an owner no handler runs at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from streamqd.admin import groups, named_fields, snapshot, topics
+from streamqd.admin import groups, named_fields, outboxes, snapshot, topics
 from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
 from streamqd.admin.backlog import other_clients
 from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
@@ -25,12 +25,14 @@ from streamqd.failures import HOUSEKEEPING
 from streamqd.model import Unit
 from streamqd.store import statistics
 from streamqd.store.directives import Directive, Directives
+from streamqd.store.outbox import OutboxView
 from streamqd.store.store import Store
 from streamqd.words import lasting, plural, spans
 
 FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
 MOVING = 0.05  # messages per second that count as moving
 QUERY_SILENT_SECONDS = 60.0  # a live Spark query shows its position every 10 s or trigger
+OUTBOX_SECONDS = 10.0  # of an obstacle of a relay, or of its oldest row
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +176,15 @@ class Answer:
 
 
 def answer(
-    fleet: Fleet, topic: str, partition: int | None = None, group: str | None = None
+    fleet: Fleet,
+    topic: str,
+    partition: int | None = None,
+    group: str | None = None,
+    configured: Collection[str] = (),
 ) -> list[Answer]:
     """Explain one partition or all of a topic, for one group or each. Ordered by group.
 
-    Raises TopicMissing, Refused.
+    `configured` are the names of the outboxes in the configuration. Raises TopicMissing, Refused.
     """
     store, bad = fleet.store, BadValues()
     if group is not None:
@@ -192,14 +198,62 @@ def answer(
     keep_mistyped(store, {store.keys.lease(*unit): "string" for unit in free}, bad)
     shown = _shown(store, [unit for unit in units if unit.is_of_query], bad)
     held = dict(zip(units, other_clients(store, units, bad), strict=True))
+    feeding = outboxes.feeding(store, bad, topic, configured)
+    late = [
+        cause
+        for view in feeding
+        if (cause := _of_outbox(view, topic, configured, seen.now_unix_ms)) is not None
+    ]
     return [
         Answer(
             row,
-            causes(replace(facts, foreign=held[row.unit], shown_seconds=shown.get(row.unit))),
+            _with_outboxes(
+                causes(replace(facts, foreign=held[row.unit], shown_seconds=shown.get(row.unit))),
+                late,
+            ),
             bad.rows,
         )
         for row, facts in zip(seen.assignments, wait_facts(seen), strict=True)
     ]
+
+
+def _with_outboxes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
+    """Return the causes of a group and of the outboxes that feed its topic.
+
+    A group without messages waits for the outbox. Another one has a cause of its own.
+    """
+    return late or found if found[0].word == "idle" else [*found, *late]
+
+
+def _of_outbox(
+    view: OutboxView, topic: str, configured: Collection[str], now_unix_ms: int
+) -> WaitCause | None:
+    """Return why rows of an outbox do not reach a topic, or None."""
+    rows = f"{view.rows:,}{' or more' if view.more else ''} rows" if view.rows != 1 else "1 row"
+    oldest = lasting(view.oldest_age(now_unix_ms))
+    waiting = f"{rows} of all its topics, the oldest {oldest} old"
+    name = f"the outbox {view.name}, which feeds {topic}"
+    if not view.relayed:
+        if view.rows:
+            text = f"no relay holds {name}; it had {waiting}"
+        elif view.name in configured:
+            # What was committed since then is not known here.
+            text = f"no relay holds the outbox {view.name}; rows for {topic} may wait in its table"
+        else:
+            return None
+        return WaitCause("outbox-no-relay", text, outboxes.start(view, configured))
+    failing = outboxes.failing_seconds(view, now_unix_ms)
+    if failing >= OUTBOX_SECONDS and view.topic in ("", topic):
+        text = f"the relay of {name}, has met an obstacle for {lasting(failing)}: {view.error}"
+        return WaitCause("outbox-obstacle", f"{text}; it has {waiting}", outboxes.advice(view))
+    if not view.error and view.rows and view.oldest_age(now_unix_ms) >= OUTBOX_SECONDS:
+        return WaitCause(
+            "outbox-late",
+            f"the relay of {name}, is late: it has {waiting}",
+            f"`streamqd outbox status {view.name}` shows if the number of rows falls",
+            moves=True,
+        )
+    return None
 
 
 def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]:
@@ -252,7 +306,7 @@ def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
         if word == "idle" and others:
             where = spans(each.row.partition for each in some)
             text = f"{where} of {topic}/{group}: no messages waiting"
-        elif word != "stopped" and others:
+        elif word != "stopped" and not word.startswith("outbox-") and others:
             text += f"; the same in {spans(others)}"
         clauses.append((worst, text))
     return clauses

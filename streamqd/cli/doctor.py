@@ -24,6 +24,7 @@ from streamqd.cli.output import (
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RedisUnavailable
+from streamqd.outbox.inspection import table_of
 from streamqd.words import age, count, memory
 
 EXIT_PROBLEMS = 1
@@ -64,7 +65,8 @@ def doctor(
     """Find problems and print their fixes.
 
     Without a subcommand, doctor checks the server, the permissions, the topics, the partitions, the
-    fleet and this host. It changes nothing. The exit code is 1 if it finds a problem or a warning,
+    outboxes, the fleet and this host. It connects to the databases of the configured outboxes, and
+    changes nothing. The exit code is 1 if it finds a problem or a warning,
     and 4 if Redis does not reply.
     """
     if ctx.invoked_subcommand is not None:
@@ -77,7 +79,13 @@ def doctor(
         return 0
     code = 0
     try:
-        report = diagnosis.examine(session.link, session.settings, checks, unit=unit)
+        report = diagnosis.examine(
+            session.link,
+            session.settings,
+            checks,
+            unit=unit,
+            read_table=lambda outbox: table_of(outbox, session.settings.daemon.max_message_bytes),
+        )
     except RedisUnavailable as unavailable:
         error = session.explained(unavailable)
         # A problem of this host may be the reason that Redis cannot be reached.

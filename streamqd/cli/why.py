@@ -29,7 +29,8 @@ def why(session: Session, *, place: str) -> CommandResult:
       streamqd why orders/3/billing
     """
     topic, partition, group = _place(place)
-    answers = admin.answer(session.fleet, topic, partition, group)
+    names = [each.name for each in session.settings.outboxes]
+    answers = admin.answer(session.fleet, topic, partition, group, names)
 
     def show() -> None:
         if partition is None:

@@ -1,9 +1,9 @@
 """`streamqd doctor`: gather the facts once, then run every check over them. Nothing is written.
 
 `facts` gathers the facts, and `stream` measures the memory of a topic for `doctor stream`. The
-other modules contain the checks: server, topics, partitions, schedules, values, fleet and host, in
-the order of a report. The checks of instances are in `admin/instances.py`, because other views need
-them too.
+other modules contain the checks: server, topics, partitions, schedules, outboxes, values, fleet and
+host, in the order of a report. The checks of instances are in `admin/instances.py`, because other
+views need them too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from streamqd.admin.checks import Check, Finding, Need, Severity, judged
 from streamqd.admin.diagnosis import (
     fleet,
     host,
+    outboxes,
     partitions,
     schedules,
     server,
@@ -28,6 +29,7 @@ from streamqd.admin.diagnosis.facts import (
     BODIES_MAX,
     DiagnosisFacts,
     FleetHealth,
+    ReadTable,
     ServerHealth,
     changed_runs,
     gather_fleet,
@@ -47,7 +49,7 @@ from streamqd.store.store import Store
 
 CHECKS: tuple[Check[DiagnosisFacts], ...] = tuple(
     each
-    for area in (server, topics, partitions, schedules, values, fleet, instances, host)
+    for area in (server, topics, partitions, schedules, outboxes, values, fleet, instances, host)
     for each in vars(area).values()
     if isinstance(each, Check)
 )
@@ -84,14 +86,21 @@ def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
 
 
 def examine(
-    link: Connection, settings: Settings, checks: Sequence[Check[DiagnosisFacts]], *, unit: str = ""
+    link: Connection,
+    settings: Settings,
+    checks: Sequence[Check[DiagnosisFacts]],
+    *,
+    unit: str = "",
+    read_table: ReadTable | None = None,
 ) -> DiagnosisReport:
     """Gather what the checks need and let them judge it. Writes nothing.
 
-    `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. Raises
-    RedisUnavailable, and RedisRefused when the server as a whole does not serve.
+    `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. `read_table`
+    reads the tables of an outbox, None to ask no database. Raises RedisUnavailable, and
+    RedisRefused when the server as a whole does not serve.
     """
-    facts = gather(link, settings, {need for check in checks for need in check.needs}, unit)
+    needs = {need for check in checks for need in check.needs}
+    facts = gather(link, settings, needs, unit, read_table)
     findings = [found for check in checks for found in _found(check, facts)]
     return DiagnosisReport(
         ok=not any(each.severity != Severity.NOTE for each in findings),
@@ -124,7 +133,13 @@ def _found(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Find
             yield replace(found, about=address)
 
 
-def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) -> DiagnosisFacts:
+def gather(
+    link: Connection,
+    settings: Settings,
+    needs: set[Need],
+    unit: str,
+    read_table: ReadTable | None = None,
+) -> DiagnosisFacts:
     """Gather the needed facts and no others."""
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     name = settings.daemon.fleet
@@ -177,6 +192,9 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         partitions=looked,
         units=units,
         schedules=schedules.gather(store, bad, unseen, wanted=Need.SCHEDULES in needs),
+        outboxes=outboxes.gather(
+            store, bad, unseen, settings, read_table, wanted=Need.OUTBOXES in needs
+        ),
         host=host.gather(settings, unit, owned) if Need.HOST in needs else None,
         unseen=unseen,
     )

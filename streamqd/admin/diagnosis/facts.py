@@ -7,7 +7,7 @@ finds anything in them. `DiagnosisFacts.unseen` reports them.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,13 +35,14 @@ from streamqd.admin.retention import known_stand
 from streamqd.admin.schedules import ScheduleRow
 from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import readable
-from streamqd.config import Settings, Topic
+from streamqd.config import OutboxSettings, Settings, Topic
 from streamqd.model import Unit
 from streamqd.store import leases, members, scripts, statistics, untrusted
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.members import Heartbeat
+from streamqd.store.outbox import OutboxView
 from streamqd.store.retention import GroupStand, Stand
 from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
@@ -194,6 +195,38 @@ class UnitFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class OutboxTableState:
+    """The tables of an outbox, or the `problem` why they cannot be read, as a sentence.
+
+    Rows are counted up to 10,000. `deleted_rows` still take space, and are known in PostgreSQL.
+    `unused_bytes` are known elsewhere, and in SQLite they are those of the file.
+    """
+
+    name: str
+    problem: str = ""
+    dialect: str = ""
+    rows: int = 0
+    oldest_seconds: float = 0.0
+    dead: int = 0
+    dead_error: str = ""  # of the newest dead row
+    deleted_rows: int | None = None
+    unused_bytes: int | None = None
+    total_bytes: int = 0
+
+
+ReadTable = Callable[[OutboxSettings], OutboxTableState]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxFacts:
+    """An outbox as its relay published it. `table` is None if its database was not asked."""
+
+    view: OutboxView
+    configured: bool  # in the configuration of this command
+    table: OutboxTableState | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleFacts:
     """The schedules of this Redis: the lines of their index by name, and a row for each.
 
@@ -255,6 +288,7 @@ class DiagnosisFacts:
     units: Sequence[UnitFacts] = ()
     values: Sequence[Value] = ()
     schedules: ScheduleFacts = field(default_factory=ScheduleFacts)
+    outboxes: Sequence[OutboxFacts] = ()
     host: Host | None = None
     unseen: Sequence[str] = ()
 

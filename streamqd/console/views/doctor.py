@@ -14,7 +14,8 @@ def show(visit: Visit) -> Context:
     """Run the checks, or those of `area`, and return their findings by area.
 
     The console may run on another host than the daemons, so the checks of a host are left out, and
-    in a console that is read-only those of a daemon's permissions.
+    in a console that is read-only those of a daemon's permissions. No database of an outbox is
+    asked: the console may not reach it, and a page must not wait for it.
     """
     settings = visit.desk.settings
     left_out = {"host"} | ({"permissions"} if settings.console.read_only else set())

@@ -167,7 +167,8 @@ def show_assignment(visit: Visit) -> Context:
     text = visit.path["partition"]
     if not text.isascii() or not text.isdigit() or len(text) > 6:
         raise Malformed(f"{text} is not the number of a partition")
-    [found] = why.answer(visit.desk.fleet, topic, int(text), group)
+    names = [each.name for each in visit.desk.settings.outboxes]
+    [found] = why.answer(visit.desk.fleet, topic, int(text), group, names)
     unit = next(
         (
             each

@@ -1,0 +1,203 @@
+"""Checks of outboxes: no relay, rows that wait, dead rows, and the size of the tables.
+
+The relays publish their figures in Redis. The databases are read only if the caller passes a
+function for it, because this layer knows no drivers: the commands do, and the console does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streamqd.admin import outboxes
+from streamqd.admin.checks import CheckResult, Need, Severity, check
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, OutboxFacts, ReadTable
+from streamqd.admin.reading import BadValues
+from streamqd.config import Settings
+from streamqd.store.outbox import OutboxView
+from streamqd.store.store import Store
+from streamqd.words import lasting, memory, plural
+
+FAILING_SECONDS = 10.0  # of an obstacle
+WAITING_SECONDS = 300.0  # of the oldest row. The alert has the same bound
+DELETED_ROWS = 100_000  # of PostgreSQL, not vacuumed
+UNUSED_BYTES = 256 << 20  # of a file
+UNREAD = "the tables of outboxes: run `streamqd doctor` on the host of a daemon"
+
+
+def gather(
+    store: Store,
+    bad: BadValues,
+    unseen: list[str],
+    settings: Settings,
+    read_table: ReadTable | None,
+    *,
+    wanted: bool,
+) -> list[OutboxFacts]:
+    """Read the outboxes if a check needs them, and the tables of the configured ones."""
+    if not wanted:
+        return []
+    configured = {each.name: each for each in settings.outboxes}
+    if configured and read_table is None:
+        unseen.append(UNREAD)
+    return [
+        OutboxFacts(
+            view,
+            configured=view.name in configured,
+            table=read_table(configured[view.name])
+            if read_table is not None and view.name in configured
+            else None,
+        )
+        for view in outboxes.read(store, bad, configured)
+    ]
+
+
+def _waiting(facts: DiagnosisFacts, each: OutboxFacts) -> tuple[int, float]:
+    """Return the number of rows and the age of the oldest in seconds, from the best source."""
+    if each.table is not None and not each.table.problem:
+        return each.table.rows, each.table.oldest_seconds
+    return each.view.rows, each.view.oldest_age(facts.now_unix_ms)
+
+
+def _rows_wait(rows: int, seconds: float) -> str:
+    if not rows:
+        return "new rows wait"
+    verb = "waits" if rows == 1 else "wait"
+    return f"{plural(rows, 'row')} {verb}, the oldest {lasting(seconds)}"
+
+
+@check("outboxes.no-relay", Severity.PROBLEM, Need.OUTBOXES)
+def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """No relay holds an outbox: its rows are not sent."""
+    names = {each.view.name for each in facts.outboxes if each.configured}
+    for each in facts.outboxes:
+        rows, seconds = _waiting(facts, each)
+        view = each.view
+        if view.relayed or not (each.configured or rows):
+            continue
+        last = f"; its last relay reported: {view.error}" if view.error else ""
+        yield CheckResult(
+            f"no relay holds the outbox {view.name}: {_rows_wait(rows, seconds)}{last}",
+            outboxes.advice(view)
+            if view.cause == "shared"
+            else f"{outboxes.start(view, names)}; if one runs, look for outbox.exited in its log",
+            about=view.name,
+            evidence={"rows": rows, "oldest_seconds": round(seconds, 1), "error": view.error},
+        )
+
+
+@check("outboxes.failing", Severity.PROBLEM, Need.OUTBOXES)
+def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The relay of an outbox has met an obstacle for 10 s: rows are not sent."""
+    for each in facts.outboxes:
+        view = each.view
+        failing = outboxes.failing_seconds(view, facts.now_unix_ms)
+        if not view.relayed or failing < FAILING_SECONDS:
+            continue
+        rows, seconds = _waiting(facts, each)
+        yield CheckResult(
+            f"the relay of the outbox {view.name} ({view.owner}) has met an obstacle for"
+            f" {lasting(failing)}: {view.error}; {_rows_wait(rows, seconds)}",
+            outboxes.advice(view),
+            about=view.name,
+            evidence={"rows": rows, "oldest_seconds": round(seconds, 1), "error": view.error},
+            severity=Severity.WARNING if view.cause == "backlog" else None,
+        )
+
+
+@check("outboxes.waiting", Severity.WARNING, Need.OUTBOXES)
+def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A row of an outbox has waited for 5 minutes, although its relay reports no obstacle."""
+    for each in facts.outboxes:
+        rows, seconds = _waiting(facts, each)
+        view = each.view
+        if view.relayed and not view.error and rows and seconds >= WAITING_SECONDS:
+            yield CheckResult(
+                f"the relay of the outbox {view.name} is late: {_rows_wait(rows, seconds)}",
+                f"`streamqd outbox status {view.name}` shows if the number of rows falls; otherwise"
+                " rows are committed faster than sent: raise `batch`, or use several outboxes",
+                about=view.name,
+                evidence={"rows": rows, "oldest_seconds": round(seconds, 1), "relay": view.owner},
+            )
+
+
+@check("outboxes.dead-rows", Severity.WARNING, Need.OUTBOXES)
+def _dead(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An outbox has rows that could not be sent."""
+    for each in facts.outboxes:
+        view, table = each.view, each.table
+        dead, last, since = view.dead, "", " since its relay started"
+        if table is not None and not table.problem:
+            dead, last, since = table.dead, f"; the newest: {table.dead_error}", ""
+        if dead:
+            yield CheckResult(
+                f"{plural(dead, 'row')} of the outbox {view.name} could not be sent{since}{last}",
+                f"`streamqd outbox status {view.name}` shows the errors; correct the cause, then"
+                " move the rows back or delete them (Send dead rows again, in the documentation)",
+                about=view.name,
+                evidence={"dead": dead},
+            )
+
+
+@check("outboxes.database", Severity.PROBLEM, Need.OUTBOXES)
+def _database(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The tables of an outbox cannot be read from this host."""
+    for each in facts.outboxes:
+        view, table = each.view, each.table
+        if table is None or not table.problem:
+            continue
+        works = view.relayed and not view.error
+        yield CheckResult(
+            f"the tables of the outbox {view.name} cannot be read from this host: {table.problem}"
+            + ("; its relay can" if works else ""),
+            "run `streamqd doctor --only outboxes` as the user and on the host of the relay"
+            if works
+            else f"correct it until `streamqd outbox check {view.name}` succeeds",
+            about=view.name,
+            evidence={"relay": view.owner},
+            severity=Severity.NOTE if works else None,
+        )
+
+
+@check("outboxes.bloat", Severity.WARNING, Need.OUTBOXES)
+def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The table of an outbox keeps the space of many deleted rows."""
+    for each in facts.outboxes:
+        table, name = each.table, each.view.name
+        if table is None or table.problem:
+            continue
+        deleted, unused, size = table.deleted_rows or 0, table.unused_bytes or 0, table.total_bytes
+        evidence = {"deleted_rows": deleted, "unused_bytes": unused, "total_bytes": size}
+        if deleted >= DELETED_ROWS and deleted > table.rows:
+            yield CheckResult(
+                f"the table {table.name} of the outbox {name} has {deleted:,} deleted rows that"
+                f" were not vacuumed, and takes {memory(size)}: each read of the relay passes them",
+                f"`VACUUM {table.name}`; if the number stays, end the transaction with the oldest"
+                " xact_start in pg_stat_activity",
+                about=name,
+                evidence=evidence,
+            )
+        elif unused >= UNUSED_BYTES and 2 * unused > size:
+            yield CheckResult(
+                f"the file with the table {table.name} of the outbox {name} has"
+                f" {memory(unused)} of unused space of {memory(size)}; new rows use it",
+                "`VACUUM` while the application may wait"
+                if table.dialect == "sqlite"
+                else f"`OPTIMIZE TABLE {table.name}` while the application may wait",
+                about=name,
+                evidence=evidence,
+                severity=Severity.NOTE,
+            )
+
+
+@check("outboxes.shared-table", Severity.PROBLEM, Need.OUTBOXES)
+def _shared(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The relays of two outboxes hold one table: each row is sent twice."""
+    views: list[OutboxView] = [each.view for each in facts.outboxes]
+    for some in outboxes.shared(views):
+        names = " and ".join(each.name for each in some)
+        yield CheckResult(
+            f"the outboxes {names} have one table, and each has a relay: rows are sent twice",
+            "remove all but one of them; `streamqd config show` on each host lists them",
+            about=some[0].name,
+            evidence={"relays": [each.owner for each in some]},
+        )

@@ -1,0 +1,69 @@
+"""The doctor's look at the tables of an outbox: their rows and the space that they take."""
+
+from __future__ import annotations
+
+import contextlib
+
+from streamqd.admin.diagnosis.facts import OutboxTableState
+from streamqd.config import OutboxSettings
+from streamqd.errors import DatabaseUnavailable
+from streamqd.outbox.database import Database, connect
+from streamqd.outbox.relay import COUNTED_MAX
+from streamqd.outbox.schema import named
+
+# Each returns the deleted rows that still take space, the unused bytes and all bytes, or NULL.
+_SPACE = {
+    "postgresql": (
+        "SELECT n_dead_tup, NULL::bigint, pg_total_relation_size(relid)"
+        " FROM pg_stat_user_tables WHERE relid = to_regclass(%s)"
+    ),
+    "mysql": (
+        "SELECT NULL, data_free, data_length + index_length + data_free"
+        " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
+        " AND table_name = %s"
+    ),
+    # Of the whole file.
+    "sqlite": (
+        "SELECT NULL, freelist_count * page_size, page_count * page_size"
+        " FROM pragma_freelist_count, pragma_page_count, pragma_page_size"
+    ),
+}
+
+
+def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState:
+    """Read the tables of an outbox. A problem of the URL or the database is part of the result."""
+    problem = outbox.fault()
+    if problem:
+        return OutboxTableState(outbox.table, problem=problem)
+    try:
+        with contextlib.closing(
+            connect(
+                outbox.url(),
+                table=outbox.table,
+                password=outbox.password(),
+                max_message_bytes=max_message_bytes,
+            )
+        ) as database:
+            return _read(database)
+    except (DatabaseUnavailable, ValueError) as error:
+        return OutboxTableState(outbox.table, problem=str(error))
+
+
+def _read(database: Database) -> OutboxTableState:
+    rows, oldest = database.backlog(COUNTED_MAX)
+    newest = database.dead(1)
+    name = database.table.name
+    values = () if database.dialect == "sqlite" else named(database, name)
+    space = database.rows(_SPACE[database.dialect], values)
+    deleted, unused, total = space[0] if space else (None, None, None)
+    return OutboxTableState(
+        name,
+        dialect=database.dialect,
+        rows=rows,
+        oldest_seconds=oldest,
+        dead=database.dead_count(COUNTED_MAX),
+        dead_error=newest[0].error if newest else "",
+        deleted_rows=None if deleted is None else int(deleted),
+        unused_bytes=None if unused is None else int(unused),
+        total_bytes=int(total or 0),
+    )

@@ -1,0 +1,335 @@
+"""`streamqd doctor` and `why` on outboxes whose rows do not arrive, each seeded on real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.admin import diagnosis
+from streamqd.cli import cli
+from streamqd.outbox import schema
+from streamqd.outbox.database import connect
+from streamqd.outbox.outbox import Outbox
+from streamqd.store import outbox
+from streamqd.store.client import Connection
+from tests.support.databases import DatabaseServer
+from tests.support.servers import Server
+from tests.support.surgery import GROUP, TOPIC, Surgery
+from tests.support.waiting import wait_until
+
+NAME, TOKEN, OWNER = "shop", "token", "web-1 (host, process 7)"
+sender = Outbox(settings=config.Settings())
+
+
+class Clinic(Surgery):
+    """A healthy system with an outbox in a database, and a relay that has published figures."""
+
+    url_of_database: str
+
+    def offer(self, database: DatabaseServer) -> None:
+        self.database = database
+        self.url_of_database = database.new()
+        with connect(self.url_of_database) as made:
+            schema.create(made)
+        with self.path.open("a") as file:
+            file.write(f'[[outboxes]]\nname = "{NAME}"\ndatabase = "{self.url_of_database}"\n')
+
+    def relay(self, name: str = NAME, **figures: Any) -> None:
+        """Hold the outbox and publish, with the calls of a relay."""
+        outbox.register(self.store, name)
+        call = outbox.take(self.keys, name, TOKEN, 60, owner=OWNER, above=0, dead="")
+        epoch = int(self.store.run(call).rest[0])
+        call = outbox.keep(self.keys, name, TOKEN, 60, figures)
+        assert self.store.run(call).word == "OK"
+        for number in range(2):
+            call = outbox.fence(self.keys, name, TOPIC, number, epoch, 2, self.keys.meta(TOPIC))
+            assert self.store.run(call).word == "OK"
+
+    def leave(self, name: str = NAME) -> None:
+        self.store.run(outbox.drop(self.keys, name, TOKEN))
+
+    def send(self, count: int = 1, *, age: float = 0.0) -> None:
+        """Commit rows that are `age` seconds old."""
+        with contextlib.closing(self.database.connect(self.url_of_database)) as application:
+            for number in range(count):
+                sender.send(application, TOPIC, number)
+            application.cursor().execute(
+                "UPDATE streamqd_outbox SET created_unix_ms = created_unix_ms"
+                f" - {round(age * 1000)}"
+            )
+            application.commit()
+
+    def bury(self, error: str) -> None:
+        self.send()
+        with connect(self.url_of_database) as made:
+            made.bury(made.oldest(1)[0], error)
+
+    def why(self, *words: str) -> Result:
+        return CliRunner().invoke(cli, ["--config", str(self.path), "why", *words])
+
+
+@pytest.fixture
+def clinic(
+    tmp_path: Path,
+    server: Server,
+    link: Connection,
+    new_database_server: Callable[[str], DatabaseServer],
+) -> Clinic:
+    made = Clinic(tmp_path, server.url, link)
+    made.settle_in()
+    made.offer(new_database_server("sqlite"))
+    return made
+
+
+CHECKS = ("no-relay", "failing", "waiting", "dead-rows", "database", "bloat", "shared-table")
+
+
+def test_a_healthy_outbox_has_no_findings(clinic: Clinic) -> None:
+    clinic.relay(rows=3, oldest_ms=2000)
+    clinic.send(3)
+    for check in CHECKS:
+        clinic.silent(f"outboxes.{check}")
+
+
+def test_an_outbox_without_a_relay_is_a_problem(clinic: Clinic) -> None:
+    clinic.send(3, age=120)
+    found = clinic.finding("outboxes.no-relay")
+    assert found["severity"] == "problem"
+    assert found["text"] == "no relay holds the outbox shop: 3 rows wait, the oldest 2 min 0 s"
+    assert "`streamqd outbox run shop`" in found["fix"]
+    assert found["evidence"]["rows"] == 3
+
+
+def test_the_last_error_of_a_relay_that_left_is_named(clinic: Clinic) -> None:
+    clinic.relay(error="no login", cause="refused", failing_ms=1)
+    clinic.leave()
+    assert clinic.finding("outboxes.no-relay")["text"] == (
+        "no relay holds the outbox shop: new rows wait; its last relay reported: no login"
+    )
+
+
+def test_an_outbox_of_another_configuration_is_known_from_its_relay(clinic: Clinic) -> None:
+    clinic.relay()
+    clinic.relay("other", rows=2, oldest_ms=1000)
+    clinic.silent("outboxes.no-relay")
+    clinic.leave("other")
+    found = clinic.finding("outboxes.no-relay")
+    assert found["about"] == "other"
+    assert "--database" in found["fix"]
+
+
+def test_a_relay_that_keeps_failing_is_a_problem(clinic: Clinic) -> None:
+    clinic.send(2, age=60)
+    clinic.relay(error="the database did not answer", cause="database", failing_ms=1000)
+    clinic.silent("outboxes.failing")
+    clinic.relay(error="the database did not answer", cause="database", failing_ms=65_000)
+    found = clinic.finding("outboxes.failing")
+    assert found["severity"] == "problem"
+    assert f"the relay of the outbox shop ({OWNER}) has met an obstacle for 65 s:" in found["text"]
+    assert "the database did not answer; 2 rows wait" in found["text"]
+    assert "`streamqd outbox check shop`" in found["fix"]
+
+
+def test_a_relay_that_waits_for_room_is_a_warning(clinic: Clinic) -> None:
+    clinic.relay(error="access/0: full", cause="backlog", topic=TOPIC, failing_ms=65_000)
+    found = clinic.finding("outboxes.failing")
+    assert found["severity"] == "warning"
+    assert f"`streamqd why {TOPIC}`" in found["fix"]
+
+
+def test_rows_that_age_beside_a_working_relay_are_a_warning(clinic: Clinic) -> None:
+    clinic.relay()
+    clinic.send(2, age=299)
+    clinic.silent("outboxes.waiting")
+    clinic.send(1, age=2)
+    assert "3 rows wait, the oldest 5 min" in clinic.finding("outboxes.waiting")["text"]
+
+
+def test_dead_rows_are_counted_in_the_table_with_the_newest_error(clinic: Clinic) -> None:
+    clinic.relay(dead=7)
+    clinic.silent("outboxes.dead-rows")
+    clinic.bury("first")
+    clinic.bury("topic nowhere does not exist")
+    found = clinic.finding("outboxes.dead-rows")
+    assert found["text"] == (
+        "2 rows of the outbox shop could not be sent; the newest: topic nowhere does not exist"
+    )
+
+
+def test_a_database_that_does_not_answer_is_one_finding(clinic: Clinic) -> None:
+    path = Path(clinic.url_of_database.removeprefix("sqlite:///"))
+    path.unlink()
+    found = clinic.finding("outboxes.database")
+    assert found["severity"] == "problem"
+    assert "SQLite cannot open" in found["text"]
+    assert "`streamqd outbox check shop`" in found["fix"]
+    clinic.relay()
+    found = clinic.finding("outboxes.database")
+    assert found["severity"] == "note"  # the relay is on another host
+    assert found["text"].endswith("; its relay can")
+
+
+def test_a_variable_that_is_missing_is_one_finding(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    text = clinic.path.read_text().replace(clinic.url_of_database, "${DATABASE_URL}")
+    clinic.path.write_text(text)
+    found = clinic.finding("outboxes.database")
+    assert "the variable DATABASE_URL is not set" in found["text"]
+
+
+def test_two_relays_of_one_table_are_a_problem(clinic: Clinic) -> None:
+    clinic.relay(table="a")
+    clinic.relay("copy", table="b")
+    clinic.silent("outboxes.shared-table")
+    clinic.relay("copy", table="a")
+    found = clinic.finding("outboxes.shared-table")
+    assert "the outboxes copy and shop have one table" in found["text"]
+
+
+def test_deleted_rows_that_are_not_vacuumed_are_a_warning(
+    tmp_path: Path,
+    server: Server,
+    link: Connection,
+    new_database_server: Callable[[str], DatabaseServer],
+) -> None:
+    database = new_database_server("postgresql")  # without autovacuum
+    clinic = Clinic(tmp_path, server.url, link)
+    clinic.settle_in()
+    clinic.offer(database)
+    clinic.relay()
+    clinic.silent("outboxes.bloat")
+    columns = "(uid, topic, payload, created_unix_ms)"
+    values = "SELECT md5(i::text), 'access', '1', 1 FROM generate_series(1, 100000) AS i"
+    made = database.connect(clinic.url_of_database, autocommit=True)
+    with contextlib.closing(made) as application:
+        application.execute(f"INSERT INTO streamqd_outbox {columns} {values}")
+        application.execute("DELETE FROM streamqd_outbox")
+    wait_until(
+        lambda: clinic.run("--only", "outboxes.bloat")["findings"] != [], timeout=30, every=0.5
+    )
+    found = clinic.finding("outboxes.bloat")
+    assert "has 100,000 deleted rows that were not vacuumed" in found["text"]
+    assert found["fix"].startswith("`VACUUM streamqd_outbox`")
+    with contextlib.closing(database.connect(clinic.url_of_database, autocommit=True)) as owner:
+        owner.execute("VACUUM streamqd_outbox")
+    wait_until(
+        lambda: clinic.run("--only", "outboxes.bloat")["findings"] == [], timeout=30, every=0.5
+    )
+
+
+def test_the_space_of_a_table_is_read_in_each_database(
+    tmp_path: Path,
+    server: Server,
+    link: Connection,
+    database_server: DatabaseServer,
+) -> None:
+    clinic = Clinic(tmp_path, server.url, link)
+    clinic.settle_in()
+    clinic.offer(database_server)
+    clinic.relay()
+    clinic.send(1)
+    clinic.bury("x")
+    report = clinic.run("--only", "outboxes")
+    assert report["unseen"] == []
+    [found] = report["findings"]
+    assert found["check"] == "outboxes.dead-rows"
+
+
+def test_the_console_asks_no_database(clinic: Clinic) -> None:
+    clinic.bury("x")
+    clinic.relay(dead=1)
+    loaded = config.load(clinic.path)
+    report = diagnosis.examine(clinic.link, loaded, diagnosis.chosen(["outboxes"]))
+    [found] = report.findings
+    assert found.text == "1 row of the outbox shop could not be sent since its relay started"
+    assert report.unseen == [
+        "the tables of outboxes: run `streamqd doctor` on the host of a daemon"
+    ]
+
+
+# --- why ------------------------------------------------------------------------------------------
+
+
+def test_why_names_an_outbox_without_a_relay(clinic: Clinic) -> None:
+    clinic.relay(rows=12, oldest_ms=5000)
+    assert clinic.why(TOPIC).exit_code == 0
+    clinic.leave()
+    found = clinic.why(TOPIC)
+    assert found.exit_code == 1
+    assert "no relay holds the outbox shop, which feeds access; it had 12 rows" in one_line(found)
+    assert "-> start a daemon whose configuration has the outbox" in one_line(found)
+    answers = json.loads(clinic.why(f"{TOPIC}/1/{GROUP}", "--json").stdout)["answers"]
+    assert [each["word"] for each in answers[0]["causes"]] == ["outbox-no-relay"]
+
+
+def test_why_names_a_configured_outbox_that_no_relay_ever_held(clinic: Clinic) -> None:
+    found = clinic.why(TOPIC)
+    assert found.exit_code == 1
+    assert "rows for access may wait in its table" in one_line(found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "topic", "advice"),
+    [
+        ("database", "", "`streamqd outbox check shop` succeeds; the relay tries again"),
+        ("refused", "", "with the user of the relay"),
+        ("backlog", TOPIC, "`streamqd why access`; the relay continues when"),
+        ("partition", TOPIC, "`streamqd doctor --only server`"),
+    ],
+)
+def test_why_names_the_obstacle_of_a_relay(
+    clinic: Clinic, cause: str, topic: str, advice: str
+) -> None:
+    clinic.relay(
+        rows=1, oldest_ms=90_000, error="because", cause=cause, topic=topic, failing_ms=65_000
+    )
+    found = clinic.why(TOPIC)
+    assert found.exit_code == 1
+    assert (
+        "the relay of the outbox shop, which feeds access, has met an obstacle for 65 s: because;"
+        " it has 1 row of all its topics, the oldest 90 s old"
+    ) in one_line(found)
+    assert advice in one_line(found)
+
+
+def test_why_leaves_out_outboxes_of_other_topics(clinic: Clinic) -> None:
+    """One has no record in the topic, and one waits for another topic."""
+    clinic.relay(rows=5, error="other/1: full", cause="backlog", topic="other", failing_ms=65_000)
+    outbox.register(clinic.store, "away")
+    clinic.store.execute("HSET", clinic.keys.outbox("away"), "epoch", 7, "rows", 5)
+    found = clinic.why(TOPIC)
+    assert found.exit_code == 0
+    assert "outbox" not in found.stdout
+
+
+def test_why_shows_an_outbox_after_the_own_cause_of_a_group(clinic: Clinic) -> None:
+    clinic.relay(rows=12, oldest_ms=5000)
+    clinic.leave()
+    assert CliRunner().invoke(cli, ["--config", str(clinic.path), "pause", TOPIC]).exit_code == 0
+    causes = json.loads(clinic.why(f"{TOPIC}/1/{GROUP}", "--json").stdout)["answers"][0]["causes"]
+    words = [each["word"] for each in causes]
+    assert (words[0], words[-1]) == ("paused", "outbox-no-relay")
+
+
+def test_why_names_an_unreadable_outbox_and_answers(clinic: Clinic) -> None:
+    clinic.relay()
+    clinic.store.execute("HSET", clinic.keys.outbox(NAME), "rows", "many")
+    found = clinic.why(f"{TOPIC}/0/{GROUP}", "--json")
+    assert found.exit_code == 0
+    [answer] = json.loads(found.stdout)["answers"]
+    assert [(each["key"], each["field"]) for each in answer["unreadable"]] == [
+        (clinic.keys.outbox(NAME), "rows")
+    ]
+
+
+def one_line(result: Result) -> str:
+    return " ".join(result.stdout.split())
