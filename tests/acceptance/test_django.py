@@ -18,6 +18,7 @@ from streamqd.outbox.database import connect
 from streamqd.producer import Producer
 from tests.support import django_environment
 from tests.support.daemon import Daemon
+from tests.support.databases import DatabaseServer
 from tests.support.django_project import Project
 from tests.support.optional import need
 from tests.support.servers import ProcessServer, Server
@@ -55,16 +56,35 @@ def worker(new_daemon: Callable[..., Daemon], python: Path) -> Daemon:
     return daemon
 
 
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.slow),
+        pytest.param("mysql", marks=pytest.mark.slow),
+    ]
+)
+def shop_url(
+    request: pytest.FixtureRequest, new_database_server: Callable[[str], DatabaseServer]
+) -> str:
+    """The URL of an empty database, in each dialect in turn."""
+    return new_database_server(request.param).new()
+
+
+def waiting(url: str) -> int:
+    """Return the number of rows that wait in the outbox."""
+    with connect(url) as database:
+        return database.backlog(100)[0]
+
+
 def rows(project: Project) -> list[tuple[str, bytes, int | None]]:
     with sqlite3.connect(project.folder / "shop.db") as database:
         found = database.execute("SELECT topic, payload, due_unix_ms FROM streamqd_outbox")
         return found.fetchall()
 
 
-def offer_outbox(worker: Daemon, project: Project) -> None:
-    """Let the daemon move the rows of the project to Redis."""
-    table = {"name": "shop", "database": f"sqlite:///{project.folder / 'shop.db'}"}
-    worker.write_config(outboxes=[table])
+def offer_outbox(worker: Daemon, url: str) -> None:
+    """Let the daemon move the rows of a database to Redis."""
+    worker.write_config(outboxes=[{"name": "shop", "database": url}])
 
 
 def databases(url: str) -> str:
@@ -72,9 +92,11 @@ def databases(url: str) -> str:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     engine = {"mysql": "mysql", "postgresql": "postgresql"}.get(parts.scheme, "sqlite3")
-    stated = {"ENGINE": f"django.db.backends.{engine}", "NAME": parts.path.removeprefix("/")}
+    name = parts.path.removeprefix("/")
+    stated: dict[str, object] = {"ENGINE": f"django.db.backends.{engine}", "NAME": name}
     if engine == "sqlite3":
-        stated["NAME"] = f"/{stated['NAME'].lstrip('/')}"
+        stated["NAME"] = f"/{name.lstrip('/')}"
+        stated["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
     else:
         host = options.get("host") or options["unix_socket"]
         stated |= {"USER": unquote(parts.username or ""), "HOST": host}
@@ -271,11 +293,11 @@ def test_a_wrong_setting_of_streamqd_is_one_sentence(new_project: Make) -> None:
 
 
 def test_a_committed_task_runs_once_and_a_rolled_back_one_never(
-    new_project: Make, worker: Daemon
+    new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
     """From `manage.py` to the ledger of runs, through the table, the relay, Redis and a worker."""
-    project = new_project()
-    offer_outbox(worker, project)
+    project = new_project(databases(shop_url))
+    offer_outbox(worker, shop_url)
     with worker:
         said = project.run(
             ORDER
@@ -296,7 +318,7 @@ with transaction.atomic():
         )
         committed = sorted(f"invoice c{number}" for number in range(20) if number % 4)
         worker.wait_for(lambda: len(project.runs()) >= len(committed) + 2, what="the tasks run")
-        worker.wait_for(lambda: not rows(project), what="the relay deletes the rows")
+        worker.wait_for(lambda: not waiting(shop_url), what="the relay deletes the rows")
         assert worker.stop() == 0
 
     uid = said.strip()
@@ -304,27 +326,30 @@ with transaction.atomic():
 
 
 def test_a_task_committed_without_redis_is_sent_when_redis_is_back(
-    new_project: Make, worker: Daemon, fresh_server: ProcessServer
+    new_project: Make, worker: Daemon, fresh_server: ProcessServer, shop_url: str
 ) -> None:
     """The daemon runs all the time, and logs no error of its own."""
-    project = new_project(f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n")
+    redis = f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n"
+    project = new_project(redis + databases(shop_url))
     worker.write_config(redis={"url": fresh_server.url})
-    offer_outbox(worker, project)
+    offer_outbox(worker, shop_url)
     with worker:
         fresh_server.kill()
         project.run(ORDER + 'invoice.enqueue(Order.objects.create(customer="Ann").pk)')
-        assert len(rows(project)) == 1
+        assert waiting(shop_url) == 1
         fresh_server.restart()
         worker.wait_for(project.runs, timeout=60, what="the task runs")
-        worker.wait_for(lambda: not rows(project), what="the relay deletes the row")
+        worker.wait_for(lambda: not waiting(shop_url), what="the relay deletes the row")
         assert worker.stop() == 0
 
     assert project.runs() == ["invoice Ann"]
 
 
-def test_a_process_killed_after_the_commit_loses_no_task(new_project: Make, worker: Daemon) -> None:
-    project = new_project()
-    offer_outbox(worker, project)
+def test_a_process_killed_after_the_commit_loses_no_task(
+    new_project: Make, worker: Daemon, shop_url: str
+) -> None:
+    project = new_project(databases(shop_url))
+    offer_outbox(worker, shop_url)
     project.run(
         ORDER
         + """
