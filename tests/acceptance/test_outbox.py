@@ -137,6 +137,7 @@ def _stop_past_its_lease(site: OutboxSite) -> None:
     first.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.fault("F39")
 def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -> None:
     site = new_site(batch=10)
     site.start(), site.start()

@@ -308,4 +308,13 @@ ROWS = (
         " Nothing is lost, and nothing is handled twice. The daemon waits for a server that"
         " pauses, with few more connections.",
     ),
+    Row(
+        "F39",
+        "The relay of an outbox dies, pauses for longer than its lease, or loses Redis or its"
+        " database.",
+        "Each committed row is in its topic once, and no row that was rolled back. Rows of a key"
+        " keep their order. Another relay takes over, and rows wait in the database while it or"
+        " Redis is away.",
+        no_speed="not measured: the backlog is in the database",
+    ),
 )

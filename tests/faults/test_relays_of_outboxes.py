@@ -1,0 +1,79 @@
+"""An outbox whose relay dies, or loses Redis or its database: each committed row is sent once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.store.client import connect
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support import databases, servers
+from tests.support.outboxes import OutboxSite, Writers
+from tests.support.servers import ProcessServer
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.fault("F39"), pytest.mark.timeout(200)]
+
+WRITERS, TRANSACTIONS = 4, 60
+FAULTS_AT = (0.2, 0.5, 0.8)  # shares of the transactions
+
+
+@pytest.fixture
+def database() -> Iterator[Any]:
+    """A server of PostgreSQL of this test."""
+    started = servers.needed(databases.start, "postgresql")
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def site(fresh_server: ProcessServer, database: Any, tmp_path: Path) -> Iterator[OutboxSite]:
+    """An outbox with two relays, one of which stands by."""
+    link = connect(fresh_server.settings, timeout=60.0, name="test:outbox")
+    with contextlib.closing(link):
+        made = OutboxSite(tmp_path, fresh_server.url, Store(link, Keys()), database, batch=20)
+        made.start(), made.start()
+        made.wait_holder()
+        yield made
+        made.close()
+
+
+def finished(site: OutboxSite, writers: Writers) -> None:
+    """Wait until all rows are sent, and compare the topic with the ledger."""
+    writers.join()
+    wait_until(lambda: site.left() == 0, timeout=60)
+    assert 0.7 < site.check() / (WRITERS * TRANSACTIONS) < 0.9
+    assert "Traceback" not in site.logs()
+
+
+def test_a_killed_relay_is_replaced_by_its_standby(site: OutboxSite) -> None:
+    writers = Writers(site, WRITERS, TRANSACTIONS, pause=0.02)
+    for share in FAULTS_AT:
+        wait_until(lambda share=share: writers.share >= share, timeout=60)
+        site.kill(site.wait_holder())
+        site.start()
+    finished(site, writers)
+
+
+def test_a_server_that_is_killed_gets_each_row_once(
+    site: OutboxSite, fresh_server: ProcessServer
+) -> None:
+    writers = Writers(site, WRITERS, TRANSACTIONS, pause=0.02)
+    for share in FAULTS_AT:
+        wait_until(lambda share=share: writers.share >= share, timeout=60)
+        fresh_server.restart()
+    finished(site, writers)
+
+
+def test_a_database_that_is_killed_keeps_its_rows(site: OutboxSite, database: Any) -> None:
+    writers = Writers(site, WRITERS, TRANSACTIONS, pause=0.02)
+    for share in FAULTS_AT:
+        wait_until(lambda share=share: writers.share >= share, timeout=60)
+        database.kill()
+        database.start()
+    finished(site, writers)
