@@ -374,14 +374,17 @@ class ConsoleApp:
                 act.template,
                 person,
                 here,
-                title=act.title,
+                title=f"{act.title}: {'/'.join(path.values())}" if path else act.title,
                 theme=theme,
                 act=act,
-                fields=fields,
+                back=self._pages.to(act.back, **path),
+                fields=[each for each in fields if not each.folded],
+                folded=[each for each in fields if each.folded],
                 hidden={name: sent[name] for name in sent if name not in {f.name for f in fields}},
                 seen=forms.digest(sent),
                 preview=preview,
-                typed=act.typed(visit),
+                destructive=bool(act.typed(visit)),
+                typed=act.typed(visit) or preview.typed,
                 problem=problem,
                 request_id=forms.new_request(),
                 action=self._pages.to(act.name, **path),
@@ -402,7 +405,7 @@ class ConsoleApp:
             return await self._shown(act, request, values, HTTPStatus.OK, path, text)
 
         def run(desk: Desk) -> ActResult:
-            visit = Visit(desk, person, path, values)
+            visit = Visit(desk, person, path, values, typed)
             forms.check_typed(typed, act.typed(visit))
             return doors.acting(person.name, lambda: act.run(visit))
 

@@ -21,12 +21,16 @@ Context = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request of a page. `path` has the parameters of the route, `query` those of the URL."""
+    """One request of a page. `path` has the parameters of the route, `query` those of the URL.
+
+    `typed` is the name that the person typed to confirm a change.
+    """
 
     desk: Desk
     person: Person
     path: Mapping[str, str]
     query: Mapping[str, str]
+    typed: str = ""
 
     @property
     def now(self) -> FleetNow:
@@ -96,7 +100,10 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """An input of an act. `choices` makes it a list, `rows` a text of several lines."""
+    """An input of an act. `choices` makes it a list, `rows` a text of several lines.
+
+    `folded` puts it below the other fields, where a person opens it to change a filter.
+    """
 
     name: str
     label: str
@@ -104,20 +111,24 @@ class FormField:
     hint: str = ""
     choices: Sequence[tuple[str, str]] = ()
     rows: int = 0
-    required: bool = False
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
     """The dry run of an act: sentences about its effect, which has not happened.
 
-    `refusal` is the reason why it cannot be done, '' if it can. `rows` is a table below the
-    sentences: the head and the rows.
+    `refusal` is the reason why it cannot be done, '' if it can. `warnings` speak against it.
+    `rows` is a table below the sentences: the head and the rows. `typed` is the name that a person
+    must type for this effect, and `typed_reason` says why; `run` checks it.
     """
 
     sentences: Sequence[str]
     refusal: str = ""
+    warnings: Sequence[str] = ()
     rows: tuple[Sequence[str], Sequence[Sequence[object]]] | None = None
+    typed: str = ""
+    typed_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,7 @@ class Act:
     `streamqd.admin`, which write the audit trail with the person's name. `submit` is the text of
     the button. `fields` and `preview` get the values of the URL, `run` those of the form. `typed`
     returns the name that a person must type to confirm a destructive act, '' for other acts. It
-    reads nothing.
+    reads nothing. `back` is the view to which "Cancel" leads, with the parameters of the path.
     """
 
     name: str
@@ -150,5 +161,6 @@ class Act:
     run: Callable[[Visit], ActResult]
     fields: Callable[[Visit], Sequence[FormField]] = lambda _visit: ()
     typed: Callable[[Visit], str] = lambda _visit: ""
+    back: str = "overview"
     template: str = "act.html"
     example: str = ""

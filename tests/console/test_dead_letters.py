@@ -92,6 +92,43 @@ def test_point_7_a_replay_stops_between_two_letters(console, browse, died):
     assert re.search(r"[0-3] dead letters? replayed.*; stopped\.", ended(page))
 
 
+def test_point_7_an_unsafe_replay_wants_the_name_of_the_topic(console, browse, fleet, died):
+    (letter,) = died(1)
+    page = browse(console, "otto")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}")
+    assert page.locator("input[name=typed-name]").count() == 0
+
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}&to=all")
+    assert "Type orders to confirm: every group receives them" in page.inner_text(".confirm")
+    page.fill("input[name=typed-name]", "order")
+    confirm(page, "Replay")
+    assert "nothing was changed: type orders" in page.inner_text("main .problem")
+    assert letter.id in {each.id for each in letters(fleet)}
+    page.fill("input[name=typed-name]", TOPIC)
+    confirm(page, "Replay")
+
+    assert "1 dead letter replayed to every group" in ended(page)
+
+
+def test_point_7_a_large_replay_wants_the_name_of_the_topic(console, browse, fleet):
+    with Producer(settings=config.load(fleet.config_path)) as producer:
+        for _ in range(501):  # dead in both groups
+            producer.send(TOPIC, "dead", key="many")
+    many = MessageFilter(key=b"many")
+    wait_until(lambda: dead_letters.count(fleet.store, TOPIC, many) == 1_002, timeout=30)
+    page = browse(console, "otto")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?key=many&canary=1000")
+    assert page.locator("input[name=typed-name]").count() == 0
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?key=many")
+
+    assert "these are more than 1,000 dead letters" in page.inner_text(".confirm")
+    page.eval_on_selector("input[name=typed-name]", "each => each.remove()")
+    confirm(page, "Replay")
+
+    assert "nothing was changed: type orders" in page.inner_text("main .problem")
+    assert dead_letters.count(fleet.store, TOPIC, many) == 1_002
+
+
 def test_a_purge_wants_the_name_of_the_topic(console, browse, fleet, died):
     (letter,) = died(1)
     page = browse(console)

@@ -425,7 +425,8 @@ class ReplayPlan:
 
     `dead_letters` would be replayed. Those in `refused` would stay, by reason. `replayed_before`
     counts the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
-    `receivers` are the groups that would get them. `notes` are sentences to consider first.
+    `receivers` are the groups that would get them. `notes` are sentences to consider first, and
+    those of them that speak against the replay are also in `warnings`.
     `until_unix_ms` limits the same replay to the letters counted here.
     """
 
@@ -437,6 +438,7 @@ class ReplayPlan:
     causes: list[FailureCause]
     receivers: list[Receiver]
     notes: list[str]
+    warnings: list[str]
     until_unix_ms: int
 
 
@@ -478,6 +480,7 @@ def plan(
                 newest[place] = max(newest.get(place, 0), entry.id.ms)
     causes = tally.causes()
     receivers = _receivers(store, fleet, receiving, newest, counts)
+    warnings, notes = _notes(tally.count, target, causes, receivers)
     return ReplayPlan(
         topic=topic,
         target=str(target),
@@ -486,7 +489,8 @@ def plan(
         replayed_before=sum(each.replayed for each in causes),
         causes=causes,
         receivers=receivers,
-        notes=_notes(tally.count, target, causes, receivers),
+        notes=[*warnings, *notes],
+        warnings=warnings,
         until_unix_ms=until,
     )
 
@@ -527,15 +531,15 @@ def _receivers(
 
 def _notes(
     letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
-) -> list[str]:
-    """Notes to consider before a replay, the most important first."""
+) -> tuple[list[str], list[str]]:
+    """Return what speaks against a replay, and notes to consider, the most important first."""
     if not letters:
-        return []
-    notes = []
+        return [], []
+    warnings, notes = list[str](), list[str]()
     for each in receivers:
         who, of = f"the group {each.group}", f"of {each.partitions}"
         if each.same_worker and target.topic is None:
-            notes.append(
+            warnings.append(
                 f"{who}: the worker that failed still runs on {each.same_worker} {of} partitions,"
                 " so the same code would run again"
             )
@@ -545,19 +549,19 @@ def _notes(
                 " that they run the fixed code"
             )
         if each.owned < each.partitions:
-            notes.append(
+            warnings.append(
                 f"{who}: no instance owns {each.partitions - each.owned} {of} partitions, and dead"
                 " letters wait there for an owner"
             )
         if each.paused:
-            notes.append(
+            warnings.append(
                 f"{who}: {each.paused} {of} partitions are paused, and dead letters wait there"
             )
     if not receivers:
-        notes.append("no group reads the target, so the messages stay unread")
+        warnings.append("no group reads the target, so the messages stay unread")
     if any(each.reason == "crashes" for each in causes):
-        notes.append("some messages crashed their worker: replay one of these alone first")
+        warnings.append("some messages crashed their worker: replay one of these alone first")
     if target.everyone or target.topic is not None:
-        notes.append("every group receives them, including groups that handled them before")
+        warnings.append("every group receives them, including groups that handled them before")
     notes.append("they run after newer messages of the same key, so their order is not kept")
-    return notes
+    return warnings, notes

@@ -8,21 +8,28 @@ from dataclasses import replace
 from streamqd.admin import audit, dead_letters
 from streamqd.admin.dead_letters import Target
 from streamqd.console.access import Role
+from streamqd.console.forms import check_typed
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
 from streamqd.console.views.dead import choice_of
 from streamqd.errors import Malformed
 from streamqd.words import plural
 
+LARGE = 1_000  # more dead letters are replayed only if the name of the topic is typed
+_FILTERS = (
+    ("group", "Group", "Empty: dead letters of all groups."),
+    ("fingerprint", "Fingerprint", "One cause."),
+    ("error", "Error class", ""),
+    ("since", "Since", "An age such as 12h or 7d, or unix milliseconds."),
+    ("until", "Until", "An age, or unix milliseconds."),
+    ("id", "IDs", "PARTITION:MS-SEQ with spaces between."),
+)
+
 
 def _filter_fields(visit: Visit) -> list[FormField]:
     return [
-        FormField("group", "Group", visit.text("group"), "Letters of this group. Empty: of all."),
-        FormField("fingerprint", "Fingerprint", visit.text("fingerprint"), "One cause."),
-        FormField("error", "Error class", visit.text("error")),
-        FormField("since", "Since", visit.text("since"), "An age such as 12h or 7d."),
-        FormField("until", "Until", visit.text("until"), "An age, or unix milliseconds."),
-        FormField("id", "Letters", visit.text("id"), "Ids PARTITION:MS-SEQ with spaces between."),
+        FormField(name, label, visit.text(name), hint, folded=True)
+        for name, label, hint in _FILTERS
     ]
 
 
@@ -33,9 +40,9 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
             "to", "To", visit.text("to"), choices=(("", "their own group"), ("all", "every group"))
         ),
         FormField(
-            "canary", "At most", visit.text("canary"), "Replay this many first, and look at them."
+            "canary", "At most", visit.text("canary"), "A few first, to see whether they work now."
         ),
-        FormField("rate", "Letters per second", visit.text("rate"), "Empty: as fast as possible."),
+        FormField("rate", "Per second", visit.text("rate"), "Empty: as fast as possible."),
     ]
 
 
@@ -56,7 +63,7 @@ def _rate(visit: Visit) -> float | None:
     except ValueError:
         rate = 0.0
     if not 0.01 <= rate <= 1e6:
-        raise Malformed("letters per second must be a number from 0.01 to 1,000,000")
+        raise Malformed("per second: write a number from 0.01 to 1,000,000")
     return rate
 
 
@@ -85,7 +92,8 @@ def preview_replay(visit: Visit) -> Preview:
         where = f"{each.owned} of {plural(each.partitions, 'partition')} owned"
         paused = f", {each.paused} paused" if each.paused else ""
         sentences.append(f"{each.group} receives {each.dead_letters:,}: {where}{paused}.")
-    sentences += [f"{note[:1].upper()}{note[1:]}." for note in plan.notes]
+    sentences += [_sentence(note) for note in plan.notes if note not in plan.warnings]
+    risks = _risks(plan, _target(visit))
     rows = [
         (each.error_class or each.reason, each.group, each.count, each.replayed)
         for each in plan.causes[:20]
@@ -93,14 +101,34 @@ def preview_replay(visit: Visit) -> Preview:
     return Preview(
         sentences,
         refusal="" if plan.dead_letters else "No dead letter would be replayed.",
-        rows=(("Cause", "Group", "Letters", "Replayed before"), rows) if rows else None,
+        warnings=[_sentence(each) for each in plan.warnings],
+        rows=(("Cause", "Group", "Dead letters", "Replayed before"), rows) if rows else None,
+        typed=plan.topic if risks else "",
+        typed_reason=", ".join(risks),
     )
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}."
+
+
+def _risks(plan: dead_letters.ReplayPlan, target: Target) -> list[str]:
+    """Return why the name of the topic must be typed ahead of a replay. Empty: it need not be."""
+    crashed = any(each.reason == "crashes" for each in plan.causes)
+    found = {
+        f"these are more than {LARGE:,} dead letters": plan.dead_letters > LARGE,
+        "every group receives them": target.everyone,
+        "some crashed their worker": crashed,
+        f"{plan.replayed_before:,} were replayed before": plan.replayed_before > 0,
+    }
+    return [text for text, applies in found.items() if applies]
 
 
 def replay(visit: Visit) -> ActResult:
     """Start a replay as a job."""
     topic, rate, canary = visit.path["topic"], _rate(visit), _canary(visit)
     plan = _plan(visit)
+    check_typed(visit.typed, topic if _risks(plan, _target(visit)) else "")
     choice = choice_of(visit, visit.now.now_unix_ms)
     if not choice.ids:  # only the letters that the dry run has counted
         bounds = (each for each in (choice.until_unix_ms, plan.until_unix_ms) if each is not None)
@@ -185,6 +213,7 @@ ACTS = (
         preview_replay,
         replay,
         _replay_fields,
+        back="dead",
         example="/topics/orders/dead-replay",
     ),
     Act(
@@ -197,6 +226,7 @@ ACTS = (
         purge,
         _filter_fields,
         topic_of,
+        back="dead",
         example="/topics/orders/dead-purge",
     ),
 )

@@ -44,7 +44,7 @@ def preview_drain(visit: Visit) -> Preview:
     elif plan.stranded:
         sentences.append(f"{plural(len(plan.stranded), 'partition')} would wait without an owner.")
     rows = [
-        (str(f"{u.topic}/{u.partition}/{u.group}"), u.to or f"nobody ({u.stranded})", u.lag)
+        (str(f"{u.topic}/{u.partition}/{u.group}"), u.to or f"none ({u.stranded})", u.lag)
         for u in plan.assignments[:MOVES_SHOWN]
     ]
     notes = [f"{note[:1].upper()}{note[1:]}." for note in done.notes]
@@ -85,7 +85,7 @@ def preview_rebalance(visit: Visit) -> Preview:
     sentences = [f"{plural(len(plan.moves), 'partition')} would move now, without waiting times."]
     if plan.forgotten:
         sentences.append(f"{plural(len(plan.forgotten), 'move directive')} would be removed.")
-    rows = [(_name(each), each.owner or "nobody", each.to or "nobody") for each in plan.moves]
+    rows = [(_name(each), each.owner or "none", each.to or "none") for each in plan.moves]
     return Preview(
         sentences, rows=(("Assignment", "From", "To"), rows[:MOVES_SHOWN]) if rows else None
     )
@@ -112,6 +112,7 @@ ACTS = (
         preview_drain,
         drain,
         _reason,
+        back="fleet",
         example="/fleet/one/drain",
     ),
     Act(
@@ -122,6 +123,7 @@ ACTS = (
         Role.ADMIN,
         preview_undrain,
         undrain,
+        back="fleet",
         example="/fleet/one/undrain",
     ),
     Act(
@@ -133,5 +135,6 @@ ACTS = (
         preview_rebalance,
         rebalance,
         _reason,
+        back="fleet",
     ),
 )

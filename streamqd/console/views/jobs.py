@@ -36,6 +36,7 @@ ACTS = (
         Role.OPERATOR,
         preview_stop,
         stop,
+        back="job",
         example="/jobs/JOB/stop",
     ),
 )

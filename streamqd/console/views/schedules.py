@@ -100,6 +100,7 @@ def _act(name: str, title: str, submit: str, preview, run) -> Act:  # type: igno
         Role.OPERATOR,
         preview,
         run,
+        back="schedule",
         example=f"/schedules/tick/{name}",
     )
 

@@ -163,6 +163,7 @@ ACTS = (
         preview_send,
         send_message,
         _send_fields,
+        back="messages",
         example="/topics/orders/send",
     ),
     Act(
@@ -174,6 +175,7 @@ ACTS = (
         preview_edit,
         edit,
         _edit_fields,
+        back="dead_letter",
         example="/topics/orders/dead/LETTER/edit",
     ),
 )

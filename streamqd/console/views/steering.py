@@ -41,6 +41,11 @@ def _previewed(done: Steered, text: str) -> Preview:
     return Preview([text, *unchanged, *(f"{note[:1].upper()}{note[1:]}." for note in done.notes)])
 
 
+def _done(scope: Scope, state: str) -> ActResult:
+    place = {"topic": scope.topic, "group": scope.group}
+    return ActResult(f"{_name(scope)}: {state}.", "topic", place)
+
+
 def preview_pause(visit: Visit) -> Preview:
     """Return what a pause would do."""
     scope = scope_of(visit)
@@ -48,7 +53,7 @@ def preview_pause(visit: Visit) -> Preview:
     return _previewed(
         done,
         f"{_name(scope)} would fetch no more messages. Running messages finish, the"
-        " partitions keep their owners, and the pause stays until someone resumes it.",
+        " partitions keep their owners, and the pause stays until it is resumed.",
     )
 
 
@@ -56,7 +61,7 @@ def pause(visit: Visit) -> ActResult:
     """Pause."""
     scope = scope_of(visit)
     directives.pause(visit.desk.fleet, scope, visit.text("reason"))
-    return ActResult(f"{_name(scope)}: paused.")
+    return _done(scope, "paused")
 
 
 def preview_resume(visit: Visit) -> Preview:
@@ -70,7 +75,7 @@ def resume(visit: Visit) -> ActResult:
     """Resume."""
     scope = scope_of(visit)
     directives.resume(visit.desk.fleet, scope)
-    return ActResult(f"{_name(scope)}: resumed.")
+    return _done(scope, "resumed")
 
 
 ACTS = (
@@ -83,6 +88,7 @@ ACTS = (
         preview_pause,
         pause,
         _fields,
+        back="topic",
         example="/groups/orders/bill/pause",
     ),
     Act(
@@ -94,6 +100,7 @@ ACTS = (
         preview_resume,
         resume,
         lambda visit: (_partition(visit),),
+        back="topic",
         example="/groups/orders/bill/resume",
     ),
 )

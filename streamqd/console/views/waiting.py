@@ -170,6 +170,7 @@ ACTS = (
         preview_retry_now,
         retry_now,
         _id_field,
+        back="retries",
         example="/topics/orders/retries/bill/now",
     ),
     Act(
@@ -181,6 +182,7 @@ ACTS = (
         preview_retry_cancel,
         retry_cancel,
         _id_field,
+        back="retries",
         example="/topics/orders/retries/bill/cancel",
     ),
     Act(
@@ -192,6 +194,7 @@ ACTS = (
         preview_send_now,
         send_now,
         _id_field,
+        back="delayed",
         example="/topics/orders/delayed/now",
     ),
     Act(
@@ -204,6 +207,7 @@ ACTS = (
         send_cancel,
         _id_field,
         topic_of,
+        back="delayed",
         example="/topics/orders/delayed/cancel",
     ),
 )
