@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from markupsafe import Markup
@@ -15,7 +16,7 @@ _STARTS = frozenset(
     {
         *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "messages", "more"),
         *("no", "none", "on", "paused", "read", "report", "run", "schedules", "send", "start"),
-        *("stop", "stopped", "the", "wait"),
+        *("stop", "stopped", "the", "wait", "write"),
     }
 )
 
@@ -42,7 +43,9 @@ def percent(share: float | None) -> str:
     """Return a share as a percentage. A share above 0 never becomes 0 %."""
     if share is None:
         return NONE
-    if 0 < share < 0.001:
+    if share == 0:
+        return "0"
+    if share < 0.001:
         return "<0.1 %"
     return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
 
@@ -93,13 +96,19 @@ def plain(text: object) -> str:
     return words.harmless(str(text))
 
 
-def prose(text: str) -> Markup:
-    """Return a clause of streamqd as a sentence in HTML: parts in backticks become code."""
+def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Markup:
+    """Return a clause of streamqd as a sentence in HTML: parts in backticks become code.
+
+    `page_of` returns the URL of the page that does the same as a command, '' for none.
+    """
     first = text.partition(" ")[0]
     parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")
-    return Markup().join(
-        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
-    )
+
+    def code(part: str) -> Markup:
+        url, shown = page_of(part), Markup("<code>{}</code>").format(part)
+        return Markup('<a href="{}">{}</a>').format(url, shown) if url else shown
+
+    return Markup().join(code(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def points(values: list[float | None], width: int = 100, height: int = 20) -> str:

@@ -1,4 +1,4 @@
-"""The fleet at a glance for all pages: what needs somebody, and a row for each group.
+"""The fleet at a glance for all pages: its troubles, and a row for each group.
 
 `read` takes one snapshot of the fleet, and every 10 s the facts that cost more. The rest is pure.
 """
@@ -27,10 +27,11 @@ from streamqd.words import age, count, plural
 
 SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
 GROWING = 0.5  # messages per second by which a lag grows to be reported
+NAMED = 4  # topics with dead letters that are named
 FAILING = "failing"  # the condition of a group whose runs fail
 ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
-# Causes that pass, or that the owner of the group will have to look at. The others need somebody.
+# Causes that pass, or that become a problem if they last. The others are problems.
 _WILL_NEED = frozenset(
     {"caps-full", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
 )
@@ -40,8 +41,8 @@ _WILL_NEED = frozenset(
 class Trouble:
     """One sentence about the fleet, and what to do. Code is in backticks.
 
-    `level` is alarm (needs somebody), warn (will need somebody) or note. `kind` says where it is
-    mended: assignment, group, dead, fleet, schedules, doctor.
+    `level` is alarm (a problem), warn (a warning) or note. `kind` says where it is mended:
+    assignment, group, dead, dead_topics, fleet, schedules, doctor.
     """
 
     level: str
@@ -59,6 +60,7 @@ class GroupNow:
     """A group over all partitions. Rates are per second, None is unknown.
 
     `level` is alarm, warn or note for a `condition` (in words) other than the usual one, else ''.
+    `lag` is None if the server cannot count it: it is at least `least_lag` then.
     `failed_share` is the part of the runs of the last 10 s that failed.
     """
 
@@ -70,6 +72,7 @@ class GroupNow:
     condition: str
     reason: str
     lag: int | None
+    least_lag: int
     pending: int
     delayed: int
     dead: int | None
@@ -92,22 +95,25 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True)
 class FleetNow:
-    """One look at the fleet. `seen` is the snapshot, with a row for each assignment."""
+    """One look at the fleet. `seen` is the snapshot, with a row for each assignment.
+
+    `taken` is the local time of the snapshot (seconds, monotonic).
+    """
 
     seen: FleetSnapshot
     slow: SlowFacts
     troubles: Sequence[Trouble]
     groups: Sequence[GroupNow]
+    taken: float
 
     @property
     def now_unix_ms(self) -> int:
-        """The server's clock."""
-        return self.seen.now_unix_ms
+        """The server's clock: at the snapshot, and the time since. Later entries are not ahead."""
+        return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
 
-    @property
-    def alarms(self) -> int:
-        """The number of troubles that need somebody."""
-        return sum(each.level == ALARM for each in self.troubles)
+    def count(self, level: str) -> int:
+        """Return the number of troubles of a level."""
+        return sum(each.level == level for each in self.troubles)
 
     @property
     def dead(self) -> int:
@@ -127,11 +133,12 @@ class FleetNow:
 
 def read(fleet: Fleet, before: FleetNow | None = None) -> FleetNow:
     """Read the fleet. `before` is the previous look. Raises RedisUnavailable, RedisRefused."""
+    taken = time.monotonic()
     seen = snapshot.read(fleet)
     slow = before.slow if before is not None else None
     if slow is None or time.monotonic() > slow.until:
         slow = _slow(fleet, seen)
-    return made(seen, slow)
+    return made(seen, slow, taken)
 
 
 def _slow(fleet: Fleet, seen: FleetSnapshot) -> SlowFacts:
@@ -142,20 +149,21 @@ def _slow(fleet: Fleet, seen: FleetSnapshot) -> SlowFacts:
     return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed)
 
 
-def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
+def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     """Derive troubles and groups from facts."""
     causes = why.summed_up(why.problems(seen))
-    levels: dict[tuple[str, str], str] = {}
+    worst: dict[tuple[str, str], tuple[str, str]] = {}  # level and cause of a group
     for found, _ in causes:
         level = WARN if found.cause.word in _WILL_NEED else ALARM
         place = (found.row.topic, found.row.group)
-        levels[place] = min(level, levels.get(place, NOTE), key=_LEVELS.index)
+        if place not in worst or _rank(level) < _rank(worst[place][0]):
+            worst[place] = level, found.cause.word
     rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
     groups = [
-        _group(each, rows[each.topic, each.group], levels.get((each.topic, each.group), ""))
+        _group(each, rows[each.topic, each.group], *worst.get((each.topic, each.group), ("", "")))
         for each in fleets.group_rows(seen.assignments, seen.state.control)
     ]
-    groups.sort(key=lambda each: (_rank(each.level), -(each.lag or 0), each.topic, each.group))
+    groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
     explained = {(found.row.topic, found.row.group) for found, _ in causes}
     troubles = [
         *_of_instances(seen),
@@ -168,7 +176,7 @@ def made(seen: FleetSnapshot, slow: SlowFacts) -> FleetNow:
         *(_of_directive(*each) for each in seen.directives),
     ]
     troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
-    return FleetNow(seen, slow, troubles, groups)
+    return FleetNow(seen, slow, troubles, groups, taken)
 
 
 def _rank(level: str) -> int:
@@ -187,7 +195,7 @@ def _least(values: Iterable[int | None]) -> int | None:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str) -> GroupNow:
+def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause: str) -> GroupNow:
     acked, failed = _sum(row.acked for row in rows), _sum(row.failed for row in rows)
     runs = (acked or 0.0) + (failed or 0.0)
     word = in_words(status.condition)
@@ -195,6 +203,8 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str) -> Gr
         level = level or NOTE
     elif status.condition in ALARMING:
         level = ALARM
+    elif status.condition == "ready" and cause:
+        word = cause.replace("-", " ")  # not all partitions have it, or it is no state
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
     if runs and (failed or 0.0) / runs >= why.FAILING_SHARE and status.condition == "ready":
@@ -208,6 +218,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str) -> Gr
         condition=word,
         reason=status.reason,
         lag=status.lag,
+        least_lag=sum(max(row.lag or 0, row.lag_at_least) for row in rows),
         pending=status.pending,
         delayed=status.delayed,
         dead=status.dead_letters,
@@ -282,9 +293,18 @@ def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iter
 
 
 def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
-    for topic, letters in sorted(dead.items(), key=lambda pair: -pair[1]):
-        text = f"{plural(letters, 'dead letter')} in {topic}"
-        yield Trouble(WARN, text, f"`streamqd dlq stats {topic}`", "dead", topic)
+    """Report all dead letters in one sentence."""
+    by_count = sorted(dead.items(), key=lambda pair: -pair[1])
+    fix = "look at their causes, then replay or purge them"
+    if len(by_count) == 1:
+        [(topic, number)] = by_count
+        yield Trouble(WARN, f"{plural(number, 'dead letter')} in {topic}", fix, "dead", topic)
+    elif by_count:
+        parts = [f"{number:,} in {topic}" for topic, number in by_count[:NAMED]]
+        if len(by_count) > NAMED:
+            parts.append(f"{sum(number for _, number in by_count[NAMED:]):,} in others")
+        text = f"{plural(sum(dead.values()), 'dead letter')}: {', '.join(parts)}"
+        yield Trouble(WARN, text, fix, "dead_topics")
 
 
 def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,7 +14,7 @@ import jinja2
 
 from streamqd import config
 from streamqd.console.access import Person
-from streamqd.console.formats import FILTERS
+from streamqd.console.formats import FILTERS, prose
 from streamqd.console.view import Act, ConsoleView, Download
 from streamqd.version import __version__
 
@@ -24,6 +25,14 @@ _TYPES = {
     "svg": "image/svg+xml",
     "png": "image/png",
 }
+
+
+# Commands that advice names, and the views in which a person does the same.
+_COMMANDS = (
+    (re.compile(r"streamqd dlq \w+ (?P<topic>[^\s-]\S*)"), "dead"),
+    (re.compile(r"streamqd pause (?P<topic>[^\s/-][^\s/]*)/(?P<group>[^\s/]+)"), "topic"),
+    (re.compile(r"streamqd doctor.*"), "doctor"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters |= FILTERS
+        self._environment.filters |= FILTERS | {"advice": lambda text: prose(text, self._page_of)}
         self._environment.globals |= {
             "to": self.to,
             "url": self.url,
@@ -101,6 +110,13 @@ class Pages:
             if place in path:
                 path = path.replace(place, quote(str(parameters.pop(parameter)), safe=""))
         return "" if "{" in path else self.url(path, **parameters)
+
+    def _page_of(self, command: str) -> str:
+        """Return the URL of the view that replaces a command, '' for none."""
+        for pattern, name in _COMMANDS:
+            if match := pattern.fullmatch(command):
+                return self.to(name, **match.groupdict())
+        return ""
 
     def _asset(self, name: str) -> str:
         return self.url(f"/static/{name}", v=self.static[name].digest)

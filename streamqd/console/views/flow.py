@@ -10,7 +10,7 @@ from streamqd.console.view import ConsoleView, Context, Visit
 
 TOPICS_MAX = 60
 BOX, GAP, TOP = 44, 12, 24  # pixels
-LEFT, RIGHT, WIDTH = 16, 560, 260
+LEFT, RIGHT, WIDTH = 16, 560, 280
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def show(visit: Visit) -> Context:
         boxes.append(FlowBox(LEFT, middle - BOX // 2, topic, f"{arriving:,.1f}/s in", "", topic))
         for each in groups:
             out = each.acked or 0.0
-            figure = f"{out:,.1f}/s" + (f", {each.lag:,} unread" if each.lag else "")
+            figure = f"{out:,.1f}/s" + (f", {_unread(each)} unread" if each.lag != 0 else "")
             boxes.append(FlowBox(RIGHT, y, each.group, figure, each.level, topic, each.group))
             lines.append(_line(LEFT + WIDTH, middle, RIGHT, y + BOX // 2, out))
             y += BOX + GAP
@@ -69,6 +69,10 @@ def show(visit: Visit) -> Context:
         "topics": shown,
         "left_out": len(by_topic) - len(shown),
     }
+
+
+def _unread(group: GroupNow) -> str:
+    return f"≥ {group.least_lag:,}" if group.lag is None else f"{group.lag:,}"
 
 
 def _line(x: int, y: int, to_x: int, to_y: int, rate: float) -> FlowLine:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from streamqd.console import overview
-from streamqd.console.overview import Trouble
+from streamqd.console.overview import ALARM, WARN, FleetNow, Trouble
 from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.words import plural
 
 TROUBLES_SHOWN = 12
 GROUPS_SHOWN = 200
@@ -19,14 +20,22 @@ def show(visit: Visit) -> Context:
     return {
         "now": now,
         "q": visit.text("q"),
+        "headline": _headline(now),
+        "level": next((each for each in (ALARM, WARN) if now.count(each)), ""),
         "calm": overview.silence(now),
         "troubles": [(each, _target(each)) for each in troubles],
         "more_troubles": len(now.troubles) - len(troubles),
+        "lag": sum(each.least_lag for each in now.groups),
         "groups": groups[:GROUPS_SHOWN],
         "found": len(groups),
-        "busiest": max((each.lag or 0 for each in groups), default=0),
+        "busiest": max((each.least_lag for each in groups), default=0),
         "sparks": desk.backend.history.sparks(desk.store, now.seen.fleet, now.now_unix_ms),
     }
+
+
+def _headline(now: FleetNow) -> str:
+    counts = ((now.count(ALARM), "problem"), (now.count(WARN), "warning"))
+    return ", ".join(plural(number, noun) for number, noun in counts if number) or "All is well"
 
 
 def _target(trouble: Trouble) -> tuple[str, dict[str, object]]:

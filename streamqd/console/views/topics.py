@@ -46,16 +46,18 @@ def show_topics(visit: Visit) -> Context:
     rows = [each for each in topics.listed(visit.desk.store) if wanted in each.topic.lower()]
     page = [each for each in rows if each.topic > after][: visit.limit]
     more = bool(page) and page[-1].topic != rows[-1].topic
-    lags: dict[str, int] = {}
+    lags: dict[str, tuple[int | None, int]] = {}  # of all groups, and at least
     for group in visit.now.groups:
-        lags[group.topic] = lags.get(group.topic, 0) + (group.lag or 0)
+        known, least = lags.get(group.topic, (0, 0))
+        exact = None if known is None or group.lag is None else known + group.lag
+        lags[group.topic] = exact, least + group.least_lag
     return {
         "now": visit.now,
         "q": visit.text("q"),
         "rows": page,
         "total": len(rows),
         "lags": lags,
-        "busiest": max((lags.get(each.topic, 0) for each in page), default=0),
+        "busiest": max((lags.get(each.topic, (0, 0))[1] for each in page), default=0),
         "after": page[-1].topic if more else "",
         "first": bool(after),
         "limit": visit.limit,
@@ -70,14 +72,14 @@ def show_topic(visit: Visit) -> Context:
         topics.partition_count(visit.desk.store, name)  # raises TopicMissing for an unknown topic
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
-    most = max((each.lag or 0 for each in units), default=0)
+    most = max((_least(each) for each in units), default=0)
     return {
         "now": now,
         "topic": name,
         "chosen": visit.text("group"),
         "groups": groups,
         "rows": [_heat_row(group.group, units, most) for group in groups],
-        "busiest": max((each.lag or 0 for each in groups), default=0),
+        "busiest": max((each.least_lag for each in groups), default=0),
         "troubles": [each for each in now.troubles if each.topic == name],
         "charted": charted,
         **_charts(visit, name, charted),
@@ -114,22 +116,26 @@ def _heat_row(group: str, units: Iterable[AssignmentRow], most: int) -> HeatRow:
 
 def _cell(unit: AssignmentRow, most: int) -> HeatCell:
     level = level_of(unit)
-    lag = unit.lag or 0
+    lag = _least(unit)
     heat = 0 if not lag else 1 + round((HEAT_STEPS - 1) * math.log1p(lag) / math.log1p(most))
-    unread = "unread unknown" if unit.lag is None else f"{lag:,} unread"
+    unread = f"{'at least ' if unit.lag is None else ''}{lag:,} unread"
     owner = f"owned by {unit.owner}" if unit.owner else "no owner"
     text = f"{unit.name}: {unread}, {owner}, {in_words(unit.condition)}"
     return HeatCell(unit, min(heat, HEAT_STEPS), level, text)
 
 
+def _least(unit: AssignmentRow) -> int:
+    return max(unit.lag or 0, unit.lag_at_least)
+
+
 def level_of(unit: AssignmentRow) -> str:
-    """Return how much an assignment needs somebody: alarm, warn, note or ''."""
+    """Return the level of an assignment: alarm for a problem, note if it is paused, or ''."""
     if unit.condition in ("paused", "stopped"):
         return NOTE
     if unit.condition in ALARMING:
         return ALARM
-    failed, acked = unit.failed or 0.0, unit.acked or 0.0
-    return WARN if failed and failed >= acked else ""
+    failed, runs = unit.failed or 0.0, (unit.failed or 0.0) + (unit.acked or 0.0)
+    return ALARM if failed and failed / runs >= why.FAILING_SHARE else ""
 
 
 def show_data(visit: Visit) -> Context:
