@@ -43,6 +43,7 @@ def board() -> Scoreboard:
 SHOP = OutboxView(
     *("shop", 7, "web-2", NOW - 90_000, 4.0, NOW - 60_000),
     rows=3, more=False, oldest_seconds=2.5, sent=40, dead=1, error="",
+    cause="", topic="", failing_seconds=0.0, table="",
 )  # fmt: skip
 
 
