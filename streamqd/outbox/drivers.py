@@ -312,13 +312,40 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
         if advice is None:
             raise DatabaseUnavailable(f"{text} ({text_of(error)})") from error
         raise DatabaseRefused(refused_text(text, error, advice)) from error
-    return Opened(SQLITE, connection, (sqlite3.Error,), _sqlite_refusal, _sleep)
+    errors = (sqlite3.Error, _FileReplaced)
+    return Opened(SQLITE, connection, errors, _sqlite_refusal, _watching(path))
+
+
+class _FileReplaced(Exception):  # noqa: N818 - named after what happened
+    """The file of a connection is no longer at its path. Reading the old file works."""
+
+
+def _watching(path: Path) -> Wait:
+    """Return a wait that fails when the file was moved, deleted or replaced."""
+
+    def identity() -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    opened = identity()
+
+    def wait(seconds: float, wake_fd: int | None) -> None:
+        if identity() != opened:
+            raise _FileReplaced(f"{path} was moved or replaced")
+        _sleep(seconds, wake_fd)
+
+    return wait
 
 
 def _sqlite_refusal(error: Exception) -> str | None:
     # Results have extended names, such as SQLITE_READONLY_DBMOVED.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL"):
+        return None
+    if isinstance(error, _FileReplaced):
         return None
     text = str(error)
     if "no such table" in text:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -369,6 +370,25 @@ def test_a_killed_connection_ends_the_wait(
         wait_twice()
     database.wait(0)
     assert database.oldest(1) == []
+
+
+@pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+def test_a_file_that_is_replaced_is_opened_again(
+    database: Database, database_server: DatabaseServer, database_url: str
+) -> None:
+    """The old file could be read for ever, and rows of the new one would not be sent."""
+    path = Path(database_url.removeprefix("sqlite:///"))
+    database.wait(0)
+    path.rename(path.with_suffix(".old"))
+    with connect(database_url, create=True) as made:
+        schema.create(made)
+    with contextlib.closing(database_server.connect(database_url)) as application:
+        outbox.send(application, "orders", b"new")
+        application.commit()
+    with pytest.raises(DatabaseUnavailable, match="was moved or replaced"):
+        database.wait(0)
+    assert [each.payload for each in database.oldest(1)] == [b"new"]
+    database.wait(0)
 
 
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
