@@ -13,7 +13,7 @@ from streamqd.cli.early import stopped
 from streamqd.cli.outbox import chosen, opened, outbox, outbox_of
 from streamqd.cli.output import printable, styled, table
 from streamqd.cli.session import Session
-from streamqd.errors import DatabaseUnavailable, Refused
+from streamqd.errors import DatabaseUnavailable, RedisUnavailable, Refused
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.serving import relay_of
 from streamqd.store import outbox as relays
@@ -29,6 +29,7 @@ class OutboxState:
 
     `rows` and `dead` are counted up to 10,000. They are None while the database is unavailable,
     and `problem` is the reason. `relay` is '' and `expires` None if no relay holds the outbox.
+    While Redis is unavailable, `relay` and `epoch` are None.
     """
 
     name: str
@@ -36,8 +37,8 @@ class OutboxState:
     rows: int | None
     oldest: float | None
     dead: int | None
-    relay: str
-    epoch: int
+    relay: str | None
+    epoch: int | None
     expires: float | None
     sent: int
     error: str
@@ -101,12 +102,18 @@ def status(
 ) -> CommandResult:
     """Show the rows of an outbox, its dead rows and its relay.
 
+    Without Redis, the command shows the rows, and the exit code is 4.
+
     \b
     Example:
       streamqd outbox status shop
     """
     found = outbox_of(session, name, database, table)
-    [view] = relays.views(session.store, [found.name])
+    view, away = None, None
+    try:
+        [view] = relays.views(session.store, [found.name])
+    except RedisUnavailable as error:
+        away = error
     rows = oldest = dead = None
     problem, shown = "", []
     try:
@@ -121,15 +128,15 @@ def status(
         rows=rows,
         oldest=None if oldest is None else round(oldest, 3),
         dead=dead,
-        relay=view.owner if view.relayed else "",
-        epoch=view.epoch,
-        expires=view.ttl,
-        sent=view.sent,
-        error=view.error,
+        relay=None if view is None else view.owner if view.relayed else "",
+        epoch=None if view is None else view.epoch,
+        expires=None if view is None else view.ttl,
+        sent=0 if view is None else view.sent,
+        error="" if view is None else view.error,
         problem=problem,
         dead_rows=[each._asdict() for each in shown],
     )
-    return CommandResult(state, lambda: _show(state))
+    return CommandResult(state, lambda: _show(state), error=away)
 
 
 def _show(state: OutboxState) -> None:
@@ -138,11 +145,11 @@ def _show(state: OutboxState) -> None:
         ("rows", "unknown" if state.rows is None else _counted(state.rows)),
         ("oldest", f"{state.oldest:,.1f} s" if state.rows else "none"),
         ("dead", "unknown" if state.dead is None else _counted(state.dead)),
-        ("relay", state.relay or styled("none", "bad")),
-        ("epoch", str(state.epoch)),
+        ("relay", "unknown" if state.relay is None else state.relay or styled("none", "bad")),
+        ("epoch", "unknown" if state.epoch is None else str(state.epoch)),
     ]
     for label, text in lines:
-        click.echo(f"{label:<8}{printable(text) if label != 'relay' or state.relay else text}")
+        click.echo(f"{label:<8}{text if label == 'relay' and not state.relay else printable(text)}")
     for problem in (state.problem, state.error):
         if problem:
             click.echo(f"{styled('problem', 'bad')}: {printable(problem)}")

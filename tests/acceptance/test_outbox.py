@@ -182,6 +182,23 @@ def test_a_burst_with_blocked_rows_exits_with_a_sentence(new_site: NewSite) -> N
     assert site.left() == 1
 
 
+def test_status_counts_rows_while_redis_is_away(
+    new_site: NewSite, fresh_server: ProcessServer
+) -> None:
+    site = new_site()
+    with contextlib.closing(site.database.connect(site.url)) as application:
+        sender.send(application, TOPIC, b"0:0", key="k")
+        application.commit()
+    fresh_server.kill()
+    command = site.command("outbox", "status")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    fresh_server.restart()
+    assert done.returncode == 4
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert (lines["rows"], lines["dead"], lines["relay"]) == ("1", "0", "unknown")
+    assert done.stderr.startswith("Error: cannot connect to unix://")
+
+
 def test_a_burst_without_a_table_exits_with_a_sentence(new_site: NewSite) -> None:
     site = new_site(table="absent")
     command = site.command("outbox", "run", "--burst")
