@@ -244,8 +244,11 @@ def _of_outbox(
         return WaitCause("outbox-no-relay", text, outboxes.start(view, configured))
     failing = outboxes.failing_seconds(view, now_unix_ms)
     if failing >= OUTBOX_SECONDS and view.topic in ("", topic):
-        text = f"the relay of {name}, has met an obstacle for {lasting(failing)}: {view.error}"
-        return WaitCause("outbox-obstacle", f"{text}; it has {waiting}", outboxes.advice(view))
+        text = (
+            f"the relay of {name}, has met an obstacle for {lasting(failing)}, and has {waiting}:"
+            f" {view.error}"
+        )
+        return WaitCause("outbox-obstacle", text, outboxes.advice(view))
     if not view.error and view.rows and view.oldest_age(now_unix_ms) >= OUTBOX_SECONDS:
         return WaitCause(
             "outbox-late",

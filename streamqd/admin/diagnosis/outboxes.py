@@ -96,7 +96,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         rows, seconds = _waiting(facts, each)
         yield CheckResult(
             f"the relay of the outbox {view.name} ({view.owner}) has met an obstacle for"
-            f" {lasting(failing)}: {view.error}; {_rows_wait(rows, seconds)}",
+            f" {lasting(failing)}, and {_rows_wait(rows, seconds)}: {view.error}",
             outboxes.advice(view),
             about=view.name,
             evidence={"rows": rows, "oldest_seconds": round(seconds, 1), "error": view.error},
