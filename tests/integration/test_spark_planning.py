@@ -260,7 +260,7 @@ def test_deleted_topic_is_a_loss(
         end = reader.latestOffset(start, ALL)
         assert "access" not in end
         for _ in range(2):
-            message = f"the stream of access partition 0 after 100-0 is gone, and {many} with it"
+            message = f"partition 0 after 100-0 no longer exists, and {many} are lost"
             with pytest.raises(DataLossError, match=message):
                 reader.partitions(start, end)
     caplog.clear()

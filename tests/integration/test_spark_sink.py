@@ -532,15 +532,15 @@ def test_sink_continues_after_a_topic_delete(
         topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     for _ in range(2):
         with pytest.raises(
-            staging.NotPublishedError, match=r"rows for other partition 0 are gone .*deleted"
+            staging.NotPublishedError, match=r"rows for other partition 0 were lost .*deleted"
         ) as caught:
             shop.batch([rows(*LETTERS)])
         assert "With failOnDataLoss=false the query continues without them" in str(caught.value)
-        assert shop.all_written() == BODIES, "the rest of the batch is published"
+        assert shop.all_written() == BODIES, "the rest of the batch was published"
     caplog.clear()
     parts = [shop.stage(rows(*LETTERS))]
     shop.publish(parts, failOnDataLoss="false")
-    assert "rows for other partition 0 are gone" in caplog.text
+    assert "rows for other partition 0 were lost" in caplog.text
     shop.batch([rows("next")], batch=4)
     assert shop.all_written() == sorted([*BODIES, b"next"])
     assert shop.link.execute("EXISTS", shop.keys.stream("other", 0)) == 0
@@ -555,7 +555,7 @@ def test_sink_handles_rows_for_a_removed_partition(
     shop.grow(1)
     parts = [shop.stage(rows(*LETTERS))]
     for _ in range(2):
-        with pytest.raises(staging.NotPublishedError, match="rows for out partition 1 are gone"):
+        with pytest.raises(staging.NotPublishedError, match="rows for out partition 1 were lost"):
             shop.publish(parts)
     first, second = shop.written()
     assert len(first) > len(before[0])

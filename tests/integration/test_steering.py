@@ -255,7 +255,7 @@ def test_forget_refuses_live_or_invalid_instances(
     own(1, "a")
     link.execute("ZADD", keys.members("default"), 1, "a")
     said = run("forget", "a", "--yes", code=8).stderr
-    assert "a still holds 1 partition; its leases expire within" in said
+    assert "a still owns 1 partition; its leases expire within" in said
     link.execute("DEL", keys.lease("orders", 1, "bill"))
     before = Desk(link, keys).dump()
     planned = document(run("forget", "a", "--dry-run", "--json"))

@@ -347,7 +347,7 @@ def test_a_schema_that_cannot_be_is_told_before_the_first_batch(press: Press) ->
             done = {each.topic: each for each in archiver.run()}
             assert done["orders"].parsed == parsed_now
     ((text, positions),) = told
-    assert text.startswith("pipelines.later: the schema 'id lng' cannot be read")
+    assert text.startswith("pipelines.later: the schema 'id lng' is not valid")
     assert positions == {}
 
 
@@ -562,7 +562,7 @@ def test_again_and_again_with_a_schema_that_cannot_be(press: Press, tmp_path: Pa
 
     def told(level: str) -> int:
         said = spark_process.said(tmp_path)
-        return said.count(f"{level}: pipelines.orders: the schema 'id lng' cannot be read")
+        return said.count(f"{level}: pipelines.orders: the schema 'id lng' is not valid")
 
     with spark_process.pipeline(tmp_path, file, *again, *QUICK) as running:
         for rounds in (1, 2, 3):
