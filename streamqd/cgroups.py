@@ -10,7 +10,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 
-class Fate(NamedTuple):
+class GroupKillRisk(NamedTuple):
     """The effect on a daemon when the kernel kills its control group as a whole, and the remedy."""
 
     what: str
@@ -50,9 +50,9 @@ def killed_as_one(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
     return found[-1] if found else None
 
 
-def fate_of(group: Path | str) -> Fate:
+def group_kill_risk(group: Path | str) -> GroupKillRisk:
     """Return the effect of the kernel killing `group` as a whole, with the remedy."""
-    return Fate(
+    return GroupKillRisk(
         f"when memory is short the kernel kills all processes of {group} together"
         " (memory.oom.group): one worker that uses too much takes down the supervisor, every"
         " partition waits one daemon.lease_ttl, and the message that caused it is unknown",
@@ -65,7 +65,7 @@ def fate_of(group: Path | str) -> Fate:
 def warnings() -> list[str]:
     """Return the risks of this process's control groups, each with its remedy."""
     group = killed_as_one(_OWN)
-    return [] if group is None else ["; ".join(fate_of(group))]
+    return [] if group is None else ["; ".join(group_kill_risk(group))]
 
 
 def _says_one(path: Path) -> bool:

@@ -158,7 +158,7 @@ class Message:
     @property
     def replay_count(self) -> int:
         """The number of times that an operator replayed it from the dead letters."""
-        return self._count(REPLAY_COUNT, believed=self._delivery.unit.reads_letters)
+        return self._count(REPLAY_COUNT, believed=self._delivery.unit.reads_dead_letters)
 
     @cached_property
     def forgiven_at(self) -> float:
@@ -168,7 +168,7 @@ class Message:
     @cached_property
     def dead_letter(self) -> DeadLetter | None:
         """The dead letter's details, for a consumer with `source = "dlq"`, or None for others."""
-        return DeadLetter.read(self.fields) if self._delivery.unit.reads_letters else None
+        return DeadLetter.read(self.fields) if self._delivery.unit.reads_dead_letters else None
 
     @property
     def original_id(self) -> str:
@@ -213,7 +213,7 @@ class Message:
         names = self._fields
         if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
             return None  # a cheap check, because it runs for every message
-        if self._delivery.unit.reads_letters:
+        if self._delivery.unit.reads_dead_letters:
             return None
         at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))
         ends = []

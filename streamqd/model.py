@@ -85,7 +85,7 @@ class Unit(NamedTuple):
     group: str
 
     @property
-    def reads_letters(self) -> bool:
+    def reads_dead_letters(self) -> bool:
         """True if the group reads the dead letters of the partition."""
         return self.group.endswith(LETTERS)
 

@@ -165,12 +165,12 @@ def _unknown(store: Store, settings: Settings, topic: str) -> bool:
     declared = settings.topics.get(topic)
     named = declared is not None and declared.stated
     readers = [each for each in settings.consumers if each.topic == topic]
-    if named or not all(each.reads_letters for each in readers):
+    if named or not all(each.reads_dead_letters for each in readers):
         return False
     return topics.partition_count(store, topic) is None
 
 
-def tell_restored(unit: Unit, reply: Reply) -> bool:
+def log_restored(unit: Unit, reply: Reply) -> bool:
     """Return True, and log it, if an expected group was created. `reply` is from group_ensure."""
     created = reply.word == "CREATED"
     if created:
@@ -194,7 +194,7 @@ def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool
             if isinstance(reply, RedisRefused):
                 _set_aside(reply, unit=unit)
                 whole = False
-            elif not new and tell_restored(unit, reply):
+            elif not new and log_restored(unit, reply):
                 restored.append(unit)
     if whole and not seen_before:
         # Set it only after every partition has the group, so a crash before repeats the same start.

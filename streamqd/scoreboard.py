@@ -38,7 +38,7 @@ from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Lease, Unit
 
 LAYOUT = 3  # version of the byte layout. Raise it when a field changes its place or meaning.
 SLOT_COUNT = 4096
-LOOP_BEAT_SECONDS = 0.125  # interval between two heartbeats of an event loop with open runs
+LOOP_HEARTBEAT_SECONDS = 0.125  # interval between two heartbeats of an event loop with open runs
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 
 _WORDS = 64
@@ -191,7 +191,7 @@ class RecordedLease(NamedTuple):
 
 # Numbers of the words that the hot path and the writer of a batch access directly.
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
-_GENERATION, _IN_HAND = 12, 13
+_GENERATION, _IN_FLIGHT = 12, 13
 _PLACES_SIZE = 18  # size of the places of all entries in flight, in bytes
 _LANES = 29  # number of lanes in use by a worker that runs several messages at a time
 
@@ -227,15 +227,17 @@ class WorkerSlot:
     state = _Field(1)
     run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, across all incarnations
     generation = _Field(_GENERATION)  # odd while the batch is being written
-    in_hand = _Field(_IN_HAND)
+    in_flight = _Field(_IN_FLIGHT)
     next_due_unix_ms = _Field(14)
     progress_ns = _Field(15)  # last completed round trip or handler run
     reclaim_done = _Field(16)
     rate_due_ns = _Field(24)  # state of the rate limit, passed on to the next worker, 0 = no state
     rate_micro = _Field(25)  # run starts allowed per second, in millionths, 0 = no limit
-    beat_ns = _Field(17)  # time of a handler's last progress report
+    heartbeat_ns = _Field(17)  # time of a handler's last progress report
     loop_thread = _Field(11)  # thread ID of the event loop
-    loop_beat_ns = _Field(19)  # time at which the event loop last turned, 0 = no coroutine runs
+    loop_heartbeat_ns = _Field(
+        19
+    )  # time at which the event loop last turned, 0 = no coroutine runs
     suspects_left = _Field(57)  # suspects not run since a crash, set by the supervisor at a fork
     round_size = _Field(58)  # number of suspects that run now
     suspects = _Field(59)  # number of suspects in all, with those already run
@@ -296,9 +298,9 @@ class WorkerSlot:
         values = words.tolist()
         return values[:-1], values[-1] / 1e9
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Record that a handler makes progress."""
-        self.beat_ns = now_ns()
+        self.heartbeat_ns = now_ns()
 
     @property
     def blocker(self) -> str:
@@ -374,7 +376,7 @@ class WorkerSlot:
         self.states[: len(places)] = bytes(len(places))
         self._places[: len(raw)] = raw
         self.words[_PLACES_SIZE] = len(raw)
-        self.words[_IN_HAND] = len(places)
+        self.words[_IN_FLIGHT] = len(places)
         self.words[_GENERATION] = generation + 2
 
     def open_table(self, lanes: int) -> None:
@@ -387,7 +389,7 @@ class WorkerSlot:
         self._places[: count * PLACE_BYTES_MAX] = _NO_PLACE * count
         self.words[_LANES] = lanes
         self.words[_PLACES_SIZE] = count * PLACE_BYTES_MAX
-        self.words[_IN_HAND] = count
+        self.words[_IN_FLIGHT] = count
 
     def put(self, index: int, *places: bytes) -> None:
         """Write entries into the table from a CLEARED index on, with the state WAITING."""
@@ -401,7 +403,7 @@ class WorkerSlot:
         A batch that was only half written counts as empty: the batch before it was settled in the
         round trip that fetched the new one, and no entry of the new one had started.
         """
-        count = self.in_hand
+        count = self.in_flight
         if self.generation % 2 or not count:
             return Batch([], [])
         places = self._read_places()
@@ -414,7 +416,7 @@ class WorkerSlot:
 
     def unsettled(self) -> list[bytes]:
         """Return the places of the entries in flight that have not succeeded. Worker only."""
-        states = bytes(self.states[: self.in_hand])
+        states = bytes(self.states[: self.in_flight])
         return [
             place
             for place, state in zip(self._read_places(), states, strict=False)
@@ -423,7 +425,7 @@ class WorkerSlot:
 
     def _read_places(self) -> list[bytes]:
         raw = bytes(self._places[: self.words[_PLACES_SIZE]])
-        if len(raw) != self.words[_IN_HAND] * PLACE_BYTES_MAX:
+        if len(raw) != self.words[_IN_FLIGHT] * PLACE_BYTES_MAX:
             return raw.split(b" ")  # a batch, which has no separator after its last place
         # A table. It is cut by width, because a half-written place may contain a space.
         starts = range(0, len(raw), PLACE_BYTES_MAX)
@@ -435,13 +437,13 @@ class WorkerSlot:
 
         A batch stays on the page until the next one replaces it. Its finished entries do not count.
         """
-        states = bytes(self.states[: self.in_hand])
+        states = bytes(self.states[: self.in_flight])
         return states.count(WAITING) + states.count(RUNNING)
 
     @property
     def running(self) -> list[RunningEntry]:
         """The entries whose handler is running now, as another process sees them (no lock)."""
-        count = self.in_hand
+        count = self.in_flight
         if self.generation % 2 or not count:
             return []
         indexes = [i for i, state in enumerate(bytes(self.states[:count])) if state == RUNNING]
@@ -471,7 +473,7 @@ class WorkerSlot:
         Unlike `batch`, which reads the data of our own worker, it validates everything. Raises
         ValueError if the batch is torn.
         """
-        if self.in_hand > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
+        if self.in_flight > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
             raise ValueError("its batch is longer than a slot")
         batch = self.batch()
         for place in (*batch.done, *batch.running):
@@ -491,7 +493,7 @@ class WorkerSlot:
 
     def acquit(self, suspects: Collection[bytes]) -> None:
         """Set the running entries that are not `suspects` to WAITING, so that they get no blame."""
-        count = self.in_hand
+        count = self.in_flight
         if self.generation % 2 or not count:
             return
         for index, place in enumerate(self._read_places()[:count]):
@@ -500,7 +502,7 @@ class WorkerSlot:
 
     def forget_batch(self) -> None:
         """Clear the batch, whose entries are settled or belong to an earlier process."""
-        self.words[_IN_HAND] = 0
+        self.words[_IN_FLIGHT] = 0
         self.words[_PLACES_SIZE] = 0
         generation = self.words[_GENERATION]
         self.words[_GENERATION] = generation + generation % 2
@@ -512,7 +514,7 @@ class WorkerSlot:
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
         self.poll.end()
-        self.loop_beat_ns = 0
+        self.loop_heartbeat_ns = 0
         # The next worker must not see the lanes of this one.
         if not self.run_seq:
             return  # no worker has used the slot, so its tables may have no memory

@@ -70,16 +70,16 @@ def prepare(
     logged.
     """
     began = time.monotonic()
-    tell: Callable[[str], None] | None = slow or _log_slow_import
+    on_slow: Callable[[str], None] | None = slow or _log_slow_import
 
     def poll() -> bool:
-        nonlocal tell
-        if tell is not None and time.monotonic() - began > SLOW_SECONDS:
-            tell(
+        nonlocal on_slow
+        if on_slow is not None and time.monotonic() - began > SLOW_SECONDS:
+            on_slow(
                 f"importing {', '.join(sorted(_modules(settings)))}; the limit is"
                 f" daemon.boot_timeout, {settings.daemon.boot_timeout:g} s"
             )
-            tell = None
+            on_slow = None
         return interrupted()
 
     return complete(settings, _probed(settings, poll), only)

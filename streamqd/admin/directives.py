@@ -89,7 +89,7 @@ def view(fleet: Fleet) -> ControlView:
     """Return all directives as stored."""
     bad = BadValues()
     state = published.fleet_state(fleet, bad)
-    return ControlView(state.now_unix_ms, rows(state), state.control.strange, bad.rows)
+    return ControlView(state.now_unix_ms, rows(state), state.control.unreadable, bad.rows)
 
 
 def rows(state: FleetState) -> list[DirectiveRow]:
@@ -117,15 +117,15 @@ def rows(state: FleetState) -> list[DirectiveRow]:
             "reload",
             name,
             order,
-            gone=name not in (directives.EVERYBODY, *live),
+            gone=name not in (directives.ALL_INSTANCES, *live),
             done=_reloaded(state, name, order.at_unix_ms),
         )
         for name, order in sorted(found.reloads.items())
     ]
     if (order := found.rebalance) is not None:
         # Every instance reads it with its next heartbeat, and applies it immediately.
-        beaten = [seen.heartbeat_unix_ms > order.at_unix_ms for seen in live.values()]
-        listed.append(row("rebalance", "", order, done=bool(beaten) and all(beaten)))
+        reported = [seen.heartbeat_unix_ms > order.at_unix_ms for seen in live.values()]
+        listed.append(row("rebalance", "", order, done=bool(reported) and all(reported)))
     return listed
 
 
@@ -137,7 +137,7 @@ def _reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
         for member, one in state.live.items()
-        if name in (directives.EVERYBODY, member)
+        if name in (directives.ALL_INSTANCES, member)
     ]
     return bool(done) and all(done)
 
@@ -321,12 +321,14 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
         living(state, instance)
     elif not state.live:
         raise Refused(f"no instance of the fleet {fleet.name} is alive")
-    name = f"reload:{instance or directives.EVERYBODY}"
+    name = f"reload:{instance or directives.ALL_INSTANCES}"
     if dry_run:
         order = [instance] if instance else sorted(state.live)
         return Steered(name, None, True, True, [f"in this order: {', '.join(order)}"])
     gone = [
-        each for each in state.control.reloads if each not in (directives.EVERYBODY, *state.live)
+        each
+        for each in state.control.reloads
+        if each not in (directives.ALL_INSTANCES, *state.live)
     ]
     done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
     return Steered(name, done.at_unix_ms, True, False)
@@ -361,8 +363,8 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     they last.
     """
     state = published.fleet_state(fleet)
-    beat = _member(fleet, state, instance)
-    nonce, seen = beat.info.get("nonce"), members.seen_of(beat)
+    heartbeat = _member(fleet, state, instance)
+    nonce, seen = heartbeat.info.get("nonce"), members.seen_of(heartbeat)
     if not isinstance(nonce, str):
         raise Refused(
             f"the published state of {instance} cannot be read, so its run is unknown; a live"
@@ -371,16 +373,16 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     ttl = max(fleet.stale, seen.ttl or 0.0)
     deadline = time.monotonic() + ttl / 2
     while True:
-        now, moved = state.now_unix_ms, beat.heartbeat_unix_ms
+        now, moved = state.now_unix_ms, heartbeat.heartbeat_unix_ms
         if now - moved <= ttl * 1000:
             raise _alive(instance, (now - moved) / 1000)
         if time.monotonic() >= deadline:
             break
         time.sleep(LOOK_SECONDS)
         state = published.fleet_state(fleet)
-        beat = _member(fleet, state, instance)
-        if (beat.heartbeat_unix_ms, beat.info.get("nonce")) != (moved, nonce):
-            raise _alive(instance, (state.now_unix_ms - beat.heartbeat_unix_ms) / 1000)
+        heartbeat = _member(fleet, state, instance)
+        if (heartbeat.heartbeat_unix_ms, heartbeat.info.get("nonce")) != (moved, nonce):
+            raise _alive(instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000)
     units = _of_pairs(fleet, seen.member.offers)
     views = lease_views(fleet.store, units, BadValues())
     last = [held for held in views if held.token and held.owner == instance]
@@ -396,9 +398,9 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
             raise _alive(instance, 0.0)
     return Forgotten(
         instance=instance,
-        host=str(beat.info.get("host", "")),
-        pid=published.whole(beat.info.get("pid")),
-        silent_seconds=(state.now_unix_ms - beat.heartbeat_unix_ms) / 1000,
+        host=str(heartbeat.info.get("host", "")),
+        pid=published.whole(heartbeat.info.get("pid")),
+        silent_seconds=(state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000,
         ownerless=len(last),
         directives=[row.name for row in rows(state) if instance in (row.target, row.to)],
         topics=sorted({unit.topic for unit in units}),
@@ -407,9 +409,9 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
 
 
 def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
-    for beat in state.beats:
-        if beat.instance == instance:
-            return beat
+    for heartbeat in state.heartbeats:
+        if heartbeat.instance == instance:
+            return heartbeat
     there = ", ".join(sorted(state.silent)) or "none"
     raise Refused(
         f"instance {instance} is not in the fleet {fleet.name}; its silent instances are: {there}"
@@ -443,7 +445,7 @@ def clear(
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
-    known = {row.name for row in listed} | state.control.strange.keys()
+    known = {row.name for row in listed} | state.control.unreadable.keys()
     unknown = [name for name in names if name not in known]
     if unknown:
         raise Refused(f"directive {unknown[0]} not found; `streamqd control list` prints all")

@@ -13,7 +13,7 @@ from streamqd.admin.assignments import AssignmentRow, by_group, error_name
 from streamqd.admin.checks import judged
 from streamqd.admin.condition import gravity, recovery
 from streamqd.admin.directives import DirectiveRow
-from streamqd.admin.instances import InstanceRow, nobody
+from streamqd.admin.instances import InstanceRow, no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, Unreadable
@@ -152,7 +152,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         fleet=fleet.name,
         now_unix_ms=seen.now_unix_ms,
         directives=directives.rows(state),
-        unreadable_directives=state.control.strange,
+        unreadable_directives=state.control.unreadable,
         problems=[*_problems(seen, +letters), *_of_schedules(timed)],
         instances=instances,
         groups=group_rows(rows, state.control),
@@ -247,7 +247,7 @@ def _problems(seen: FleetSnapshot, letters: Mapping[str, int]) -> list[str]:
         if each.severity != "note"
     ]
     if all(each.state == "silent" for each in seen.instances):
-        problems.insert(0, nobody(seen.fleet).text)
+        problems.insert(0, no_instances(seen.fleet).text)
     problems += [text for _, text in why.summed_up(why.problems(seen))]
     for topic, count in letters.items():
         problems.append(

@@ -66,7 +66,7 @@ def grow(
     topic: str,
     to: int,
     *,
-    tell: Callable[[str], None] = lambda _what: None,
+    notify: Callable[[str], None] = lambda _what: None,
 ) -> Progress:
     """Grow a topic to `to` partitions, or continue, until a group must settle. Never waits.
 
@@ -92,8 +92,8 @@ def grow(
         )
         _expect(reply.word, topic)
         found = found._replace(phase=growth_calls.MARKED, barriers=reply.rest[0].decode().split())
-    tell(SWITCHED)
-    return _settle(store, topic, found, to, tell)
+    notify(SWITCHED)
+    return _settle(store, topic, found, to, notify)
 
 
 def check(store: Store, topic: str, to: int) -> None:
@@ -190,7 +190,7 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
 
 
 def _settle(
-    store: Store, topic: str, found: Growth, to: int, tell: Callable[[str], None]
+    store: Store, topic: str, found: Growth, to: int, notify: Callable[[str], None]
 ) -> Progress:
     """Give the new partitions to groups that settled. Finish when all groups have them."""
     kept = _kept(store, topic, found, to)
@@ -201,7 +201,7 @@ def _settle(
             measure(
                 store, [leases.release(store.keys, Lease(unit, found.token)) for unit in kept[name]]
             )
-            tell(RELEASED)
+            notify(RELEASED)
         rows.append(row)
     done = all(row.done for row in rows)
     if done:

@@ -67,18 +67,18 @@ class InstanceRow:
         return self.capacity is not None and self.owned >= self.capacity
 
 
-def instance_row(state: FleetState, beat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
+def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
     """Read what an instance has published of itself."""
-    info, seen = beat.info, seen_of(beat)
+    info, seen = heartbeat.info, seen_of(heartbeat)
     units = [unit for unit in published.tables(summary.get("assignments")) if unit.get("owned")]
     up, began = summary.get("redis_up"), published.real(info.get("started"))
-    silent = beat.instance in state.silent
+    silent = heartbeat.instance in state.silent
     return InstanceRow(
-        instance=beat.instance,
+        instance=heartbeat.instance,
         state="silent" if silent else str(summary.get("state") or "unknown"),
         host=str(info.get("host", "")),
         version=str(info.get("version", "")),
-        heartbeat_unix_ms=beat.heartbeat_unix_ms,
+        heartbeat_unix_ms=heartbeat.heartbeat_unix_ms,
         at_unix_ms=published.whole(summary.get("at_unix_ms")),
         reported=bool(summary),
         redis_up=up if isinstance(up, bool) else None,
@@ -111,7 +111,7 @@ class SeesInstances(Protocol):
         """All known instances, silent ones too."""
 
 
-def nobody(fleet: str) -> CheckResult:
+def no_instances(fleet: str) -> CheckResult:
     """Return the finding for a fleet without a live instance."""
     return CheckResult(
         f"no instance of the fleet {fleet} is alive, so nothing is handled",

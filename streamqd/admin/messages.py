@@ -29,7 +29,7 @@ from streamqd.admin.reading import (
     server_unix_ms,
 )
 from streamqd.errors import BadValue, Malformed
-from streamqd.policy.fingerprint import of_letter
+from streamqd.policy.fingerprint import of_dead_letter
 from streamqd.store.store import Store
 
 _CURSOR = re.compile(r"(?:(-?[0-9]{1,17})/)?([0-9]{1,9}):([!-~]{1,200})")
@@ -113,7 +113,7 @@ class MessageFilter:
                 return False
         if self.key is not None and fields.get(b"key") != self.key:
             return False
-        if self.fingerprint is not None and of_letter(fields) != self.fingerprint:
+        if self.fingerprint is not None and of_dead_letter(fields) != self.fingerprint:
             return False
         if self.attempt_min > 1 and attempt_of(fields) < self.attempt_min:
             return False

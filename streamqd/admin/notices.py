@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import Check, CheckResult, Severity, check
 from streamqd.admin.condition import ALARMING, STUCK_SECONDS, gravity, in_words
-from streamqd.admin.instances import SeesInstances, housekeeper, limited, nobody, silent
+from streamqd.admin.instances import SeesInstances, housekeeper, limited, no_instances, silent
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.words import age, spans
 
@@ -39,7 +39,7 @@ def _unreadable(view: FleetSnapshot) -> Iterator[CheckResult]:
 def _empty(view: FleetSnapshot) -> Iterator[CheckResult]:
     """No instance is live."""
     if all(each.state == "silent" for each in view.instances):
-        yield nobody(view.fleet)
+        yield no_instances(view.fleet)
 
 
 @check("fleet.suspended", Severity.WARNING)

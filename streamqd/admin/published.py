@@ -41,28 +41,31 @@ class FleetState:
 
     now_unix_ms: int
     stale: float
-    beats: Sequence[Heartbeat]
+    heartbeats: Sequence[Heartbeat]
     control: Directives
 
     @cached_property
     def silent(self) -> dict[str, int]:
         """Milliseconds since the last heartbeat of each instance that counts as gone."""
-        ages = {beat.instance: self.now_unix_ms - beat.heartbeat_unix_ms for beat in self.beats}
+        ages = {
+            heartbeat.instance: self.now_unix_ms - heartbeat.heartbeat_unix_ms
+            for heartbeat in self.heartbeats
+        }
         return {name: age for name, age in ages.items() if age > self.stale * 1000}
 
     @cached_property
     def live(self) -> dict[str, MemberView]:
         """The other instances."""
         return {
-            beat.instance: members.seen_of(beat)
-            for beat in self.beats
-            if beat.instance not in self.silent
+            heartbeat.instance: members.seen_of(heartbeat)
+            for heartbeat in self.heartbeats
+            if heartbeat.instance not in self.silent
         }
 
     @cached_property
     def infos(self) -> dict[str, dict[str, Any]]:
         """The published information of each instance."""
-        return {beat.instance: beat.info for beat in self.beats}
+        return {heartbeat.instance: heartbeat.info for heartbeat in self.heartbeats}
 
     def placeable(self) -> list[MemberView]:
         """Return the members that may own something."""
@@ -86,7 +89,9 @@ def fleet_state(fleet: Fleet, bad: BadValues | None = None) -> FleetState:
         last = pairs(flat).get(directives.LAST.encode())
         bad.read(untrusted.integer, last, keys.orders(fleet.name), directives.LAST, default=0)
     now = int(time[0]) * 1000 + int(time[1]) // 1000
-    return FleetState(now, fleet.stale, members.beats(scores, infos), directives.read(flat or ()))
+    return FleetState(
+        now, fleet.stale, members.heartbeats(scores, infos), directives.read(flat or ())
+    )
 
 
 def _keep_bad_members(
@@ -116,7 +121,7 @@ def duplicates(fleet: Fleet, names: Sequence[str], bad: BadValues) -> dict[str, 
     """Return what a second run under the name of an instance has published, by that name."""
     keys = [fleet.store.keys.duplicate(fleet.name, name) for name in names]
     found = zip(names, _summaries(fleet, keys, bad), strict=True)
-    return {name: told for name, told in found if told}
+    return {name: known for name, known in found if known}
 
 
 def _summaries(fleet: Fleet, keys: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:

@@ -29,10 +29,10 @@ from streamqd.model import Unit
 from streamqd.store import members, statistics
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, Directives
-from streamqd.store.statistics import LetterCount, PartitionFigures
+from streamqd.store.statistics import DeadLetterCount, PartitionFigures
 from streamqd.store.store import Store
 
-LETTERS_MAX = 200_000  # dead letters that one read counts by group
+DEAD_LETTERS_MAX = 200_000  # dead letters that one read counts by group
 STRAYS_MAX = 64  # assignments without an owner that `read_published` measures
 TOPICS_MAX = 256
 
@@ -165,11 +165,11 @@ def read(
 
     A partition needs its topic. Takes about 10 pipelines of at most 256 commands or scripts each
     for every 256 assignments. `dead_letters` also measures the partitions and counts dead letters
-    by group, at most LETTERS_MAX. Raises TopicMissing, Refused.
+    by group, at most DEAD_LETTERS_MAX. Raises TopicMissing, Refused.
     """
     store, bad = fleet.store, bad or BadValues()
     state = published.fleet_state(fleet, bad)
-    names = [beat.instance for beat in state.beats]
+    names = [heartbeat.instance for heartbeat in state.heartbeats]
     instances, reports, failures = _published(state, published.summaries(fleet, names, bad))
     counts, _, units = chosen(store, topic, group, partition, bad)
     figures = topics.figures_of(store, counts, bad) if dead_letters else {}
@@ -194,8 +194,10 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
     """
     store, bad = fleet.store, BadValues()
     state = published.fleet_state(fleet, bad)
-    names = [beat.instance for beat in state.beats]
-    offers = {pair for beat in state.beats for pair in members.seen_of(beat).member.offers}
+    names = [heartbeat.instance for heartbeat in state.heartbeats]
+    offers = {
+        pair for heartbeat in state.heartbeats for pair in members.seen_of(heartbeat).member.offers
+    }
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
     # Single GETs in one pipeline: a user with GET may lack MGET.
     replies = ask(
@@ -248,11 +250,13 @@ def _published(
     state: FleetState, summaries: Sequence[dict[str, Any]]
 ) -> tuple[list[InstanceRow], list[Report], list[RecentFailure]]:
     """Return the instances, their assignments, and the failures, the latest first."""
-    both = list(zip(state.beats, summaries, strict=True))
-    failures = [each for beat, summary in both for each in failures_of(beat.instance, summary)]
+    both = list(zip(state.heartbeats, summaries, strict=True))
+    failures = [
+        each for heartbeat, summary in both for each in failures_of(heartbeat.instance, summary)
+    ]
     return (
-        [instance_row(state, beat, summary) for beat, summary in both],
-        [each for beat, summary in both for each in reports_of(beat.instance, summary)],
+        [instance_row(state, heartbeat, summary) for heartbeat, summary in both],
+        [each for heartbeat, summary in both for each in reports_of(heartbeat.instance, summary)],
         sorted(failures, key=lambda each: each.seconds_ago),
     )
 
@@ -261,7 +265,7 @@ def _more(
     control: Directives,
     failures: Iterable[RecentFailure],
     figures: Mapping[tuple[str, int], PartitionFigures] = {},
-    letters: Mapping[tuple[str, int], LetterCount] = {},
+    letters: Mapping[tuple[str, int], DeadLetterCount] = {},
 ) -> Callable[[Unit], dict[str, Any]]:
     """Return a function for the values of a row that come from neither its owner nor its keys."""
     by_unit: dict[Unit, list[RecentFailure]] = {}
@@ -315,16 +319,18 @@ def chosen(
 
 def _letters(
     store: Store, figures: Mapping[tuple[str, int], PartitionFigures], bad: BadValues
-) -> dict[tuple[str, int], LetterCount]:
-    """Count the dead letters of each partition by group, until LETTERS_MAX are read in all."""
-    found = {place: LetterCount(whole=not each.dead) for place, each in figures.items()}
+) -> dict[tuple[str, int], DeadLetterCount]:
+    """Count the dead letters of each partition by group, until DEAD_LETTERS_MAX are read in all."""
+    found = {place: DeadLetterCount(whole=not each.dead) for place, each in figures.items()}
     left, read = [place for place, each in figures.items() if each.dead], 0
-    while left and read < LETTERS_MAX:
-        calls = [statistics.count_letters(store.keys, *place, found[place]) for place in left]
+    while left and read < DEAD_LETTERS_MAX:
+        calls = [statistics.count_dead_letters(store.keys, *place, found[place]) for place in left]
         for place, reply in zip(left, measure_each(store, calls, bad), strict=True):
             known = found[place]
-            found[place] = statistics.letters_counted(known, reply) if reply else LetterCount()
+            found[place] = (
+                statistics.dead_letters_counted(known, reply) if reply else DeadLetterCount()
+            )
         # A counter that started again lost letters in between: the next read counts them.
         left = [place for place in left if found[place].after and not found[place].whole]
-        read += len(calls) * statistics.LETTERS_AT_ONCE
+        read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found

@@ -147,11 +147,11 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
 
 def listed(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
-    names, strange = topics.registry(store)
+    names, invalid = topics.registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
     # The registry lives in another slot: it may be older than a lost meta.
     rows = [row for _, row in found if row is not None]
-    for error in strange:
+    for error in invalid:
         bad = BadValues()
         bad.add(error)
         rows.append(TopicRow(error.found, 0, 0, 0, 0, [], None, bad.rows))
@@ -205,8 +205,8 @@ def known_count(store: Store, topic: str, bad: BadValues) -> int | None:
 
 def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
     """Return the partition counts of all registered topics, without unreadable ones."""
-    names, strange = topics.registry(store)
-    for error in strange:
+    names, invalid = topics.registry(store)
+    for error in invalid:
         bad.add(error)
     keys = [store.keys.meta(name) for name in names]
     replies = ask(store, [("HGET", key, "partitionCount") for key in keys], bad)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import delayed, outbox_messages, snapshot, topics
 from streamqd.admin.assignments import AssignmentRow
-from streamqd.admin.dead_letters.selection import LetterFields
+from streamqd.admin.dead_letters.selection import DeadLetterFields
 from streamqd.admin.outbox_messages import OutboxUid
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
@@ -54,7 +54,7 @@ class EntryTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterTrace:
+class DeadLetterTrace:
     """One dead letter of the message. Pass `id` to `dlq show`."""
 
     id: str
@@ -132,7 +132,7 @@ class Trace:
     entry: EntryTrace | None = None
     archived: bool | None = None
     groups: list[GroupTrace] = field(default_factory=list)
-    dead_letters: list[LetterTrace] = field(default_factory=list)
+    dead_letters: list[DeadLetterTrace] = field(default_factory=list)
     replays: list[str] = field(default_factory=list)
     complete: bool = True
 
@@ -317,22 +317,22 @@ class _Search:
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
         """Return False for a dead letter that was moved here from another partition."""
-        letter = LetterFields(copy.fields)
+        letter = DeadLetterFields(copy.fields)
         topic, partition = letter.text(b"originalTopic"), letter.text(b"originalPartition")
         return topic in ("", self._name.topic) and partition in ("", str(self._name.partition))
 
-    def _letter(self, copy: tracing.Copy) -> LetterTrace:
-        letter = LetterFields(copy.fields)
-        return LetterTrace(
+    def _letter(self, copy: tracing.Copy) -> DeadLetterTrace:
+        letter = DeadLetterFields(copy.fields)
+        return DeadLetterTrace(
             id=f"{self._name.partition}:{copy.id}",
             replays=max(0, letter.number(b"replayCount") or 0),
-            **letter.known(LetterTrace),
+            **letter.known(DeadLetterTrace),
         )
 
     # --- one group ---
 
     def _group(
-        self, group: str, letters: list[LetterTrace], units: dict[Unit, AssignmentRow]
+        self, group: str, letters: list[DeadLetterTrace], units: dict[Unit, AssignmentRow]
     ) -> GroupTrace:
         unit = Unit(self._name.topic, self._name.partition, group)
         seen = units.get(unit)
@@ -344,9 +344,9 @@ class _Search:
         return GroupTrace(group=group, owner=owner, condition=condition, **found)
 
     def _state(
-        self, unit: Unit, letters: list[LetterTrace], seen: AssignmentRow | None
+        self, unit: Unit, letters: list[DeadLetterTrace], seen: AssignmentRow | None
     ) -> dict[str, Any]:
-        if unit.reads_letters:
+        if unit.reads_dead_letters:
             return self._of_letters(unit, letters, seen)
         retry = self._keys.retry_stream(*unit)
         mine = [each for each in letters if each.group == unit.group]
@@ -380,7 +380,7 @@ class _Search:
         return more | {"state": UNREAD if held[0]["state"] == UNREAD else DONE}
 
     def _of_letters(
-        self, unit: Unit, letters: list[LetterTrace], seen: AssignmentRow | None
+        self, unit: Unit, letters: list[DeadLetterTrace], seen: AssignmentRow | None
     ) -> dict[str, Any]:
         """Return the trace in a group that reads dead letters."""
         for letter in reversed(letters):
@@ -457,7 +457,7 @@ def _delayed(row: retries.Delayed) -> dict[str, Any]:
         "state": DELAYED,
         "place": row.place,
         "due_unix_ms": row.due_unix_ms,
-        "error_message": LetterFields(row.fields).text(LAST_ERROR),
+        "error_message": DeadLetterFields(row.fields).text(LAST_ERROR),
     }
 
 

@@ -844,7 +844,7 @@ def _clients(foreign: Mapping[str, int]) -> str:
 def _running(f: WaitFacts) -> str:
     """Return the running message: its uid, which `trace` takes, or else its place."""
     kind, _, entry_id = f.row.running.partition(":")
-    if kind == "m" and not f.row.unit.reads_letters:
+    if kind == "m" and not f.row.unit.reads_dead_letters:
         return f" ({f.row.unit.topic}/{f.row.unit.partition}/{entry_id})"
     return f" ({f.row.running})" if f.row.running else ""
 

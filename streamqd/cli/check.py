@@ -195,7 +195,7 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
         return []
     process = members.process_of(found)
     where = f"on {process.get('other_host', 'another host')} (pid {process.get('other_pid', '?')})"
-    if not info.get("leaving") and _beats(session, settings, found, ttl):
+    if not info.get("leaving") and _heartbeats(session, settings, found, ttl):
         text = f"{daemon.instance} is in use by a live instance {where}"
         return [_problem("daemon.instance", f"{text}; {_OTHER_NAME}")]
     text = f"{daemon.instance} was used {where} until {age:.1f} s ago"
@@ -213,7 +213,7 @@ _CURE = "run `streamqd doctor --only values` for the fix"
 _OTHER_NAME = "set another daemon.instance and daemon.state_dir, or stop it"
 
 
-def _beats(
+def _heartbeats(
     session: Session, settings: config.Settings, found: members.Heartbeat, ttl: float
 ) -> bool:
     """Wait for the next heartbeat of another process. Return True if it arrived."""

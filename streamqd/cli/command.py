@@ -104,7 +104,7 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
         sent = function(session, *args, dry_run=dry_run, **params)
         done, waited = sent.done, wait and not dry_run
         if waited:
-            left = wait_until_obeyed(sent.missing, timeout) + sent.refusals()
+            left = wait_until_applied(sent.missing, timeout) + sent.refusals()
             done = dataclasses.replace(done, waiting=left)
         if as_json:
             emit(document_of(done) | sent.more)
@@ -120,7 +120,7 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
     return run
 
 
-def wait_until_obeyed(missing: Callable[[], list[str]], timeout: float) -> list[str]:
+def wait_until_applied(missing: Callable[[], list[str]], timeout: float) -> list[str]:
     """Poll `missing` until it is empty, `timeout` seconds at most. Return its last value."""
     deadline = time.monotonic() + timeout
     while (waiting := missing()) and time.monotonic() < deadline:

@@ -34,7 +34,7 @@ from streamqd.cli.dlq_choice import (
     require_choice,
     stated,
 )
-from streamqd.cli.dlq_view import print_audit, print_causes, print_letter, print_rows
+from streamqd.cli.dlq_view import print_audit, print_causes, print_dead_letter, print_rows
 from streamqd.cli.output import (
     NO_MATCH,
     ago,
@@ -151,7 +151,7 @@ def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> Command
     letter = dead_letters.show(session.store, topic, letter_id)
     now = server_unix_ms(session.link)
     shown = dead_letters.masked(letter) if mask else letter
-    return CommandResult(shown, lambda: print_letter(shown, now))
+    return CommandResult(shown, lambda: print_dead_letter(shown, now))
 
 
 @dlq.command("audit")

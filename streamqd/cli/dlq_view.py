@@ -68,7 +68,7 @@ def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
             click.echo(" " * (width + 2) + printable(line))
 
 
-def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
+def print_dead_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
     """Print all fields of one dead letter."""
     failed = letter.failed_unix_ms
     pairs: list[tuple[str, object]] = [

@@ -115,7 +115,7 @@ database = "sqlite:///shop.db" # or "postgresql://…", "mysql://…", "${DATABA
 """
 
 SHOP = '''\
-"""A shop. An order and the message about it commit together, or none of them exists.
+"""A shop. An order and its message commit together, or not at all.
 
 Usage: python shop.py PRICE...
 """

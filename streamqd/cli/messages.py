@@ -342,7 +342,7 @@ def send_now(
     """
     choice = _required(session, ids, every, "delayed sends", filters)
     if dry_run:
-        return _foretell_sends(session, topic, ids, choice, "would be due now")
+        return _preview_sends(session, topic, ids, choice, "would be due now")
     names = ids or sends.chosen(session.store, topic, choice)
     done = sends.hasten(session.store, topic, names)
     text = f"{count(done.changed, 'delayed send')} due now" if done.changed or ids else NO_MATCH
@@ -376,7 +376,7 @@ def cancel_sends(
     """
     choice = _required(session, ids, every, "delayed sends", filters)
     if dry_run:
-        return _foretell_sends(session, topic, ids, choice, "would be cancelled")
+        return _preview_sends(session, topic, ids, choice, "would be cancelled")
     names: Iterable[str] = ids
     if every:
         number = sum(1 for _ in sends.chosen(session.store, topic, choice))
@@ -413,7 +413,7 @@ def _changed_sends(
     return CommandResult(document, show, EXIT_NOT_ALL if ids and (done.sent or done.unknown) else 0)
 
 
-def _foretell_sends(
+def _preview_sends(
     session: Session, topic: str, ids: tuple[str, ...], choice: MessageFilter, what: str
 ) -> CommandResult:
     """Return the number of sends that a command would change.
@@ -506,7 +506,7 @@ def retry_now(
     choice = _required(session, ids, every, "retries by their IDs", filters)
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
-        return _foretell_retries(rows, "would be due now")
+        return _preview_retries(rows, "would be due now")
     done = retries.hasten(session.store, topic, group, rows)
     gone = f", {done.missing:,} had run before" if done.missing else ""
     return CommandResult(done, f"{count(done.due, 'retry')} due now{gone}")
@@ -543,7 +543,7 @@ def cancel_retries(
     choice = _required(session, ids, every, "retries by their IDs", filters)
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
-        return _foretell_retries(rows, "would be dropped" if drop else "would become dead letters")
+        return _preview_retries(rows, "would be dropped" if drop else "would become dead letters")
     total = len(rows)
     what = "Drop" if drop else "Dead-letter"
     confirm(f"{what} {count(total, 'retry')} in {topic} for {group}?", yes or not total)
@@ -571,7 +571,7 @@ def cancel_retries(
     return CommandResult(done, show)
 
 
-def _foretell_retries(rows: list[retries.RetryRow], what: str) -> CommandResult:
+def _preview_retries(rows: list[retries.RetryRow], what: str) -> CommandResult:
     return CommandResult(rows, f"{count(len(rows), 'retry')} {what}")
 
 

@@ -103,7 +103,7 @@ class TopScreen:
                     return 128 + signal.SIGHUP
                 self._type(typed)
                 for number in self._terminal.signals():
-                    self._obey(number)
+                    self._handle_signal(number)
             self._reader.stop()
         if self._code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
@@ -139,7 +139,7 @@ class TopScreen:
                 self._frozen = view
             self._chosen = after
 
-    def _obey(self, number: signal.Signals) -> None:
+    def _handle_signal(self, number: signal.Signals) -> None:
         match number:
             case signal.SIGTSTP:
                 self._terminal.suspend()

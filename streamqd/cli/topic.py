@@ -273,13 +273,13 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     _refuse_smaller_file(session, name, partitions)
     if under_way is None:
         confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)
-    tell = _daemons_of(session, f"{name} grows to {partitions} partitions")
-    done = growth.grow(session.store, name, partitions, tell=tell)
+    notify = _daemons_of(session, f"{name} grows to {partitions} partitions")
+    done = growth.grow(session.store, name, partitions, notify=notify)
     try:
         while wait and not done.done:
             session.note(_left(done))
             time.sleep(POLL_SECONDS)
-            done = growth.grow(session.store, name, partitions, tell=tell)
+            done = growth.grow(session.store, name, partitions, notify=notify)
     except KeyboardInterrupt:
         session.note("interrupted; run the same command to continue")
         raise
@@ -307,7 +307,7 @@ def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
     """Return a function that notifies the daemons of the fleet of a step of the growth."""
     reloaded = False
 
-    def tell(step: str) -> None:
+    def notify(step: str) -> None:
         # One reload makes the daemons read the new count. A wake-up announces free partitions.
         nonlocal reloaded
         fleet = session.fleet
@@ -320,7 +320,7 @@ def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
             except Refused as refusal:
                 session.note(f"no daemon reloads: {refusal}")
 
-    return tell
+    return notify
 
 
 def _left(done: growth.Progress) -> str:

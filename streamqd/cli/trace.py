@@ -115,8 +115,8 @@ def _in(found: admin.Trace) -> str:
 
 def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
     if looked is not None and looked.file:
-        said = "archived: in" if looked.found else "not in the archive, whose file of its time is"
-        return [f"{said} {looked.file}"]
+        place = "archived: in" if looked.found else "not in the archive, whose file of its time is"
+        return [f"{place} {looked.file}"]
     if looked is not None:
         return [f"not in the archive {folder}"]
     if found.archived:

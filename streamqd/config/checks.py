@@ -283,7 +283,9 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
 
 
 def _read_by(consumer: Consumer) -> str:
-    return f"the dead letters of {consumer.topic}" if consumer.reads_letters else consumer.topic
+    return (
+        f"the dead letters of {consumer.topic}" if consumer.reads_dead_letters else consumer.topic
+    )
 
 
 def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
@@ -398,12 +400,12 @@ def _of_breaker(consumer: Consumer) -> list[str]:
     early = 0 < breaker.failures <= attempts + 1 and attempts
     if not early or consumer.retry_max_age is not None:
         return []
-    said = (
+    warning = (
         f"breaker.failures: a message of {consumer.name} that always fails can open the circuit"
         f" before it reaches max_attempts = {attempts}, and then block its partition; set"
         f" failures above {attempts + 1}, or set retry_max_age"
     )
-    return [said]
+    return [warning]
 
 
 def _mode(file: Path) -> int | None:

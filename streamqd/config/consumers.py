@@ -272,14 +272,14 @@ class Consumer:
         return f"{self.topic}/{self.group}, {self.place}" if self.group else self.place
 
     @property
-    def reads_letters(self) -> bool:
+    def reads_dead_letters(self) -> bool:
         """True if it reads the dead letters of its topic."""
         return self.source == "dlq"
 
     @property
     def unit_group(self) -> str:
         """The group's name in assignments, keys and views. For dead letters, `group@dlq`."""
-        return self.group + LETTERS if self.reads_letters else self.group
+        return self.group + LETTERS if self.reads_dead_letters else self.group
 
     def rate_per_second(self, partitions: int) -> float:
         """Return the number of runs per second that may start in one partition. 0: no limit.

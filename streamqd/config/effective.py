@@ -52,8 +52,8 @@ def _filled(section: Section, stored: Mapping[str, Any]) -> Section:
     found = {}
     for name, setting in settings_of(type(section)).items():
         # A section built in code has no `stated` names. There, a non-default value counts as set.
-        said = name in section.stated or getattr(section, name) != getattr(default, name)
-        if said or name in _APART or name not in stored:
+        stated = name in section.stated or getattr(section, name) != getattr(default, name)
+        if stated or name in _APART or name not in stored:
             continue
         try:
             found[name] = read_value(setting, stored[name], Path())

@@ -376,7 +376,9 @@ class Settings:
     def groups_of(self, topic: str) -> list[str]:
         """Return the groups that read a topic's messages here, but not its dead letters."""
         return [
-            each.group for each in self.consumers if each.topic == topic and not each.reads_letters
+            each.group
+            for each in self.consumers
+            if each.topic == topic and not each.reads_dead_letters
         ]
 
 

@@ -16,7 +16,7 @@ from streamqd.admin.assignments import AssignmentRow, by_group
 from streamqd.admin.checks import judged
 from streamqd.admin.condition import ALARMING, in_words
 from streamqd.admin.fleet import GroupStatus
-from streamqd.admin.instances import InstanceRow, nobody
+from streamqd.admin.instances import InstanceRow, no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues
@@ -236,7 +236,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
 
 def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
     if all(each.state == "silent" for each in seen.instances):
-        found = nobody(seen.fleet)
+        found = no_instances(seen.fleet)
         yield Trouble(ALARM, found.text, found.fix, "fleet")
     for each in judged(INSTANCE_CHECKS, seen):
         if each.severity != "note":

@@ -26,7 +26,7 @@ _OURS = tuple(f"{_PACKAGE / name}/" for name in ("django", "handlers", "worker",
 
 _SILENT = "<exception str() failed>"  # the text of Python's own tracebacks
 
-_SAID = (Retry, Dead, Undecodable, Release)
+_OUTCOMES = (Retry, Dead, Undecodable, Release)
 
 # Python prints more about these than their class and text.
 _SAY_MORE = (SyntaxError, ImportError, NameError, AttributeError)
@@ -85,7 +85,7 @@ def brief_of(error: BaseException, detail: str) -> Outcome:
     detail = detail if detail == "none" else "class"
     kind: Any = type(error)  # hashable, which mypy doubts
     try:
-        plain = None if is_a(error, *_SAID) else _brief(kind, detail)
+        plain = None if is_a(error, *_OUTCOMES) else _brief(kind, detail)
     except BaseException:  # noqa: BLE001 - the class's attributes are user code
         plain = None
     return plain or outcome_of(error, detail)

@@ -91,9 +91,9 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
     try:
         form = msgspec.msgpack if codec == "msgpack" else msgspec.json
         parse = form.Decoder(annotation).decode
-        stranger = _stranger(msgspec, msgspec.inspect.type_info(annotation), set())
-        if stranger is not None:
-            raise TypeError(f"{stranger.__qualname__} is not a data type")
+        unsupported = _unsupported_type(msgspec, msgspec.inspect.type_info(annotation), set())
+        if unsupported is not None:
+            raise TypeError(f"{unsupported.__qualname__} is not a data type")
     except (TypeError, NameError) as error:
         raise HandlerLoadError(
             f"{reference} declares a payload of type {name}, which cannot be decoded ({error});"
@@ -110,24 +110,24 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
     return decode
 
 
-def _stranger(msgspec: Any, info: Any, seen: set[int]) -> type | None:
+def _unsupported_type(msgspec: Any, info: Any, seen: set[int]) -> type | None:
     """Return a class within a type that msgspec accepts but can never decode, or None.
 
     `info` is msgspec's description of the type.
     """
     if isinstance(info, tuple):
-        found = (_stranger(msgspec, each, seen) for each in info)
+        found = (_unsupported_type(msgspec, each, seen) for each in info)
         return next((each for each in found if each is not None), None)
     if isinstance(info, msgspec.inspect.Field):
         # A payload without an optional field can still be decoded.
-        return _stranger(msgspec, info.type, seen) if info.required else None
+        return _unsupported_type(msgspec, info.type, seen) if info.required else None
     if not isinstance(info, msgspec.inspect.Type) or id(info) in seen:
         return None
     seen.add(id(info))  # types may be recursive
     if isinstance(info, msgspec.inspect.CustomType):
         return None if _is_base_of_data(info.cls) else info.cls
     inner = tuple(getattr(info, each) for each in info.__struct_fields__)
-    return _stranger(msgspec, inner, seen)
+    return _unsupported_type(msgspec, inner, seen)
 
 
 def _is_base_of_data(custom: type) -> bool:

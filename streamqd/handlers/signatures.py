@@ -27,8 +27,8 @@ class Signature:
     @property
     def traits(self) -> list[str]:
         """The form as words: batch, typed, async. Empty for a plain function of one message."""
-        said = {BATCH: self.batch, TYPED: self.payload is not None, ASYNC: self.asynchronous}
-        return [word for word, true in said.items() if true]
+        marks = {BATCH: self.batch, TYPED: self.payload is not None, ASYNC: self.asynchronous}
+        return [word for word, true in marks.items() if true]
 
 
 def form_of(function: Callable[..., object], reference: str) -> Signature:

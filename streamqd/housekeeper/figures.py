@@ -17,7 +17,7 @@ from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-LETTERS_SECONDS = 0.15  # counting of dead letters in one measurement
+DEAD_LETTERS_SECONDS = 0.15  # counting of dead letters in one measurement
 
 Found = TypeVar("Found")
 
@@ -77,22 +77,22 @@ def _letters(
     partitions: Mapping[tuple[str, int], statistics.PartitionFigures],
     refusals: Refusals,
     isolate: Isolate[tuple[str, int]],
-) -> Generator[None, None, dict[tuple[str, int], statistics.LetterCount]]:
+) -> Generator[None, None, dict[tuple[str, int], statistics.DeadLetterCount]]:
     """Count dead letters by group, if there are any: pages of each partition in turn.
 
     Counted letters stay counted, so that only new ones are read. Starts no page later than
-    LETTERS_SECONDS after the first one. The next measurement continues.
+    DEAD_LETTERS_SECONDS after the first one. The next measurement continues.
     """
     left = [place for place, figures in partitions.items() if figures.dead]
-    known = {place: view.letters.get(place, statistics.LetterCount()) for place in left}
+    known = {place: view.letters.get(place, statistics.DeadLetterCount()) for place in left}
 
     def ask(place: tuple[str, int]) -> Call:
-        return statistics.count_letters(store.keys, *place, known[place])
+        return statistics.count_dead_letters(store.keys, *place, known[place])
 
-    def read(place: tuple[str, int], reply: Reply) -> statistics.LetterCount:
-        return statistics.letters_counted(known[place], reply)
+    def read(place: tuple[str, int], reply: Reply) -> statistics.DeadLetterCount:
+        return statistics.dead_letters_counted(known[place], reply)
 
-    until = now_ns() + int(LETTERS_SECONDS * 1e9)
+    until = now_ns() + int(DEAD_LETTERS_SECONDS * 1e9)
     while left:
         counted = yield from _each(store, left, ask, read, refusals, isolate)
         for place in left:  # the count of a refused partition is unknown

@@ -22,7 +22,7 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 PAGE = 2_000  # entries removed by one script, at most
-GHOSTS = 256  # pending entries settled by one script, at most
+MISSING = 256  # pending entries settled by one script, at most
 ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed again
 
 Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
@@ -59,22 +59,22 @@ class RetentionEnforcer:
             self._seen.clear()
             raise
         finally:
-            self._tell(losses)
+            self._report_losses(losses)
 
     def _drop(
         self, places: Mapping[TopicPartition, Topic], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, bool]:
         waiting = [place for place, topic in places.items() if topic.retention.drops]
-        ghosts: set[Unit] = set()
+        affected: set[Unit] = set()
         left = yield from run_batched(
             self._store,
             waiting,
             lambda place: self._call(place, places[place]),
-            lambda place, reply: self._book(place, reply, refusals, losses, ghosts),
+            lambda place, reply: self._book(place, reply, refusals, losses, affected),
             ROUNDS_MAX,
             self._isolate,
         )
-        unsettled = yield from self._settle(ghosts, refusals, losses)
+        unsettled = yield from self._settle(affected, refusals, losses)
         return bool(left or unsettled)
 
     def _call(self, place: TopicPartition, topic: Topic) -> Call:
@@ -99,7 +99,7 @@ class RetentionEnforcer:
         reply: Reply | RedisRefused,
         refusals: Refusals,
         losses: Counter[Loss],
-        ghosts: set[Unit],
+        affected: set[Unit],
     ) -> bool:
         """Note one answer. Return True if there is more to drop now."""
         if isinstance(reply, RedisRefused):
@@ -113,13 +113,13 @@ class RetentionEnforcer:
         if dropped.removed or place not in self._seen:
             # Also at the first look: the process that dropped may have died before it settled.
             self._seen.add(place)
-            ghosts |= {Unit(*place, group) for group in dropped.unread}
+            affected |= {Unit(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():
             losses[*place, group, "unread"] += lost
         return dropped.removed > 0
 
     def _settle(
-        self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]
+        self, affected: set[Unit], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, list[Unit]]:
         """Settle dropped entries in flight. Return the units that may have more."""
 
@@ -128,12 +128,12 @@ class RetentionEnforcer:
             if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
                 settled = int(reply.rest[0])
             losses[*unit, "pending"] += settled
-            return settled == GHOSTS
+            return settled == MISSING
 
         left = yield from run_batched(
             self._store,
-            sorted(ghosts),
-            lambda unit: retention.settle_ghosts(self._store.keys, unit, GHOSTS),
+            sorted(affected),
+            lambda unit: retention.settle_missing(self._store.keys, unit, MISSING),
             book,
             ROUNDS_MAX,
             self._isolate,
@@ -142,7 +142,7 @@ class RetentionEnforcer:
             self._seen.discard((unit.topic, unit.partition))
         return left
 
-    def _tell(self, losses: Counter[Loss]) -> None:
+    def _report_losses(self, losses: Counter[Loss]) -> None:
         for (topic, partition, group, state), lost in sorted(losses.items()):
             if lost:
                 self._view.count("dropped", (topic, str(partition), group, state), lost)

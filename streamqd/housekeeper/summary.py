@@ -27,7 +27,7 @@ from streamqd.scoreboard import (
     WorkerState,
     now_ns,
 )
-from streamqd.store.statistics import LetterCount
+from streamqd.store.statistics import DeadLetterCount
 from streamqd.version import __version__
 
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
@@ -135,7 +135,7 @@ class Summary:
         partition = self._view.partitions.get((unit.topic, unit.partition))
         letters = self._view.letters.get((unit.topic, unit.partition))
         if partition is not None and not partition.dead:
-            letters = LetterCount(whole=True)
+            letters = DeadLetterCount(whole=True)
         oldest = figures.oldest_unix_ms() if figures else None
         unread = figures.oldest_unread_unix_ms() if figures else None
         consumer = self._consumers.get((unit.topic, unit.group))
@@ -205,7 +205,7 @@ def worker_state(slot: WorkerSlot) -> str:
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
     """Return the seconds since a handler reported progress, None if none did after `since_ns`."""
-    return round(_seconds_since(slot.beat_ns), 1) if slot.beat_ns > since_ns else None
+    return round(_seconds_since(slot.heartbeat_ns), 1) if slot.heartbeat_ns > since_ns else None
 
 
 def _seconds_since(at_ns: int) -> float:

@@ -45,7 +45,7 @@ class Trimmer:
         self._topics = Topics(store, settings.topics)
         self._groups: dict[str, list[str]] = {}
         for consumer in settings.consumers:
-            if not consumer.reads_letters:
+            if not consumer.reads_dead_letters:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
         self._refused: set[TopicPartition] = set()
@@ -86,7 +86,7 @@ class Trimmer:
     def _places(self, owned: list[Unit]) -> dict[TopicPartition, Topic]:
         """Return the partitions to trim, with the settings of their topics."""
         # A reader of dead letters alone does not need the groups of the partition.
-        wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_letters}
+        wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_dead_letters}
         for name in self._configured:
             topic = self._topics.get(name)
             if topic is not None and topic.retention.without_groups:

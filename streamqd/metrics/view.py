@@ -9,7 +9,7 @@ from threading import Lock
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
 from streamqd.store.outbox import OutboxView
-from streamqd.store.statistics import LetterCount, PartitionFigures, UnitFigures
+from streamqd.store.statistics import DeadLetterCount, PartitionFigures, UnitFigures
 
 Labels = tuple[str, ...]
 
@@ -26,7 +26,7 @@ class MetricsView:
     consumers: tuple[tuple[str, str], ...] = ()  # every configured (topic, group)
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
-    letters: Mapping[tuple[str, int], LetterCount] = field(default_factory=dict)
+    letters: Mapping[tuple[str, int], DeadLetterCount] = field(default_factory=dict)
     outboxes: tuple[OutboxView, ...] = ()  # of the configuration, as their relays published them
     _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
     _tally_lock: Lock = field(default_factory=Lock)

@@ -48,7 +48,7 @@ def frame_of(traceback: str) -> str:
     return innermost((found[1], found[2]) for found in _FRAME.finditer(last))
 
 
-def of_letter(fields: Mapping[bytes, bytes]) -> str:
+def of_dead_letter(fields: Mapping[bytes, bytes]) -> str:
     """Return the fingerprint of a dead letter: its recorded one, or one made from its fields.
 
     Dead letters without a recorded one were written by hand or never ran. Without a class or a

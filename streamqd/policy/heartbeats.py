@@ -13,11 +13,11 @@ from __future__ import annotations
 WOKEN_PER_SECOND = 100.0
 
 
-def next_beat(now: float, interval: float, jitter: float) -> float:
+def next_heartbeat(now: float, interval: float, jitter: float) -> float:
     """Return when to send the next heartbeat. The last one was answered at `now`."""
     return now + interval * (0.8 + 0.2 * jitter)
 
 
-def woken_beat(last: float, interval: float, members: int, jitter: float) -> float:
+def woken_heartbeat(last: float, interval: float, members: int, jitter: float) -> float:
     """Return the earliest time for a heartbeat after a wake-up. `last` is the last heartbeat."""
     return last + min(members / WOKEN_PER_SECOND * (0.5 + jitter), interval)

@@ -19,11 +19,11 @@ from streamqd.policy.rebalance import MemberView, PartitionView
 
 # A member must be silent for this many of our own heartbeats before its silence counts: after an
 # outage of Redis, every member looks old to the first one that returns.
-SILENT_BEATS = 2
+SILENT_HEARTBEATS = 2
 # One heartbeat of another run may be a late packet of a killed process. A second proves it alive.
-DUPLICATE_BEATS = 2
+DUPLICATE_HEARTBEATS = 2
 # A member that was silent for this many looks may be forgotten, FORGET_MAX per heartbeat.
-FORGET_BEATS, FORGET_MAX = 10, 100
+FORGET_HEARTBEATS, FORGET_MAX = 10, 100
 # A lease counts as expired after this many looks and this many TTLs. If it is still renewed, that
 # shows earlier, even if its remaining time is slightly shorter at each look.
 LEASE_LOOKS, LEASE_TTLS = 10, 2.0
@@ -58,7 +58,7 @@ class SilenceWatch(Generic[Key, Value]):
         # A look right after another proves nothing about the silence of others.
         counts = now - self._counted >= self.interval / 2
         # Nor do earlier counts, if this instance itself has not looked for a time.
-        blind = now - self._counted > SILENT_BEATS * self.interval
+        blind = now - self._counted > SILENT_HEARTBEATS * self.interval
         if counts:
             self._counted = now
         seen: dict[Key, Unchanged[Value]] = {}
@@ -89,15 +89,17 @@ class SilenceDetector:
         self._members: SilenceWatch[str, int] = SilenceWatch(interval)
         self._leases: SilenceWatch[Unit, PartitionView] = SilenceWatch(interval, _is_renewed)
         self._duplicate: SilenceWatch[str, int] = SilenceWatch(interval)
-        self._duplicate_beats = 0  # heartbeats of another run under our id, sent while we watched
+        self._duplicate_heartbeats = (
+            0  # heartbeats of another run under our id, sent while we watched
+        )
 
     # --- members ---
 
     def live(self, now: float, server_unix_ms: int, seen: Sequence[MemberView]) -> list[MemberView]:
         """Return the live members.
 
-        A member is dead when its heartbeat has not changed over at least `SILENT_BEATS` of our own,
-        and is older than the TTL on the server's clock or on ours.
+        A member is dead when its heartbeat has not changed over at least `SILENT_HEARTBEATS` of our
+        own, and is older than the TTL on the server's clock or on ours.
         """
         found = self._members.look(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
         live = []
@@ -105,15 +107,15 @@ class SilenceDetector:
             silence = found[one.member.id]
             old = server_unix_ms - one.heartbeat_unix_ms > self._ttl * 1000
             old = old or now - silence.since > self._ttl
-            if one.member.id == self._me or not (old and silence.looks >= SILENT_BEATS):
+            if one.member.id == self._me or not (old and silence.looks >= SILENT_HEARTBEATS):
                 live.append(one)
         return live
 
     @property
     def forgettable(self) -> list[str]:
-        """Members that were silent for `FORGET_BEATS` looks, at most `FORGET_MAX`."""
+        """Members that were silent for `FORGET_HEARTBEATS` looks, at most `FORGET_MAX`."""
         silent = self._members.seen.items()
-        found = (name for name, silence in silent if silence.looks >= FORGET_BEATS)
+        found = (name for name, silence in silent if silence.looks >= FORGET_HEARTBEATS)
         return [name for name in found if name != self._me][:FORGET_MAX]
 
     # --- leases ---
@@ -157,15 +159,15 @@ class SilenceDetector:
         known = self._duplicate.seen.get(self._me)
         silence = self._duplicate.look(now, {self._me: heartbeat_unix_ms})[self._me]
         if leaving:
-            self._duplicate_beats = 0
+            self._duplicate_heartbeats = 0
         elif known is not None and known.value != heartbeat_unix_ms:
-            self._duplicate_beats += 1
+            self._duplicate_heartbeats += 1
         return now - silence.since > self._ttl
 
     def duplicate_gone(self) -> None:
         """Record that no other run has our ID."""
         self._duplicate = SilenceWatch(self._interval)
-        self._duplicate_beats = 0
+        self._duplicate_heartbeats = 0
 
     @property
     def duplicate_lives(self) -> bool:
@@ -173,9 +175,9 @@ class SilenceDetector:
 
         A single heartbeat may also be a late packet of a killed process.
         """
-        return self._duplicate_beats > 0
+        return self._duplicate_heartbeats > 0
 
     @property
     def duplicate_stays(self) -> bool:
         """True if the other run is alive and not about to leave."""
-        return self._duplicate_beats >= DUPLICATE_BEATS
+        return self._duplicate_heartbeats >= DUPLICATE_HEARTBEATS

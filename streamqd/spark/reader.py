@@ -13,7 +13,7 @@ from streamqd.model import RawEntry
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Loss, Span
 from streamqd.spark.options import ReadOptions
-from streamqd.spark.streams import Catalog, keys_for, link_for, persist, stream_key, tell_loss
+from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_loss, stream_key
 from streamqd.store.client import Connection
 from streamqd.store.transport import OverweightError
 
@@ -174,7 +174,7 @@ class EntryReader:
             kind = self._taken(missing) if missing > 0 else ""
         if kind:
             loss = Loss(kind, missing)
-            tell_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
+            report_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
 
 def _weighed(

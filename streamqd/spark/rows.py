@@ -38,7 +38,7 @@ COLUMNS = (
 HEADERS = Column("headers", "array<struct<key:string,value:binary>>", b"headers")
 FIELDS = Column("fields", "map<string,binary>")
 # The fields of a dead letter besides its message. `original_timestamp` is its field `timestamp`.
-LETTER_COLUMNS = (
+DEAD_LETTER_COLUMNS = (
     Column("original_topic", "string", b"originalTopic"),
     Column("original_partition", "int", b"originalPartition"),
     Column("original_id", "string", b"originalId"),
@@ -74,7 +74,7 @@ _ARROW = {
 def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
     """Return a read's columns: of dead letters or messages, with headers and other fields."""
     extra = (*((HEADERS,) if headers else ()), *((FIELDS,) if fields else ()))
-    return (*COLUMNS, *(LETTER_COLUMNS if dead else ()), *extra)
+    return (*COLUMNS, *(DEAD_LETTER_COLUMNS if dead else ()), *extra)
 
 
 def ddl(chosen: Sequence[Column]) -> str:

@@ -237,11 +237,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         if self._target is not None:
             places = [place for place in places if place in self._target]
         facts = catalog.facts(places)
-        anew = {p for p in places if p in begun and offsets.replaced(begun[p], facts[p])}
-        self._seen |= {place: facts[place].added for place in places if place not in anew}
+        recreated = {p for p in places if p in begun and offsets.replaced(begun[p], facts[p])}
+        self._seen |= {place: facts[place].added for place in places if place not in recreated}
         facts, _, waiting = self._waiting(begun, facts)
         total = sum(waiting.values())
-        if not (gone or anew) and self._holds_back(total):
+        if not (gone or recreated) and self._holds_back(total):
             return start
         self._took_at = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -249,7 +249,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             ends = {place: facts[place].latest for place in places}
         else:
             ends = self._limited(catalog, begun, most, facts)
-        self._end = begun | _forward(begun, ends, anew)
+        self._end = begun | _forward(begun, ends, recreated)
         return offsets.to_json(self._end)
 
     def _limited(
@@ -294,7 +294,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._end = ends
         for place in sorted(starts.keys() - ends.keys()):
             entries = offsets.unread(starts[place], self._seen.get(place))
-            catalog.told(place, starts[place], Loss("vanished", entries))
+            catalog.report_gap(place, starts[place], Loss("vanished", entries))
         facts = catalog.facts(sorted(ends))
         spans = catalog.spans(starts, ends, facts, self._seen)
         return [SpanPartition(span) for span in catalog.cut(spans, facts)]
@@ -337,7 +337,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
 
 
-def _forward(begun: Offsets, ends: Offsets, anew: set[TopicPartition]) -> Offsets:
+def _forward(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:
     """Return the end positions after their start, or in a new stream. The others stay as they are.
 
     Spark compares offsets as texts to decide whether there is work to do.
@@ -345,5 +345,5 @@ def _forward(begun: Offsets, ends: Offsets, anew: set[TopicPartition]) -> Offset
     return {
         place: end
         for place, end in ends.items()
-        if place in anew or place not in begun or end.id > begun[place].id
+        if place in recreated or place not in begun or end.id > begun[place].id
     }

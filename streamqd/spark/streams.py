@@ -40,7 +40,7 @@ _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
 _links_of = os.getpid()
 _links_lock = threading.Lock()
-_told: set[str] = set()  # a stream asks for the names in every batch. Each is logged once.
+_logged: set[str] = set()  # a stream asks for the names in every batch. Each is logged once.
 _T = TypeVar("_T")
 
 
@@ -159,8 +159,8 @@ def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict
 
 
 def _warn_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
+    if text not in _logged:
+        _logged.add(text)
         _log.warning("%s", text)
 
 
@@ -190,9 +190,9 @@ class Catalog:
         """Raise Refused when the start or the end names a partition that is not read."""
         options = self._options
         for edge, named in (("starting", options.starting), ("ending", options.ending)):
-            strange = sorted(set(named or ()) - set(found))
-            if strange:
-                name, partition = strange[0]
+            unread = sorted(set(named or ()) - set(found))
+            if unread:
+                name, partition = unread[0]
                 raise Refused(
                     f"{edge}Offsets names {name} partition {partition}, which is not read; it"
                     " does not exist, or is not part of the subscription"
@@ -255,7 +255,8 @@ class Catalog:
         live = [place for place in places if not place[0].endswith(DLQ)]
         asked = [("XINFO", "STREAM", stream_key(self._keys, place)) for place in dead]
         found = {
-            place: _letter_facts(raw) for place, raw in zip(dead, link.pipeline(asked), strict=True)
+            place: _dead_letter_facts(raw)
+            for place, raw in zip(dead, link.pipeline(asked), strict=True)
         }
         calls = [statistics.measure_partition(self._keys, *place) for place in live]
         for place, answer in zip(live, accepted(link.run_many(calls)), strict=True):
@@ -411,7 +412,7 @@ class Catalog:
             gone = offsets.replaced(end, now)
             loss = offsets.lost(end if gone else start, now, seen.get(place))
             if loss is not None and (start.id < end.id or loss.kind == "replaced"):
-                self.told(place, start, loss)
+                self.report_gap(place, start, loss)
                 start = offsets.onward(start, now)
             whole = None if gone else offsets.span(place, start, end, now)
             if whole is not None:
@@ -450,9 +451,9 @@ class Catalog:
             ends.append(gone.id)
             after = gone.id
 
-    def told(self, place: TopicPartition, after: Position, loss: Loss) -> None:
+    def report_gap(self, place: TopicPartition, after: Position, loss: Loss) -> None:
         """Raise DataLossError, or log the loss and continue, depending on the options."""
-        tell_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
+        report_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
 
 class _Walked(Position):
@@ -465,7 +466,7 @@ def _id_or_none(text: str) -> Id | None:
     return offsets.read_id(text) if text else None
 
 
-def _letter_facts(raw: Any) -> StreamFacts:
+def _dead_letter_facts(raw: Any) -> StreamFacts:
     """Return facts about dead letters, which replay and purge remove from the middle."""
     if isinstance(raw, RedisRefused):
         if "no such key" in str(raw):
@@ -491,7 +492,7 @@ def _last_delivered(listed: list[Any], group: str) -> Id | None:
     return None
 
 
-def tell_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> None:
+def report_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> None:
     """Raise DataLossError when `fail`, else log it."""
     left = "the remaining entries"
     where = f"{place[0]} partition {place[1]} after {offsets.write_id(after)}"

@@ -31,7 +31,7 @@ VERSION = 1
 ORDERS_MAX = 256  # directives. Every instance reads all with each heartbeat.
 WHY_MAX = 200  # characters of a reason
 TIME_END = 1 << 52  # unix ms. control_change resets times from here on.
-EVERYBODY = "*"
+ALL_INSTANCES = "*"
 REBALANCE = "rebalance"
 LAST = "last"
 
@@ -62,7 +62,7 @@ class Directive(NamedTuple):
 
 @dataclass(frozen=True)
 class Directives:
-    """All directives. `strange` maps unreadable fields to the reason that they cannot be read."""
+    """All directives. `unreadable` maps other fields to the reason why they cannot be read."""
 
     pauses: dict[Scope, Directive] = field(default_factory=dict)
     stops: dict[Scope, Directive] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Directives:
     drains: dict[str, Directive] = field(default_factory=dict)
     reloads: dict[str, Directive] = field(default_factory=dict)
     rebalance: Directive | None = None
-    strange: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     def pause_of(self, unit: Unit) -> tuple[Scope, Directive] | None:
         """Return the widest pause that covers a unit, or None."""
@@ -84,12 +84,12 @@ class Directives:
 
     def reload_of(self, instance: str) -> int:
         """Return the time of the latest reload of the instance or of all (unix ms), 0 = never."""
-        orders = (self.reloads.get(instance), self.reloads.get(EVERYBODY))
+        orders = (self.reloads.get(instance), self.reloads.get(ALL_INSTANCES))
         return max((order.at_unix_ms for order in orders if order is not None), default=0)
 
 
 def read(flat: Sequence[bytes]) -> Directives:
-    """Read the hash, names and values in turn. Never fails: see `strange`."""
+    """Read the hash, names and values in turn. Never fails: see `unreadable`."""
     found = Directives()
     rebalance: Directive | None = None
     for raw_name, raw in zip(flat[::2], flat[1::2], strict=True):
@@ -114,7 +114,7 @@ def read(flat: Sequence[bytes]) -> Directives:
             else:
                 raise ValueError("not a directive that this version supports")
         except (ValueError, TypeError, RecursionError) as error:
-            found.strange[name] = str(error)
+            found.unreadable[name] = str(error)
     return replace(found, rebalance=rebalance)
 
 

@@ -158,7 +158,7 @@ class Keys:
 
     def source(self, topic: str, partition: int, group: str) -> str:
         """STREAM that the group reads: the partition, or for `<name>@dlq` its dead letters."""
-        if Unit(topic, partition, group).reads_letters:
+        if Unit(topic, partition, group).reads_dead_letters:
             return self.dlq(topic, partition)
         return self.stream(topic, partition)
 

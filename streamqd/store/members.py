@@ -24,7 +24,7 @@ UNITS_MAX = 1_000_000
 TTL_MAX = 366 * 86_400
 
 
-def beat(
+def heartbeat(
     keys: Keys,
     fleet: str,
     instance: str,
@@ -89,22 +89,22 @@ class Present(NamedTuple):
     def parse(cls, reply: Reply) -> Present:
         """Read OK."""
         now, rows, orders = reply.rest
-        return cls(untrusted.integer(now, "TIME"), [_beat(*row) for row in rows], orders)
+        return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], orders)
 
 
-def seen_of(beat: Heartbeat) -> MemberView:
+def seen_of(heartbeat: Heartbeat) -> MemberView:
     """Convert a member's record for the rebalancer. An unreadable record offers nothing."""
     try:
-        return described(beat)
+        return described(heartbeat)
     except BadValue:
         return MemberView(
-            Member(beat.instance, 1, 0, frozenset()), beat.heartbeat_unix_ms, leaving=True
+            Member(heartbeat.instance, 1, 0, frozenset()), heartbeat.heartbeat_unix_ms, leaving=True
         )
 
 
-def described(beat: Heartbeat, key: str = INFO) -> MemberView:
+def described(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
     """Read a member's record. Raises BadValue for the first bad field of the hash `key`."""
-    name, heartbeat_unix_ms, raw, bad = beat
+    name, heartbeat_unix_ms, raw, bad = heartbeat
     if bad is not None:
         raise BadValue(key, bad.field, bad.found, bad.wanted)
 
@@ -145,9 +145,9 @@ def _bad(key: str, name: str, field: str, value: object, wanted: str) -> BadValu
     return BadValue(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
-def process_of(beat: Heartbeat) -> dict[str, Any]:
+def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
     """Return host and pid of a member as log fields, leaving out unreadable ones."""
-    host, pid = beat.info.get("host"), beat.info.get("pid")
+    host, pid = heartbeat.info.get("host"), heartbeat.info.get("pid")
     found: dict[str, Any] = {}
     if isinstance(host, str):
         found["other_host"] = host[: untrusted.SHOWN_BYTES]
@@ -156,22 +156,22 @@ def process_of(beat: Heartbeat) -> dict[str, Any]:
     return found
 
 
-def twin(reply: Reply) -> Heartbeat:
+def duplicate(reply: Reply) -> Heartbeat:
     """Read DUPLICATE: the other run with the same id (its instance is '' here)."""
-    return _beat(b"", *reply.rest)
+    return _heartbeat(b"", *reply.rest)
 
 
-def _beat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> Heartbeat:
+def _heartbeat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> Heartbeat:
     name, bad = untrusted.label(instance), None
     try:
         info = untrusted.json_object(described or None, INFO, name, default={})
     except BadValue as error:
         info, bad = {}, error
     try:
-        beat = untrusted.integer(heartbeat_unix_ms, INFO, f"{name}, last beat")
+        heartbeat = untrusted.integer(heartbeat_unix_ms, INFO, f"{name}, last beat")
     except BadValue as error:
-        beat, bad = 0, error  # an unreadable score counts as a heartbeat of long ago
-    return Heartbeat(name, beat, info, bad)
+        heartbeat, bad = 0, error  # an unreadable score counts as a heartbeat of long ago
+    return Heartbeat(name, heartbeat, info, bad)
 
 
 def _keys(keys: Keys, fleet: str) -> dict[str, str]:
@@ -201,14 +201,14 @@ def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
         if isinstance(reply, RedisRefused):
             raise reply
     score, described = found
-    return None if score is None else _beat(instance.encode(), score, described or b"")
+    return None if score is None else _heartbeat(instance.encode(), score, described or b"")
 
 
-def beats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:
+def heartbeats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:
     """Read the replies to the commands of `stored`."""
     info_of = dict(zip((infos or ())[::2], (infos or ())[1::2], strict=True))
     flat = scores or ()
     return [
-        _beat(name, score, info_of.get(name, b""))
+        _heartbeat(name, score, info_of.get(name, b""))
         for name, score in zip(flat[::2], flat[1::2], strict=True)
     ]

@@ -232,16 +232,16 @@ class Reclaimed(NamedTuple):
     """
 
     entries: list[tuple[bytes, list[bytes]]]
-    ghosts: int
+    missing_entries: int
     next: Cursor | None
 
     @classmethod
     def parse(cls, reply: Reply) -> Reclaimed:
         """Read OK."""
-        entries, ghosts, after = reply.rest
+        entries, missing_entries, after = reply.rest
         return cls(
             [(entry[0], entry[1]) for entry in entries],
-            ghosts,
+            missing_entries,
             (after[0], after[1]) if after else None,
         )
 
@@ -297,7 +297,7 @@ def dead(
     Not for a group that reads dead letters, because it would read its own letters forever.
     """
     _bounded("settle_dead", len(items))
-    if lease.unit.reads_letters:
+    if lease.unit.reads_dead_letters:
         raise ContractError(f"settle_dead: {lease.unit} reads dead letters")
     return _fenced(
         "settle_dead",

@@ -160,8 +160,8 @@ class Node:
             self.transport = self._connect(endpoint, end)
         except RedisRefused as error:
             self._finder.failed(endpoint)
-            said = str(error).rstrip(".")
-            text = f"{self.address} refused the connection: {said}{_advice(error)}"
+            answer = str(error).rstrip(".")
+            text = f"{self.address} refused the connection: {answer}{_advice(error)}"
             raise RedisUnavailable(text, sent=False) from error
         except (RedisUnavailable, OSError, UnicodeError) as error:
             self._finder.failed(endpoint)

@@ -18,7 +18,7 @@ from streamqd.store.statistics import TRIM
 
 REMOVED_MAX = 1_000_000  # entries removed by one call
 SAMPLES = 1_000  # nodes sampled to estimate the size of a stream, as in the scripts
-GHOSTS_MAX = 5_000  # pending entries settled by one call
+MISSING_MAX = 5_000  # pending entries settled by one call
 
 
 def trim(
@@ -133,7 +133,7 @@ class Dropped(NamedTuple):
         return cls(removed, {untrusted.label(name): lost for name, lost in pairs})
 
 
-def settle_ghosts(keys: Keys, unit: Unit, count: int) -> Call:
+def settle_missing(keys: Keys, unit: Unit, count: int) -> Call:
     """Settle the group's pending entries that `drop` removed."""
     return scripts.get("missing_settle").call(
         {
@@ -142,7 +142,7 @@ def settle_ghosts(keys: Keys, unit: Unit, count: int) -> Call:
             "trim": keys.trim(unit.topic, unit.partition),
         },
         group=unit.group,
-        count=_page(count, GHOSTS_MAX),
+        count=_page(count, MISSING_MAX),
     )
 
 

@@ -172,13 +172,13 @@ def unit_figures(reply: Reply, key: str = RETRIES) -> UnitFigures | None:
     )
 
 
-LETTERS_AT_ONCE = 500  # dead letters counted by one call
+DEAD_LETTERS_AT_ONCE = 500  # dead letters counted by one call
 GROUP_BYTES_MAX = 256  # bytes of a group's name in a dead letter
 GROUPS_MAX = 1_000  # groups that letters may name. Beyond that, all counts are unknown.
 
 
 @dataclass(frozen=True, slots=True)
-class LetterCount:
+class DeadLetterCount:
     """Dead letters of one partition by group, counted from the oldest one to `after`.
 
     `whole`: all letters are counted, so the counts are current.
@@ -193,24 +193,26 @@ class LetterCount:
         return self.by_group.get(group, 0) if self.whole else None
 
 
-def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) -> Call:
+def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetterCount) -> Call:
     """Build the call that counts the next letters."""
     place = topic, partition
-    return scripts.on("dead_letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
+    return scripts.on(
+        "dead_letters_measure", keys, place, after=known.after, count=DEAD_LETTERS_AT_ONCE
+    )
 
 
-def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:
-    """Add the reply to `count_letters`. Restarts the count if letters were removed since."""
+def dead_letters_counted(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
+    """Add the reply to `count_dead_letters`. Restarts the count if letters were removed since."""
     counted, last, more, there = reply.rest
     found = Counter(known.by_group)
     for name, count in zip(counted[::2], counted[1::2], strict=True):
         # Count an invalid name under its printable form.
         found[name[:GROUP_BYTES_MAX].decode("utf-8", "replace")] += int(count)
     if more:
-        return LetterCount(found, last.decode())
+        return DeadLetterCount(found, last.decode())
     if found.total() != int(there) or len(found) > GROUPS_MAX:
-        return LetterCount()
-    return LetterCount(found, last.decode(), whole=True)
+        return DeadLetterCount()
+    return DeadLetterCount(found, last.decode(), whole=True)
 
 
 def _backlog(raw: list[Any]) -> Backlog:

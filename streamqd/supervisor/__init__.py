@@ -22,7 +22,7 @@ from streamqd.config import Daemon, Settings
 from streamqd.embedded import URL as EMBEDDED
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StartRefused
-from streamqd.supervisor.drain import EXIT_CONFIG, EXIT_TWIN
+from streamqd.supervisor.drain import EXIT_CONFIG, EXIT_DUPLICATE
 from streamqd.supervisor.supervisor import Supervisor
 from streamqd.supervisor.watcher import Watched
 
@@ -102,11 +102,11 @@ def run(
 def _claimed(daemon: Daemon) -> startup.InstanceLock:
     """Acquire the lock of the instance. Raises StartRefused when another process holds it."""
     lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
-    twin = lock.acquire()
-    if twin is not None:
+    other = lock.acquire()
+    if other is not None:
         advice = "stop it, or give this one another daemon.instance"
         raise StartRefused(
-            EXIT_TWIN,
-            [f"instance {daemon.instance} is already running as process {twin}; {advice}"],
+            EXIT_DUPLICATE,
+            [f"instance {daemon.instance} is already running as process {other}; {advice}"],
         )
     return lock

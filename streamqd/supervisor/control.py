@@ -25,7 +25,7 @@ class Control:
         self._me = instance
         self._read = False
         self.directives = Directives()
-        self._strange = logs.Once("directive.ignored")
+        self._unreadable = logs.Once("directive.ignored")
         self._reloaded = 0  # time of the last finished reload directive
         self._reloading = 0  # time of the running one, 0 = none
         self._reload_problem = ""
@@ -61,10 +61,10 @@ class Control:
         if directives is None or (directives is self.directives and self._read):
             return False
         before, self.directives = self.directives, directives
-        self._strange.look(
+        self._unreadable.look(
             {
                 name: {"directive": name[:200], "problem": why}
-                for name, why in directives.strange.items()
+                for name, why in directives.unreadable.items()
             }
         )
         _log_changes("pause.requested", "pause.removed", before.pauses, directives.pauses)

@@ -29,7 +29,7 @@ CHECKS = 2  # passed in a row, because a message may change its place during a c
 EXIT_DRAINED = 0
 EXIT_CONFIG = 3
 EXIT_REDIS = 4
-EXIT_TWIN = 5
+EXIT_DUPLICATE = 5
 EXIT_DEADLINE = 6
 EXIT_CRASH_LOOP = 7
 

@@ -101,7 +101,7 @@ class LeaseManager:
             or self.membership.mistyped
             or self._scheduler.goes_on
         )
-        due = min(self.membership.beat_at, self.wakes.next_at())
+        due = min(self.membership.heartbeat_at, self.wakes.next_at())
         return max(0.0 if more else due, self.client.retry_at)
 
     # --- one tick ---
@@ -134,19 +134,19 @@ class LeaseManager:
             elif predecessor:
                 self.link.run_many([self.membership.removal_of_predecessor()])
                 self.membership.dead_nonce = ""
-                self.membership.beat_soon()
+                self.membership.heartbeat_soon()
             elif mistyped:
                 self.membership.explain(self.link)
             elif self._wake_ups:
                 wake_ups, self._wake_ups = self._wake_ups, []
                 self.link.pipeline(wake_ups)
             elif listen and self.wakes.listen(now, self.client.patience):
-                self.membership.beat_soon()
+                self.membership.heartbeat_soon()
         except RedisUnavailable as error:
             self.client.failed(error)
             self.wakes.link.close()
             # After an outage, first find out which members are alive.
-            self.membership.beat_by(time.monotonic())
+            self.membership.heartbeat_by(time.monotonic())
 
     def _calls(
         self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
@@ -157,14 +157,14 @@ class LeaseManager:
         def calls_of(partition: PartitionState, due: float) -> Calls:
             return self.isolate(partition.unit, self._calls_of, sent_ns, partition, due) or []
 
-        calls = self._scheduler.next(now, self.membership.beat_at, partitions, calls_of)
+        calls = self._scheduler.next(now, self.membership.heartbeat_at, partitions, calls_of)
         calls = [each for each in calls if not self.client.rests(each[0].key, now)]
-        if now >= self.membership.beat_at:
-            beat = self.membership.heartbeat(now, partitions, offers)
-            if self.client.rests(beat.key, now):
-                self.membership.beat_at = self.client.rest_ends(beat.key)
+        if now >= self.membership.heartbeat_at:
+            heartbeat = self.membership.heartbeat(now, partitions, offers)
+            if self.client.rests(heartbeat.key, now):
+                self.membership.heartbeat_at = self.client.rest_ends(heartbeat.key)
             else:
-                calls.append((beat, self._on_heartbeat))
+                calls.append((heartbeat, self._on_heartbeat))
         return calls
 
     def _calls_of(self, sent_ns: int, partition: PartitionState, due: float) -> Calls:
@@ -220,7 +220,7 @@ class LeaseManager:
         elif word == "lost":
             self.report_lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
-            self.membership.beat_soon()  # another instance was faster: look again
+            self.membership.heartbeat_soon()  # another instance was faster: look again
         if isinstance(reply, RedisRefused):
             self._refused(partition, before.value, reply)
         else:
@@ -237,7 +237,7 @@ class LeaseManager:
         if isinstance(reply, RedisRefused):
             self._refused(partition, "group", reply)
             return
-        self.board.add("groups_restored", registration.tell_restored(partition.unit, reply))
+        self.board.add("groups_restored", registration.log_restored(partition.unit, reply))
         partition.groups_ready = self.news = True
 
     def _on_renew(
@@ -268,12 +268,12 @@ class LeaseManager:
     def look_again(self) -> None:
         """Find out who owns a fence that this instance lost, and whether the server was emptied."""
         self.topics_in_doubt = self.news = True
-        self.membership.beat_soon()
+        self.membership.heartbeat_soon()
 
     def _trust(self, partition: PartitionState, sent_ns: int, now: float) -> None:
         # The lease starts when the server receives the call, so counting from the send is safe.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
-        partition.renew_at = heartbeats.next_beat(now, self.interval, self._jitter)
+        partition.renew_at = heartbeats.next_heartbeat(now, self.interval, self._jitter)
 
     # --- the fleet ---
 
@@ -335,7 +335,7 @@ class LeaseManager:
     def drain_wakes(self) -> None:
         """Read the wake-ups that arrived. They cause a heartbeat soon."""
         if self.wakes.drain():
-            self.membership.beat_soon()
+            self.membership.heartbeat_soon()
 
     def leave(self) -> None:
         """Remove this instance from the fleet. Best effort."""
@@ -374,7 +374,7 @@ class RenewalScheduler:
     def next(
         self,
         now: float,
-        beat_at: float,
+        heartbeat_at: float,
         partitions: Mapping[Unit, PartitionState],
         calls_of: Callable[[PartitionState, float], Calls],
     ) -> Calls:
@@ -384,7 +384,7 @@ class RenewalScheduler:
         """
         if not self._waiting:
             self._waiting = [*partitions][::-1]
-            self._due = self._due_until(now, beat_at, partitions)
+            self._due = self._due_until(now, heartbeat_at, partitions)
         found: Calls = []
         while self._waiting and len(found) < CALLS_MAX:
             partition = partitions.get(self._waiting.pop())
@@ -393,12 +393,12 @@ class RenewalScheduler:
         return found
 
     def _due_until(
-        self, now: float, beat_at: float, partitions: Mapping[Unit, PartitionState]
+        self, now: float, heartbeat_at: float, partitions: Mapping[Unit, PartitionState]
     ) -> float:
         """Return until when renewals are due: early for leases that can join another call.
 
         Otherwise each lease would need a separate round trip.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
-        first = min(renewals, default=beat_at)
-        return now + self._interval * TOGETHER if min(first, beat_at) <= now else now
+        first = min(renewals, default=heartbeat_at)
+        return now + self._interval * TOGETHER if min(first, heartbeat_at) <= now else now

@@ -1,8 +1,8 @@
 """Finds blocked event loops, and names the code that blocks them.
 
-A worker's loop records each turn in its slot (`worker/loop_beat.py`). After `loop_blocked_after`
-seconds without a turn, a signal asks its thread for a stack, which works even in C code. The run
-continues: only the time limits can stop it.
+A worker's loop records each turn in its slot (`worker/loop_heartbeat.py`). After
+`loop_blocked_after` seconds without a turn, a signal makes its thread write its stack, which works
+even in C code. The run continues, because only the time limits can stop it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamqd import logs, worker
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.process import Child
-from streamqd.scoreboard import LOOP_BEAT_SECONDS, now_ns
+from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
 from streamqd.supervisor.partition import PartitionState
 
 MESSAGES_MAX = 8  # running messages in one event
@@ -49,7 +49,7 @@ class _Silence:
     """A loop that does not turn: its process, last heartbeat, and the progress of its report."""
 
     child: Child
-    beat_ns: int  # its last heartbeat
+    heartbeat_ns: int  # its last heartbeat
     report_at: float = 0.0  # monotonic time of the next report
     asked_at: float = 0.0  # monotonic, when its stack was requested, 0 = not yet
     reported: bool = False
@@ -80,20 +80,20 @@ class LoopWatch:
         return found is not None and found.asked_at > 0
 
     def _look(self, partition: PartitionState, now: float, after: float) -> float:
-        child, beat_ns = partition.child, partition.slot.loop_beat_ns
+        child, heartbeat_ns = partition.child, partition.slot.loop_heartbeat_ns
         silence = self._silent.get(partition.unit)
-        if silence and (silence.child is not child or silence.beat_ns != beat_ns):
+        if silence and (silence.child is not child or silence.heartbeat_ns != heartbeat_ns):
             self._end(partition, silence)
             silence = None
-        if child is None or not beat_ns:
+        if child is None or not heartbeat_ns:
             return math.inf
-        seconds = (now_ns() - beat_ns) / 1e9
+        seconds = (now_ns() - heartbeat_ns) / 1e9
         # The block may have started up to one heartbeat interval after the last heartbeat.
-        left = after + LOOP_BEAT_SECONDS - seconds
+        left = after + LOOP_HEARTBEAT_SECONDS - seconds
         if left > 0:
             return now + left
         if silence is None:
-            silence = self._silent[partition.unit] = _Silence(child, beat_ns)
+            silence = self._silent[partition.unit] = _Silence(child, heartbeat_ns)
         if now < silence.report_at:
             return silence.report_at
         if not silence.asked_at:
@@ -127,7 +127,7 @@ class LoopWatch:
             silence.reported = True
             slot.add("loop_blocked")
         slot.note_blocker(str(frame or ""))
-        slot.loop_blocked_ns = silence.beat_ns
+        slot.loop_blocked_ns = silence.heartbeat_ns
         running = sorted(slot.running, key=lambda each: each.sequence)
         logs.event(
             "loop.blocked",
@@ -151,7 +151,7 @@ class LoopWatch:
         now = partition.slot.loop_turned_ns = now_ns()
         partition.slot.loop_blocked_ns = 0
         if silence.child is partition.child:
-            seconds = round((now - silence.beat_ns) / 1e9, 1)
+            seconds = round((now - silence.heartbeat_ns) / 1e9, 1)
             logs.event(
                 "loop.resumed", unit=partition.unit, child=silence.child.pid, seconds=seconds
             )
@@ -194,6 +194,6 @@ def _directories(*names: str) -> tuple[str, ...]:
 def _name(unit: Unit, place: bytes) -> str:
     """Return a message's uid. For a retry or a dead letter, return its place."""
     kind, _, entry_id = place.decode("ascii", "replace").partition(":")
-    if kind != "m" or unit.reads_letters:
+    if kind != "m" or unit.reads_dead_letters:
         return f"{kind}:{entry_id}"
     return f"{unit.topic}/{unit.partition}/{entry_id}"

@@ -32,7 +32,7 @@ class Membership:
     def __init__(self, daemon: Daemon, keys: Keys, lock_id: str) -> None:
         self.daemon = daemon  # replaced by a reload
         self.announcement: Mapping[str, object] = {}  # further fields of the heartbeat
-        self.beat_at = 0.0  # monotonic, when the next heartbeat is due
+        self.heartbeat_at = 0.0  # monotonic, when the next heartbeat is due
         self.seen: list[MemberView] = []  # members in the reply to the last heartbeat
         self.server_unix_ms = 0  # Redis time of the reply
         self.directives: directives.Directives | None = None  # None before the first reply
@@ -46,7 +46,7 @@ class Membership:
         self._lock_id = lock_id
         self._nonce = secrets.token_hex(8)
         self._started = time.time()
-        self._beaten_at = 0.0
+        self._heartbeat_sent_at = 0.0
         self._leaving = False
         self._duplicate_nonce: object = None
         self._stored_directives: list[bytes] | None = None
@@ -54,20 +54,22 @@ class Membership:
         self._mistyped = logs.Once("redis.bad_value", logging.ERROR)
         self._refusal = ""  # the last logged refusal of the heartbeat
 
-    def beat_soon(self) -> None:
+    def heartbeat_soon(self) -> None:
         """Send a heartbeat and look at the fleet at the next tick, or later in a large fleet."""
-        at = heartbeats.woken_beat(self._beaten_at, self.interval, len(self.seen), random())
-        self.beat_by(at)
+        at = heartbeats.woken_heartbeat(
+            self._heartbeat_sent_at, self.interval, len(self.seen), random()
+        )
+        self.heartbeat_by(at)
 
-    def beat_by(self, at: float) -> None:
+    def heartbeat_by(self, at: float) -> None:
         """Send a heartbeat no later than `at` (monotonic)."""
-        self.beat_at = min(self.beat_at, at)
+        self.heartbeat_at = min(self.heartbeat_at, at)
 
     def depart(self) -> None:
         """Report this instance as leaving, with a heartbeat soon."""
         if not self._leaving:
             self._leaving = True
-            self.beat_soon()
+            self.heartbeat_soon()
 
     def wake_up(self) -> tuple[str, ...]:
         """Return the command that wakes the other instances after a change."""
@@ -94,7 +96,7 @@ class Membership:
             "started": round(self._started, 3),
             **self.announcement,
         }
-        return members.beat(
+        return members.heartbeat(
             self._keys,
             daemon.fleet,
             daemon.instance,
@@ -106,8 +108,8 @@ class Membership:
 
     def answered(self, reply: Reply | RedisRefused, jitter: float) -> bool:
         """Process the reply to a heartbeat. Return True if it lists the members."""
-        now = self._beaten_at = time.monotonic()
-        self.beat_at = heartbeats.next_beat(now, self.interval, jitter)
+        now = self._heartbeat_sent_at = time.monotonic()
+        self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
         if isinstance(reply, RedisRefused):
             if key_types.is_of_type(reply):
                 self.mistyped = str(reply)
@@ -117,15 +119,15 @@ class Membership:
         self._mistyped.look({})
         self._refusal = ""
         if reply.word == "DUPLICATE":
-            self._give_way(members.twin(reply), now)
+            self._give_way(members.duplicate(reply), now)
             return False
         self.accepted, self.duplicate = True, {}
         self.silence.duplicate_gone()
         present = members.Present.parse(reply)
         self.server_unix_ms = present.now_unix_ms
-        strange: list[BadValue] = []
-        self.seen = [self._described(member, strange) for member in present.members]
-        self._bad_members.values(strange)
+        invalid: list[BadValue] = []
+        self.seen = [self._described(member, invalid) for member in present.members]
+        self._bad_members.values(invalid)
         if present.orders != self._stored_directives:
             self._stored_directives = present.orders
             self.directives = directives.read(present.orders)
@@ -179,11 +181,11 @@ class Membership:
                 **self.duplicate,
             )
 
-    def _described(self, member: members.Heartbeat, strange: list[BadValue]) -> MemberView:
+    def _described(self, member: members.Heartbeat, invalid: list[BadValue]) -> MemberView:
         try:
             return members.described(member, self._keys.info(self.daemon.fleet))
         except BadValue as error:
-            strange.append(error)
+            invalid.append(error)
             return members.seen_of(member)
 
     def removal_of_predecessor(self) -> Call:

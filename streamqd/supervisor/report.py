@@ -75,7 +75,7 @@ class StatusReporter:
                 flags |= flag
         self._board.flags = flags
         self._board.progress_ns = now_ns()
-        self._tell_progress(time.monotonic(), waited_for=draining or not self._ready)
+        self._report_progress(time.monotonic(), waited_for=draining or not self._ready)
         status = f"{running}/{len(owned)} partitions running"
         if draining:
             status = f"draining, {running} partitions left"
@@ -96,7 +96,7 @@ class StatusReporter:
             self._status = status
             self._notifier.status(status)
 
-    def _tell_progress(self, now: float, *, waited_for: bool) -> None:
+    def _report_progress(self, now: float, *, waited_for: bool) -> None:
         """Feed the watchdog. During a start and a drain, request more time.
 
         A housekeeper that stopped starves the watchdog: otherwise retries and trimming would stop

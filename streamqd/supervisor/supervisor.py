@@ -26,7 +26,7 @@ from streamqd.process import Child
 from streamqd.scoreboard import HEAD_BYTES, WorkerCommand
 from streamqd.supervisor import plan, process_capacity, rebalance, report
 from streamqd.supervisor.control import Control
-from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, BurstCheck, Drain
+from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_DUPLICATE, BurstCheck, Drain
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.limits import MAX_MESSAGES, Limits, OomMonitor, Replacement
@@ -249,7 +249,7 @@ class Supervisor:
             isolate=self.isolation.run,
         )
         if more:
-            self.leases.membership.beat_by(now + MORE_SECONDS)
+            self.leases.membership.heartbeat_by(now + MORE_SECONDS)
         return moves
 
     def _want_replaced(self, found: Replacement) -> None:
@@ -282,7 +282,7 @@ class Supervisor:
         """Collect the wishes of all parts. Changes nothing, so a second call returns the same."""
         now, partitions = seen.now, self.partitions.values()
         wishes: list[Action] = []
-        if self.exit_code == EXIT_TWIN:
+        if self.exit_code == EXIT_DUPLICATE:
             wishes += [plan.KillWorker(unit, "quit") for unit in self.partitions]
         if self.drain.begun:
             wishes += self.drain.wishes(partitions)
@@ -411,14 +411,14 @@ class Supervisor:
         capacity = process_capacity.announcement(self.capacity, daemon.max_partitions)
         if capacity != self._announced:
             self._announced = capacity
-            self.leases.membership.beat_soon()
+            self.leases.membership.heartbeat_soon()
             self.leases.wake_fleet()
         self.leases.membership.announcement = {**self.control.announcement, **capacity}
         if self.drain.begun:
             self.leases.membership.depart()
         before, self._exchanged_at = self._exchanged_at, now
         if any(before < each.broken_until <= now for each in self.partitions.values()):
-            self.leases.membership.beat_soon()  # see whether the partition is still free
+            self.leases.membership.heartbeat_soon()  # see whether the partition is still free
         self.leases.tick(now, self.partitions, self.wanted_units())
 
     def _keep_up(self, now: float) -> None:
@@ -501,7 +501,7 @@ class Supervisor:
         self.rebalancer.moves_max = settings.daemon.rebalance_moves
         self.replacement.forget()
         self._offer(settings, counts)
-        self.leases.membership.beat_soon()
+        self.leases.membership.heartbeat_soon()
 
     def _fits(self, settings: Settings, counts: Mapping[str, int]) -> bool:
         """Return True if the scoreboard has room for all units of a new configuration."""
@@ -531,7 +531,7 @@ class Supervisor:
         new = {name: count for name, count in done.partitions.items() if name not in self.counts}
         if new and self._fits(self.settings, new):
             self._offer(self.settings, new)
-            self.leases.membership.beat_soon()
+            self.leases.membership.heartbeat_soon()
 
     # --- signals, directives, reload ---
 
@@ -562,7 +562,7 @@ class Supervisor:
             return
         if self.control.reload_ended(self.reload.problem):
             # An instance that waits for its turn notices it immediately.
-            self.leases.membership.beat_soon()
+            self.leases.membership.heartbeat_soon()
             self.leases.wake_fleet()
         elif self.control.wants_reload(self.leases.view.live):
             self.reload.request()
@@ -729,7 +729,7 @@ class Supervisor:
                 instance=self.settings.daemon.instance,
                 **member.duplicate,
             )
-            self.exit_code = EXIT_TWIN
+            self.exit_code = EXIT_DUPLICATE
 
     # --- finishing ---
 

@@ -379,13 +379,13 @@ def _describe(span: trace.Span, run: FailedRun) -> None:
     """Add an error to a span, as far as `dlq_error` and `redact_error` have left it."""
     span.set_attribute("error.type", run.error_class or "_OTHER")
     span.set_status(trace.Status(trace.StatusCode.ERROR, run.text))
-    told = {
+    described = {
         "exception.type": run.error_class,
         "exception.message": run.text,
         "exception.stacktrace": run.traceback,
     }
     if run.error_class or run.text:
-        span.add_event("exception", {name: each for name, each in told.items() if each})
+        span.add_event("exception", {name: each for name, each in described.items() if each})
 
 
 def _record(

@@ -51,18 +51,18 @@ def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
     Returns False if the work finished before that line. With "end", the child is killed after the
     work. A child that is killed by the work itself counts as dead, too.
     """
-    ended, tell = os.pipe()
+    ended, report = os.pipe()
     with warnings.catch_warnings():
         # Python warns about a fork with threads. The child only runs the work and then exits.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _die(work, code, crash_at, tell)
-    os.close(tell)
+        _die(work, code, crash_at, report)
+    os.close(report)
     try:
         os.waitpid(child, 0)
         os.set_blocking(ended, False)  # processes started by the work may still have the other end
-        return not _said(ended)
+        return not _received(ended)
     except BaseException:  # such as KeyboardInterrupt during the wait
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
@@ -72,14 +72,14 @@ def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
         os.close(ended)
 
 
-def _said(pipe: int) -> bytes:
+def _received(pipe: int) -> bytes:
     try:
         return os.read(pipe, 1)
     except BlockingIOError:
         return b""
 
 
-def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, tell: int) -> None:
+def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, report: int) -> None:
     """Run the work in the child and report to the pipe that it finished alive. Never returns."""
     try:
         if isinstance(crash_at, int):
@@ -88,7 +88,7 @@ def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, tell: in
         if crash_at == END:
             os.kill(os.getpid(), signal.SIGKILL)
     finally:
-        os.write(tell, b".")
+        os.write(report, b".")
         os._exit(0)
 
 

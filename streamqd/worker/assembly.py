@@ -65,7 +65,7 @@ def assemble(
     context = WorkerContext(
         settings,
         consumer,
-        Delivery(lease.unit, settings.daemon.instance, lease.epoch, slot.beat),
+        Delivery(lease.unit, settings.daemon.instance, lease.epoch, slot.heartbeat),
         slot,
         ControlChannel(slot, control, settler.try_to_flush),
         settler,

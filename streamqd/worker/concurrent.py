@@ -21,12 +21,12 @@ from streamqd.scoreboard import (
 )
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry, InHand, entries_of_read
+from streamqd.worker.entry import FetchedEntry, InFlight, entries_of_read
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
 from streamqd.worker.ordering import Ordering
-from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController
+from streamqd.worker.prefetch import WORK_IN_FLIGHT_NS, PrefetchController
 from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
@@ -60,7 +60,7 @@ class ConcurrentExecutor:
         self._bytes_max = context.settings.daemon.max_message_bytes
         self._ack_each = context.consumer.ack == EACH
         self._running: set[FetchedEntry] = set()
-        self._bytes_in_hand = 0
+        self._bytes_in_flight = 0
         self._run_ns = 0.0  # moving mean
         self._may_expire = False  # whether a message that has come might have an end
         self._free = list(range(context.consumer.lanes))
@@ -68,7 +68,7 @@ class ConcurrentExecutor:
         self._judged: FetchedEntry | None = None  # whose verdict is being found
         self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has finished
         context.slot.open_table(context.consumer.lanes)
-        self._table = context.slot.states[: context.slot.in_hand]
+        self._table = context.slot.states[: context.slot.in_flight]
         context.limit.listen(self._on_soft_limit)
 
     # --- intake ---
@@ -78,7 +78,7 @@ class ConcurrentExecutor:
         self.take_ended()
         for entry in self._ordering.drop():
             self._slot.states[entry.index] = CLEARED
-            self._bytes_in_hand -= entry.size
+            self._bytes_in_flight -= entry.size
         if self._held is not None:
             self._held.restart(self._running)
 
@@ -135,20 +135,20 @@ class ConcurrentExecutor:
     def _line_up(self, entries: list[FetchedEntry]) -> None:
         """Queue entries, or hold them with their key if the key is held."""
         if self._held is None:
-            self._bytes_in_hand += sum([entry.size for entry in entries])
+            self._bytes_in_flight += sum([entry.size for entry in entries])
             self._ordering.add(entries)
             return
         for entry in entries:
             if self._held.may_run(entry, queued=self._ordering.knows(entry.key)):
-                self._bytes_in_hand += entry.size
+                self._bytes_in_flight += entry.size
                 self._ordering.add([entry])
 
     # --- entries in flight, and room for more ---
 
     @property
-    def in_hand(self) -> InHand:
+    def in_flight(self) -> InFlight:
         """The numbers of entries in flight."""
-        return InHand(len(self._running), self._ordering.waiting, self._startable)
+        return InFlight(len(self._running), self._ordering.waiting, self._startable)
 
     @property
     def places(self) -> Collection[bytes]:
@@ -178,7 +178,7 @@ class ConcurrentExecutor:
         """Return True if no more entries may be fetched, by number or by bytes."""
         consumer, waiting = self._consumer, self._ordering.waiting
         full = self._held is not None and self._held.is_full(waiting)
-        full |= self._bytes_in_hand >= consumer.prefetch_bytes
+        full |= self._bytes_in_flight >= consumer.prefetch_bytes
         return full or waiting - self._startable >= consumer.prefetch_max
 
     def _runs_short(self, count: int) -> bool:
@@ -190,7 +190,7 @@ class ConcurrentExecutor:
         if self._held is not None:
             # When fewer entries are ready than lanes are free, there are lanes for due keys.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
-        quick, begin = self._run_ns < WORK_IN_HAND_NS, self._startable
+        quick, begin = self._run_ns < WORK_IN_FLIGHT_NS, self._startable
         ready = self._ordering.ready - begin
         return (quick or len(self._free) > begin) and ready < min(count, self._prefetch.rated)
 
@@ -236,11 +236,11 @@ class ConcurrentExecutor:
             held.begin_again(entry)
             self._index([entry])
             entry.interrupted = False
-            self._bytes_in_hand += entry.size
+            self._bytes_in_flight += entry.size
             self._ordering.add([entry])
 
     def _wants_due(self, held: HeldKeys) -> bool:
-        if not held.keys or (held.one_by_one and self.in_hand.entries):
+        if not held.keys or (held.one_by_one and self.in_flight.entries):
             return False
         return self._ordering.ready < len(self._free)
 
@@ -328,7 +328,7 @@ class ConcurrentExecutor:
 
     def _all_over(self, entries: list[FetchedEntry]) -> None:
         """Remove entries from the executor, run or not. The next entries of their keys may run."""
-        self._bytes_in_hand -= sum([entry.size for entry in entries])
+        self._bytes_in_flight -= sum([entry.size for entry in entries])
         self._ordering.ended(entries)
         if self._held is not None:
             self._held.ended(entries)
@@ -345,7 +345,7 @@ class ConcurrentExecutor:
         if self._verdicts.failed(entry, error):
             assert self._held is not None
             behind = self._ordering.surrender(entry)
-            self._bytes_in_hand -= sum([other.size for other in behind])
+            self._bytes_in_flight -= sum([other.size for other in behind])
             self._held.keep(entry, behind)
         self._judged = None
 

@@ -87,7 +87,7 @@ class FetchedEntry:
         self.noted = remembered(self.message)
 
 
-class InHand(NamedTuple):
+class InFlight(NamedTuple):
     """The entries in flight of an executor, without held entries.
 
     `startable` of the `waiting` ones would start now. It is 0 if starting may do I/O or wait.

@@ -24,7 +24,7 @@ from streamqd.errors import HandlerLoadError
 from streamqd.logs import Handled
 from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.forks import family
-from streamqd.worker.loop_beat import LoopBeat
+from streamqd.worker.loop_heartbeat import LoopHeartbeat
 
 CLOSE_SECONDS = 5.0  # seconds to cancel the tasks that a handler left running
 
@@ -58,7 +58,7 @@ class CoroutineRun:
             self._task = loop.create_task(self)  # type: ignore[arg-type]
         except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
             if self._coroutine is None:  # otherwise it has started and finishes normally
-                ended, self._work, self._ended = self._ended, _withdrawn, _nobody
+                ended, self._work, self._ended = self._ended, _withdrawn, _drop_end
                 ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
@@ -119,7 +119,7 @@ def _withdrawn() -> object:
     raise asyncio.CancelledError("its task could not be created")
 
 
-def _nobody(_end: object) -> None:
+def _drop_end(_end: object) -> None:
     pass
 
 
@@ -209,7 +209,7 @@ class EventLoop:
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
         self._waited: CoroutineRun | None = None
-        self._beat: LoopBeat | None = None
+        self._heartbeat: LoopHeartbeat | None = None
         family.loops.add(self)
 
     def halt(self) -> None:
@@ -221,20 +221,22 @@ class EventLoop:
 
     def show(self, slot: WorkerSlot | None) -> None:
         """Start to record the loop's turns in a worker's slot. None stops the recording."""
-        if self._beat is not None:
-            self._beat.close()
-        self._beat = None if slot is None else LoopBeat(self._loop, slot, self._thread.native_id)
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        self._heartbeat = (
+            None if slot is None else LoopHeartbeat(self._loop, slot, self._thread.native_id)
+        )
 
     def begin(self, runs: list[CoroutineRun]) -> None:
         """Start coroutines: together they cost one wake-up of the loop."""
-        if self._beat is not None:
-            self._beat.want()
+        if self._heartbeat is not None:
+            self._heartbeat.want()
         self._loop.call_soon_threadsafe(_start, runs)
 
     def call(self, function: Callable[..., object], *given: object) -> None:
         """Call a function in the loop's thread."""
-        if self._beat is not None:
-            self._beat.want()
+        if self._heartbeat is not None:
+            self._heartbeat.want()
         self._loop.call_soon_threadsafe(function, *given)
 
     def soon(self, call: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from streamqd.worker.batches import BatchRunner
 from streamqd.worker.blocking import BlockedPartition
 from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry, InHand
+from streamqd.worker.entry import FetchedEntry, InFlight
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.hooks import Hooks
@@ -56,7 +56,7 @@ class Executor(Protocol):
     # --- entries in flight, and room for more ---
 
     @property
-    def in_hand(self) -> InHand:
+    def in_flight(self) -> InFlight:
         """The numbers of entries in flight."""
 
     @property

@@ -86,7 +86,7 @@ class Hooks:
         if error is None:
             return
         raise HandlerLoadError(
-            f"on_start of {self._reference} failed: {self._told(error)}{handlers.place_of(error)}"
+            f"on_start of {self._reference} failed: {self._shown(error)}{handlers.place_of(error)}"
         ) from error
 
     def stop(self) -> None:
@@ -96,14 +96,14 @@ class Hooks:
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, exc=error)
         elif error is not None:
             # A traceback includes chained errors, whose texts have not passed `redact_error`.
-            told = self._told(error)
-            logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=told)
+            described = self._shown(error)
+            logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=described)
         if self.loop is not None:
             self.loop.close()
         if self.observer is not None:
             self.observer.stop()
 
-    def _told(self, error: BaseException) -> str:
+    def _shown(self, error: BaseException) -> str:
         text = handlers.passed(handlers.text_of(error), self.loaded.redact)
         return f"{type(error).__name__}: {text}"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamqd.config import Consumer
 
-WORK_IN_HAND_NS = 1_000_000_000  # longest time that the entries of one read should take
+WORK_IN_FLIGHT_NS = 1_000_000_000  # longest time that the entries of one read should take
 FIRST_COUNT = 16
 COUNT_MAX = 1 << 20  # above every `prefetch_max`
 CAUTIOUS_ENTRIES = 100  # handled entries after which a cautious worker fetches more
@@ -56,7 +56,7 @@ class PrefetchController:
         self._entry_bytes += (each - self._entry_bytes) / 4 if self._entry_bytes else each
         self._run_ns += (took_ns / entries - self._run_ns) / 4
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
-        by_work = max(self._least, WORK_IN_HAND_NS / max(1.0, self._run_ns))
+        by_work = max(self._least, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
         # The mean follows slowly from small entries to large ones.
         self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count

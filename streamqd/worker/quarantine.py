@@ -36,7 +36,7 @@ POLL_SECONDS = 0.05  # between two tries for a turn: a blocking wait could not b
 SHARE_SECONDS = 1.0  # seconds of turns after which a worker lets waiting workers go first
 
 # The mark while no message runs. No entry has this id, so no message is suspected.
-NOBODY = b"m:0-0"
+NO_MESSAGE = b"m:0-0"
 
 
 class Quarantine:
@@ -62,7 +62,7 @@ class Quarantine:
         self._since = 0.0  # when the present turn started
         self._had_seconds = 0.0  # of turns since the others could go first
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
-        self._marked = NOBODY
+        self._marked = NO_MESSAGE
         self._logged_unlocked = False  # that turns are unavailable
         context.channel.before_wait = self._before_wait
         _everyone.add(self)
@@ -95,7 +95,7 @@ class Quarantine:
         """Suspect no message if none runs now. Called when an entry is kept for a later run."""
         if self._session and not self._runs:
             self.end_turn()
-            self._mark(NOBODY)
+            self._mark(NO_MESSAGE)
 
     def end(self) -> None:
         """Stop marking runs: all entries of a lost owner are settled."""
@@ -175,8 +175,8 @@ class Quarantine:
 
     def _unmark(self) -> None:
         """Suspect no message: the entry that ran last may still be pending, because it was kept."""
-        if self._marked != NOBODY:
-            self._mark(NOBODY)
+        if self._marked != NO_MESSAGE:
+            self._mark(NO_MESSAGE)
 
     def _take_turn(self, *, alone: bool) -> bool:
         """Try to start a turn: when no suspect runs here, or with `alone` no inherited entry.

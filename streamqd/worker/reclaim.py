@@ -65,18 +65,18 @@ class Reclaim:
             count=count,
             page=self._pages[retried],
         )
-        entries, ghosts, after = messages.Reclaimed.parse(self._calls.run(call))
+        entries, missing_entries, after = messages.Reclaimed.parse(self._calls.run(call))
         if after is None:
             del self._pages[retried]
         else:
             self._pages[retried] = after
-        slot.add("missing_entries", ghosts)
+        slot.add("missing_entries", missing_entries)
         slot.add("reclaimed", len(entries))
         if entries:
             logs.event(
                 "entries.reclaimed",
                 unit=self._context.unit,
                 entries=len(entries),
-                missing_entries=ghosts,
+                missing_entries=missing_entries,
             )
         return [messages.PendingEntry(retried, entry_id, fields) for entry_id, fields in entries]

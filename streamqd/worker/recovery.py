@@ -213,7 +213,7 @@ class Recovery:
         for entry in found:
             if entry.place in known:
                 continue
-            self._turns.obey()
+            self._turns.follow_command()
             if entry.fields is None:
                 self._turns.verdicts.acknowledge_missing(entry)
                 continue
@@ -246,12 +246,12 @@ class Recovery:
         while left := [each for each in entries if states[each.index] == WAITING]:
             self._quarantine.begin(*left)
             executor.start(held=False)
-            while executor.in_hand.running:
+            while executor.in_flight.running:
                 self._turns.settle_next_end(held=False)
                 if not self._slot.words[WORD_COMMAND]:
                     executor.start(held=False)
             self._turns.check_life()
-            if not executor.in_hand.entries:
+            if not executor.in_flight.entries:
                 break
         self._quarantine.end_turn()
         self._turns.run_dry()

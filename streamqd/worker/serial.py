@@ -15,7 +15,7 @@ from streamqd.scoreboard import CLEARED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
 from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry, InHand
+from streamqd.worker.entry import FetchedEntry, InFlight
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.prefetch import PrefetchController, bytes_of
 from streamqd.worker.verdicts import Verdicts
@@ -95,9 +95,9 @@ class SerialExecutor:
     # --- entries in flight, and room for more ---
 
     @property
-    def in_hand(self) -> InHand:
+    def in_flight(self) -> InFlight:
         """The numbers of entries in flight. None runs outside of `start`, which does I/O."""
-        return InHand(0, self._slot.unfinished if self._listed or self._read else 0, 0)
+        return InFlight(0, self._slot.unfinished if self._listed or self._read else 0, 0)
 
     @property
     def places(self) -> Collection[bytes]:

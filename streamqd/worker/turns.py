@@ -45,9 +45,9 @@ class Turns:
         self._consumer, self._link = context.consumer, self.reader.link
         self._published_ns = 0
 
-    def obey_and_collect(self) -> None:
+    def follow_and_collect(self) -> None:
         """Follow the supervisor's command, and collect finished runs."""
-        self.obey()
+        self.follow_command()
         self.executor.take_ended()
         self.check_life()
         if self.guards is not None:
@@ -58,7 +58,7 @@ class Turns:
         if now_ns() - self._published_ns > PUBLISH_NS:
             self.publish()
 
-    def obey(self) -> None:
+    def follow_command(self) -> None:
         """If the supervisor commands a stop or a pause, start nothing and wait for the runs."""
         if not self._slot.words[WORD_COMMAND]:
             return
@@ -68,7 +68,7 @@ class Turns:
             # Entries that the long poll has moved in this time are found by listing.
             self.reader.poll.forget()
             self._link.close()
-        self._channel.check(self.executor.in_hand.entries)
+        self._channel.check(self.executor.in_flight.entries)
         if waited:
             raise Reconnect
 
@@ -77,7 +77,7 @@ class Turns:
         if 0 < self._consumer.max_messages <= self.context.counts.handled:
             raise Stop(ExitCode.RECYCLE)
 
-    def must_obey(self) -> bool:
+    def has_command(self) -> bool:
         """Return True if a command comes before the next read: a run can last for hours."""
         must_pause = self.guards is not None and self.guards.must_pause
         return must_pause or self._slot.words[WORD_COMMAND] != 0
@@ -99,7 +99,7 @@ class Turns:
 
     def advance(self) -> None:
         """Follow the command, collect finished runs, start ready entries, settle due verdicts."""
-        self.obey_and_collect()
+        self.follow_and_collect()
         self.start_and_settle()
 
     # --- waiting ---
@@ -113,7 +113,7 @@ class Turns:
 
     def finish_running(self, *, commanded: bool = True) -> None:
         """Wait for the runs. `commanded`: only while the supervisor commands a stop or a pause."""
-        while self.executor.in_hand.running and (self._slot.words[WORD_COMMAND] or not commanded):
+        while self.executor.in_flight.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.settle_next_end()
 
     def settle_next_end(self, *, held: bool = True) -> None:
@@ -126,11 +126,11 @@ class Turns:
     def run_dry(self) -> None:
         """Run all entries in flight with no other message next to them, then settle them."""
         executor = self.executor
-        while executor.in_hand.entries:
-            self.obey_and_collect()
+        while executor.in_flight.entries:
+            self.follow_and_collect()
             executor.start(held=False)
             self._settler.settle(read_follows=False)
-            if executor.in_hand.entries:
+            if executor.in_flight.entries:
                 self.wait(held=False)
         executor.take_ended()
         self._settler.flush()

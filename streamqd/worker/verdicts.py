@@ -36,8 +36,8 @@ from streamqd.worker.settler import FailedEntry
 
 RELEASE_SECONDS = 1.0  # between a handler's Release and the next listing of pending entries
 TOO_LARGE = "too-large"  # the reason of a dead letter
-UNTOLD = "<its text took longer than the time limit of the run>"
-TELL_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the error's own text
+TEXT_TIMED_OUT = "<its text took longer than the time limit of the run>"
+KEEPS_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the error's own text
 
 
 class Judged:
@@ -124,7 +124,7 @@ class Verdicts:
         if verdict is None:
             return False
         what, fields = dead_letters.crash_fields(context)
-        if self._delivery.unit.reads_letters:
+        if self._delivery.unit.reads_dead_letters:
             self._give_up(entry, verdict.reason, what)
             self._settler.flush()
             return True
@@ -135,7 +135,7 @@ class Verdicts:
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
         """Dead-letter a message that is too large for any producer. Return False for others."""
         text = dead_letters.too_large(entry.message, self._bytes_max)
-        if not text or self._delivery.unit.reads_letters:
+        if not text or self._delivery.unit.reads_dead_letters:
             return False
         self._dead_letter(entry, (TOO_LARGE, TOO_LARGE, text), {})
         return True
@@ -174,7 +174,7 @@ class Verdicts:
         self._counts.failed += 1
         judged = Judged(error)
         self._judge(self._look, judged)
-        outcome = judged.outcome or _untold(error, self._consumer.dlq_error)
+        outcome = judged.outcome or _without_text(error, self._consumer.dlq_error)
         attempt = message.attempt
         free = self._guards is not None and self._guards.exempts(outcome, message)
         verdict = settlement.decide(
@@ -212,7 +212,7 @@ class Verdicts:
         assert not isinstance(verdict, Ack)
         self._judge(self._look_closer, judged)
         self._observe(entry, judged, outcome, "dead")
-        if self._delivery.unit.reads_letters:
+        if self._delivery.unit.reads_dead_letters:
             self._give_up(entry, verdict.reason, text, judged)
             return False
         fields |= dead_letters.last_run(message, judged.span)
@@ -282,8 +282,8 @@ class Verdicts:
         described = handlers.Description(error)
         if detail != "none":
             judged.place = described.place()
-        if detail in TELL_TEXT:
-            judged.text = UNTOLD  # until it is there
+        if detail in KEEPS_TEXT:
+            judged.text = TEXT_TIMED_OUT  # until it is there
             judged.text = handlers.passed(described.text(), self._redact)
         judged.described = described
 
@@ -385,7 +385,7 @@ def _ids_of(span: str) -> dict[str, str]:
     return {"trace_id": trace_id, "span_id": span_id}
 
 
-def _untold(error: BaseException, detail: str) -> Failed:
+def _without_text(error: BaseException, detail: str) -> Failed:
     """Return an outcome for an error whose inspection timed out."""
     name = type(error).__name__
     return Failed("" if detail == "none" else name, "", "", (name,))

@@ -138,13 +138,17 @@ class WorkerProcess:
             return False
         reply = None
         while reply is None:
-            in_hand = {*self.slot.unsettled(), *self.settler.deferred_places, *self.executor.places}
+            in_flight = {
+                *self.slot.unsettled(),
+                *self.settler.deferred_places,
+                *self.executor.places,
+            }
             call = messages.restore_group(
                 self.reader.keys,
                 self.lease,
                 self.reader.last_main,
                 self.reader.last_retry,
-                sorted(in_hand),
+                sorted(in_flight),
             )
             try:
                 reply = self.link.run(call)
@@ -162,7 +166,7 @@ class WorkerProcess:
             unit=self.unit,
             after=reply.rest[0].decode() or None,
             retries_after=reply.rest[1].decode() or None,
-            in_flight=len(in_hand),
+            in_flight=len(in_flight),
         )
         return True
 
@@ -192,11 +196,11 @@ class WorkerProcess:
         turns = self._turns
         empty = False  # the last read brought no entry
         while True:
-            turns.obey_and_collect()  # `Executor.take_ended`: DONE, or FAILED with its verdict
+            turns.follow_and_collect()  # `Executor.take_ended`: DONE, or FAILED with its verdict
             ahead = self._reads_ahead(empty)
             if not (ahead or turns.is_link_taken):
                 turns.start_and_settle()  # `Executor.start`: RUNNING. `Settler.settle`: settled
-                if turns.must_obey():
+                if turns.has_command():
                     continue
             fetched = self._step(Step.READ if ahead else self._next_step(empty))
             if fetched is not None:
@@ -229,7 +233,9 @@ class WorkerProcess:
         if empty or self._turns.verdicts.released or self._reclaim.wanted:
             return False
         return bool(
-            self.executor.in_hand.startable and self.settler.only_plain_acks and self._turns.wants()
+            self.executor.in_flight.startable
+            and self.settler.only_plain_acks
+            and self._turns.wants()
         )
 
     def _next_step(self, empty: bool) -> Step:
@@ -272,7 +278,7 @@ class WorkerProcess:
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
-        if executor.in_hand.startable:
+        if executor.in_flight.startable:
             executor.start()  # it must not add to the acknowledgements already sent
         fetched = reader.receive()
         if fetched.executed and settler.acks_owed:
@@ -319,7 +325,7 @@ class WorkerProcess:
         """Check, from time to time, that all pending entries are fetched here."""
         now = now_ns()
         # Entries that wait for a rate, a circuit or a held key are pending, too.
-        if self.executor.in_hand.entries or self.settler.owed:
+        if self.executor.in_flight.entries or self.settler.owed:
             self._idle_since = 0
             return
         self._turns.publish()

@@ -104,9 +104,11 @@ def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
         # The next heartbeats, checks, measurements and trims read all bad values.
         mark = daemon.mark()
         for _ in range(4):
-            beat = daemon.link.execute("ZSCORE", KEYS.members(FLEET), "one")
+            heartbeat = daemon.link.execute("ZSCORE", KEYS.members(FLEET), "one")
             daemon.wait_for(
-                lambda beat=beat: daemon.link.execute("ZSCORE", KEYS.members(FLEET), "one") != beat,
+                lambda heartbeat=heartbeat: (
+                    daemon.link.execute("ZSCORE", KEYS.members(FLEET), "one") != heartbeat
+                ),
                 what="the next beat",
             )
             (uid,) = daemon.send(["ok"], partition=1)

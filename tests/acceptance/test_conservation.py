@@ -85,12 +85,14 @@ def test_every_missing_message_was_handled_or_is_counted_as_lost(
         sent = next(numbers) // PARTITIONS
         for unit, seen in conservation.last.items():
             unhandled = len(conservation.unhandled[unit])
-            expired, ghosts = (counted(port, name, unit) for name in ("expired", "missing_entries"))
+            expired, missing_entries = (
+                counted(port, name, unit) for name in ("expired", "missing_entries")
+            )
             print(
                 f"{unit}: of {sent} {unhandled} were not handled:"
                 f" {seen.lost_unread} lost unread, {seen.lost_pending} in hand, {expired} expired"
             )
-            assert ghosts == 0
+            assert missing_entries == 0
             assert expired > 0
             # A message lost while pending may still have been handled, because it was in flight.
             least = seen.lost_unread + expired

@@ -228,8 +228,8 @@ def test_dead_letters_purged_or_replayed_in_flight_are_missing(make: NewDaemon):
     daemon.wait_for(lambda: settled(daemon, 2), what="all letters are done with")
     assert [len(attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
     assert notes(daemon, replayed)[0]["replays"] == 1
-    ghosts = daemon.events("missing_entry.acknowledged", group=READER)
-    assert [each["place"] for each in ghosts] == [f"m:{each}" for each in ids[:2]]
+    missing_entries = daemon.events("missing_entry.acknowledged", group=READER)
+    assert [each["place"] for each in missing_entries] == [f"m:{each}" for each in ids[:2]]
 
 
 def test_reset_and_delete_of_a_reader_affect_no_other_group(make: NewDaemon):

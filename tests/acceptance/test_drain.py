@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 
 STOPS = 20
 GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the first reads
-IN_HAND = 60  # of about 160: a worker fetches one second's worth, fewer on a slow machine
+IN_FLIGHT = 60  # of about 160: a worker fetches one second's worth, fewer on a slow machine
 DRAINED, DEADLINE = 0, 6
 BACKLOG = 2000  # messages; too many for any stop to find them all handled
 
@@ -34,7 +34,7 @@ def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
     with daemon:
         uids: list[str] = []
         seen: list[int] = []
-        in_hand, took = [], []
+        in_flight, took = [], []
         for number in range(STOPS):
             wanted = BACKLOG - (daemon.unsettled() if number else 0)
             uids += daemon.send(f"sleep {chance.uniform(0, 0.05):.4f}" for _ in range(wanted))
@@ -47,11 +47,11 @@ def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
                 every=0.001,
             )
             daemon.wait_for(
-                lambda: seen.append(daemon.pending()) or seen[-1] >= IN_HAND,
-                what=f"{IN_HAND} messages are in hand",
+                lambda: seen.append(daemon.pending()) or seen[-1] >= IN_FLIGHT,
+                what=f"{IN_FLIGHT} messages are in hand",
                 every=0.001,
             )
-            in_hand.append(seen[-1])
+            in_flight.append(seen[-1])
             stopped_at = time.monotonic()
             assert daemon.stop() == DRAINED
             took.append(time.monotonic() - stopped_at)
@@ -59,7 +59,7 @@ def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
             assert not any(
                 daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
             )
-        print(f"in hand at the signal: {min(in_hand)} to {max(in_hand)} messages")
+        print(f"in hand at the signal: {min(in_flight)} to {max(in_flight)} messages")
         print(f"drain: {min(took) * 1000:.0f} to {max(took) * 1000:.0f} ms")
         left = daemon.unsettled()
         assert left > 0, "the load was too small: the last stops found nothing to do"

@@ -20,7 +20,7 @@ from streamqd.registration import ensure_topics
 from streamqd.store import messages, scripts
 from tests.support import crash_points, kill_matrix
 from tests.support.crash_points import Strikes
-from tests.support.daemon import GROUP, OBEDIENT, TOPIC, UNREAD_MAX, Daemon
+from tests.support.daemon import GROUP, PAYLOAD_HANDLER, TOPIC, UNREAD_MAX, Daemon
 from tests.support.kill_matrix import (
     BLOCKED,
     ROWS,
@@ -160,7 +160,7 @@ def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
 def test_a_worker_killed_at_any_step_of_a_round_charges_none(
     new_struck: NewDaemon, strikes: Strikes
 ):
-    code = OBEDIENT.read_text() + BATCHES
+    code = PAYLOAD_HANDLER.read_text() + BATCHES
     daemon = new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code)
     uids = inherit_rounds(daemon)
     for number, (point, after) in enumerate(STEPS):
@@ -179,7 +179,7 @@ def test_a_worker_killed_at_any_step_of_a_round_charges_none(
 
 @pytest.mark.fault("F7", "F27")
 def test_a_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, strikes: Strikes):
-    code = OBEDIENT.read_text() + BATCHES
+    code = PAYLOAD_HANDLER.read_text() + BATCHES
     a, b = (
         new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code, name=name)
         for name in ("one", "two")

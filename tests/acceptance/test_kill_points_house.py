@@ -18,43 +18,50 @@ from streamqd import config
 from streamqd.producer import Producer
 from streamqd.store import scripts
 from streamqd.store.client import Connection
-from tests.support import crash_points, kill_desks, kill_houses
+from tests.support import crash_points, kill_commands, kill_housekeepers
 from tests.support.crash_points import PRODUCER, SCRIPTS, Strikes
 from tests.support.daemon import TOPIC, Daemon
-from tests.support.kill_desks import COMMANDS, Desk
-from tests.support.kill_houses import PATIENCE, POINTS, House
+from tests.support.kill_commands import COMMANDS, Desk
+from tests.support.kill_housekeepers import PATIENCE, POINTS, HousekeeperTrial
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
-NewHouses = Callable[[list[str]], list[House]]
+NewHouses = Callable[[list[str]], list[HousekeeperTrial]]
 NewDesks = Callable[[str], "list[Desk]"]
 
 
 @pytest.fixture
-def new_houses(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewHouses]:
+def new_housekeepers(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewHouses]:
     """Create a house for each point, on an empty server."""
     with ExitStack() as stack:
 
-        def make(points: list[str]) -> list[House]:
+        def make(points: list[str]) -> list[HousekeeperTrial]:
             link.execute("FLUSHALL")
-            made = [House(tmp_path, f"{server.url}?db={n}", each) for n, each in enumerate(points)]
-            for house in made:
-                stack.callback(house.close)
+            made = [
+                HousekeeperTrial(tmp_path, f"{server.url}?db={n}", each)
+                for n, each in enumerate(points)
+            ]
+            for housekeeper in made:
+                stack.callback(housekeeper.close)
             return made
 
         yield make
 
 
 @pytest.mark.fault("F1")
-def test_a_housekeeper_killed_at_any_point_costs_nothing(new_houses: NewHouses):
-    kill_houses.run_killed(new_houses([each for each in POINTS if not each.endswith("-calls")]))
+def test_a_housekeeper_killed_at_any_point_costs_nothing(new_housekeepers: NewHouses):
+    kill_housekeepers.run_killed(
+        new_housekeepers([each for each in POINTS if not each.endswith("-calls")])
+    )
 
 
 @pytest.mark.fault("F8")
 def test_an_instance_paused_in_its_housekeeper_costs_nothing(
-    new_houses: NewHouses,
+    new_housekeepers: NewHouses,
 ):
-    kill_houses.run_paused(new_houses([each for each in POINTS if each.endswith("-calls")]))
+    kill_housekeepers.run_paused(
+        new_housekeepers([each for each in POINTS if each.endswith("-calls")])
+    )
 
 
 def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[], bool]]:
@@ -80,19 +87,19 @@ def teach(link: Connection) -> None:
 @pytest.mark.fault("F12")
 def test_any_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServer, tmp_path: Path):
     with FaultProxy(fresh_server.socket_path) as proxy:
-        house = House(tmp_path, proxy.url)
+        housekeeper = HousekeeperTrial(tmp_path, proxy.url)
         try:
-            teach(house.one.link)
+            teach(housekeeper.one.link)
             hits = lose_replies(proxy, SCRIPTS["housekeeper"])
-            house.one.start()
-            house.verdict()
-            house.one.wait_for(
+            housekeeper.one.start()
+            housekeeper.verdict()
+            housekeeper.one.wait_for(
                 lambda: all(hit() for hit in hits), timeout=60.0, what="every reply was lost"
             )
-            house.verdict()
-            assert house.one.stop() == 0
+            housekeeper.verdict()
+            assert housekeeper.one.stop() == 0
         finally:
-            house.close()
+            housekeeper.close()
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -115,11 +122,11 @@ def new_desks(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewD
 
 
 def test_a_command_killed_after_its_reply_can_be_repeated(new_desks: NewDesks):
-    kill_desks.run_killed(new_desks("-called"))
+    kill_commands.run_killed(new_desks("-called"))
 
 
 def test_a_paused_command_can_be_repeated_before_it_resumes(new_desks: NewDesks):
-    kill_desks.run_paused(new_desks("-calls"))
+    kill_commands.run_paused(new_desks("-calls"))
 
 
 @pytest.mark.fault("F12")

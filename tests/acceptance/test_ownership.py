@@ -283,31 +283,33 @@ def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDa
         summary = first.keys.instance("default", "same")
         wait_until(lambda: first.link.execute("EXISTS", summary))
         own = {"other_host": socket.gethostname(), "other_pid": first.pid}
-        twin = new_daemon(
+        duplicate = new_daemon(
             name="west",
             daemon={"instance": "same", "lease_ttl": LONGER, "state_dir": "elsewhere"},
         )
-        twin.start()
-        started = twin.wait_event("daemon.started")
+        duplicate.start()
+        started = duplicate.wait_event("daemon.started")
         began = time.monotonic()
-        named = twin.wait_event("instance.duplicated")
+        named = duplicate.wait_event("instance.duplicated")
         assert own.items() <= named.items()
 
         def over() -> bool:
             published = first.link.execute("GET", summary)
             assert json.loads(published)["pid"] == first.pid
-            return not twin.running
+            return not duplicate.running
 
         wait_until(over)
         second = json.loads(first.link.execute("GET", first.keys.duplicate("default", "same")))
-        assert second["pid"] == twin.pid, "for doctor"
-        assert twin.wait() == 5
+        assert second["pid"] == duplicate.pid, "for doctor"
+        assert duplicate.wait() == 5
         print(f"gave way after {time.monotonic() - began:.2f} s, ttl {LONGER}")
-        (given_up,) = twin.events("duplicate_instance.exited", after=started["number"])
+        (given_up,) = duplicate.events("duplicate_instance.exited", after=started["number"])
         assert own.items() <= given_up.items()
-        assert twin.events("lease.acquired") == []
+        assert duplicate.events("lease.acquired") == []
 
-        assert [each["other_pid"] for each in twin.events("instance.duplicated")] == [first.pid]
+        assert [each["other_pid"] for each in duplicate.events("instance.duplicated")] == [
+            first.pid
+        ]
 
         first.send(["ok"] * 5)
         first.wait_settled()

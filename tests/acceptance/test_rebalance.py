@@ -85,21 +85,21 @@ class Fleet:
         names = ("lease.acquired", "lease.released", "lease.lost", "rebalance.shed")
         return sum(len(m.events(name)) for m in self.members.values() for name in names)
 
-    def beats(self) -> dict[str, float]:
+    def heartbeats(self) -> dict[str, float]:
         """Return the last heartbeat of each instance, in Redis time."""
         flat = self.one.link.execute(
             "ZRANGE", self.one.keys.members("default"), 0, -1, "WITHSCORES"
         )
         return {flat[at].decode(): float(flat[at + 1]) for at in range(0, len(flat), 2)}
 
-    def wait_beats(self, count: int) -> None:
+    def wait_heartbeats(self, count: int) -> None:
         """Wait until every instance has sent `count` heartbeats."""
         seen: dict[str, set[float]] = {}
 
         def enough() -> bool:
-            for name, beat in self.beats().items():
-                seen.setdefault(name, set()).add(beat)
-            return all(len(beats) > count for beats in seen.values())
+            for name, heartbeat in self.heartbeats().items():
+                seen.setdefault(name, set()).add(heartbeat)
+            return all(len(heartbeats) > count for heartbeats in seen.values())
 
         self.one.wait_for(enough, timeout=30.0, what=f"{count} beats of each")
 
@@ -125,7 +125,7 @@ def test_three_instances_share_eight_partitions_and_stay_stable(new_daemon: NewD
     fleet.wait_shares(2, 3, 3)
     fleet.wait_workers()
     moves, epochs = fleet.moves(), fleet.one.epochs()
-    fleet.wait_beats(6)
+    fleet.wait_heartbeats(6)
 
     assert fleet.moves() == moves, "something moved in steady state"
     assert fleet.one.epochs() == epochs
@@ -246,7 +246,7 @@ def test_every_act_of_a_paused_and_replaced_instance_is_refused(
         fenced = sleeper.wait_event("request.fenced", after=mark, partition=number)
         sleeper.wait_event("worker.exited", after=fenced["number"], partition=number)
     assert [each["event"] for each in sleeper.events("lease.acquired", mark)] == []
-    fleet.wait_beats(2)
+    fleet.wait_heartbeats(2)
 
     assert keyspace(heir) == before, "an act of the old owner had an effect"
     assert heir.epochs() == epochs

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 
-CONFIG, REDIS, TWIN = 3, 4, 5
+CONFIG, REDIS, DUPLICATE = 3, 4, 5
 
 
 def refusal(daemon: Daemon, expected: int) -> list[str]:
@@ -256,7 +256,7 @@ def test_a_second_instance_under_the_same_id_is_exit_code_5(new_daemon: NewDaemo
     first = new_daemon()
     with first:
         second = new_daemon(name="two", daemon={"instance": "one"})
-        said = refusal(second, TWIN)
+        said = refusal(second, DUPLICATE)
         problem(said, "one is already running", f"process {first.pid}", "daemon.instance")
         first.send(["ok"] * 10)
         first.wait_settled()
@@ -272,7 +272,7 @@ def test_an_embedded_server_in_use_is_exit_code_5(new_daemon: NewDaemon, tmp_pat
         second = new_daemon(name="two")
         second.write_config(redis={"url": "embedded:"})
         second.start()
-        assert second.wait() == TWIN
+        assert second.wait() == DUPLICATE
         assert first.running
         assert first.stop() == 0
 

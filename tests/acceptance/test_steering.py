@@ -107,7 +107,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "--to", "b", "--reason", "hot", "--wait")
     assert fleet.owners()[mine] == "b"
     moves = fleet.moves()
-    fleet.wait_beats(6)
+    fleet.wait_heartbeats(6)
     assert fleet.moves() == moves, "it was moved back"
     assert f"{TOPIC}/{mine}/{GROUP} is kept on b" in verb(one, "status")
 
@@ -119,7 +119,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     assert two.stop() == 0
     two.start()
     two.wait_event("daemon.ready", after=mark)
-    fleet.wait_beats(3)
+    fleet.wait_heartbeats(3)
     assert set(fleet.owners().values()) == {"a"}
     assert two.events("lease.acquired", mark) == []
     two.wait_for(
@@ -151,7 +151,7 @@ def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
     assert two.stop() == 0
     two.start()
     two.wait_event("daemon.ready", after=mark)
-    fleet.wait_beats(6)
+    fleet.wait_heartbeats(6)
     assert fleet.owners() == {}, "a stopped group was taken"
     later = one.send(["ok"] * 5)
     [group] = document(one, "status")["groups"]
@@ -184,7 +184,7 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     assert two.stop() == 0
     two.start()
     two.wait_event("daemon.ready", after=mark)
-    fleet.wait_beats(3)
+    fleet.wait_heartbeats(3)
     assert two.events("reload.started", mark) == [], "an order was obeyed again"
 
     one.write_code("this is no Python")

@@ -59,7 +59,7 @@ def many(most: int, body: str) -> int:
     return max(2, min(most, FULL_BYTES // len(body)))
 
 
-def in_hand(desk: Desk, body: str, most: int, consumer: str = "w") -> list[bytes]:
+def in_flight(desk: Desk, body: str, most: int, consumer: str = "w") -> list[bytes]:
     """Make `most` entries pending, if they fit; return their places."""
     desk.groups()
     count = many(most, body)
@@ -85,7 +85,7 @@ def promote(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def settle(desk: Desk, body: str) -> Iterator[Call]:
-    places = in_hand(desk, body, 2 * BATCH_MAX)
+    places = in_flight(desk, body, 2 * BATCH_MAX)
     half = len(places) // 2
     size = lambda _: len(body)  # noqa: E731
     for part in portions(places[:half], size, BATCH_MAX):
@@ -95,7 +95,7 @@ def settle(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def settle_small(desk: Desk, body: str) -> Iterator[Call]:
-    places = in_hand(desk, body, 3 * PLACES_MAX)
+    places = in_flight(desk, body, 3 * PLACES_MAX)
     third = min(PLACES_MAX, len(places) // 3)
     yield messages.ack(desk.keys, desk.leased("t1"), places[:third])
     notes = [(each, 1, 5.0) for each in places[third : 2 * third][:BATCH_MAX]]
@@ -105,30 +105,30 @@ def settle_small(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def recover(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, RECOVER_PAGE)
+    in_flight(desk, body, RECOVER_PAGE)
     yield messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", RECOVER_PAGE)
 
 
 def reclaim(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, RECOVER_PAGE, "foreign")
+    in_flight(desk, body, RECOVER_PAGE, "foreign")
     yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 0.0, RECOVER_PAGE)
 
 
 def reclaim_among_fresh(desk: Desk, body: str) -> Iterator[Call]:
     """Skip over entries that are not idle, a page at a time."""
-    in_hand(desk, body, 100_000, "foreign")
+    in_flight(desk, body, 100_000, "foreign")
     yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
 
 
 def read_when_full(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, 2)
+    in_flight(desk, body, 2)
     count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
     costs.backlog(desk, count, body)
     yield messages.fetch(desk.keys, desk.leased("t1"), "s1", count)
 
 
 def adopt(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, 1000, "foreign")
+    in_flight(desk, body, 1000, "foreign")
     desk.do("DEL", desk.fence, desk.lease)
     yield adoption.adopt(desk.keys, desk.unit, "m")
 
@@ -153,7 +153,7 @@ def delayed(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def measure(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, 1000)
+    in_flight(desk, body, 1000)
     costs.backlog(desk, many(100_000, body) // 2, body)
     costs.beside(desk, many(10_000, body) // 8)
     yield figures.measure_partition(desk.keys, *PATH)
@@ -167,7 +167,7 @@ def measure(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def trim(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, 1)
+    in_flight(desk, body, 1)
     desk.do("XACK", desk.stream, desk.unit.group, desk.do("XRANGE", desk.stream, "-", "+")[0][0])
     costs.backlog(desk, many(2 * trimmer.PAGE, body), body)
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "$")
@@ -190,7 +190,7 @@ def drop_nothing(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def leave(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, 10_000)
+    in_flight(desk, body, 10_000)
     due(desk, body, 10_000)
     for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
         yield groups.reset(
@@ -202,10 +202,10 @@ def leave(desk: Desk, body: str) -> Iterator[Call]:
         yield groups.delete(desk.keys, desk.unit, force=True, token="t4")
 
 
-def ghosts(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, retention_enforcer.GHOSTS)
+def missing_entries(desk: Desk, body: str) -> Iterator[Call]:
+    in_flight(desk, body, retention_enforcer.MISSING)
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
-    yield trimming.settle_ghosts(desk.keys, desk.unit, retention_enforcer.GHOSTS)
+    yield trimming.settle_missing(desk.keys, desk.unit, retention_enforcer.MISSING)
 
 
 def publish_staged(desk: Desk, body: str) -> Iterator[Call]:
@@ -217,7 +217,7 @@ def publish_staged(desk: Desk, body: str) -> Iterator[Call]:
 
 CASES: tuple[Case, ...] = (
     *(promote, settle, settle_small, recover, reclaim, reclaim_among_fresh, read_when_full, adopt),
-    *(letters, delayed, measure, trim, drop, drop_nothing, leave, ghosts, publish_staged),
+    *(letters, delayed, measure, trim, drop, drop_nothing, leave, missing_entries, publish_staged),
 )
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import growth_page
-from tests.benchmarks.scale import GHOST, spent, told
+from tests.benchmarks.scale import MISSING_ENTRY, spent, told
 from tests.benchmarks.scale_host import PATIENCE, Host, Shape, add_options, private, until
 from tests.contract.desk import Desk
 from tests.support.costs import backlog, delayed, letters
@@ -124,10 +124,10 @@ def per_message(used: dict[str, float]) -> dict[str, float]:
 # --- amounts --------------------------------------------------------------------------------------
 
 
-def in_hand(desk: Desk, count: int, body: str) -> None:
+def in_flight(desk: Desk, count: int, body: str) -> None:
     """Make `count` messages pending under a dead consumer. Our own consumers' share is bounded."""
     backlog(desk, count, body)
-    assert len(desk.fetch(count, GHOST)) == count
+    assert len(desk.fetch(count, MISSING_ENTRY)) == count
 
 
 def half_of_each(desk: Desk, count: int, body: str) -> None:
@@ -137,7 +137,7 @@ def half_of_each(desk: Desk, count: int, body: str) -> None:
 
 KINDS: dict[str, Callable[[Desk, int, str], None]] = {
     PAUSED: backlog,
-    "pending": in_hand,
+    "pending": in_flight,
     "delayed": half_of_each,
     "dead": letters,
 }

@@ -56,7 +56,7 @@ from tests.support.daemon import Daemon
 SIZES = ("backlog", "delayed", "dead", "pending", "failing", "keep", "bytes", "seconds")
 LETTERS_STAY = 3600.0  # seconds; half of the written dead letters are older
 NODE = 100  # entries that a stream drops together, so this many more may stay
-GHOST = "gone"  # a consumer without a process
+MISSING_ENTRY = "gone"  # a consumer without a process
 
 
 def main() -> None:
@@ -158,13 +158,13 @@ class Trial:
         sizes, body, first = self.options, "x" * self.options.bytes, self.shape.places[0]
         write, everywhere = partial(self.host.write, self.shape), len(self.shape.places)
 
-        def in_hand(desk: Desk, count: int, _body: str, consumer: str) -> None:
-            if count and (consumer == GHOST or desk.unit[:2] == first):
+        def in_flight(desk: Desk, count: int, _body: str, consumer: str) -> None:
+            if count and (consumer == MISSING_ENTRY or desk.unit[:2] == first):
                 pending(desk, count, consumer)
 
         ours = sizes.pending // 2
-        write(partial(in_hand, consumer="w"), ours, body)
-        write(partial(in_hand, consumer=GHOST), ours // everywhere, body)
+        write(partial(in_flight, consumer="w"), ours, body)
+        write(partial(in_flight, consumer=MISSING_ENTRY), ours // everywhere, body)
         write(backlog, sizes.backlog // everywhere, body)
         each = sizes.delayed // 2 // everywhere
         write(delayed, each, body)

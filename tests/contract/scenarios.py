@@ -241,7 +241,7 @@ def missing_settle(desk: Desk) -> Call:
     desk.do("XTRIM", desk.stream, "MINID", "2-0")
     desk.do("HSET", desk.trim, "first", "2-0")
     desk.do("HSET", desk.attempts, "m:1-0:c", "1")
-    return retention.settle_ghosts(desk.keys, desk.unit, 10)
+    return retention.settle_missing(desk.keys, desk.unit, 10)
 
 
 def dead_replay(desk: Desk) -> Call:
@@ -416,7 +416,7 @@ def member_heartbeat(desk: Desk) -> Call:
     desk.do("ZADD", desk.keys.members("default"), 1, "silent")
     desk.do("HSET", desk.keys.info("default"), "silent", '{"nonce":"n0"}')
     desk.do("HSET", desk.keys.orders("default"), "rebalance", "{}")
-    return members.beat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0, ["silent"])
+    return members.heartbeat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0, ["silent"])
 
 
 def control_change(desk: Desk) -> Call:

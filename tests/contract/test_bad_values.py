@@ -96,7 +96,7 @@ def test_directives_apply_despite_an_invalid_last_time(desk: Desk, last: object)
         desk.expect("control_change", "OK", directives.change(desk.keys, "default", "pause:a/0/b"))
         found = directives.read(desk.do("HGETALL", key))
         assert found.pauses
-        assert not found.strange
+        assert not found.unreadable
 
 
 @pytest.mark.parametrize("floor", NO_ID)

@@ -21,7 +21,7 @@ class Run(NamedTuple):
     attempt: int = 1
 
 
-class Scene:
+class Scenario:
     """A unit with messages 1 to 5, sent and recorded, of which 1 to 4 were read."""
 
     def __init__(self, desk: Desk, path: Path, **options: Any) -> None:
@@ -69,17 +69,17 @@ class Scene:
 
 
 @pytest.fixture
-def scene(desk: Desk, tmp_path: Path) -> Scene:
-    return Scene(desk, tmp_path / "ledger")
+def scenario(desk: Desk, tmp_path: Path) -> Scenario:
+    return Scenario(desk, tmp_path / "ledger")
 
 
-def test_every_place_is_seen_and_the_look_writes_nothing(scene: Scene):
-    desk = scene.desk
-    scene.end(1)
-    scene.ack(1)
-    scene.retry(2)
-    scene.bury(3)
-    scene.send(6)
+def test_every_place_is_seen_and_the_look_writes_nothing(scenario: Scenario):
+    desk = scenario.desk
+    scenario.end(1)
+    scenario.ack(1)
+    scenario.retry(2)
+    scenario.bury(3)
+    scenario.send(6)
     desk.add("9-0", "payload", "7 sleep 0", "originalId", "7-0", stream=desk.retry)
     desk.fetch(1, stream=desk.retry)
     desk.add("10-0", "payload", "8 sleep 0", "originalId", "8-0", stream=desk.retry)
@@ -87,7 +87,7 @@ def test_every_place_is_seen_and_the_look_writes_nothing(scene: Scene):
     desk.link.run(publishing.schedule(desk.keys, "access", 0, 60.0, "s1", fields))
     before = desk.dump()
 
-    assert scene.where() == {
+    assert scenario.where() == {
         "2": ["delayed"],
         "3": ["dead"],
         "4": ["pending"],
@@ -98,105 +98,105 @@ def test_every_place_is_seen_and_the_look_writes_nothing(scene: Scene):
         "9": ["scheduled"],
     }
     assert desk.dump() == before
-    assert scene.blamed() == []
-    assert scene.conservation.left().total() == 7
-    assert scene.conservation.dead() == {desk.unit.group: {"3"}}
+    assert scenario.blamed() == []
+    assert scenario.conservation.left().total() == 7
+    assert scenario.conservation.dead() == {desk.unit.group: {"3"}}
 
 
-def test_finished_pending_message_is_no_violation(scene: Scene):
-    scene.end(1)
-    assert scene.blamed() == []
-    scene.ack(1)
-    assert scene.blamed() == []
+def test_finished_pending_message_is_no_violation(scenario: Scenario):
+    scenario.end(1)
+    assert scenario.blamed() == []
+    scenario.ack(1)
+    assert scenario.blamed() == []
 
 
 # --- planted violations ---------------------------------------------------------------------------
 
 
-def test_ack_without_success_is_a_violation(scene: Scene):
-    scene.ack(1)
-    assert scene.blamed() == ["1 is nowhere, and no run of it has ended well"]
+def test_ack_without_success_is_a_violation(scenario: Scenario):
+    scenario.ack(1)
+    assert scenario.blamed() == ["1 is nowhere, and no run of it has ended well"]
 
 
-def test_skipped_message_is_a_violation(scene: Scene):
-    desk = scene.desk
+def test_skipped_message_is_a_violation(scenario: Scenario):
+    desk = scenario.desk
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
-    assert scene.blamed() == ["5 is nowhere, and no run of it has ended well"]
+    assert scenario.blamed() == ["5 is nowhere, and no run of it has ended well"]
 
 
-def test_message_in_two_places_is_a_violation(scene: Scene):
-    scene.retry(1)
-    desk = scene.desk
+def test_message_in_two_places_is_a_violation(scenario: Scenario):
+    scenario.retry(1)
+    desk = scenario.desk
     desk.add("9-0", "payload", "1 sleep 0", "originalId", "1-0", stream=desk.retry)
-    [sentence] = scene.blamed()
+    [sentence] = scenario.blamed()
     assert "['delayed', 'retry unread']" in sentence
 
 
-def test_message_back_after_settling_is_a_violation(scene: Scene):
-    scene.end(1)
-    scene.ack(1)
-    assert scene.blamed() == []
-    desk = scene.desk
+def test_message_back_after_settling_is_a_violation(scenario: Scenario):
+    scenario.end(1)
+    scenario.ack(1)
+    assert scenario.blamed() == []
+    desk = scenario.desk
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "0")
-    assert "1 was settled and is ['unread'] again" in scene.blamed()
+    assert "1 was settled and is ['unread'] again" in scenario.blamed()
 
 
-def test_pending_entry_without_a_body_is_a_violation(scene: Scene):
-    desk = scene.desk
+def test_pending_entry_without_a_body_is_a_violation(scenario: Scenario):
+    desk = scenario.desk
     desk.do("XTRIM", desk.stream, "MINID", "2-0")
-    blamed = scene.blamed()
+    blamed = scenario.blamed()
     assert any("without a body: ['pending']" in each for each in blamed)
     assert "1 is nowhere, and no run of it has ended well" in blamed
 
 
 @pytest.mark.parametrize("half", ["delayed", "items"])
-def test_half_of_a_delayed_message_is_seen(scene: Scene, half: str):
-    scene.retry(1)
-    scene.desk.do("DEL", getattr(scene.desk, half))
-    assert any("without a body: ['delayed'" in each for each in scene.blamed())
+def test_half_of_a_delayed_message_is_seen(scenario: Scenario, half: str):
+    scenario.retry(1)
+    scenario.desk.do("DEL", getattr(scenario.desk, half))
+    assert any("without a body: ['delayed'" in each for each in scenario.blamed())
 
 
-def test_falling_epoch_is_a_violation(scene: Scene):
-    assert scene.blamed() == []
-    scene.desk.do("HSET", scene.desk.fence, "epoch", "5")
-    [sentence] = scene.blamed()
+def test_falling_epoch_is_a_violation(scenario: Scenario):
+    assert scenario.blamed() == []
+    scenario.desk.do("HSET", scenario.desk.fence, "epoch", "5")
+    [sentence] = scenario.blamed()
     assert sentence.startswith("the epoch fell from ")
     assert sentence.endswith(" to 5")
 
 
-def test_check_fails_when_the_group_is_missing(scene: Scene):
-    desk = scene.desk
+def test_check_fails_when_the_group_is_missing(scenario: Scenario):
+    desk = scenario.desk
     desk.do("XGROUP", "DESTROY", desk.retry, desk.unit.group)
     desk.do("XGROUP", "CREATE", desk.retry, "another", "0")
     with pytest.raises(Exception, match="NOGROUP"):
-        scene.conservation.check()
+        scenario.conservation.check()
 
 
 # --- charges, and deliberate losses ---------------------------------------------------------------
 
 
-def test_crashes_are_read_from_counters_and_fields(scene: Scene):
-    desk, group = scene.desk, scene.desk.unit.group
+def test_crashes_are_read_from_counters_and_fields(scenario: Scenario):
+    desk, group = scenario.desk, scenario.desk.unit.group
     desk.do("HSET", desk.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
-    scene.bury(3, crashCount=b"1", crashes=b"1")
+    scenario.bury(3, crashCount=b"1", crashes=b"1")
     fields = ("originalId", "7-0", "crashCount", "4")
     desk.add("9-0", "payload", "7 sleep 0", *fields, stream=desk.retry)
-    assert scene.blamed() == []
-    assert scene.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 4}
+    assert scenario.blamed() == []
+    assert scenario.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 4}
     desk.fetch(1, stream=desk.retry)
     desk.do("HSET", desk.attempts, "r:9-0:c", 1)
     desk.do("HDEL", desk.attempts, "m:1-0:c")
-    scene.conservation.check()
-    assert scene.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 5}
+    scenario.conservation.check()
+    assert scenario.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 5}
 
 
 @pytest.fixture
-def losing(desk: Desk, tmp_path: Path) -> Scene:
-    return Scene(desk, tmp_path / "ledger", drops=True, expiring={"2"})
+def losing(desk: Desk, tmp_path: Path) -> Scenario:
+    return Scenario(desk, tmp_path / "ledger", drops=True, expiring={"2"})
 
 
 @pytest.mark.parametrize(("counted", "fine"), [(0, False), (1, True), (2, False)])
-def test_unread_losses_must_match_the_counter(losing: Scene, counted: int, *, fine: bool):
+def test_unread_losses_must_match_the_counter(losing: Scenario, counted: int, *, fine: bool):
     desk = losing.desk
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
     desk.do("HSET", desk.trim, f"dropped_unread:{desk.unit.group}", counted)
@@ -205,7 +205,7 @@ def test_unread_losses_must_match_the_counter(losing: Scene, counted: int, *, fi
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_pending_losses_are_allowed_before_and_after_counting(losing: Scene, *, counted: bool):
+def test_pending_losses_are_allowed_before_and_after_counting(losing: Scenario, *, counted: bool):
     desk = losing.desk
     desk.do("XTRIM", desk.stream, "MINID", "2-0")
     if counted:
@@ -216,7 +216,7 @@ def test_pending_losses_are_allowed_before_and_after_counting(losing: Scene, *, 
     assert losing.blamed() == ["1 are nowhere, not handled well, and not counted"]
 
 
-def test_expiring_message_may_be_acknowledged_unhandled(losing: Scene):
+def test_expiring_message_may_be_acknowledged_unhandled(losing: Scenario):
     losing.ack(2)
     assert losing.blamed() == []
     assert losing.conservation.unhandled == {losing.desk.unit: {"2"}}

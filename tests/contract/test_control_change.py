@@ -83,12 +83,12 @@ def test_number_of_directives_is_bounded(desk: Desk) -> None:
 
 
 def test_heartbeat_returns_the_directives(desk: Desk) -> None:
-    beat = members.beat(desk.keys, "default", "a", "n1", {}, 9.0)
-    assert Present.parse(desk.link.run(beat)).orders == []
+    heartbeat = members.heartbeat(desk.keys, "default", "a", "n1", {}, 9.0)
+    assert Present.parse(desk.link.run(heartbeat)).orders == []
     at = changed(desk, change(desk, "move:access/0/hits", to="b")).at_unix_ms
-    seen = directives.read(Present.parse(desk.link.run(beat)).orders)
+    seen = directives.read(Present.parse(desk.link.run(heartbeat)).orders)
     assert seen.moves == {Unit("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
-    other = members.beat(desk.keys, "blue", "a", "n1", {}, 9.0)
+    other = members.heartbeat(desk.keys, "blue", "a", "n1", {}, 9.0)
     assert Present.parse(desk.link.run(other)).orders == []
 
 
@@ -117,7 +117,7 @@ def test_unreadable_directive_is_reported_and_kept(name: str, value: object) -> 
     raw = json.dumps(value).encode() if value is not None else b"\xff{"
     flat = [name.encode(), raw, b"drain:a", json.dumps(GOOD).encode(), b"last", b"5"]
     seen = directives.read(flat)
-    assert list(seen.strange) == [name]
+    assert list(seen.unreadable) == [name]
     assert list(seen.drains) == ["a"]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from streamqd.store import statistics, tracing
-from streamqd.store.statistics import LetterCount
+from streamqd.store.statistics import DeadLetterCount
 from tests.contract.desk import Desk
 
-NOTHING = LetterCount()
+NOTHING = DeadLetterCount()
 GREATEST = "18446744073709551615-18446744073709551615"
 
 
@@ -19,12 +19,12 @@ def find(desk: Desk, begin: str = "0-1") -> tuple[list[tracing.Copy], str]:
     return found
 
 
-def count(desk: Desk, known: LetterCount = NOTHING) -> LetterCount:
+def count(desk: Desk, known: DeadLetterCount = NOTHING) -> DeadLetterCount:
     before = desk.dump()
     topic, partition, _ = desk.unit
-    call = statistics.count_letters(desk.keys, topic, partition, known)
+    call = statistics.count_dead_letters(desk.keys, topic, partition, known)
     desk.expect("dead_letters_measure", "OK", call)
-    found = statistics.letters_counted(known, desk.link.run(call))
+    found = statistics.dead_letters_counted(known, desk.link.run(call))
     assert desk.dump() == before
     return found
 
@@ -132,22 +132,22 @@ def test_dead_letters_are_counted_per_group_incrementally(desk: Desk) -> None:
 
 def test_many_dead_letters_are_counted_over_several_calls(desk: Desk) -> None:
     """U8: one call counts a bounded number. Until all are counted, the result is unknown."""
-    for at in range(0, statistics.LETTERS_AT_ONCE + 100, 100):
+    for at in range(0, statistics.DEAD_LETTERS_AT_ONCE + 100, 100):
         desk.link.pipeline(
             [("XADD", desk.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
         )
     known = count(desk)
     assert known.of("hits") is None
     known = count(desk, known)
-    assert known.of("hits") == statistics.LETTERS_AT_ONCE + 100
+    assert known.of("hits") == statistics.DEAD_LETTERS_AT_ONCE + 100
 
 
 def test_more_groups_than_there_can_be_are_not_counted(desk: Desk) -> None:
     """U8: foreign entries among the dead letters cost a bounded amount."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
     bury(desk, *names)
-    known = LetterCount()
+    known = DeadLetterCount()
     for _ in range(8):
         known = count(desk, known)
         assert known.of("g1") is None
-        assert len(known.by_group) <= statistics.GROUPS_MAX + statistics.LETTERS_AT_ONCE
+        assert len(known.by_group) <= statistics.GROUPS_MAX + statistics.DEAD_LETTERS_AT_ONCE

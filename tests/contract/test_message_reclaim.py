@@ -55,7 +55,7 @@ def test_message_reclaim_takes_entries_of_other_clients(desk: Desk) -> None:
     own(desk)
     before = desk.state()
     found = reclaimed(desk, reclaim(desk))
-    assert found.ghosts == 0
+    assert found.missing_entries == 0
     assert sorted(found.entries) == [
         (b"2-0", [b"payload", b"body of 2-0"]),
         (b"3-0", [b"payload", b"body of 3-0"]),
@@ -157,7 +157,7 @@ def test_message_reclaim_settles_missing_entries(desk: Desk, how: str) -> None:
     own(desk)
     found = reclaimed(desk, reclaim(desk))
     assert [entry_id for entry_id, _ in found.entries] == [b"2-0"]
-    assert found.ghosts == 1
+    assert found.missing_entries == 1
     assert desk.state()["stream"].groups["hits"] == ("2-0", {"2-0": "w"})
 
 
@@ -234,6 +234,6 @@ def test_message_reclaim_finds_ownerless_entries_after_ours(desk: Desk) -> None:
     found = pages(desk, idle=3600)
     taken = [entry[0].decode() for each in found for entry in each.entries]
     assert taken == ["1-5", f"1-{3 * LOOKED_MAX - 1}"]
-    assert sum(each.ghosts for each in found) == 1
+    assert sum(each.missing_entries for each in found) == 1
     assert len(found) >= 3
     assert pages(desk, idle=3600, count=1)[-1].next is None

@@ -7,7 +7,7 @@ from tests.contract.desk import Desk
 
 
 def settled(desk: Desk, count: int = 100) -> int:
-    call = retention.settle_ghosts(desk.keys, desk.unit, count)
+    call = retention.settle_missing(desk.keys, desk.unit, count)
     return int(desk.expect("missing_settle", "OK", call)[0])
 
 
@@ -61,7 +61,7 @@ def test_missing_settle_leaves_other_groups_alone(desk: Desk) -> None:
 
 
 def test_missing_settle_refuses_a_missing_group(desk: Desk) -> None:
-    call = retention.settle_ghosts(desk.keys, desk.unit, 10)
+    call = retention.settle_missing(desk.keys, desk.unit, 10)
     desk.expect("missing_settle", "NOGROUP", call)
     desk.add("1-0")
     desk.expect("missing_settle", "NOGROUP", call)

@@ -168,7 +168,7 @@ def test_drop_settles_only_its_dropped_entries(desk: Desk) -> None:
     kept_from = chance.randrange(1, len(history.written))
     desk.do("XTRIM", desk.stream, "MINID", "=", history.written[kept_from])
     before = {row[0] for row in desk.do("XPENDING", desk.stream, "hits", "-", "+", 10_000)}
-    desk.link.run(retention.settle_ghosts(desk.keys, desk.unit, 5_000))
+    desk.link.run(retention.settle_missing(desk.keys, desk.unit, 5_000))
     after = {row[0] for row in desk.do("XPENDING", desk.stream, "hits", "-", "+", 10_000)}
     there = {each.encode() for each in history.written[kept_from:]}
     assert after == before & there

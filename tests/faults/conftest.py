@@ -14,9 +14,9 @@ from tests.support.servers import ProcessServer
 __all__ = ["chance", "new_daemon"]
 
 # Assertions in scenes are explained like those in tests.
-_SCENES = ("admin", "housekeeper", "producer", "spark", "supervisor", "worker")
+_SCENARIOS = ("admin", "housekeeper", "producer", "spark", "supervisor", "worker")
 pytest.register_assert_rewrite(
-    "tests.faults.rehearsal", *(f"tests.faults.scenes_{role}" for role in _SCENES)
+    "tests.faults.rehearsal", *(f"tests.faults.scenarios_{role}" for role in _SCENARIOS)
 )
 
 

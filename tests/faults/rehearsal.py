@@ -78,7 +78,7 @@ class Stage:
         return self.struck or any(kind_of(command) == kind for command in self.proxy.commands)
 
 
-Scene = Callable[[Stage], None]
+Scenario = Callable[[Stage], None]
 
 
 def kind_of(command: list[bytes]) -> str:
@@ -99,13 +99,13 @@ class Rehearsal:
         server: ProcessServer,
         link: Connection,
         keys: Keys,
-        scene: Scene,
+        scenario: Scenario,
         *,
         taught: bool = True,
     ) -> None:
         self._server = server
         self._desk = Desk(link, keys, UNIT)
-        self._scene = scene
+        self._scenario = scenario
         # A script that the server does not know is two commands the first time. Where it has not
         # been `taught`, a call by the source counts as a kind of its own.
         self._taught = taught
@@ -162,7 +162,7 @@ class Rehearsal:
                 stage.trigger = proxy.arm(
                     fault, nth=strike.nth, wanted=lambda each: kind_of(each) == strike.kind
                 )
-            self._scene(stage)
+            self._scenario(stage)
             return Played(proxy.commands, stage.struck, proxy.passed)
 
 

@@ -13,43 +13,48 @@ from streamqd.store import scripts
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.faults import (
-    scenes_admin,
-    scenes_housekeeper,
-    scenes_producer,
-    scenes_schedules,
-    scenes_spark,
-    scenes_supervisor,
-    scenes_worker,
+    scenarios_admin,
+    scenarios_housekeeper,
+    scenarios_producer,
+    scenarios_schedules,
+    scenarios_spark,
+    scenarios_supervisor,
+    scenarios_worker,
 )
-from tests.faults.rehearsal import BY_SOURCE, FAULTS, WHOLE, Rehearsal, Scene
+from tests.faults.rehearsal import BY_SOURCE, FAULTS, WHOLE, Rehearsal, Scenario
 from tests.support import usage
 from tests.support.proxy import Fault
 from tests.support.servers import ProcessServer
 
-ROLES: tuple[Scene, ...] = (
-    scenes_worker.one_at_a_time,
-    scenes_worker.several_at_once,
-    scenes_worker.in_place,
-    scenes_worker.on_a_full_server,
-    scenes_worker.a_group_that_is_destroyed,
-    scenes_supervisor.a_unit_from_its_acquisition_to_its_release,
-    scenes_supervisor.a_burst_that_is_over,
-    scenes_supervisor.registration,
-    scenes_housekeeper.everything_that_is_due,
-    scenes_schedules.schedules_of_an_instance,
-    scenes_producer.single_messages,
-    scenes_producer.many_messages,
-    scenes_producer.the_first_message_of_a_topic,
-    scenes_spark.a_task_that_writes_rows,
-    scenes_spark.an_archive_that_goes_on,
-    scenes_spark.a_stream_that_shows_its_position,
+ROLES: tuple[Scenario, ...] = (
+    scenarios_worker.one_at_a_time,
+    scenarios_worker.several_at_once,
+    scenarios_worker.in_place,
+    scenarios_worker.on_a_full_server,
+    scenarios_worker.a_group_that_is_destroyed,
+    scenarios_supervisor.a_unit_from_its_acquisition_to_its_release,
+    scenarios_supervisor.a_burst_that_is_over,
+    scenarios_supervisor.registration,
+    scenarios_housekeeper.everything_that_is_due,
+    scenarios_schedules.schedules_of_an_instance,
+    scenarios_producer.single_messages,
+    scenarios_producer.many_messages,
+    scenarios_producer.the_first_message_of_a_topic,
+    scenarios_spark.a_task_that_writes_rows,
+    scenarios_spark.an_archive_that_goes_on,
+    scenarios_spark.a_stream_that_shows_its_position,
 )
-SCENES = (*ROLES, *scenes_admin.CHANGING, *scenes_admin.LOOKING)
+SCENARIOS = (*ROLES, *scenarios_admin.CHANGING, *scenarios_admin.LOOKING)
 # For a command, a cut reply is a lost one, and a read-only command has no effect to double.
 CASES = [
-    *((scene, fault) for scene in ROLES for fault in FAULTS),
-    *((scene, fault) for scene in scenes_admin.CHANGING for fault in FAULTS if fault in WHOLE),
-    *((scene, Fault.DROP_REPLY) for scene in scenes_admin.LOOKING),
+    *((scenario, fault) for scenario in ROLES for fault in FAULTS),
+    *(
+        (scenario, fault)
+        for scenario in scenarios_admin.CHANGING
+        for fault in FAULTS
+        if fault in WHOLE
+    ),
+    *((scenario, Fault.DROP_REPLY) for scenario in scenarios_admin.LOOKING),
 ]
 # A scene of the worker covers it on servers that refuse to queue a read with full memory.
 FULL_MEMORY_ONLY = {"message_fetch"}
@@ -58,10 +63,10 @@ FULL_MEMORY_ONLY = {"message_fetch"}
 OF_RELAYS = {"outbox_take", "outbox_keep", "outbox_drop", "outbox_fence", "outbox_publish"}
 # Scenes whose roles call single scripts, which are loaded at first use.
 UNTAUGHT = (
-    scenes_worker.in_place,
-    scenes_supervisor.a_unit_from_its_acquisition_to_its_release,
-    scenes_producer.single_messages,
-    scenes_spark.a_task_that_writes_rows,
+    scenarios_worker.in_place,
+    scenarios_supervisor.a_unit_from_its_acquisition_to_its_release,
+    scenarios_producer.single_messages,
+    scenarios_spark.a_task_that_writes_rows,
 )
 # The sources of commands, and why the loss of some commands needs no scene.
 PARTS = (
@@ -71,7 +76,7 @@ PARTS = (
 NO_COMMANDS = {"keys"}  # a word in the headers of scripts
 LOOKS = "the start checks and the doctor look at a server with it, and change nothing"
 OPENS = "sent while a connection is opened; a failed one is replaced"
-NEED_NO_SCENE = {
+NEED_NO_SCENARIO = {
     "asking": "sent before a command and repeated with it (test_cluster_link.py)",
     **dict.fromkeys(("auth", "select", "client|setname", "hello"), OPENS),
     "cluster|slots": "reads the map of a cluster, which is asked for again",
@@ -89,7 +94,7 @@ NEED_NO_SCENE = {
 def rehearse(
     process_server: ProcessServer, link: Connection, keys: Keys
 ) -> Callable[..., Rehearsal]:
-    return lambda scene, **options: Rehearsal(process_server, link, keys, scene, **options)
+    return lambda scenario, **options: Rehearsal(process_server, link, keys, scenario, **options)
 
 
 @pytest.mark.fault("F12")
@@ -98,19 +103,19 @@ def rehearse(
     [pytest.param(*case, id=f"{case[0].__name__}-{case[1].name.lower()}") for case in CASES],
 )
 def test_no_lost_command_loses_or_doubles_anything(
-    rehearse: Callable[[Scene], Rehearsal], scene: Scene, fault: Fault
+    rehearse: Callable[[Scenario], Rehearsal], scenario: Scenario, fault: Fault
 ):
-    print(rehearse(scene).survive(fault), "commands were lost")
+    print(rehearse(scenario).survive(fault), "commands were lost")
 
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("fault", WHOLE, ids=lambda each: each.name.lower())
 @pytest.mark.parametrize("scene", UNTAUGHT, ids=lambda each: each.__name__)
 def test_no_lost_call_by_the_source_loses_or_doubles_anything(
-    rehearse: Callable[..., Rehearsal], scene: Scene, fault: Fault
+    rehearse: Callable[..., Rehearsal], scenario: Scenario, fault: Fault
 ):
     """The server has no script: each call gets NOSCRIPT and is repeated, which is lost."""
-    rehearsal = rehearse(scene, taught=False)
+    rehearsal = rehearse(scenario, taught=False)
     assert [kind for kind in rehearsal.kinds() if kind.startswith(BY_SOURCE)]
     print(rehearsal.survive(fault), "commands were lost")
 
@@ -118,7 +123,7 @@ def test_no_lost_call_by_the_source_loses_or_doubles_anything(
 @pytest.mark.fault("F12")
 def test_every_command_is_lost_in_some_scene(rehearse: Callable[..., Rehearsal], link: Connection):
     """A new command needs a place in the scene of its role, unless it has no effect of its own."""
-    said = {kind for scene in SCENES for kind in rehearse(scene).kinds()}
+    said = {kind for scenario in SCENARIOS for kind in rehearse(scenario).kinds()}
     assert scripts.load().keys() - said <= FULL_MEMORY_ONLY | OF_RELAYS
 
     known = {entry[0].decode().lower() for entry in link.execute("COMMAND")}
@@ -126,4 +131,4 @@ def test_every_command_is_lost_in_some_scene(rehearse: Callable[..., Rehearsal],
     used = {each for each in usage.of(*PARTS) if each.partition("|")[0] in known}
     never = {each for each in used if each.partition("|")[0] not in plain}
     in_scripts = usage.of_scripts(scripts.load()) | {"eval", "evalsha"}
-    assert never - in_scripts - NO_COMMANDS == NEED_NO_SCENE.keys()
+    assert never - in_scripts - NO_COMMANDS == NEED_NO_SCENARIO.keys()

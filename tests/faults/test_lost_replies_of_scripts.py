@@ -62,8 +62,8 @@ def measures(desk: Desk) -> dict[str, Call]:
     topic, partition, _ = desk.unit
     return {
         "partition_measure": statistics.measure_partition(desk.keys, topic, partition),
-        "dead_letters_measure": statistics.count_letters(
-            desk.keys, topic, partition, statistics.LetterCount()
+        "dead_letters_measure": statistics.count_dead_letters(
+            desk.keys, topic, partition, statistics.DeadLetterCount()
         ),
         "assignment_measure": statistics.measure_unit(desk.keys, desk.unit),
         "retention_measure": retention.measure(desk.keys, topic, partition),

@@ -12,7 +12,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.acceptance.test_rebalance import GATED, keyspace
 from tests.faults.rehearsal import Rehearsal, kind_of
-from tests.faults.scenes_worker import one_at_a_time
+from tests.faults.scenarios_worker import one_at_a_time
 from tests.support.daemon import GROUP, Daemon
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer

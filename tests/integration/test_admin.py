@@ -506,9 +506,9 @@ def test_tailing_a_partition_that_is_not_there(store: Store, at: At) -> None:
 # --- the fleet ------------------------------------------------------------------------------------
 
 
-def beat(link: Connection, keys: Keys, instance: str, **info: object) -> None:
+def heartbeat(link: Connection, keys: Keys, instance: str, **info: object) -> None:
     told = {"host": "h1", "pid": 42, "started": time.time(), **info}
-    link.run(members.beat(keys, "default", instance, "n1", told, 15.0))
+    link.run(members.heartbeat(keys, "default", instance, "n1", told, 15.0))
 
 
 def calls(link: Connection, command: str) -> int:
@@ -532,8 +532,8 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
         at(number).groups()
     at(0).own("t1", owner="west-1")
     at(1).own("t2", owner="west-1")
-    beat(link, keys, "west-1", version="1.2", weight=2, offers=[["access", "hits"]])
-    beat(link, keys, "east-1")
+    heartbeat(link, keys, "west-1", version="1.2", weight=2, offers=[["access", "hits"]])
+    heartbeat(link, keys, "east-1")
     link.execute("ZADD", keys.members("default"), 1000, "east-1")
     units = [
         {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"},
@@ -578,7 +578,7 @@ def test_status_combines_one_problem_of_many_partitions(
     topics.create(store, "wide", config.Topic(partitions=40))
     for number in range(40):
         Desk(link, keys, Unit("wide", number, "hits")).groups()
-    beat(link, keys, "west-1")
+    heartbeat(link, keys, "west-1")
     before = calls(link, "zrange")
 
     problems = fleet.status(Fleet(store, "default", 15)).problems
@@ -597,10 +597,10 @@ def test_status_reports_the_doctors_instance_problems(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     """Both run the same checks. A note is not a problem for `status`."""
-    beat(link, keys, "quiet", started=1.0)
-    beat(link, keys, "cut-off", capacity=3, capacity_problem="no files left", started=1.0)
-    beat(link, keys, "asleep", started=1.0)
-    beat(link, keys, "going", started=1.0)
+    heartbeat(link, keys, "quiet", started=1.0)
+    heartbeat(link, keys, "cut-off", capacity=3, capacity_problem="no files left", started=1.0)
+    heartbeat(link, keys, "asleep", started=1.0)
+    heartbeat(link, keys, "going", started=1.0)
     for name, state, up in (
         ("cut-off", "limited", False),
         ("asleep", "paused", True),
@@ -629,7 +629,7 @@ def test_status_reports_the_doctors_instance_problems(
 def test_status_accepts_a_summary_of_another_version(
     link: Connection, store: Store, keys: Keys, raw: str
 ) -> None:
-    beat(link, keys, "west-1")
+    heartbeat(link, keys, "west-1")
     link.execute("SET", keys.instance("default", "west-1"), raw)
 
     assert [each.instance for each in fleet.status(Fleet(store, "default", 15)).instances] == [
@@ -644,7 +644,7 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
     name = bury(at(0), "1-0")
     at(1).pending("2-0")
     at(2).own("t3")
-    beat(link, keys, "west-1")
+    heartbeat(link, keys, "west-1")
     before = at(0).dump()
 
     admin_topics.listed(store)

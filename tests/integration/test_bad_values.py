@@ -18,8 +18,8 @@ from streamqd.store import messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from tests.support.doctor_case import GROUP, INSTANCE, TOPIC, DoctorCase
 from tests.support.servers import Server
-from tests.support.surgery import GROUP, INSTANCE, TOPIC, Surgery
 
 KEYS = Keys()
 UNIT = Unit(TOPIC, 0, GROUP)
@@ -198,9 +198,9 @@ BAD = [
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
+def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
     """Return a fleet with a message in every state and a second, healthy topic."""
-    made = Surgery(tmp_path, server.url, link)
+    made = DoctorCase(tmp_path, server.url, link)
     made.settle_in()
     desk = made.desk
     for number in range(4):
@@ -213,29 +213,29 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
 
 
 @pytest.fixture
-def invoke(surgery: Surgery) -> Callable[[str], Result]:
+def invoke(doctor_case: DoctorCase) -> Callable[[str], Result]:
     def run(line: str) -> Result:
-        return CliRunner().invoke(cli, ["--config", str(surgery.path), *line.split()])
+        return CliRunner().invoke(cli, ["--config", str(doctor_case.path), *line.split()])
 
     return run
 
 
 def test_commands_succeed_without_bad_values(
-    surgery: Surgery, invoke: Callable[[str], Result]
+    doctor_case: DoctorCase, invoke: Callable[[str], Result]
 ) -> None:
     for verb, codes in VERBS.items():
         done = invoke(verb)
         assert done.exit_code in codes | {0}, (verb, done.output)
         assert "cannot be read" not in done.output, (verb, done.output)
-    surgery.silent("values.unreadable")
+    doctor_case.silent("values.unreadable")
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[each.name[:60] for each in BAD])
 def test_commands_survive_one_bad_value(
-    surgery: Surgery, invoke: Callable[[str], Result], bad: Bad
+    doctor_case: DoctorCase, invoke: Callable[[str], Result], bad: Bad
 ) -> None:
     """S6, S7, C1: no command crashes, every reader of the value names it, doctor has a fix."""
-    surgery.do(*bad.command)
+    doctor_case.do(*bad.command)
     for verb, codes in VERBS.items():
         for form in ("", " --json"):
             done = invoke(verb + form)
@@ -254,7 +254,7 @@ def test_commands_survive_one_bad_value(
                 assert "access" in done.output
     told = [
         each["evidence"]
-        for each in surgery.run("--only", "values")["findings"]
+        for each in doctor_case.run("--only", "values")["findings"]
         if each["check"] == "values.unreadable"
     ]
     assert (bad.key, bad.field) in [(each["key"], each["field"]) for each in told], told
@@ -270,11 +270,11 @@ def test_commands_survive_one_bad_value(
     ],
 )
 def test_commands_survive_a_key_of_another_type(
-    surgery: Surgery, invoke: Callable[[str], Result], key: str
+    doctor_case: DoctorCase, invoke: Callable[[str], Result], key: str
 ) -> None:
     """S7: no command crashes, and a command that needs the key names it."""
-    surgery.do("DEL", key)
-    surgery.do("RPUSH", key, "x")
+    doctor_case.do("DEL", key)
+    doctor_case.do("RPUSH", key, "x")
     problems = {}
     for verb, codes in VERBS.items():
         for form in ("", " --json"):
@@ -291,14 +291,14 @@ def test_commands_survive_a_key_of_another_type(
 
 @pytest.mark.parametrize("order", ["id", "idle"])
 def test_page_may_stop_at_the_last_possible_id(
-    surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
+    doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """S3: the server refuses a range after the last id, and the command crashed."""
     monkeypatch.setattr(pending, "PAGE", 1)
     stream = KEYS.stream(*PLACE)
-    surgery.do("XADD", stream, LAST, "payload", "x")
-    surgery.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
-    told = pending.messages(Store(link, surgery.keys), TOPIC, GROUP, order).page(limit=100)
+    doctor_case.do("XADD", stream, LAST, "payload", "x")
+    doctor_case.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
+    told = pending.messages(Store(link, doctor_case.keys), TOPIC, GROUP, order).page(limit=100)
     assert f"m:{LAST}" in [row.place for row in told.rows]
     pages = list(forwards(link, stream, size=1))
     assert str(pages[-1][0][0]) == LAST

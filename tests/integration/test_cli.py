@@ -277,7 +277,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
         for letter in range(number):
             at(number).do("XADD", at(number).dlq, f"{1 + letter}-0", "group", "agents")
     info = {"offers": [["access", "hits"], ["access", "agents"]], "started": time.time()}
-    link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
+    link.run(members.heartbeat(keys, "default", "west-1", "n1", info, 15.0))
     summary = {"instance": "west-1", "state": "working", "assignments": told}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
 
@@ -763,7 +763,7 @@ def test_a_refused_login_names_the_address_once(
 
 def beats_as_one(link: Connection, **info: object) -> None:
     told = {"host": "web-2", "pid": 9, "ttl": 10.0, **info}
-    call = members.beat(Keys(), "default", "west-1", "n1", told, 10.0)
+    call = members.heartbeat(Keys(), "default", "west-1", "n1", told, 10.0)
     assert link.run(call).word == "OK"
 
 

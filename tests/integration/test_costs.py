@@ -106,7 +106,7 @@ def test_recovery_costs_one_call_per_page(handled: Handling, desk: Desk, page: P
 
 
 @pytest.mark.parametrize(
-    ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that die")]
+    ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that are dead-lettered")]
 )
 def test_verdicts_are_settled_together(
     handled: Handling, desk: Desk, page: Page, work: Work, what: str
@@ -174,9 +174,9 @@ def test_message_allocations_are_reported(
     handled(FIRST + FULL, look, lambda count: backlog(desk, count))
     full = held[FIRST:]
     starts, ends = full[::BATCH], full[BATCH - 1 :: BATCH]
-    in_hand = (starts[-1] - held[0]) / BATCH
+    in_flight = (starts[-1] - held[0]) / BATCH
     kept = max(0.0, (ends[-1] - ends[0]) / (FULL - BATCH))
-    text = f"{in_hand:.1f} blocks while its batch is in memory, {kept:.2f} afterwards"
+    text = f"{in_flight:.1f} blocks while its batch is in memory, {kept:.2f} afterwards"
     page.report("Memory of a message", text)
     with capsys.disabled():
         print(f"\na message: {text}")

@@ -71,7 +71,7 @@ def test_all_renewals_cost_one_round_trip(
             each.phase is Phase.HELD and each.groups_ready for each in holdings.values()
         ):
             tick()
-        exchange.membership.beat_at = float("inf")
+        exchange.membership.heartbeat_at = float("inf")
         for _ in range(2):  # the first lets the server learn the script
             for each in holdings.values():
                 each.renew_at = 0.0
@@ -92,12 +92,12 @@ def test_all_renewals_cost_one_round_trip(
             "renewals that are due soon are included"
         )
         assert len({round(each.renew_at, 1) for each in (first, *others)}) <= 2, "and stays with it"
-        exchange.membership.beat_at = 0.0
+        exchange.membership.heartbeat_at = 0.0
         with meter.measuring() as cost:
             tick()
             tick()  # checks the units of other instances: none
         assert (cost.trips, cost.scripts) == (1, 1)
-        page.holds("Beat of an instance, every 3 s", cost, per="instance")
+        page.holds("Heartbeat of an instance, every 3 s", cost, per="instance")
     finally:
         exchange.close()
 
@@ -145,7 +145,7 @@ def turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
     return found
 
 
-def count_letters(keeper: Housekeeper) -> None:
+def count_dead_letters(keeper: Housekeeper) -> None:
     """Measure until all dead letters are counted, each once, one page per turn."""
     [measure] = [task for task in keeper._tasks if task.name == "measure"]
     for _ in range(100):
@@ -196,7 +196,7 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
         pending(desk, count)
         backlog(desk, count)
         beside(desk, count)
-        count_letters(keeper)
+        count_dead_letters(keeper)
         costs.append(turns(keeper, meter))
     assert costs[0] == costs[1]
     for name, (scripts, trips) in TASKS.items():

@@ -637,7 +637,7 @@ def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: A
     assert [each.command for each in seen.entries] == ["dlq purge", "dlq replay", "dlq export"]
     assert before <= export.at_unix_ms <= replay.at_unix_ms <= purge.at_unix_ms
     assert "@" in replay.who
-    assert replay.arguments == {"group": "hits", "to": "their own group"}
+    assert replay.arguments == {"group": "hits", "to": "the original group"}
     assert replay.counts == {"replayed": 3, "refused": 1}
     assert (replay.first_id, replay.last_id) == ("0:1-0", "0:3-0")
     assert replay.note == "1: it was replayed 3 times or more already, and was dead-lettered again"

@@ -84,7 +84,7 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
 
     assert at(0).dump() == before
     lines = told.stdout.splitlines()
-    assert lines[0] == "2 dead letters of access would be replayed to their own group"
+    assert lines[0] == "2 dead letters of access would be replayed to the original group"
     assert "hits  attempts: ValueError at bank.py:pay" in lines[2]
     assert any(line.split() == ["hits", *"22202", "west-0,", "west-1"] for line in lines)
     assert (
@@ -96,7 +96,7 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
         "it was replayed 3 times or more already, and was dead-lettered again": 1
     }
     few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
-    assert few.startswith("1 dead letter of access would be replayed to their own group\n")
+    assert few.startswith("1 dead letter of access would be replayed to the original group\n")
     assert "limited by --limit" in few
     # The receiving groups are counted for that letter too.
     assert any(line.split()[:3] == ["hits", "1", "1"] for line in few.splitlines())
@@ -121,7 +121,7 @@ def test_replaying_by_filter_and_target(
 
     by_key = dlq("replay", "access", "--key", "a", "--partition", "1", "--yes", "--json")
     assert (document(by_key)["replayed"], document(by_key)["target"]) == (
-        *(2, "their own group, on partition 1"),
+        *(2, "the original group, on partition 1"),
     )
     assert link.execute("XLEN", at(1).retry) == 2
     header = dlq("replay", "access", "-H", "tenant=x", "--everyone", "--yes")
@@ -311,7 +311,7 @@ def test_audit_log_names_user_and_command(dlq: Run, at: At) -> None:
     assert "dlq purge" in purge
     assert "purged 1" in purge
     assert "replayed 1" in replay
-    assert "to their own group" in replay
+    assert "to the original group" in replay
     assert "exported 2" in export
     page = document(dlq("audit", "access", "-n", "1", "--json"))
     rest = document(dlq("audit", "access", "--cursor", page["cursor"], "--json"))

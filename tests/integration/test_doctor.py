@@ -15,15 +15,15 @@ from streamqd.cli import cli
 from streamqd.store.client import Connection
 from tests.support import users
 from tests.support.daemon import Daemon
+from tests.support.doctor_case import DoctorCase
 from tests.support.servers import ProcessServer, Server
-from tests.support.surgery import Surgery
 
 TESTS = Path(__file__).parent
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
-    return Surgery(tmp_path, server.url, link)
+def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
+    return DoctorCase(tmp_path, server.url, link)
 
 
 def invoke(path: Path, *args: str, code: int) -> Result:
@@ -65,10 +65,12 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
         assert told == {"fleet.empty", "fleet.silent", "fleet.owner-silent"}
 
 
-def test_doctor_text_output_shows_problems_and_fixes(surgery: Surgery) -> None:
-    surgery.settle_in()
-    surgery.do("SADD", surgery.keys.registry(), "ghost")
-    shown = invoke(surgery.path, "--only", "topics", "--only", "fleet", code=1).stdout.splitlines()
+def test_doctor_text_output_shows_problems_and_fixes(doctor_case: DoctorCase) -> None:
+    doctor_case.settle_in()
+    doctor_case.do("SADD", doctor_case.keys.registry(), "ghost")
+    shown = invoke(
+        doctor_case.path, "--only", "topics", "--only", "fleet", code=1
+    ).stdout.splitlines()
     assert shown[0] == "topics:"
     assert shown[1].startswith("  problem topics.without-meta: ghost is in the registry")
     assert shown[2].startswith("    fix: `streamqd topic create ghost")
@@ -76,33 +78,38 @@ def test_doctor_text_output_shows_problems_and_fixes(surgery: Surgery) -> None:
     assert shown[-1] == "25 checks: 1 problem, no warnings"
 
 
-def test_doctor_exit_codes_match_its_findings(surgery: Surgery, tmp_path: Path) -> None:
-    surgery.settle_in()
-    invoke(surgery.path, "--only", "topics", code=0)
-    assert "did you mean topics?" in invoke(surgery.path, "--only", "topic", code=2).stderr
-    assert "unit file ./none not found" in invoke(surgery.path, "--unit", "./none", code=8).stderr
-    assert "options go after stream" in invoke(surgery.path, "--json", "stream", "a", code=2).stderr
+def test_doctor_exit_codes_match_its_findings(doctor_case: DoctorCase, tmp_path: Path) -> None:
+    doctor_case.settle_in()
+    invoke(doctor_case.path, "--only", "topics", code=0)
+    assert "did you mean topics?" in invoke(doctor_case.path, "--only", "topic", code=2).stderr
+    assert (
+        "unit file ./none not found" in invoke(doctor_case.path, "--unit", "./none", code=8).stderr
+    )
+    assert (
+        "options go after stream"
+        in invoke(doctor_case.path, "--json", "stream", "a", code=2).stderr
+    )
 
-    surgery.url = f"unix://{tmp_path}/nobody.sock"
-    surgery.write()
+    doctor_case.url = f"unix://{tmp_path}/nobody.sock"
+    doctor_case.write()
     unit = tmp_path / "streamqd.service"
     unit.write_text("[Service]\nTimeoutStopSec=10\n")
-    result = invoke(surgery.path, "--unit", str(unit), "--json", code=4)
+    result = invoke(doctor_case.path, "--unit", str(unit), "--json", code=4)
     report = json.loads(result.stdout)
     assert [each["check"] for each in report["findings"]] == ["host.stop-timeout"]
     assert "everything in Redis" in report["unseen"][0]
     assert result.stderr.startswith("Error: ")
-    shown = invoke(surgery.path, "--unit", str(unit), code=4).stdout
+    shown = invoke(doctor_case.path, "--unit", str(unit), code=4).stdout
     assert shown.endswith("; some checks did not run\n"), "U7: it is not simply healthy"
 
 
-def test_doctor_list_needs_no_server(surgery: Surgery) -> None:
-    surgery.url = "unix:///nowhere"
-    surgery.write()
-    listed = json.loads(invoke(surgery.path, "--list", "--json", code=0).stdout)
+def test_doctor_list_needs_no_server(doctor_case: DoctorCase) -> None:
+    doctor_case.url = "unix:///nowhere"
+    doctor_case.write()
+    listed = json.loads(invoke(doctor_case.path, "--list", "--json", code=0).stdout)
     assert [each["check"] for each in listed] == [check.id for check in CHECKS]
     assert all(each["cost"] and each["looks_for"] for each in listed)
-    shown = invoke(surgery.path, "--list", "--only", "permissions", code=0).stdout
+    shown = invoke(doctor_case.path, "--list", "--only", "permissions", code=0).stdout
     assert shown.splitlines()[1].startswith("permissions.missing  problem")
 
 
@@ -115,11 +122,11 @@ def test_every_check_has_a_test() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS) >= 25
 
 
-def test_doctor_runs_no_unbounded_command(surgery: Surgery, link: Connection) -> None:
+def test_doctor_runs_no_unbounded_command(doctor_case: DoctorCase, link: Connection) -> None:
     """No command whose reply grows with all keys, or with all entries of one."""
-    surgery.settle_in()
+    doctor_case.settle_in()
     link.execute("CONFIG", "RESETSTAT")
-    invoke(surgery.path, code=1)
+    invoke(doctor_case.path, code=1)
     stats = link.execute("INFO", "commandstats").decode()
     used = {line.split(":")[0].removeprefix("cmdstat_") for line in stats.splitlines()[1:]}
     assert "zcard" in used

@@ -15,16 +15,16 @@ from streamqd import config
 from streamqd.admin.diagnosis import chosen, host, without_redis
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
 from streamqd.store.client import Connection
+from tests.support.doctor_case import DoctorCase
 from tests.support.servers import Server
-from tests.support.surgery import Surgery
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65_534
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
-    made = Surgery(tmp_path, server.url, link)
+def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
+    made = DoctorCase(tmp_path, server.url, link)
     made.settle_in()
     return made
 
@@ -32,11 +32,11 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
 # --- the time limit of a stop ---------------------------------------------------------------------
 
 
-def test_doctor_finds_a_too_short_stop_timeout(surgery: Surgery) -> None:
-    unit = surgery.folder / "streamqd.service"
+def test_doctor_finds_a_too_short_stop_timeout(doctor_case: DoctorCase) -> None:
+    unit = doctor_case.folder / "streamqd.service"
     unit.write_text("[Unit]\nTimeoutStopSec=1\n[Service]\nTimeoutStopSec=30s\n")
-    surgery.write(daemon='drain_timeout = "30s"')
-    found = surgery.finding("host.stop-timeout", "--unit", str(unit))
+    doctor_case.write(daemon='drain_timeout = "30s"')
+    found = doctor_case.finding("host.stop-timeout", "--unit", str(unit))
     assert found["evidence"] == {
         "timeout_stop_seconds": 30.0,
         "drain_timeout_seconds": 30.0,
@@ -44,35 +44,35 @@ def test_doctor_finds_a_too_short_stop_timeout(surgery: Surgery) -> None:
     }
     assert "TimeoutStopSec=35" in found["fix"]
 
-    drop_in = surgery.folder / "streamqd.service.d" / "stop.conf"
+    drop_in = doctor_case.folder / "streamqd.service.d" / "stop.conf"
     drop_in.parent.mkdir()
     drop_in.write_text("[Service]\nTimeoutStopSec=1min\n")
-    surgery.silent("host.stop-timeout", "--unit", str(unit))
+    doctor_case.silent("host.stop-timeout", "--unit", str(unit))
 
 
-def test_doctor_accepts_the_shipped_units(surgery: Surgery) -> None:
+def test_doctor_accepts_the_shipped_units(doctor_case: DoctorCase) -> None:
     for name in ("streamqd.service", "streamqd@.service"):
-        surgery.silent("host.stop-timeout", "--unit", str(ROOT / "systemd" / name))
+        doctor_case.silent("host.stop-timeout", "--unit", str(ROOT / "systemd" / name))
 
 
 @pytest.mark.parametrize("name", ["streamqd@west", "streamqd@west.service"])
 def test_doctor_finds_a_systemd_unit_by_its_name(
-    surgery: Surgery, monkeypatch: pytest.MonkeyPatch, name: str
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(host, "RUNNING", surgery.folder / "none")
-    monkeypatch.setattr(host, "FOLDERS", (surgery.folder, ROOT / "systemd"))
-    surgery.write(daemon='drain_timeout = "2m"')
-    found = surgery.finding("host.stop-timeout", "--unit", name)
+    monkeypatch.setattr(host, "RUNNING", doctor_case.folder / "none")
+    monkeypatch.setattr(host, "FOLDERS", (doctor_case.folder, ROOT / "systemd"))
+    doctor_case.write(daemon='drain_timeout = "2m"')
+    found = doctor_case.finding("host.stop-timeout", "--unit", name)
     assert found["evidence"]["from"] == str(ROOT / "systemd" / "streamqd@.service")
     assert found["evidence"]["timeout_stop_seconds"] == 60
 
 
-def test_doctor_assumes_the_systemd_default_stop_timeout(surgery: Surgery) -> None:
-    unit = surgery.folder / "streamqd.service"
+def test_doctor_assumes_the_systemd_default_stop_timeout(doctor_case: DoctorCase) -> None:
+    unit = doctor_case.folder / "streamqd.service"
     unit.write_text("[Service]\nExecStart=/bin/true\n")
-    surgery.silent("host.stop-timeout", "--unit", str(unit))
-    surgery.write(daemon='drain_timeout = "2m"')
-    surgery.finding("host.stop-timeout", "--unit", str(unit))
+    doctor_case.silent("host.stop-timeout", "--unit", str(unit))
+    doctor_case.write(daemon='drain_timeout = "2m"')
+    doctor_case.finding("host.stop-timeout", "--unit", str(unit))
 
 
 @pytest.mark.parametrize(
@@ -96,22 +96,22 @@ def test_time_spans_of_systemd(text: str, seconds: float | None) -> None:
 
 
 def test_doctor_finds_a_cgroup_killed_as_a_whole(
-    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surgery.silent("host.oom-group")
+    doctor_case.silent("host.oom-group")
     (check,) = chosen(["host.oom-group"])
-    told = Host(surgery.folder, oom_group="/sys/fs/cgroup/pod1")
-    [found] = check.judge(DiagnosisFacts(config.load(surgery.path), 0, host=told))
+    told = Host(doctor_case.folder, oom_group="/sys/fs/cgroup/pod1")
+    [found] = check.judge(DiagnosisFacts(config.load(doctor_case.path), 0, host=told))
     assert "OOMPolicy=continue" in found.fix
     assert "singleProcessOOMKill" in found.fix
 
     # The checked cgroup: that of the daemon if it runs, else that of this process.
     asked: list[Path] = []
     monkeypatch.setattr(host.cgroups, "killed_as_one", asked.append)
-    lock = surgery.folder / "var" / "one.lock"
+    lock = doctor_case.folder / "var" / "one.lock"
     for pid in ("", "1", "4194304"):
         lock.write_text(pid)
-        surgery.silent("host.oom-group")
+        doctor_case.silent("host.oom-group")
     assert asked == [Path(f"/proc/{each}/cgroup") for each in ("self", "1", "self")]
 
 
@@ -123,15 +123,15 @@ def test_shipped_units_survive_one_oom_killed_worker() -> None:
 # --- the directory --------------------------------------------------------------------------------
 
 
-def test_doctor_accepts_a_missing_state_directory(surgery: Surgery) -> None:
-    surgery.silent("host.state-dir")
-    (surgery.folder / "var").rmdir()
-    surgery.silent("host.state-dir")  # the daemon creates it
+def test_doctor_accepts_a_missing_state_directory(doctor_case: DoctorCase) -> None:
+    doctor_case.silent("host.state-dir")
+    (doctor_case.folder / "var").rmdir()
+    doctor_case.silent("host.state-dir")  # the daemon creates it
 
 
-def test_doctor_finds_an_unwritable_state_directory(surgery: Surgery) -> None:
-    settings = config.load(surgery.path)
-    (surgery.folder / "var").chmod(0o500)
+def test_doctor_finds_an_unwritable_state_directory(doctor_case: DoctorCase) -> None:
+    settings = config.load(doctor_case.path)
+    (doctor_case.folder / "var").chmod(0o500)
     was = os.geteuid()
     if was == 0:
         os.seteuid(NOBODY)  # root may write everywhere
@@ -144,52 +144,52 @@ def test_doctor_finds_an_unwritable_state_directory(surgery: Surgery) -> None:
     assert "this user cannot write to" in found.text
 
 
-def test_doctor_finds_state_files_of_another_user(surgery: Surgery) -> None:
-    lock = surgery.folder / "var" / "one.lock"
+def test_doctor_finds_state_files_of_another_user(doctor_case: DoctorCase) -> None:
+    lock = doctor_case.folder / "var" / "one.lock"
     lock.write_text("")
-    surgery.silent("host.state-dir-owner")
+    doctor_case.silent("host.state-dir-owner")
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
     os.chown(lock, 12_345, -1)
-    found = surgery.finding("host.state-dir-owner")
+    found = doctor_case.finding("host.state-dir-owner")
     assert found["evidence"]["owners"] == {str(lock): 12_345}
 
 
-def test_doctor_finds_a_full_disk(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
-    surgery.silent("host.disk-full")
+def test_doctor_finds_a_full_disk(doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor_case.silent("host.disk-full")
     # Every system has a file system without free space mounted.
-    (surgery.folder / "var").rmdir()
-    (surgery.folder / "var").symlink_to("/proc")
-    assert surgery.finding("host.disk-full")["evidence"]["free_bytes"] == 0
+    (doctor_case.folder / "var").rmdir()
+    (doctor_case.folder / "var").symlink_to("/proc")
+    assert doctor_case.finding("host.disk-full")["evidence"]["free_bytes"] == 0
 
 
 def test_doctor_finds_a_disk_too_small_for_a_rewrite(
-    surgery: Surgery, server: Server, monkeypatch: pytest.MonkeyPatch
+    doctor_case: DoctorCase, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = surgery.folder / "var" / "redis"
+    data = doctor_case.folder / "var" / "redis"
     data.mkdir()
     with (data / "appendonly.aof").open("wb") as file:
         file.truncate(1 << 20)
-    surgery.url = "embedded:"
-    surgery.write()
-    (surgery.folder / "var" / "redis.sock").symlink_to(server.url.removeprefix("unix://"))
-    surgery.silent("host.embedded-disk")
+    doctor_case.url = "embedded:"
+    doctor_case.write()
+    (doctor_case.folder / "var" / "redis.sock").symlink_to(server.url.removeprefix("unix://"))
+    doctor_case.silent("host.embedded-disk")
     with (data / "appendonly.aof").open("wb") as file:
         file.truncate(1 << 43)  # a sparse file: only its length counts
-    assert surgery.finding("host.embedded-disk")["evidence"]["files_bytes"] == 1 << 43
+    assert doctor_case.finding("host.embedded-disk")["evidence"]["files_bytes"] == 1 << 43
 
 
 # --- descriptors ----------------------------------------------------------------------------------
 
 
 def test_doctor_finds_too_few_file_descriptors(
-    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surgery.silent("host.file-descriptors")
+    doctor_case.silent("host.file-descriptors")
     wanted = 2 * host.DESCRIPTORS_EACH + host.DESCRIPTORS_BESIDE
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "streamqd", "--config", str(surgery.path)),
+            *(sys.executable, "-m", "streamqd", "--config", str(doctor_case.path)),
             *("doctor", "--only", "host.file-descriptors", "--json"),
         ],
         capture_output=True,
@@ -203,14 +203,16 @@ def test_doctor_finds_too_few_file_descriptors(
     assert found["evidence"] == {"limit": wanted - 1, "needed": wanted, "assignments": 2}
 
 
-def test_doctor_reads_the_limit_of_the_running_daemon(surgery: Surgery) -> None:
+def test_doctor_reads_the_limit_of_the_running_daemon(doctor_case: DoctorCase) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as daemon:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (20, 20))
-        (surgery.folder / "var" / "one.lock").write_text(str(daemon.pid))
-        found = surgery.finding("host.file-descriptors")
+        (doctor_case.folder / "var" / "one.lock").write_text(str(daemon.pid))
+        found = doctor_case.finding("host.file-descriptors")
         assert f"the daemon with the process id {daemon.pid}" in found["text"]
 
 
-def test_too_few_files_for_everybody(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_files_for_everybody(
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "PROCESS_DESCRIPTORS", 1 << 62)
-    assert "fs.file-max" in surgery.finding("host.file-descriptors")["text"]
+    assert "fs.file-max" in doctor_case.finding("host.file-descriptors")["text"]

@@ -17,9 +17,9 @@ from streamqd.admin.diagnosis import facts, fleet, server
 from streamqd.store.client import Connection, connect
 from tests.benchmarks import bounds
 from tests.support.clock import HOUR, Clock, seconds_ahead
+from tests.support.doctor_case import DoctorCase
 from tests.support.servers import ProcessServer
 from tests.support.servers import Server as RunningServer
-from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
 
 Set = Callable[[str, object], None]
@@ -27,8 +27,8 @@ SlowDisk = Callable[..., ProcessServer]
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: RunningServer, link: Connection) -> Surgery:
-    return Surgery(tmp_path, server.url, link)
+def doctor_case(tmp_path: Path, server: RunningServer, link: Connection) -> DoctorCase:
+    return DoctorCase(tmp_path, server.url, link)
 
 
 @pytest.fixture
@@ -56,19 +56,19 @@ def info_or(link: Connection, name: str) -> str:
     return info(link, name) if f"{name}:" in link.execute("INFO").decode() else ""
 
 
-def test_doctor_finds_an_eviction_policy(surgery: Surgery, setting: Set) -> None:
-    surgery.silent("server.eviction")
+def test_doctor_finds_an_eviction_policy(doctor_case: DoctorCase, setting: Set) -> None:
+    doctor_case.silent("server.eviction")
     setting("maxmemory-policy", "allkeys-lru")
-    found = surgery.finding("server.eviction")
+    found = doctor_case.finding("server.eviction")
     assert found["severity"] == "problem"
     assert "CONFIG SET maxmemory-policy noeviction" in found["fix"]
 
-    surgery.write(redis="allow_eviction = true")
-    assert surgery.finding("server.eviction")["severity"] == "warning"
+    doctor_case.write(redis="allow_eviction = true")
+    assert doctor_case.finding("server.eviction")["severity"] == "warning"
 
 
-def test_no_append_only_file(surgery: Surgery) -> None:
-    found = surgery.finding("server.persistence")
+def test_no_append_only_file(doctor_case: DoctorCase) -> None:
+    found = doctor_case.finding("server.persistence")
     assert found["evidence"]["aof_enabled"] == "0"
     assert found["evidence"]["appendfsync"] == "always"
 
@@ -78,20 +78,20 @@ def test_doctor_finds_an_append_only_file_without_fsync(
 ) -> None:
     durable = new_server(aof=True)
     link = connect(durable.settings, timeout=10.0, name="test:durable")
-    surgery = Surgery(tmp_path, durable.url, link)
-    surgery.silent("server.persistence")
+    doctor_case = DoctorCase(tmp_path, durable.url, link)
+    doctor_case.silent("server.persistence")
     link.execute("CONFIG", "SET", "appendfsync", "no")
-    assert "appendfsync no" in surgery.finding("server.persistence")["text"]
+    assert "appendfsync no" in doctor_case.finding("server.persistence")["text"]
 
-    surgery.silent("server.failing-writes")
+    doctor_case.silent("server.failing-writes")
     (durable.folder / "dump.rdb").mkdir()  # the snapshot cannot be given its name
     link.execute("BGSAVE")
     wait_until(lambda: info(link, "rdb_last_bgsave_status") == "err", what="a failed snapshot")
-    assert "rdb_last_bgsave_status" in surgery.finding("server.failing-writes")["text"]
+    assert "rdb_last_bgsave_status" in doctor_case.finding("server.failing-writes")["text"]
 
-    surgery.silent("server.replica")
+    doctor_case.silent("server.replica")
     link.execute("REPLICAOF", "127.0.0.1", "1")
-    assert "127.0.0.1:1" in surgery.finding("server.replica")["fix"]
+    assert "127.0.0.1:1" in doctor_case.finding("server.replica")["fix"]
     link.close()
 
 
@@ -101,46 +101,50 @@ def test_doctor_finds_a_master_without_min_replicas(
 ) -> None:
     master, replica = new_server(tcp=True), new_server()
     link, other = (connect(each.settings, timeout=10.0, name="test") for each in (master, replica))
-    surgery = Surgery(tmp_path, master.url, link)
-    surgery.silent("server.min-replicas")
+    doctor_case = DoctorCase(tmp_path, master.url, link)
+    doctor_case.silent("server.min-replicas")
     other.execute("REPLICAOF", "127.0.0.1", master.port)
     wait_until(lambda: info(link, "connected_slaves") == "1", what="it has a replica")
-    found = surgery.finding("server.min-replicas")
+    found = doctor_case.finding("server.min-replicas")
     assert found["severity"] == "warning"
     assert "CONFIG SET min-replicas-to-write 1" in found["fix"]
     link.execute("CONFIG", "SET", "min-replicas-to-write", 1)
-    surgery.silent("server.min-replicas")
+    doctor_case.silent("server.min-replicas")
     link.close()
     other.close()
 
 
-def test_doctor_finds_memory_problems(surgery: Surgery, link: Connection, setting: Set) -> None:
-    assert surgery.finding("server.memory-unlimited")["severity"] == "note"
-    surgery.run("--only", "server.memory-unlimited", code=0)
+def test_doctor_finds_memory_problems(
+    doctor_case: DoctorCase, link: Connection, setting: Set
+) -> None:
+    assert doctor_case.finding("server.memory-unlimited")["severity"] == "note"
+    doctor_case.run("--only", "server.memory-unlimited", code=0)
     used = int(info(link, "used_memory"))
     setting("maxmemory", used * 10)
-    surgery.silent("server.memory-unlimited")
-    surgery.silent("server.memory-full")
+    doctor_case.silent("server.memory-unlimited")
+    doctor_case.silent("server.memory-full")
     setting("maxmemory", round(used / 0.9))
-    assert surgery.finding("server.memory-full")["severity"] == "warning"
+    assert doctor_case.finding("server.memory-full")["severity"] == "warning"
     setting("maxmemory", round(used / 1.2))
-    assert surgery.finding("server.memory-full")["severity"] == "problem"
+    assert doctor_case.finding("server.memory-full")["severity"] == "problem"
 
 
 def test_doctor_finds_too_few_client_connections(
-    surgery: Surgery, link: Connection, setting: Set
+    doctor_case: DoctorCase, link: Connection, setting: Set
 ) -> None:
-    surgery.silent("server.clients")
+    doctor_case.silent("server.clients")
     setting("maxclients", int(info(link, "connected_clients")) + 1)
-    assert surgery.finding("server.clients")["evidence"]["connected_clients"] >= 2
+    assert doctor_case.finding("server.clients")["evidence"]["connected_clients"] >= 2
 
 
 @pytest.mark.fault("F10")
-def test_doctor_finds_a_wrong_clock(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
-    surgery.silent("server.clock")
+def test_doctor_finds_a_wrong_clock(
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doctor_case.silent("server.clock")
     wrong = SimpleNamespace(time=lambda: time.time() + 60, perf_counter=time.perf_counter)
     monkeypatch.setattr(facts, "time", wrong)
-    found = surgery.finding("server.clock")
+    found = doctor_case.finding("server.clock")
     assert "behind this host" in found["text"]
     assert -62 < found["evidence"]["skew_seconds"] < -58
 
@@ -150,7 +154,7 @@ def test_doctor_finds_a_real_clock_offset(tmp_path: Path, fresh_server: ProcessS
     Clock(fresh_server).jump_to(-HOUR)
     link = connect(fresh_server.settings, timeout=10.0, name="test")
     wait_until(lambda: seconds_ahead(link) < -60, what="the server takes notice")
-    found = Surgery(tmp_path, fresh_server.url, link).finding("server.clock")
+    found = DoctorCase(tmp_path, fresh_server.url, link).finding("server.clock")
     assert -HOUR - 2 < found["evidence"]["skew_seconds"] < -HOUR + 2
     assert "timedatectl set-ntp true" in found["fix"]
     link.close()
@@ -191,74 +195,77 @@ def test_fix_of_returns_the_version_without_vulnerability(
 
 
 def test_doctor_finds_a_vulnerable_server(
-    surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch
+    doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
-    surgery.silent("server.vulnerabilities")
+    doctor_case.silent("server.vulnerabilities")
     product, mine = ("valkey" if info_or(link, "valkey_version") else "redis"), (99, 1)
     monkeypatch.setattr(server, "MENDED", {each: {mine: 2} for each in ("redis", "valkey")})
-    found = surgery.finding("server.vulnerabilities")
+    found = doctor_case.finding("server.vulnerabilities")
     assert found["evidence"]["fixed_in"] == "99.1.2"
     assert f"update it to {product} 99.1.2" in found["fix"]
 
 
 def test_doctor_finds_an_old_server_version(
-    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surgery.silent("server.version")
+    doctor_case.silent("server.version")
     monkeypatch.setattr(server, "OLDEST", {"redis": (99, 1), "valkey": (99, 1)})
-    assert "99.1 or later" in surgery.finding("server.version")["fix"]
+    assert "99.1 or later" in doctor_case.finding("server.version")["fix"]
 
 
-def test_doctor_finds_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
-    surgery.silent("server.idle-timeout")
+def test_doctor_finds_an_idle_timeout(doctor_case: DoctorCase, setting: Set) -> None:
+    doctor_case.silent("server.idle-timeout")
     setting("timeout", 30)
-    assert "silent for 30 s" in surgery.finding("server.idle-timeout")["text"]
+    assert "silent for 30 s" in doctor_case.finding("server.idle-timeout")["text"]
     setting("timeout", 300)
-    surgery.silent("server.idle-timeout")
+    doctor_case.silent("server.idle-timeout")
 
 
-def test_doctor_finds_a_message_limit_of_the_server(surgery: Surgery, setting: Set) -> None:
-    surgery.silent("server.message-limit")
+def test_doctor_finds_a_message_limit_of_the_server(doctor_case: DoctorCase, setting: Set) -> None:
+    doctor_case.silent("server.message-limit")
     setting("proto-max-bulk-len", 1 << 20)
-    surgery.silent("server.message-limit")
-    surgery.write(daemon='max_message_bytes = "2MiB"')
-    assert "CONFIG SET proto-max-bulk-len 2097152" in surgery.finding("server.message-limit")["fix"]
+    doctor_case.silent("server.message-limit")
+    doctor_case.write(daemon='max_message_bytes = "2MiB"')
+    assert (
+        "CONFIG SET proto-max-bulk-len 2097152"
+        in doctor_case.finding("server.message-limit")["fix"]
+    )
 
 
-def test_doctor_finds_slow_commands(surgery: Surgery, link: Connection) -> None:
+def test_doctor_finds_slow_commands(doctor_case: DoctorCase, link: Connection) -> None:
     link.execute("SLOWLOG", "RESET")
-    surgery.silent("server.slow-commands")
+    doctor_case.silent("server.slow-commands")
     loop = "for _ = 1, 100000000 do end return 1"
     link.execute("EVAL", loop, 1, "somebody:else")
-    surgery.silent("server.slow-commands")
-    link.execute("EVAL", loop, 1, surgery.desk.stream)
-    found = surgery.finding("server.slow-commands")
-    assert found["evidence"]["slow"][0]["key"] == surgery.desk.stream
+    doctor_case.silent("server.slow-commands")
+    link.execute("EVAL", loop, 1, doctor_case.desk.stream)
+    found = doctor_case.finding("server.slow-commands")
+    assert found["evidence"]["slow"][0]["key"] == doctor_case.desk.stream
     link.execute("SLOWLOG", "RESET")
 
 
 def test_doctor_finds_a_lease_too_short_for_the_round_trip(
-    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+    doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surgery.silent("fleet.short-lease")
+    doctor_case.silent("fleet.short-lease")
     monkeypatch.setattr(fleet, "ROUND_TRIPS", 1e9)
-    assert "lease_ttl = " in surgery.finding("fleet.short-lease")["fix"]
+    assert "lease_ttl = " in doctor_case.finding("fleet.short-lease")["fix"]
 
 
-def test_doctor_finds_missing_permissions(surgery: Surgery, link: Connection) -> None:
-    surgery.silent("permissions.missing")
+def test_doctor_finds_missing_permissions(doctor_case: DoctorCase, link: Connection) -> None:
+    doctor_case.silent("permissions.missing")
     link.execute("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-xclaim")
     try:
-        (surgery.folder / "password").write_text("secret")
-        (surgery.folder / "password").chmod(0o600)
-        surgery.write(redis='username = "weak"\npassword_file = "password"')
-        found = surgery.finding("permissions.missing")
+        (doctor_case.folder / "password").write_text("secret")
+        (doctor_case.folder / "password").chmod(0o600)
+        doctor_case.write(redis='username = "weak"\npassword_file = "password"')
+        found = doctor_case.finding("permissions.missing")
         assert found["about"] == "XCLAIM"
         assert "ACL SETUSER weak +xclaim" in found["fix"]
 
         link.execute("ACL", "SETUSER", "weak", "+xclaim", "-slowlog", "-config")
-        report = surgery.run("--only", "server", "--only", "permissions")
+        report = doctor_case.run("--only", "server", "--only", "permissions")
         assert report["unseen"] == [
             "everything that needs CONFIG GET, which this user may not run",
             "everything that needs SLOWLOG GET, which this user may not run",
@@ -318,9 +325,9 @@ def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path
     """C2: writes that are acknowledged during a sync of 1.5 s are lost with the process."""
     server = slow_disk(1.5, appendfsync="everysec")
     with writing(server) as link:
-        surgery = Surgery(tmp_path, server.url, link)
+        doctor_case = DoctorCase(tmp_path, server.url, link)
         wait_until(lambda: info(link, "aof_pending_bio_fsync") != "0", what="a sync is under way")
-        found = surgery.finding("server.slow-disk")
+        found = doctor_case.finding("server.slow-disk")
     assert "acknowledged writes of up to 2 s are lost" in found["text"]
     assert found["evidence"]["syncing_seconds"] >= 0.1
     assert found["evidence"]["aof_delayed_fsync"] == 0
@@ -330,11 +337,11 @@ def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path
     """C2: the server counts writes that waited more than 2 s."""
     server = slow_disk(3.0, appendfsync="everysec")
     with writing(server) as link:
-        surgery = Surgery(tmp_path, server.url, link)
+        doctor_case = DoctorCase(tmp_path, server.url, link)
         wait_until(
             lambda: info(link, "aof_delayed_fsync") != "0", timeout=60.0, what="a write waits"
         )
-        found = surgery.finding("server.slow-disk")
+        found = doctor_case.finding("server.slow-disk")
     assert "waited more than 2 s for a sync" in found["text"]
 
 
@@ -342,9 +349,9 @@ def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path)
     """C2: with appendfsync always each write waits and nothing is lost."""
     server = slow_disk(0.2, appendfsync="always", latency_monitor_threshold="50")
     with writing(server) as link:
-        surgery = Surgery(tmp_path, server.url, link)
+        doctor_case = DoctorCase(tmp_path, server.url, link)
         wait_until(lambda: link.execute("LATENCY", "LATEST"), what="the server notes a slow sync")
-        found = surgery.finding("server.slow-disk")
+        found = doctor_case.finding("server.slow-disk")
     assert "are lost" not in found["text"]
     assert found["evidence"]["latency_ms"]["aof-fsync-always"] >= 100
 
@@ -353,4 +360,4 @@ def test_doctor_accepts_a_disk_with_fast_syncs(slow_disk: SlowDisk, tmp_path: Pa
     """C2: a sync of 10 ms is never a finding."""
     server = slow_disk(0.01, appendfsync="everysec")
     with writing(server) as link:
-        Surgery(tmp_path, server.url, link).silent("server.slow-disk")
+        DoctorCase(tmp_path, server.url, link).silent("server.slow-disk")

@@ -265,7 +265,7 @@ def test_quarantine_marks_nothing_while_a_held_key_waits(
     await_any = worker.channel.await_any
 
     def watched(descriptors: list[int], seconds: float) -> set[int]:
-        if len(runs) == 2 and not worker.executor.in_hand.running:
+        if len(runs) == 2 and not worker.executor.in_flight.running:
             while_waiting.add(look())
         return await_any(descriptors, seconds)
 

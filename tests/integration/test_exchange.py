@@ -62,7 +62,7 @@ class Talk:
             ),
             what="all is held",
         )
-        self.exchange.membership.beat_at = float("inf")
+        self.exchange.membership.heartbeat_at = float("inf")
 
     def renew_all(self) -> None:
         for each in self.held:
@@ -102,7 +102,7 @@ def test_refused_renewals_do_not_starve_others(talk: Talk, link: Connection, key
         link.execute("SET", keys.fence(*each.unit), "not a hash")
     talk.renew_all()
     for _ in range(2):  # they are due again
-        talk.exchange.view, talk.exchange.membership.beat_at = ClusterState(), 0.0
+        talk.exchange.view, talk.exchange.membership.heartbeat_at = ClusterState(), 0.0
         ticks = 1
         while talk.tick():
             ticks += 1
@@ -148,7 +148,7 @@ def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys:
 
     def both(**info: object) -> bool:
         other = {"host": "web-2", "pid": 9, "lock": "another", **info}
-        call = members.beat(keys, "default", "west-1", "n2", other, 10.0)
+        call = members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)
         assert link.run(call).word == "OK"
         assert not member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
         assert not member.accepted
@@ -171,7 +171,7 @@ def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> N
     """U5: the record of another run is foreign input."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
-    assert link.run(members.beat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"
+    assert link.run(members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"
     with LogLines() as lines:
         member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
         (named,) = lines.named("instance.duplicated")

@@ -395,7 +395,7 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
 
         fleet = Fleet(daemon.store, "default", 60.0)
         reload = functools.partial(directives.reload, fleet, None)
-        switched = growth.grow(daemon.store, TOPIC, 4, tell=reload)
+        switched = growth.grow(daemon.store, TOPIC, 4, notify=reload)
         assert "slow" in [row.group for row in switched.groups if not row.done]
         last.set()
         for source in sources:

@@ -785,19 +785,19 @@ def test_measurement_counts_many_pages_of_dead_letters(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2: with one page per measurement, 500,000 letters took 50 minutes to two hours."""
-    monkeypatch.setattr(figures, "LETTERS_SECONDS", 60.0)
-    count = 3 * statistics.LETTERS_AT_ONCE
+    monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 60.0)
+    count = 3 * statistics.DEAD_LETTERS_AT_ONCE
     desk.link.pipeline([("XADD", desk.dlq, "*", "group", "another")] * count)
     deque(measure(desk.store, view), maxlen=0)
     assert view.letters[desk.unit[:2]].of("another") == count
 
     # The first page is always read, so a slow server does not stop the count.
-    monkeypatch.setattr(figures, "LETTERS_SECONDS", 0.0)
+    monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 0.0)
     view.letters = {}
     for at in (1, 2, 3):
         deque(measure(desk.store, view), maxlen=0)
         known = view.letters[desk.unit[:2]]
-        assert known.by_group["another"] == at * statistics.LETTERS_AT_ONCE
+        assert known.by_group["another"] == at * statistics.DEAD_LETTERS_AT_ONCE
 
 
 def test_summary_has_the_progress_of_a_recovery(

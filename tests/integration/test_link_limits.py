@@ -214,8 +214,8 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
     ours = settings_of(cluster.url)
     board = Scoreboard(2)
     exchange = LeaseManager(ours, board, "lock")
-    beat = members.beat(exchange.keys, ours.daemon.fleet, "west-1", "n", {}, 60.0).key
-    home = cluster.master_of(beat)
+    heartbeat = members.heartbeat(exchange.keys, ours.daemon.fleet, "west-1", "n", {}, 60.0).key
+    home = cluster.master_of(heartbeat)
     lost, well, *_ = (node for node in cluster.masters if node is not home)
 
     def holding_at(node: Node) -> PartitionState:
@@ -245,7 +245,7 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
         assert not exchange.ok
         wait_until(lambda: tick(held) > 0, what="the other units have no call")
         home.pause()
-        exchange.membership.beat_at = 0.0
+        exchange.membership.heartbeat_at = 0.0
         asked = board.counter("round_trip_errors")
         for _ in range(2):
             held.renew_at = 0.0

@@ -18,39 +18,39 @@ def test_slow_handler_limits_prefetched_messages(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and no other worker could start a held message."""
-    monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
+    monkeypatch.setattr(prefetch, "WORK_IN_FLIGHT_NS", 1)
     for number in range(1, 13):
         desk.add(f"{number}-0")
-    in_hand: list[int] = []
+    in_flight: list[int] = []
     worker = life.worker("t1", max_messages=12)
-    assert life.run(worker, lambda _message: in_hand.append(slot.in_hand)) == ExitCode.RECYCLE
-    assert in_hand == [4] * 4 + [1] * 8, "the first read knows nothing of the handler yet"
+    assert life.run(worker, lambda _message: in_flight.append(slot.in_flight)) == ExitCode.RECYCLE
+    assert in_flight == [4] * 4 + [1] * 8, "the first read knows nothing of the handler yet"
 
 
 def test_acknowledging_read_fetches_nothing_for_slow_runs(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and every finished message as overdue for its settlement."""
-    monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
-    monkeypatch.setattr(concurrent, "WORK_IN_HAND_NS", 1)
+    monkeypatch.setattr(prefetch, "WORK_IN_FLIGHT_NS", 1)
+    monkeypatch.setattr(concurrent, "WORK_IN_FLIGHT_NS", 1)
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 101):
         desk.add(f"{number}-0")
-    in_hand: list[int] = []
+    in_flight: list[int] = []
     last = threading.Event()
 
     def work(message: Message) -> None:
         if message.id in ("1-0", "2-0", "3-0"):
             last.wait(5)  # so that runs finish one at a time
             return
-        in_hand.append(slot.unfinished)
-        if len(in_hand) == 57:
+        in_flight.append(slot.unfinished)
+        if len(in_flight) == 57:
             last.set()
 
     worker = life.worker("t1", concurrency=4, order="none", max_messages=60, prefetch_bytes=1 << 30)
     assert life.run(worker, work) == ExitCode.RECYCLE
-    print("in hand:", in_hand)
-    assert max(in_hand[-20:]) <= 2 * 4, "the running messages, and one read for a free lane"
+    print("in hand:", in_flight)
+    assert max(in_flight[-20:]) <= 2 * 4, "the running messages, and one read for a free lane"
 
 
 def test_unstarted_messages_pass_to_the_next_owner_immediately(
@@ -62,7 +62,7 @@ def test_unstarted_messages_pass_to_the_next_owner_immediately(
     runs: list[tuple[str, str, int]] = []
 
     def slow(message: Message) -> None:
-        assert slot.in_hand == 4
+        assert slot.in_flight == 4
         runs.append(("t1", message.id, message.attempt))
         life.stop()  # the partition moves while the first message runs
 

@@ -38,7 +38,7 @@ BATCHES: dict[str, Any] = {"handler": f"{__name__}:many", "batch": 2}
 KINDS = pytest.mark.parametrize(
     "kind", [ONE, SEVERAL, BATCHES], ids=["one at a time", "four at a time", "batches"]
 )
-NOBODY = b"m:0-0"
+NO_MESSAGE = b"m:0-0"
 
 
 def many(messages: list[Message]) -> None:
@@ -279,7 +279,7 @@ def test_lease_expiry_during_marking_suspects_no_message(
     worker.link.run = run  # type: ignore[method-assign]
     worker.channel.await_trust = await_trust  # type: ignore[method-assign]
     assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
-    assert waited == [(NOBODY, True, ["1-0"])]
+    assert waited == [(NO_MESSAGE, True, ["1-0"])]
     assert runs == ["1-0", "2-0", "3-0"]
 
 
@@ -339,7 +339,7 @@ def test_finished_held_message_loses_its_mark(
     await_any = worker.channel.await_any
 
     def watched(descriptors: list[int], seconds: float) -> set[int]:
-        if len(runs) == 5 and not worker.executor.in_hand.running:
+        if len(runs) == 5 and not worker.executor.in_flight.running:
             while_waiting.add((look(), turns.free()))
         return await_any(descriptors, seconds)
 
@@ -348,7 +348,7 @@ def test_finished_held_message_loses_its_mark(
     names = ["1-0", "4-0", "1-0", "2-0", "3-0", "4-0"]
     assert [name for name, _ in runs] == names
     assert all(f"m:{name}".encode() in mark.split() for name, mark in runs)
-    assert while_waiting == {(NOBODY, True)}
+    assert while_waiting == {(NO_MESSAGE, True)}
 
 
 @pytest.mark.fault("F27")
@@ -387,7 +387,7 @@ def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
     assert code == ExitCode.STOPPED
     assert [name for name, _ in runs] == started
     assert runs[0][1] == first_mark
-    assert seen == [(NOBODY, True)]
+    assert seen == [(NO_MESSAGE, True)]
 
 
 def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(

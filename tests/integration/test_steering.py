@@ -24,7 +24,7 @@ from tests.support.servers import free_port
 from tests.support.verbs import Run, document
 from tests.support.waiting import wait_until
 
-Beat = Callable[..., None]
+SendHeartbeat = Callable[..., None]
 
 PAIRS = [["orders", "bill"]]
 
@@ -38,12 +38,12 @@ def orders(link: Connection, store: Store, keys: Keys) -> None:
 
 
 @pytest.fixture
-def beat(link: Connection, keys: Keys) -> Beat:
+def heartbeat(link: Connection, keys: Keys) -> SendHeartbeat:
     """Write a heartbeat of an instance."""
 
     def say(name: str, **info: object) -> None:
         told = {"offers": PAIRS, "weight": 1, "cap": 0, "started": time.time(), **info}
-        reply = link.run(members.beat(keys, "default", name, "n1", told, 15.0))
+        reply = link.run(members.heartbeat(keys, "default", name, "n1", told, 15.0))
         assert reply.word == "OK"
 
     return say
@@ -133,8 +133,10 @@ def test_resume_respects_overlapping_pauses(run: Run, link: Connection, keys: Ke
     assert "orders/1/* is still paused" in run("resume", "orders/bill").stdout
 
 
-def test_control_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
-    beat("a")
+def test_control_dry_run_writes_nothing(
+    run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
+) -> None:
+    heartbeat("a")
     desk = Desk(link, keys)
     before = desk.dump()
     for words in (
@@ -156,9 +158,9 @@ def test_control_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, 
 
 
 def test_pause_wait_names_instances_that_have_not_applied_it(
-    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
+    run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
-    beat("a")
+    heartbeat("a")
     own(0, "a")
     said = document(run("pause", "orders", "-w", "--timeout", "100ms", "--json", code=1))
     assert said["waiting"] == ["a has not reported on orders/0/bill yet"]
@@ -174,15 +176,17 @@ def test_pause_wait_names_instances_that_have_not_applied_it(
 # --- moves, drains, reloads -----------------------------------------------------------------------
 
 
-def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Connection, keys: Keys) -> None:
+def test_moves_that_cannot_be(
+    run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
+) -> None:
     unit = Unit("orders", 0, "bill")
-    beat("a")
-    beat("full", cap=1)
-    beat("other", offers=[["hits", "x"]])
-    beat("sick", broken=[unit])
-    beat("going", leaving=True)
-    beat("asleep")
-    beat("dry")
+    heartbeat("a")
+    heartbeat("full", cap=1)
+    heartbeat("other", offers=[["hits", "x"]])
+    heartbeat("sick", broken=[unit])
+    heartbeat("going", leaving=True)
+    heartbeat("asleep")
+    heartbeat("dry")
     link.execute("ZADD", keys.members("default"), 1, "asleep")
     own(1, "full")
     run("drain", "dry")
@@ -211,10 +215,10 @@ def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Connection, 
 
 
 def test_rebalance_shows_its_plan_and_clears_moves(
-    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
+    run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
-    beat("a")
-    beat("b")
+    heartbeat("a")
+    heartbeat("b")
     for number in range(3):
         own(number, "a")
     run("move", "orders/0/bill", "--to", "a")
@@ -228,12 +232,12 @@ def test_rebalance_shows_its_plan_and_clears_moves(
 
 
 def test_drain_dry_run_names_waiting_groups(
-    run: Run, beat: Beat, link: Connection, keys: Keys
+    run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
-    beat("a")
+    heartbeat("a")
     [note] = document(run("drain", "a", "--dry-run", "--json"))["notes"]
     assert "orders/bill: its partitions will wait" in note
-    beat("b")
+    heartbeat("b")
     assert document(run("drain", "a", "--json"))["notes"] == []
     assert "DRAINED a for " in run("status").stdout
     assert "orders/bill: its partitions will wait" in run("drain", "b").stdout
@@ -247,10 +251,15 @@ def test_drain_dry_run_names_waiting_groups(
 
 
 def test_forget_refuses_live_or_invalid_instances(
-    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    heartbeat: SendHeartbeat,
+    own: Any,
+    link: Connection,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """U11: refused for a run that has returned, for one with valid leases, and for a junk entry."""
-    beat("a", ttl=0.2)
+    heartbeat("a", ttl=0.2)
     run("drain", "a")
     own(1, "a")
     link.execute("ZADD", keys.members("default"), 1, "a")
@@ -282,28 +291,30 @@ def test_forget_refuses_live_or_invalid_instances(
 
 
 def test_reload_accepts_some_or_all_instances(
-    run: Run, beat: Beat, link: Connection, keys: Keys
+    run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
     assert "is alive" in run("reload", code=8).stderr
-    beat("b")
-    beat("a")
+    heartbeat("b")
+    heartbeat("a")
     assert "in this order: a, b" in "".join(document(run("reload", "--dry-run", "--json"))["notes"])
     run("reload", "b")
     assert "a has not reloaded" in run("reload", "-w", "--timeout", "100ms", code=1).stderr
-    beat("asleep")
+    heartbeat("asleep")
     link.execute("ZADD", keys.members("default"), 1, "asleep")
     assert "asleep is silent" in run("reload").stderr
     link.execute("ZREM", keys.members("default"), "asleep")
     order = ordered(link, keys).reload_of("a")
-    beat("a", reloaded=order)
-    beat("b", reloaded=order, reload_problem="handlers: no module named x")
+    heartbeat("a", reloaded=order)
+    heartbeat("b", reloaded=order, reload_problem="handlers: no module named x")
     link.execute("ZREM", keys.members("default"), "b")
     run("reload", "a")  # directives for removed instances are deleted
     assert set(ordered(link, keys).reloads) == {"*", "a"}
 
 
-def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
-    beat("a")
+def test_orders_are_listed_and_cleared(
+    run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
+) -> None:
+    heartbeat("a")
     run("drain", "a", "-r", "disk")
     run("pause", "orders")
     link.execute("HSET", keys.orders("default"), "sing", "la")
@@ -321,15 +332,15 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
     assert "pass --yes" in run("control", "clear", "--missing", code=8).stderr
     run("control", "clear", "--missing", "sing", "-y")
     left = ordered(link, keys)
-    assert (list(left.pauses), left.drains, left.strange) == ([Scope("orders")], {}, {})
+    assert (list(left.pauses), left.drains, left.unreadable) == ([Scope("orders")], {}, {})
     run("control", "clear", "--missing", "-y")
 
 
 def test_group_stop_and_group_start_work(
-    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
+    run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
     """U11: one command stops a group, waits for its owned partitions, and rejects moves."""
-    beat("a")
+    heartbeat("a")
     own(0, "a")
     words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
     said = document(run(*words, "-w", "--timeout", "100ms", "--json", code=1))
@@ -359,18 +370,18 @@ def test_group_stop_and_group_start_work(
 
 
 def test_applied_reload_is_no_longer_listed(
-    run: Run, beat: Beat, link: Connection, keys: Keys
+    run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
     """U11: a finished reload is not listed as an active directive."""
-    beat("a")
-    beat("b")
+    heartbeat("a")
+    heartbeat("b")
     at = document(run("reload", "--json"))["at_unix_ms"]
     named = document(run("reload", "b", "--json"))["at_unix_ms"]
-    beat("a", reloaded=at)
-    beat("b", reloaded=at)
+    heartbeat("a", reloaded=at)
+    heartbeat("b", reloaded=at)
     assert "reload:*" not in run("control", "list").stdout
     assert "reload:b" in run("control", "list").stdout, "b has not obeyed it yet"
-    beat("b", reloaded=named)
+    heartbeat("b", reloaded=named)
     assert "--all shows" in run("control", "list").stdout
     assert "done" in run("control", "list", "--all").stdout
     listed = document(run("control", "list", "--json"))["directives"]
@@ -381,8 +392,8 @@ def test_applied_reload_is_no_longer_listed(
     run("rebalance")
 
     def obeyed() -> bool:
-        beat("a", reloaded=named)
-        beat("b", reloaded=named)
+        heartbeat("a", reloaded=named)
+        heartbeat("b", reloaded=named)
         return "rebalance" not in run("control", "list").stdout
 
     wait_until(obeyed, what="a beat in a later millisecond")
@@ -394,7 +405,7 @@ def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: s
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.orders("default"), name, told)
     found = ordered(link, keys)
-    assert (found.stops, set(found.strange)) == ({}, {name})
+    assert (found.stops, set(found.unreadable)) == ({}, {name})
 
 
 def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:

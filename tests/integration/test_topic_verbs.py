@@ -155,8 +155,10 @@ def test_topic_delete_refuses_a_topic_in_use(
 ) -> None:
     fill(at)
     info = {"offers": [["access", "hits"]], "weight": 1, "cap": 0}
-    link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
-    link.run(members.beat(keys, "default", "east-1", "n2", info | {"offers": [["x", "y"]]}, 15.0))
+    link.run(members.heartbeat(keys, "default", "west-1", "n1", info, 15.0))
+    link.run(
+        members.heartbeat(keys, "default", "east-1", "n2", info | {"offers": [["x", "y"]]}, 15.0)
+    )
 
     refused = run("topic", "delete", "access", "--yes", "--force", code=8)
 

@@ -85,7 +85,9 @@ def test_trace_shows_a_running_message(
     run: Run, handed_out: Desk, link: Connection, keys: Keys
 ) -> None:
     """U13: a message that its owner reports as running is shown as running."""
-    link.run(members.beat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0))
+    link.run(
+        members.heartbeat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0)
+    )
     unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
     unit |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps({"assignments": [unit]}))

@@ -156,13 +156,13 @@ def test_instance_checks_the_fleet_after_subscribing(server: Server, link: Conne
         consumers=(Consumer(topic="access", group="hits", handler="work:go"),),
     )
     leases = LeaseManager(settings, Scoreboard(1), "lock")
-    beats: list[float] = []
+    heartbeats: list[float] = []
 
     def listens() -> bool:
         leases.tick(time.monotonic(), {}, ())
-        beats.append(leases.membership.beat_at)
+        heartbeats.append(leases.membership.heartbeat_at)
         return leases.wakes.link.connected
 
     wait_until(listens, what="it listens")
-    assert beats[-1] < beats[-2], "it looks before the regular heartbeat"
+    assert heartbeats[-1] < heartbeats[-2], "it looks before the regular heartbeat"
     leases.close()

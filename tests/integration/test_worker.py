@@ -219,13 +219,13 @@ def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
     bench.desk.fetch(30)
     bench.start()
     bench.wait_told("gate")
-    in_hand = bench.slot.in_hand
+    in_flight = bench.slot.in_flight
     bench.tell(WorkerCommand.STOP)
     (bench.folder / "open").touch()
     assert bench.ended() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ids[:1]
     assert bench.pending() == ids[1:], "and its acknowledgement is out"
-    assert bench.slot.counter("released") == in_hand - 1 > 0
+    assert bench.slot.counter("released") == in_flight - 1 > 0
 
 
 def test_pause_settles_finished_messages_and_starts_none(bench: Bench):
@@ -422,7 +422,7 @@ def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     ids = add(bench, word, *["ok"] * 3)
     bench.desk.fetch(10)
     bench.start(trusted=False)
-    wait_until(lambda: bench.slot.in_hand == 4, what="it has listed them")
+    wait_until(lambda: bench.slot.in_flight == 4, what="it has listed them")
     # It holds them and waits. When it may continue, another instance owns them.
     call = leases.refence(bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
     assert bench.link.run(call).word == "OK"
@@ -516,7 +516,7 @@ def test_cautious_worker_holds_one_entry_at_a_time(bench: Bench):
     bench.desk.fetch(3)
     bench.start(cautious=True)
     bench.wait_told("gate")
-    assert bench.slot.in_hand == 1
+    assert bench.slot.in_flight == 1
     assert bench.pending() == [ids[6]]
     (bench.folder / "open").touch()
     bench.wait_idle()
@@ -530,7 +530,7 @@ def test_cautious_worker_later_fetches_batches(bench: Bench):
 
     def all_done() -> bool:
         nonlocal most
-        most = max(most, bench.slot.in_hand)
+        most = max(most, bench.slot.in_flight)
         return bench.slot.counter("acked") == 300
 
     wait_until(all_done, timeout=20.0, every=0.0005, what="300 are done")
@@ -544,7 +544,7 @@ def test_batch_grows_with_quick_runs_up_to_its_bound(bench: Bench):
 
     def all_done() -> bool:
         nonlocal most
-        most = max(most, bench.slot.in_hand)
+        most = max(most, bench.slot.in_flight)
         return bench.slot.counter("acked") == 600
 
     wait_until(all_done, timeout=20.0, every=0.0005, what="600 are done")

@@ -327,7 +327,7 @@ def test_reclaimed_entries_respect_the_room(desk: Desk, life: Life, slot: Worker
 
     def work(message: Message) -> None:
         nonlocal most
-        most = max(most, slot.in_hand)
+        most = max(most, slot.in_flight)
         fail(message)
 
     worker.channel.sleep = sleep  # type: ignore[method-assign]
@@ -553,7 +553,7 @@ def test_held_bytes_are_bounded(desk: Desk, life: Life, slot: WorkerSlot, how: s
 
     def work(_message: Message) -> None:
         nonlocal most
-        most = max(most, slot.in_hand)
+        most = max(most, slot.in_flight)
 
     worker = life.worker("t1", max_messages=40, prefetch_bytes=64_000, reclaim_idle=0.0)
     assert life.run(worker, work) == ExitCode.RECYCLE

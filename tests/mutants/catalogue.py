@@ -846,7 +846,7 @@ AROUND = (
         "members that are dead by age alone",
         "a pause of the server moves no partition (T10)",
         "streamqd/policy/silence.py",
-        ("not (old and silence.looks >= SILENT_BEATS):", "not old:"),
+        ("not (old and silence.looks >= SILENT_HEARTBEATS):", "not old:"),
         tests={"unit/test_rebalance.py": ("test_server_pause_makes_no_member_dead_by_age")},
     ),
     mutant(

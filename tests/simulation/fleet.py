@@ -104,7 +104,7 @@ class Fleet:
         """Wake every instance."""
         for instance in self.instances.values():
             if instance.alive:
-                instance.beat_soon()
+                instance.heartbeat_soon()
 
     def visible(self, name: str, seen: list[MemberView]) -> list[MemberView]:
         """Return the members that an instance can see."""
@@ -133,7 +133,7 @@ class Fleet:
             self.stolen += 1
 
     @property
-    def beat(self) -> float:
+    def heartbeat(self) -> float:
         """The seconds between two heartbeats."""
         return self.ttl / 5
 

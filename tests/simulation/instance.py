@@ -61,7 +61,7 @@ class Instance:
         self.silence = SilenceDetector(name, self.fleet.ttl, self.interval)
         self.rebalancer = Rebalancer(name, *damping, patience=2 * self.interval)
         self.units = [u for u in self.fleet.units if (u.topic, u.group) in self.member.offers]
-        self.beat_at = self.retry_at = self.last_beat = 0.0
+        self.heartbeat_at = self.retry_at = self.last_heartbeat = 0.0
         self.backoff = 0.1
         self.busy = self.look_due = False
         self.notices = 0
@@ -80,7 +80,7 @@ class Instance:
         self.leaving = True
         for unit in list(self.held):
             self._stop(unit)
-        self.beat_soon()
+        self.heartbeat_soon()
 
     def soon(self) -> None:
         """Tick now."""
@@ -89,13 +89,13 @@ class Instance:
     def _tick_of(self, run: int) -> Any:
         return lambda: self.tick() if run == self.run and self.alive else None
 
-    def beat_soon(self) -> None:
-        """As Exchange.beat_soon."""
-        at = heartbeats.woken_beat(
-            self.last_beat, self.interval, len(self.seen), self.fleet.chance.random()
+    def heartbeat_soon(self) -> None:
+        """As Exchange.heartbeat_soon."""
+        at = heartbeats.woken_heartbeat(
+            self.last_heartbeat, self.interval, len(self.seen), self.fleet.chance.random()
         )
-        if at < self.beat_at:
-            self.beat_at = at
+        if at < self.heartbeat_at:
+            self.heartbeat_at = at
             self.fleet.at_time(at, self._tick_of(self.run))
 
     # --- one tick ---
@@ -111,7 +111,7 @@ class Instance:
                 calls.append((held.phase, unit, held))
             elif now >= held.renew_at:
                 calls.append(("renew", unit, held))
-        if now >= self.beat_at:
+        if now >= self.heartbeat_at:
             calls.append(("beat", None, None))
         if not calls and self.look_due:
             calls.append(("look", None, None))
@@ -134,7 +134,7 @@ class Instance:
             return 0.0
         unsaid = any(h.phase in ("acquiring", "releasing") for h in self.held.values())
         renewals = [h.renew_at for h in self.held.values()]
-        return max(0.0 if unsaid else min([self.beat_at, *renewals]), self.retry_at)
+        return max(0.0 if unsaid else min([self.heartbeat_at, *renewals]), self.retry_at)
 
     def execute(self, now: float, call: tuple[str, Unit | None, Held | None]) -> Any:
         """Execute one call on the server."""
@@ -143,7 +143,7 @@ class Instance:
         if kind == "beat":
             broken = frozenset(u for u, until in self.broken_until.items() if until > now)
             seen = MemberView(self.member, 0, self.leaving, broken, owned=len(self.held))
-            return server.beat(now, seen)
+            return server.heartbeat(now, seen)
         if kind == "look":
             known = server.look(now, len(self.units) - len(self.held))
             views = dict(zip(self.units, map(known.__getitem__, self.units), strict=True))
@@ -169,7 +169,7 @@ class Instance:
         self.busy = False
         self.retry_at = now + self.backoff * (0.5 + chance.random())
         self.backoff = min(self.backoff * 2, 2.0, self.interval / 4)
-        self.beat_at = min(self.beat_at, now)
+        self.heartbeat_at = min(self.heartbeat_at, now)
         self.fleet.at_time(self.retry_at, self._tick_of(self.run))
 
     def answered(
@@ -180,8 +180,10 @@ class Instance:
         self.busy, self.backoff = False, 0.1
         for (kind, unit, held), reply in zip(calls, replies, strict=True):
             if kind == "beat":
-                self.last_beat = now
-                self.beat_at = heartbeats.next_beat(now, self.interval, self.fleet.chance.random())
+                self.last_heartbeat = now
+                self.heartbeat_at = heartbeats.next_heartbeat(
+                    now, self.interval, self.fleet.chance.random()
+                )
                 self.seen, self.look_due = self.fleet.visible(self.member.id, reply), True
                 self.server_unix_ms = self.fleet.server.unix_ms(now)
             elif kind == "look":
@@ -201,10 +203,10 @@ class Instance:
         elif held.phase == "releasing" or word in ("HELD", "MOVED", "FENCED"):
             del self.held[unit]
             self.notices += held.phase == "releasing"
-            self.beat_soon()
+            self.heartbeat_soon()
             return
         held.trusted_until = sent + self.fleet.ttl * 0.9
-        held.renew_at = heartbeats.next_beat(now, self.interval, self.fleet.chance.random())
+        held.renew_at = heartbeats.next_heartbeat(now, self.interval, self.fleet.chance.random())
 
     # --- decisions ---
 
@@ -230,7 +232,7 @@ class Instance:
         )
         self.fleet.decided += 1
         if decision.more:
-            self.beat_at = min(self.beat_at, now + MORE_SECONDS)
+            self.heartbeat_at = min(self.heartbeat_at, now + MORE_SECONDS)
         for unit in decision.acquire:
             self.held[unit] = Held(
                 self.fleet.token(), "acquiring", views[unit].epoch, tokens.get(unit, "")

@@ -17,7 +17,7 @@ START_SECONDS = 2.0  # between the first and the last of instances that start to
 # In a large fleet whose offers overlap partly, the last units find their place one by one, each
 # after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
 EVEN_LIVES = 20
-REST_BEATS = 6  # longer than the sum of rebalance_delay and rebalance_hold
+REST_HEARTBEATS = 6  # longer than the sum of rebalance_delay and rebalance_hold
 Figures = dict[str, Any]
 
 
@@ -92,7 +92,7 @@ class Watch:
 
     def until_quiet(self, limit: float) -> float:
         """Wait until nothing has moved for a while. Return the seconds until the last move."""
-        fleet, window = self.fleet, REST_BEATS * self.fleet.beat
+        fleet, window = self.fleet, REST_HEARTBEATS * self.fleet.heartbeat
         since, before, end = fleet.now, fleet.moves(), fleet.now + limit
         while fleet.now - since < window or not fleet.still():
             assert fleet.now < end, f"it does not come to rest: {fleet.picture()}"
@@ -114,7 +114,7 @@ class Watch:
 def rest(fleet: Fleet) -> Figures:
     """Check that nothing is acquired, handed over or lost in a steady fleet."""
     before = fleet.moves()
-    fleet.run(REST_BEATS * fleet.beat)
+    fleet.run(REST_HEARTBEATS * fleet.heartbeat)
     assert fleet.moves() == before, f"moves in steady state: {before}, {fleet.picture()}"
     return {"moved_at_rest": 0}
 
@@ -165,7 +165,10 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
     # Not until nothing at all is free: of a large fleet something is always on its way.
     figures["owned_seconds"] = round(max(taken[unit] for unit in lost), 1)
     # Two heartbeats more if offers differ: instances may disagree on who takes a free unit.
-    assert figures["owned_seconds"] <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.beat
+    assert (
+        figures["owned_seconds"]
+        <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.heartbeat
+    )
     assert figures["acquired"] <= len(lost) + spare_moves(fleet, len(lost))
     return {"lost": len(lost)} | figures
 

@@ -35,7 +35,7 @@ class Server:
         self.unreachable = False  # True: calls sent during a pause are lost
         self.fences = {unit: Fence() for unit in units}
         self.views = dict.fromkeys(units, NOBODY)
-        self.beats: dict[str, tuple[float, MemberView]] = {}
+        self.heartbeats: dict[str, tuple[float, MemberView]] = {}
         self.owned: Counter[str] = Counter()
         # time, unit, previous owner, new owner
         self.acquired: list[tuple[float, Unit, str, str]] = []
@@ -53,14 +53,14 @@ class Server:
         if kind in self.per_second:
             self.per_second[kind][int(now)] += amount
 
-    def beat(self, now: float, seen: MemberView) -> list[MemberView]:
+    def heartbeat(self, now: float, seen: MemberView) -> list[MemberView]:
         """Record the heartbeat of a member. Return all members."""
         self.count("beat", now)
         name = seen.member.id
-        self.beats[name] = now, seen._replace(heartbeat_unix_ms=self.unix_ms(now))
-        for gone in [n for n, (at, _) in self.beats.items() if now - at > 20 * self.ttl]:
-            del self.beats[gone]
-        return [each for _, each in self.beats.values()]
+        self.heartbeats[name] = now, seen._replace(heartbeat_unix_ms=self.unix_ms(now))
+        for gone in [n for n, (at, _) in self.heartbeats.items() if now - at > 20 * self.ttl]:
+            del self.heartbeats[gone]
+        return [each for _, each in self.heartbeats.values()]
 
     def unix_ms(self, now: float) -> int:
         """The server's clock."""
@@ -125,7 +125,7 @@ class Server:
 
     def leave(self, name: str) -> None:
         """Remove a member from the fleet."""
-        self.beats.pop(name, None)
+        self.heartbeats.pop(name, None)
 
     def _lease(self, now: float, unit: Unit, fence: Fence) -> None:
         if fence.until <= now:

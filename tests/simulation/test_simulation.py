@@ -56,7 +56,7 @@ def test_a_cold_start_causes_no_stampede(seed: int) -> None:
     # A third is in its final place from the start. If the first took all, 190 of 200 would move.
     assert figures["handed_over"] <= 140
     # The number of wake-ups after hand-overs is bounded for the whole fleet.
-    most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.beat
+    most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.heartbeat
     assert figures["beats_per_second"] <= 2 * most
 
 

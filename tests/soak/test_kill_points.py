@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from streamqd.store.client import Connection
-from tests.support import kill_desks, kill_houses, kill_trials
-from tests.support.kill_desks import COMMANDS, Desk
-from tests.support.kill_houses import House
+from tests.support import kill_commands, kill_housekeepers, kill_trials
+from tests.support.kill_commands import COMMANDS, Desk
+from tests.support.kill_housekeepers import HousekeeperTrial
 from tests.support.kill_trials import SIDE_BY_SIDE, Trial
 from tests.support.machine import machine
 from tests.support.servers import Server
@@ -46,8 +46,13 @@ class Kind(NamedTuple):
 
 KINDS = (
     Kind(Trial, kill_trials.ROWS, kill_trials.run_killed, kill_trials.run_paused),
-    Kind(House, kill_houses.POINTS, kill_houses.run_killed, kill_houses.run_paused),
-    Kind(Desk, COMMANDS, kill_desks.run_killed, kill_desks.run_paused),
+    Kind(
+        HousekeeperTrial,
+        kill_housekeepers.POINTS,
+        kill_housekeepers.run_killed,
+        kill_housekeepers.run_paused,
+    ),
+    Kind(Desk, COMMANDS, kill_commands.run_killed, kill_commands.run_paused),
 )
 
 
@@ -74,7 +79,7 @@ def test_every_point_killed_and_paused(link: Connection, server: Server, tmp_pat
                     strike(kind, kind.where[start : start + SIDE_BY_SIDE], act)
         seconds = time.monotonic() - began
         print(f"{done + 1}/{ROUNDS}: {struck.total()} strikes, {seconds:.0f} s", flush=True)
-    points = {*kill_houses.POINTS, *COMMANDS, *(row.point for row in kill_trials.ROWS)}
+    points = {*kill_housekeepers.POINTS, *COMMANDS, *(row.point for row in kill_trials.ROWS)}
     assert struck.keys() == {f"{point} {act}" for point in points for act in ("KILL", "STOP")}
     if "RESULT" in os.environ:
         document = {

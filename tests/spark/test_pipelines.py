@@ -160,7 +160,7 @@ def test_options_of_a_tier_may_be_written_in_any_case(
     assert left.count() == 8
     # The address may be in the environment, as without an archive.
     monkeypatch.setenv("STREAMQ_URL", shop.server.url)
-    begins = tables.starts_behind({}, "access", archive.table("access"), fail=False)
+    begins = tables.starts_after({}, "access", archive.table("access"), fail=False)
     assert json.loads(begins)["access"].keys() == {"0", "1"}
 
 

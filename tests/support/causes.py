@@ -152,7 +152,7 @@ class Causes:
     def _how(self, earlier: Run, later: Run, strike: Strike) -> tuple[str, float]:
         followed, went_on = strike.began <= later.began, strike.began <= earlier.began
         if earlier.pid in strike.pids and earlier.epoch < later.epoch and followed:
-            return self._in_hand(earlier, strike)
+            return self._in_flight(earlier, strike)
         if later.pid in strike.pids and later.epoch < earlier.epoch and went_on:
             return "about to begin", self._about_to_begin(later, strike)
         return "", inf  # also when a process repeats its own run: it knows its own finished work
@@ -170,7 +170,7 @@ class Causes:
             return inf  # it was in the middle of that run, and checks again before the next one
         return run.began - strike.ended
 
-    def _in_hand(self, run: Run, strike: Strike) -> tuple[str, float]:
+    def _in_flight(self, run: Run, strike: Strike) -> tuple[str, float]:
         if strike.kind not in WORKER | INSTANCE:
             return "", inf
         of_process = self._by_process[run.process]

@@ -3,7 +3,7 @@
     sent = acknowledged + dead + pending + delayed + retry + unread + dropped and counted
 
 `Conservation.check` reads the places of all messages of a group on a partition with one read-only
-script (whereabouts.lua) and compares them with the ledger. A message in no place must have been
+script (message_places.lua) and compares them with the ledger. A message in no place must have been
 handled successfully, because nothing else may be acknowledged. A settled message never comes back,
 and the epoch of the fence never falls.
 
@@ -26,7 +26,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.ledger import Ledger, Record
 
-SCRIPT = Path(__file__).with_name("whereabouts.lua").read_text()
+SCRIPT = Path(__file__).with_name("message_places.lua").read_text()
 PLACES = ("unread", "pending", "delayed", "retry unread", "retry pending", "dead", "scheduled")
 
 
@@ -43,14 +43,14 @@ class Whereabouts(NamedTuple):
     lost_pending: int
 
     @property
-    def ghosts(self) -> int:
+    def missing_entries(self) -> int:
         """Pending entries without a body: a limit removed it, and they are not counted yet."""
         return self.places.get("?", []).count("pending")
 
     @property
     def lost(self) -> int:
         """All messages lost to a limit."""
-        return self.lost_unread + self.lost_pending + self.ghosts
+        return self.lost_unread + self.lost_pending + self.missing_entries
 
     @classmethod
     def parse(cls, reply: list[Any]) -> Whereabouts:
@@ -157,7 +157,7 @@ class Conservation:
             key = (unit.group, number)
             self.charges[key] = max(crashes, self.charges.get(key, 0))
         for number, names in places.items():
-            if number == "?" and self._drops and now.ghosts == len(names):
+            if number == "?" and self._drops and now.missing_entries == len(names):
                 continue
             if len(names) > 1 or number == "?":
                 self._blame(f"{unit}: {number} is in several places, or without a body: {names}")

@@ -35,7 +35,7 @@ from tests.support.ledger import VARIABLE, Ledger
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-OBEDIENT = Path(__file__).with_name("obedient.py")
+PAYLOAD_HANDLER = Path(__file__).with_name("payload_handler.py")
 TOPIC, GROUP = "orders", "bill"
 KILL_SECONDS = 10.0
 UNREAD_MAX = 100_000  # larger numbers in one partition are not counted
@@ -50,7 +50,7 @@ class Daemon:
     """One configured daemon. `start` may be called again after its exit.
 
     Settings of `[redis]`, `[daemon]`, the topic and its consumer are given as in TOML. The handler
-    module `work` is `code`, by default a copy of tests/support/obedient.py.
+    module `work` is `code`, by default a copy of tests/support/payload_handler.py.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Daemon:
             "consumers": [{**one, "group": group} for group in self.groups],
         }
         self.write_config()
-        self.write_code(code or OBEDIENT.read_text())
+        self.write_code(code or PAYLOAD_HANDLER.read_text())
         found = config.resolved(config.load(self.config_path)).redis
         self.link = connect(replace(found, username=None), timeout=10.0, name="test:daemon")
         self._producer: Producer | None = None

@@ -34,8 +34,8 @@ CLOCKS: tuple[tuple[Any, str, int, int], ...] = (
     (runs, "ACK_DELAY_NS", 5 * MS, 100 * MS),
     (assembly, "ACK_DELAY_NS", 5 * MS, 100 * MS),
     (runs, "QUICK_RUN_NS", 1 * MS, 10 * MS),
-    (prefetch, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),
-    (concurrent, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),
+    (prefetch, "WORK_IN_FLIGHT_NS", 100 * MS, 5_000 * MS),
+    (concurrent, "WORK_IN_FLIGHT_NS", 100 * MS, 5_000 * MS),
 )
 A_DAY_NS = 86_400_000 * MS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import OBEDIENT, Daemon
+from tests.support.daemon import PAYLOAD_HANDLER, Daemon
 
 VARIABLE = "OUTSIDE"  # the environment variable with the pid namespace of the test
 NAMESPACE = "/proc/self/ns/pid"
@@ -21,7 +21,7 @@ _INIT = ["sh", "-c", '"$@"; exit $?', "host"]
 
 # `lose SECONDS` kills every process of the host after that time, except on the host of the test.
 CODE = (
-    OBEDIENT.read_text()
+    PAYLOAD_HANDLER.read_text()
     + f"""
 
 def _lose(_message: Message, seconds: str = "0") -> None:

@@ -114,14 +114,14 @@ class Trial:
             timeout=PATIENCE, what=f"{self.row.point} has struck",
         )  # fmt: skip
 
-    def beat(self) -> float:
+    def heartbeat(self) -> float:
         """Return the time of the first instance's last heartbeat, server time."""
         found = self.one.link.execute("ZSCORE", self.one.keys.members("default"), "one")
         return float(found or 0)
 
-    def is_back(self, beat: float) -> bool:
+    def is_back(self, heartbeat: float) -> bool:
         """Return True if the first instance sent a new heartbeat and has no workers, or exited."""
-        return not self.one.running or (self.beat() > beat and not self.one.pids())
+        return not self.one.running or (self.heartbeat() > heartbeat and not self.one.pids())
 
     def unacked(self) -> set[str]:
         """Return the started messages that are still pending, except the victim of the row."""
@@ -189,10 +189,10 @@ def run_paused(trials: list[Trial]) -> None:
             lambda two=two: is_at_rest(two, [0]), timeout=PATIENCE, what="the other has taken over"
         )
         two.wait_settled(PATIENCE)
-        before, beat = picture(two), trial.beat()
+        before, heartbeat = picture(two), trial.heartbeat()
         thaw(one)
         two.wait_for(
-            lambda trial=trial, beat=beat: trial.is_back(beat),
+            lambda trial=trial, heartbeat=heartbeat: trial.is_back(heartbeat),
             timeout=PATIENCE, what=f"the first has come back from {trial.row.point}",
         )  # fmt: skip
         assert {trial.row: changes(two, before)} == {trial.row: {}}

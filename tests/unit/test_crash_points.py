@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from streamqd.store import scripts
 from tests.acceptance import test_schedules
-from tests.support import kill_houses, kill_matrix, kill_relays, kill_trials
+from tests.support import kill_housekeepers, kill_matrix, kill_relays, kill_trials
 from tests.support.crash_points import ELSEWHERE, POINTS, PRODUCER, SCRIPTS
-from tests.support.kill_desks import COMMANDS
+from tests.support.kill_commands import COMMANDS
 
 # Two points in the caller of a script with another name.
 USES = {
@@ -22,7 +22,7 @@ def test_every_point_is_in_the_matrix():
     worker |= {*kill_matrix.DESTROYED}
     supervisor = {row.point for row in kill_trials.ROWS}
     schedules = {*test_schedules.FIRING, *test_schedules.MOVING}
-    parts = [worker, supervisor, {*kill_houses.POINTS}, {*COMMANDS}, {*PRODUCER}, schedules]
+    parts = [worker, supervisor, {*kill_housekeepers.POINTS}, {*COMMANDS}, {*PRODUCER}, schedules]
     parts.append({*kill_relays.POINTS})
 
     assert set().union(*parts) == POINTS

@@ -284,10 +284,10 @@ scores = st.floats(allow_nan=False) | st.integers(0, 2**53).map(float)
 def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) -> None:
     known = directives.read([part for name, raw, _ in told for part in (name, raw)])
     assert isinstance(known.strange, dict)
-    beats = [part for name, _, score in told for part in (name, b"%.17g" % score)]
+    heartbeats = [part for name, _, score in told for part in (name, b"%.17g" % score)]
     infos = [part for name, raw, _ in told for part in (name, raw)]
-    for beat in members.beats(beats, infos):
-        members.seen_of(beat)
+    for heartbeat in members.heartbeats(heartbeats, infos):
+        members.seen_of(heartbeat)
 
 
 @given(raws)

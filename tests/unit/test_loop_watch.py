@@ -76,16 +76,16 @@ def test_loop_heartbeat_runs_only_during_open_runs(
     slot.post_batch([b"m:1-0"])
     slot.states[0] = RUNNING
     loop.call(lambda: None)
-    first = slot.loop_beat_ns
+    first = slot.loop_heartbeat_ns
     assert first
-    wait_until(lambda: slot.loop_beat_ns > first, what="the next beat")
+    wait_until(lambda: slot.loop_heartbeat_ns > first, what="the next beat")
     slot.states[0] = WAITING
-    wait_until(lambda: slot.loop_beat_ns == 0, what="the end of the beat")
+    wait_until(lambda: slot.loop_heartbeat_ns == 0, what="the end of the beat")
     loop.call(lambda: None)
-    wait_until(lambda: slot.loop_beat_ns == 0, what="the end of the beat without a run")
+    wait_until(lambda: slot.loop_heartbeat_ns == 0, what="the end of the beat without a run")
     slot.states[0] = RUNNING
     loop.call(lambda: None)
-    assert slot.loop_beat_ns
+    assert slot.loop_heartbeat_ns
 
 
 def test_a_loop_that_is_shown_no_more_writes_nothing(
@@ -96,11 +96,11 @@ def test_a_loop_that_is_shown_no_more_writes_nothing(
     slot.states[0] = RUNNING
     loop.call(lambda: None)
     loop.show(None)
-    assert slot.loop_beat_ns == 0
+    assert slot.loop_heartbeat_ns == 0
     turned = threading.Event()
     loop.call(turned.set)
     assert turned.wait(10)
-    assert slot.loop_beat_ns == 0
+    assert slot.loop_heartbeat_ns == 0
 
 
 def test_blocking_place_is_kept_until_the_loop_resumes(slot: WorkerSlot) -> None:

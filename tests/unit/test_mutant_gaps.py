@@ -55,7 +55,7 @@ class FakeChild:
         self.killed = True
 
 
-class Scene:
+class Scenario:
     """One owned unit with a ready worker that holds two messages and runs the first."""
 
     def __init__(self, **consumer: object) -> None:
@@ -105,38 +105,38 @@ class Scene:
 
 
 def test_run_over_its_hard_limit_is_killed_at_the_second_tick() -> None:
-    scene = Scene(hard_timeout=5.0)
-    scene.begin(0, age=6.0)
-    scene.look()
-    assert not scene.child.killed, "the run may just be finishing, so the next look decides"
-    scene.look()
-    assert scene.child.killed
+    scenario = Scenario(hard_timeout=5.0)
+    scenario.begin(0, age=6.0)
+    scenario.look()
+    assert not scenario.child.killed, "the run may just be finishing, so the next look decides"
+    scenario.look()
+    assert scenario.child.killed
 
 
 def test_new_run_is_not_killed_for_the_previous_one() -> None:
     """T11: the second observation sees another run."""
-    scene = Scene(hard_timeout=5.0)
-    scene.begin(0, age=6.0)
-    scene.look()
-    scene.slot.states[0] = DONE
-    scene.begin(1, age=6.0)
-    scene.look()
-    assert not scene.child.killed
+    scenario = Scenario(hard_timeout=5.0)
+    scenario.begin(0, age=6.0)
+    scenario.look()
+    scenario.slot.states[0] = DONE
+    scenario.begin(1, age=6.0)
+    scenario.look()
+    assert not scenario.child.killed
 
 
 @pytest.mark.parametrize("limit", ["timeout", "hard_timeout"])
 def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
     """A reload changes the limits of the next worker. This one may be unable to interrupt a run."""
-    scene = Scene()
-    scene.holding.consumer = replace(scene.holding.consumer, **{limit: 5.0})  # type: ignore[arg-type]
-    scene.begin(0, age=6.0)
-    scene.look()
-    scene.look()
-    assert (scene.child.signals, scene.child.killed) == ([], False)
-    scene.holding.started_as(scene.child, time.monotonic())  # type: ignore[arg-type]
-    scene.look()
-    scene.look()
-    assert (scene.child.signals, scene.child.killed) != ([], False)
+    scenario = Scenario()
+    scenario.holding.consumer = replace(scenario.holding.consumer, **{limit: 5.0})  # type: ignore[arg-type]
+    scenario.begin(0, age=6.0)
+    scenario.look()
+    scenario.look()
+    assert (scenario.child.signals, scenario.child.killed) == ([], False)
+    scenario.holding.started_as(scenario.child, time.monotonic())  # type: ignore[arg-type]
+    scenario.look()
+    scenario.look()
+    assert (scenario.child.signals, scenario.child.killed) != ([], False)
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -144,28 +144,28 @@ def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
 
 def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
     """A worker reports progress once per batch, and this batch has already taken long."""
-    scene = Scene()
-    assert scene.holding.worker is not None
-    scene.holding.worker.ready_at = now = 1_000.0
-    scene.look(now + 100)
-    scene.slot.states[0] = DONE
-    scene.look(now + 101)
-    scene.begin(1, age=0.0)
-    scene.look(now + 125)
-    scene.slot.states[1] = DONE
-    scene.look(now + 150)
-    assert not scene.child.killed
+    scenario = Scenario()
+    assert scenario.holding.worker is not None
+    scenario.holding.worker.ready_at = now = 1_000.0
+    scenario.look(now + 100)
+    scenario.slot.states[0] = DONE
+    scenario.look(now + 101)
+    scenario.begin(1, age=0.0)
+    scenario.look(now + 125)
+    scenario.slot.states[1] = DONE
+    scenario.look(now + 150)
+    assert not scenario.child.killed
 
 
 def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
-    scene = Scene()
-    assert scene.holding.worker is not None
-    scene.holding.worker.ready_at = now = 1_000.0
-    scene.slot.states[0] = DONE
-    scene.look(now + 100)
-    assert not scene.child.killed
-    scene.look(now + 131)
-    assert scene.child.killed
+    scenario = Scenario()
+    assert scenario.holding.worker is not None
+    scenario.holding.worker.ready_at = now = 1_000.0
+    scenario.slot.states[0] = DONE
+    scenario.look(now + 100)
+    assert not scenario.child.killed
+    scenario.look(now + 131)
+    assert scenario.child.killed
 
 
 # --- the drain ------------------------------------------------------------------------------------
@@ -174,33 +174,33 @@ def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
 class DrainOf:
     """A drain of one scene."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
         self.drain = Drain(Notifier({}))
         self.drain.begin(30.0)
 
     def look(self, now: float | None = None) -> int | None:
         """Make one tick and return the exit code, or None while a process or lease is left."""
         at = time.monotonic() if now is None else now
-        self.drain.observe([self.scene.holding], at, ending=0)
-        self.scene.apply(self.drain.wishes([self.scene.holding]))
-        return self.drain.exit_code([self.scene.holding], at, ending=0, redis_ok=True)
+        self.drain.observe([self.scenario.holding], at, ending=0)
+        self.scenario.apply(self.drain.wishes([self.scenario.holding]))
+        return self.drain.exit_code([self.scenario.holding], at, ending=0, redis_ok=True)
 
 
 def test_drain_finishes_the_running_message_and_releases() -> None:
-    scene = Scene()
-    drain = DrainOf(scene)
+    scenario = Scenario()
+    drain = DrainOf(scenario)
     assert drain.look() is None
-    assert (scene.slot.command, scene.child.told) == (WorkerCommand.STOP, [b"stop"])
+    assert (scenario.slot.command, scenario.child.told) == (WorkerCommand.STOP, [b"stop"])
     assert drain.look() is None
-    assert not scene.child.killed
+    assert not scenario.child.killed
 
-    scene.slot.post_batch([])
-    scene.slot.state = WorkerState.QUIET
-    verdict = scene.holding.ended(Exit(ExitCode.STOPPED, None))
+    scenario.slot.post_batch([])
+    scenario.slot.state = WorkerState.QUIET
+    verdict = scenario.holding.ended(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert drain.look() is None, "the lease is still to be released"
-    scene.answer()
+    scenario.answer()
     assert drain.look() == EXIT_DRAINED
 
 
@@ -218,27 +218,27 @@ def test_drain_waits_only_for_calls_that_may_still_succeed(
     code: str, refused: str, ends: int | None
 ) -> None:
     """C4: the drain does not wait for a call that was refused because of a bad value."""
-    scene = Scene()
-    drain = DrainOf(scene)
+    scenario = Scenario()
+    drain = DrainOf(scenario)
     assert drain.look() is None
-    scene.slot.post_batch([])
-    scene.slot.state = WorkerState.QUIET
-    scene.holding.ended(Exit(ExitCode.STOPPED, None))
-    scene.holding.refusal, scene.holding.refused = code, refused
+    scenario.slot.post_batch([])
+    scenario.slot.state = WorkerState.QUIET
+    scenario.holding.ended(Exit(ExitCode.STOPPED, None))
+    scenario.holding.refusal, scenario.holding.refused = code, refused
     assert drain.look() == ends
     assert drain.look(drain.drain.deadline - 0.1) == ends
 
 
 def test_drain_deadline_kills_without_a_charge() -> None:
-    scene = Scene()
-    drain = DrainOf(scene)
+    scenario = Scenario()
+    drain = DrainOf(scenario)
     assert drain.look() is None
     assert drain.look(drain.drain.deadline + 0.1) is None
-    assert scene.child.killed
-    verdict = scene.holding.ended(Exit(None, signal.SIGKILL))
+    assert scenario.child.killed
+    verdict = scenario.holding.ended(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
-    scene.answer(b"8", 0)
-    scene.answer()
+    scenario.answer(b"8", 0)
+    scenario.answer()
     assert drain.look() == EXIT_DEADLINE
 
 
@@ -247,15 +247,15 @@ def test_drain_deadline_kills_without_a_charge() -> None:
 
 @pytest.mark.parametrize("how", ["dies", "is undead"])
 def test_successor_gets_a_new_token(how: str) -> None:
-    scene = Scene()
-    token = scene.holding.lease.token
+    scenario = Scenario()
+    token = scenario.holding.lease.token
     if how == "dies":
-        scene.holding.ended(Exit(None, signal.SIGKILL))
+        scenario.holding.ended(Exit(None, signal.SIGKILL))
     else:
-        scene.holding.abandon()
-    call = scene.holding.intent(Keys(), 15.0, "west-1")
+        scenario.holding.abandon()
+    call = scenario.holding.intent(Keys(), 15.0, "west-1")
     assert call is not None
     old, new = call.argv[len(call.script.keys) :][:2]
     assert old == token != new
-    scene.answer(b"8", 1)
-    assert scene.holding.lease.token == new
+    scenario.answer(b"8", 1)
+    assert scenario.holding.lease.token == new

@@ -19,10 +19,10 @@ from streamqd.policy.rebalance import (
     may_reload,
     place,
 )
-from streamqd.policy.silence import FORGET_BEATS, FORGET_MAX, SilenceDetector
+from streamqd.policy.silence import FORGET_HEARTBEATS, FORGET_MAX, SilenceDetector
 
 TTL = 15.0
-BEAT = TTL / 5
+HEARTBEAT = TTL / 5
 OFFERS = frozenset({("access", "hits")})
 UNITS = [Unit("access", number, "hits") for number in range(8)]
 FREE = PartitionView(epoch=7, owner="", leased=False)
@@ -45,9 +45,11 @@ class Watch:
     """`me` beats once per interval. The tests set the last beats of the others in seconds."""
 
     def __init__(self) -> None:
-        self.silence = SilenceDetector("me", TTL, BEAT)
+        self.silence = SilenceDetector("me", TTL, HEARTBEAT)
 
-    def beat(self, at: float, others: dict[str, float], *, server: float | None = None) -> set[str]:
+    def heartbeat(
+        self, at: float, others: dict[str, float], *, server: float | None = None
+    ) -> set[str]:
         now_ms = int((at if server is None else server) * 1000)
         seen = [member("me", heartbeat_unix_ms=now_ms)]
         seen += [member(name, heartbeat_unix_ms=int(last * 1000)) for name, last in others.items()]
@@ -57,12 +59,14 @@ class Watch:
 def test_member_with_heartbeats_is_live():
     watch = Watch()
     for number in range(20):
-        assert watch.beat(number * BEAT, {"you": number * BEAT - 1}) == {"me", "you"}
+        assert watch.heartbeat(number * HEARTBEAT, {"you": number * HEARTBEAT - 1}) == {"me", "you"}
 
 
 def test_member_is_dead_after_one_ttl_and_two_own_heartbeats():
     watch = Watch()
-    alive = {number: "you" in watch.beat(number * BEAT, {"you": 0.0}) for number in range(8)}
+    alive = {
+        number: "you" in watch.heartbeat(number * HEARTBEAT, {"you": 0.0}) for number in range(8)
+    }
     # Its beat is exactly one ttl old at the sixth look, and older at the seventh.
     assert alive == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: False, 7: False}
 
@@ -71,70 +75,77 @@ def test_member_is_dead_after_one_ttl_and_two_own_heartbeats():
 def test_server_pause_makes_no_member_dead_by_age():
     """T10: the first instance back would find all other beats old and take everything."""
     watch = Watch()
-    watch.beat(0.0, {"you": 0.0})
-    watch.beat(BEAT, {"you": BEAT})
-    back = BEAT + 3 * TTL
-    assert watch.beat(back, {"you": BEAT}) == {"me", "you"}
-    assert watch.beat(back + BEAT, {"you": back + 1}) == {"me", "you"}, "it only came second"
+    watch.heartbeat(0.0, {"you": 0.0})
+    watch.heartbeat(HEARTBEAT, {"you": HEARTBEAT})
+    back = HEARTBEAT + 3 * TTL
+    assert watch.heartbeat(back, {"you": HEARTBEAT}) == {"me", "you"}
+    assert watch.heartbeat(back + HEARTBEAT, {"you": back + 1}) == {"me", "you"}, (
+        "it only came second"
+    )
 
 
 def test_server_pause_resets_earlier_silence():
     watch = Watch()
-    watch.beat(0.0, {"you": 0.0})
-    watch.beat(BEAT, {"you": 0.0})
-    back = BEAT + 3 * TTL
-    assert watch.beat(back, {"you": 0.0}) == {"me", "you"}, "it was silent for one beat only"
-    assert watch.beat(back + BEAT, {"you": back + 1}) == {"me", "you"}, "it only came second"
+    watch.heartbeat(0.0, {"you": 0.0})
+    watch.heartbeat(HEARTBEAT, {"you": 0.0})
+    back = HEARTBEAT + 3 * TTL
+    assert watch.heartbeat(back, {"you": 0.0}) == {"me", "you"}, "it was silent for one beat only"
+    assert watch.heartbeat(back + HEARTBEAT, {"you": back + 1}) == {"me", "you"}, (
+        "it only came second"
+    )
 
 
 def test_after_a_pause_of_the_server_the_dead_are_still_found():
     watch = Watch()
-    watch.beat(0.0, {"you": 0.0})
+    watch.heartbeat(0.0, {"you": 0.0})
     back = 3 * TTL
-    looks = [watch.beat(back + number * BEAT, {"you": 0.0}) for number in range(3)]
+    looks = [watch.heartbeat(back + number * HEARTBEAT, {"you": 0.0}) for number in range(3)]
     assert [("you" in look) for look in looks] == [True, False, False]
 
 
 def test_consecutive_wake_up_heartbeats_prove_no_silence():
     watch = Watch()
-    watch.beat(0.0, {"you": -2 * TTL})
-    looks = [watch.beat(0.1 * number, {"you": -2 * TTL}) for number in range(1, 10)]
+    watch.heartbeat(0.0, {"you": -2 * TTL})
+    looks = [watch.heartbeat(0.1 * number, {"you": -2 * TTL}) for number in range(1, 10)]
     assert all("you" in look for look in looks), "ten beats within a second are one proof"
-    assert "you" in watch.beat(BEAT, {"you": -2 * TTL})
-    assert "you" not in watch.beat(2 * BEAT, {"you": -2 * TTL})
+    assert "you" in watch.heartbeat(HEARTBEAT, {"you": -2 * TTL})
+    assert "you" not in watch.heartbeat(2 * HEARTBEAT, {"you": -2 * TTL})
 
 
 def test_dead_member_is_live_after_its_next_heartbeat():
     watch = Watch()
     for number in range(8):
-        watch.beat(number * BEAT, {"you": 0.0})
-    assert "you" in watch.beat(8 * BEAT, {"you": 8 * BEAT - 0.5})
+        watch.heartbeat(number * HEARTBEAT, {"you": 0.0})
+    assert "you" in watch.heartbeat(8 * HEARTBEAT, {"you": 8 * HEARTBEAT - 0.5})
 
 
 @pytest.mark.fault("F10")
 def test_only_members_observed_silent_are_forgotten():
     """After a jump of the clock, all instances look silent for a long time."""
     watch, jump = Watch(), 3600.0
-    watch.beat(0.0, {"you": 0.0, "dead": 0.0})
-    assert watch.beat(BEAT, {"you": BEAT / 2, "dead": 0.0}, server=BEAT + jump) == {
-        *("me", "you", "dead")
-    }
-    for number in range(2, FORGET_BEATS + 1):
-        at = number * BEAT
+    watch.heartbeat(0.0, {"you": 0.0, "dead": 0.0})
+    assert watch.heartbeat(
+        HEARTBEAT, {"you": HEARTBEAT / 2, "dead": 0.0}, server=HEARTBEAT + jump
+    ) == {*("me", "you", "dead")}
+    for number in range(2, FORGET_HEARTBEATS + 1):
+        at = number * HEARTBEAT
         assert watch.silence.forgettable == []
-        watch.beat(at, {"you": at + jump, "dead": 0.0}, server=at + jump)
+        watch.heartbeat(at, {"you": at + jump, "dead": 0.0}, server=at + jump)
     assert watch.silence.forgettable == ["dead"]
     dead = {f"dead-{number}": 0.0 for number in range(FORGET_MAX + 50)}
-    for number in range(FORGET_BEATS + 1):
-        watch.beat(number * BEAT + 2 * jump, dead)
+    for number in range(FORGET_HEARTBEATS + 1):
+        watch.heartbeat(number * HEARTBEAT + 2 * jump, dead)
     assert len(watch.silence.forgettable) == FORGET_MAX
 
 
 @pytest.mark.fault("F10")
 def test_member_death_is_found_despite_a_clock_set_back():
     watch, back = Watch(), -3600.0
-    watch.beat(0.0, {"you": 0.0})
-    looks = [watch.beat(n * BEAT, {"you": 0.0}, server=n * BEAT + back) for n in range(1, 8)]
+    watch.heartbeat(0.0, {"you": 0.0})
+    looks = [
+        watch.heartbeat(n * HEARTBEAT, {"you": 0.0}, server=n * HEARTBEAT + back)
+        for n in range(1, 8)
+    ]
     assert [("you" in look) for look in looks] == [True] * 5 + [False] * 2
 
 
@@ -142,7 +153,7 @@ class Leases:
     """`me` looks once per interval at one lease of `dead`, with its time left in seconds."""
 
     def __init__(self) -> None:
-        self.silence = SilenceDetector("me", TTL, BEAT)
+        self.silence = SilenceDetector("me", TTL, HEARTBEAT)
         self.ttl: float | None = TTL
 
     def look(
@@ -158,7 +169,7 @@ class Leases:
 @pytest.mark.parametrize("tick", [0.0, 1.0], ids=["a clock that stands", "a clock that goes"])
 def test_lease_of_a_dead_member_is_over_after_two_ttls(tick: float):
     leases = Leases()
-    over = [leases.look(n * BEAT, 3600.0 - tick * n * BEAT) for n in range(13)]
+    over = [leases.look(n * HEARTBEAT, 3600.0 - tick * n * HEARTBEAT) for n in range(13)]
     assert over == [False] * 11 + [True] * 2
 
 
@@ -166,7 +177,7 @@ def test_lease_that_may_be_renewed_is_not_over():
     renewed, slipping, taken, untold, owned, gone = (Leases() for _ in range(6))
     untold.ttl = None
     for n in range(40):
-        at = n * BEAT
+        at = n * HEARTBEAT
         assert not renewed.look(at, 3600.0 - 0.2 * (n % 10)), "renewed at last"
         assert not slipping.look(at, TTL - 0.01 * n), "renewed each time, each time seen later"
         assert not taken.look(at, 3600.0, epoch=7 + n // 10)
@@ -177,20 +188,20 @@ def test_lease_that_may_be_renewed_is_not_over():
 
 def test_unobserved_time_does_not_expire_a_lease():
     rare, often = Leases(), Leases()
-    assert not any(rare.look(n * 3 * BEAT, 3600.0) for n in range(20)), (
+    assert not any(rare.look(n * 3 * HEARTBEAT, 3600.0) for n in range(20)), (
         "renewed in between, perhaps"
     )
     assert not any(often.look(n * 0.01, 3600.0) for n in range(20))
-    assert not often.look(BEAT, 3600.0)
+    assert not often.look(HEARTBEAT, 3600.0)
     seldom = Leases()
-    assert not any(seldom.look(n * 2 * BEAT, 3600.0) for n in range(10)), "too few looks"
-    assert seldom.look(20 * BEAT, 3600.0)
+    assert not any(seldom.look(n * 2 * HEARTBEAT, 3600.0) for n in range(10)), "too few looks"
+    assert seldom.look(20 * HEARTBEAT, 3600.0)
 
 
 def test_own_instance_is_always_alive():
-    silence = SilenceDetector("me", TTL, BEAT)
+    silence = SilenceDetector("me", TTL, HEARTBEAT)
     for number in range(5):
-        live = silence.live(number * BEAT, 10**9, [member("me", heartbeat_unix_ms=1)])
+        live = silence.live(number * HEARTBEAT, 10**9, [member("me", heartbeat_unix_ms=1)])
         assert names(live) == {"me"}
 
 
@@ -215,9 +226,9 @@ class Fleet:
 
     def join(self, name: str) -> None:
         delay, hold, moves = self.damping
-        self.brains[name] = Rebalancer(name, delay, hold, moves, patience=2 * BEAT)
+        self.brains[name] = Rebalancer(name, delay, hold, moves, patience=2 * HEARTBEAT)
 
-    def beat(self) -> int:
+    def heartbeat(self) -> int:
         """Decide and act once for each instance. Returns the number of moves."""
         before = len(self.moves)
         for name, brain in self.brains.items():
@@ -240,16 +251,16 @@ class Fleet:
             for unit in decision.acquire:
                 self.owned[unit] = (name, self.now)
                 self.moves.append((self.now, "acquire", name, unit))
-        self.now += BEAT
+        self.now += HEARTBEAT
         return len(self.moves) - before
 
     def view(self, unit: Unit) -> PartitionView:
         owner = self.owned.get(unit, ("", 0.0))[0]
         return PartitionView(1, owner, leased=bool(owner) and owner not in self.dead)
 
-    def settle(self, beats: int = 40) -> None:
-        for _ in range(beats):
-            self.beat()
+    def settle(self, heartbeats: int = 40) -> None:
+        for _ in range(heartbeats):
+            self.heartbeat()
 
     def shares(self) -> dict[str, int]:
         counts = dict.fromkeys(self.brains, 0)
@@ -260,13 +271,13 @@ class Fleet:
 
 def test_single_instance_takes_everything_immediately():
     fleet = Fleet("a")
-    assert fleet.beat() == 8
+    assert fleet.heartbeat() == 8
     assert fleet.shares() == {"a": 8}
 
 
 def test_three_share_eight_as_three_three_two():
     fleet = Fleet("a", "b", "c")
-    fleet.beat()
+    fleet.heartbeat()
     assert sorted(fleet.shares().values()) == [2, 3, 3]
 
 
@@ -288,58 +299,58 @@ def test_new_member_gets_its_share_gradually_after_the_delay():
     assert sorted(fleet.shares().values()) == [4, 4]
     assert len(sheds) == 4, "only what balance needs"
     assert all(at >= joined + 3.0 for at, *_ in sheds)
-    per_beat = [sum(1 for at, *_ in sheds if at == when) for when in {at for at, *_ in sheds}]
-    assert max(per_beat) <= 2
+    per_heartbeat = [sum(1 for at, *_ in sheds if at == when) for when in {at for at, *_ in sheds}]
+    assert max(per_heartbeat) <= 2
 
 
 def test_a_change_shorter_than_the_delay_moves_nothing():
-    fleet = Fleet("a", delay=2 * BEAT, hold=0.0)
+    fleet = Fleet("a", delay=2 * HEARTBEAT, hold=0.0)
     fleet.settle(5)
     fleet.moves.clear()
     fleet.join("b")
-    fleet.beat()
-    fleet.beat()
+    fleet.heartbeat()
+    fleet.heartbeat()
     del fleet.brains["b"]
     fleet.settle(5)
     fleet.join("b")
-    fleet.beat()
+    fleet.heartbeat()
     assert fleet.moves == [], "each change restarts the delay"
 
 
 def test_partition_is_not_moved_within_its_hold_time():
-    fleet = Fleet("a", delay=0.0, hold=10 * BEAT)
-    fleet.beat()
+    fleet = Fleet("a", delay=0.0, hold=10 * HEARTBEAT)
+    fleet.heartbeat()
     acquired = fleet.moves[0][0]
     fleet.join("b")
     fleet.settle()
     sheds = [at for at, what, *_ in fleet.moves if what == "shed"]
     assert sheds
-    assert min(sheds) - acquired >= 10 * BEAT
+    assert min(sheds) - acquired >= 10 * HEARTBEAT
 
 
 def test_leaving_member_keeps_its_units_until_their_release():
     fleet = Fleet("a", "b")
-    fleet.beat()
+    fleet.heartbeat()
     fleet.leaving.add("b")
     fleet.moves.clear()
-    fleet.beat()
+    fleet.heartbeat()
     assert [what for _, what, name, _ in fleet.moves if name == "a"] == []
     # b drains: its units become free one by one, and a takes them at its next look.
     freed = [unit for unit, (owner, _) in fleet.owned.items() if owner == "b"]
     for unit in freed:
         del fleet.owned[unit]
-    fleet.beat()
+    fleet.heartbeat()
     assert fleet.shares()["a"] == 8
 
 
 def test_expired_lease_of_a_live_owner_is_not_taken():
     """The owner renews it late, so a pause of the server longer than the ttl moves no unit."""
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * HEARTBEAT)
     expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
     live = [member("a"), member("b")]
-    for beat in range(20):
-        views = {UNITS[0]: renewed if beat % 2 else expired}
-        decision = brain.decide(beat * BEAT, live, UNITS[:1], {}, 0, views, room=8)
+    for heartbeat in range(20):
+        views = {UNITS[0]: renewed if heartbeat % 2 else expired}
+        decision = brain.decide(heartbeat * HEARTBEAT, live, UNITS[:1], {}, 0, views, room=8)
         assert decision.acquire == []
     dead = brain.decide(99.0, live[:1], UNITS[:1], {}, 0, {UNITS[0]: expired}, room=8)
     assert dead.acquire == UNITS[:1]
@@ -347,18 +358,18 @@ def test_expired_lease_of_a_live_owner_is_not_taken():
 
 def test_unrenewed_lease_of_a_live_owner_is_taken_later():
     """An owner restarted with a smaller cap beats, but no longer renews the lease of this unit."""
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     views = {UNITS[0]: PartitionView(3, "b", leased=False)}
     taken = [
-        brain.decide(beat * BEAT, live, UNITS[:1], {}, 0, views, room=8).acquire
-        for beat in range(3)
+        brain.decide(heartbeat * HEARTBEAT, live, UNITS[:1], {}, 0, views, room=8).acquire
+        for heartbeat in range(3)
     ]
     assert taken == [[], [], UNITS[:1]]
 
 
 def test_expired_lease_no_longer_offered_is_taken_immediately():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * HEARTBEAT)
     other = MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False)
     views = {UNITS[0]: PartitionView(3, "b", leased=False)}
     decision = brain.decide(0.0, [member("a"), other], UNITS[:1], {}, 0, views, room=8)
@@ -367,16 +378,16 @@ def test_expired_lease_no_longer_offered_is_taken_immediately():
 
 @pytest.mark.fault("F3")
 def test_unit_is_not_moved_to_an_instance_in_a_crash_loop():
-    brain = Rebalancer("a", 0.0, 0.0, 8, patience=2 * BEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 8, patience=2 * HEARTBEAT)
     mine = dict.fromkeys(UNITS, -100.0)
     healthy = [member("a"), member("b")]
     assert brain.decide(0.0, healthy, UNITS, mine, 0, {}, room=0).shed
     broken = [member("a"), member("b")._replace(broken=frozenset(UNITS))]
-    assert brain.decide(BEAT, broken, UNITS, mine, 0, {}, room=0).shed == []
+    assert brain.decide(HEARTBEAT, broken, UNITS, mine, 0, {}, room=0).shed == []
 
 
 def test_lowered_cap_hands_over_the_excess():
-    brain = Rebalancer("a", 60.0, 60.0, 1, patience=2 * BEAT)
+    brain = Rebalancer("a", 60.0, 60.0, 1, patience=2 * HEARTBEAT)
     mine = {unit: float(number) for number, unit in enumerate(UNITS[:4])}
     decision = brain.decide(0.0, [member("a")], UNITS[:4], mine, 0, {}, room=-3)
     assert decision.shed == UNITS[1:4]
@@ -390,25 +401,27 @@ def test_live_lease_is_never_taken():
 
 def test_free_unit_waits_for_its_member_within_the_patience():
     # One of the two units is assigned to b, which may be unable to take it.
-    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
+    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     units = UNITS[:2]
     first = brain.decide(0.0, live, units, {}, 0, dict.fromkeys(units, FREE), room=8).acquire
     assert len(first) == 1
     (other,) = set(units) - set(first)
     mine, views = {first[0]: 0.0}, {other: FREE}
-    assert brain.decide(BEAT, live, units, mine, 0, views, room=8).acquire == []
-    assert brain.decide(2 * BEAT, live, units, mine, 0, views, room=8).acquire == [other]
+    assert brain.decide(HEARTBEAT, live, units, mine, 0, views, room=8).acquire == []
+    assert brain.decide(2 * HEARTBEAT, live, units, mine, 0, views, room=8).acquire == [other]
 
 
 def test_patience_restarts_after_another_owner():
-    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
+    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     units = UNITS[:2]
     mine, other = {UNITS[0]: 0.0}, UNITS[1]
-    for beat in range(10):
-        views = {other: PartitionView(beat, "", leased=False)}  # a new epoch each time
-        assert brain.decide(beat * BEAT, live, units, mine, 0, views, room=8).acquire == []
+    for heartbeat in range(10):
+        views = {other: PartitionView(heartbeat, "", leased=False)}  # a new epoch each time
+        assert (
+            brain.decide(heartbeat * HEARTBEAT, live, units, mine, 0, views, room=8).acquire == []
+        )
 
 
 def test_no_more_is_taken_than_there_is_room_for():
@@ -490,18 +503,18 @@ def test_share_of_a_dead_member_is_taken_by_live_members(seed: int):
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12))
 def test_rebalancing_converges_after_any_membership_changes(changes: list[str]):
     fleet = Fleet("z", delay=0.0, hold=0.0)
-    fleet.beat()
+    fleet.heartbeat()
     for name in changes:
         if name in fleet.brains:
             fleet.dead.add(name)
-            fleet.beat()
+            fleet.heartbeat()
             fleet.dead.discard(name)
             del fleet.brains[name]
             for unit in [u for u, (owner, _) in fleet.owned.items() if owner == name]:
                 del fleet.owned[unit]
         else:
             fleet.join(name)
-        fleet.beat()
+        fleet.heartbeat()
     fleet.settle()
     shares = fleet.shares().values()
     assert sum(shares) == 8
@@ -526,7 +539,7 @@ def test_ordered_move_happens_immediately_and_is_kept():
     unit = next(unit for unit, (owner, _) in fleet.owned.items() if owner == "a")
     fleet.moves.clear()
     ordered(fleet, unit, "b")
-    fleet.beat()
+    fleet.heartbeat()
     fleet.settle(400)  # much longer than delay and hold
     assert [(what, name, moved) for _, what, name, moved in fleet.moves] == [
         ("shed", "a", unit),

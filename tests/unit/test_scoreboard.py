@@ -233,7 +233,7 @@ def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
     """S2: the slot of a worker with few lanes takes little memory."""
     slot.open_table(lanes)
     last = entries_of(lanes) - 1
-    assert slot.in_hand == last + 1
+    assert slot.in_flight == last + 1
     slot.put(last, PLACES[0])
     slot.states[last], slot.run_seq = RUNNING, 9
     slot.lanes[2 * lanes - 2], slot.lanes[2 * lanes - 1] = last, 100

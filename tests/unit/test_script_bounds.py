@@ -292,7 +292,7 @@ FEEDERS: dict[str, list[int]] = {
     "outbox.FIELDS_MAX": [],
     "outbox.ROWS_MAX": [settings_of(outboxes.OutboxSettings)["batch"].max],
     "publishing.FIELDS_MAX": [],
-    "retention.GHOSTS_MAX": [retention_enforcer.GHOSTS],
+    "retention.MISSING_MAX": [retention_enforcer.MISSING],
     "retention.REMOVED_MAX": [trimmer.PAGE, retention_enforcer.PAGE, admin_retention.PAGE],
     "retries.ITEMS_MAX": [due.PAGE, due.BATCH, trace.PAGE],
     "schedules.FIELDS_MAX": [],
@@ -314,7 +314,7 @@ def test_every_call_limit_accepts_the_largest_part() -> None:
 def test_pages_of_admin_commands_are_short() -> None:
     """S2: a call that reads bodies requests at most 64 rows, a call that counts letters 500."""
     assert max(due.PAGE, due.BATCH, trace.PAGE, reading.PAGE_MAX) <= 64
-    assert statistics.LETTERS_AT_ONCE <= 500
+    assert statistics.DEAD_LETTERS_AT_ONCE <= 500
 
 
 def test_two_reads_fit_into_a_worker_s_table() -> None:
@@ -329,7 +329,7 @@ def test_limits_that_belong_together_agree() -> None:
     """B1, B2: each side accepts as much as the other side can hold."""
     slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
     slot.open_table(largest("concurrency"))
-    assert slot.in_hand == ENTRIES_MAX, "the table of a worker"
+    assert slot.in_flight == ENTRIES_MAX, "the table of a worker"
     partition = PartitionState(
         slot.unit, Consumer(topic="orders", group="bill", handler="m:f"), slot
     )

@@ -102,9 +102,9 @@ INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leavin
 def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> None:
     """S6: values such as `"owned": 10**400`."""
     told = json.dumps(info).encode()
-    (beat,) = members.beats([b"one", score], [b"one", told])
-    fine(beat.heartbeat_unix_ms)
-    seen = members.seen_of(beat)
+    (heartbeat,) = members.heartbeats([b"one", score], [b"one", told])
+    fine(heartbeat.heartbeat_unix_ms)
+    seen = members.seen_of(heartbeat)
     fine(seen.member.weight, 1, members.WEIGHT_MAX)
     fine(seen.member.cap, 0, members.UNITS_MAX)
     fine(seen.owned, 0, members.UNITS_MAX)
@@ -118,19 +118,19 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
 
 def test_a_number_beyond_everything_in_a_member_is_named() -> None:
     """S6: the error names the key and the field."""
-    (beat,) = members.beats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
+    (heartbeat,) = members.heartbeats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
     with pytest.raises(BadValue, match=r"one\.owned of the info"):
-        members.described(beat, "the info")
-    assert members.seen_of(beat).leaving
+        members.described(heartbeat, "the info")
+    assert members.seen_of(heartbeat).leaving
 
 
 @quick
 @given(odd, odd, odd)
 def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
     """S6: names, scores and records of any bytes."""
-    for beat in members.beats([name, score], [name, info]):
-        assert members.seen_of(beat).member.id.isprintable() or name
-        assert isinstance(beat.info, dict)
+    for heartbeat in members.heartbeats([name, score], [name, info]):
+        assert members.seen_of(heartbeat).member.id.isprintable() or name
+        assert isinstance(heartbeat.info, dict)
     present = members.Present.parse(Reply("OK", [b"5", [[name, score, info]], [name, info]]))
     assert len(present.members) == 1
     assert directives.read(present.orders) is not None

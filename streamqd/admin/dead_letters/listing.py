@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from streamqd.admin import topics
 from streamqd.admin.dead_letters.selection import (
     KNOWN,
-    LetterFields,
+    DeadLetterFields,
     find,
     origin_of,
     replays_of,
@@ -26,7 +26,7 @@ from streamqd.admin.reading import (
     read_id,
 )
 from streamqd.message import LAST_RUN, RUN_REFERENCE
-from streamqd.policy.fingerprint import frame_of, of_letter
+from streamqd.policy.fingerprint import frame_of, of_dead_letter
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
 
@@ -106,8 +106,8 @@ class TopicDeadLetters:
 def overview(store: Store) -> list[TopicDeadLetters]:
     """Return the topics that have dead letters."""
     rows = []
-    names, strange = registry.registry(store)
-    for error in strange:
+    names, invalid = registry.registry(store)
+    for error in invalid:
         bad = BadValues()
         bad.add(error)
         rows.append(TopicDeadLetters(error.found, 0, None, None, bad.rows))
@@ -138,7 +138,7 @@ def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
     """Return one letter in full. Raises TopicMissing, and Refused for an unknown letter."""
     entry = find(store, streams_of(store, topic), letter_id)
     row = _row(topic, entry)
-    known = LetterFields(entry.fields).known(DeadLetterDetail)
+    known = DeadLetterFields(entry.fields).known(DeadLetterDetail)
     span = RUN_REFERENCE.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))
     mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
@@ -176,11 +176,11 @@ def _row(topic: str, entry: Entry) -> DeadLetterRow:
     origin, number, original = origin_of(topic, entry)
     return DeadLetterRow(
         id=str(entry.place),
-        **LetterFields(entry.fields).known(DeadLetterRow),
+        **DeadLetterFields(entry.fields).known(DeadLetterRow),
         replays=replays_of(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
-        fingerprint=of_letter(entry.fields),
+        fingerprint=of_dead_letter(entry.fields),
     )
 
 
@@ -244,7 +244,7 @@ class FailureTally:
 
     def add(self, entry: Entry) -> None:
         """Count one letter."""
-        name = (of_letter(entry.fields), LetterFields(entry.fields).text(b"group"))
+        name = (of_dead_letter(entry.fields), DeadLetterFields(entry.fields).text(b"group"))
         self.count += 1
         alike = self._found.get(name)
         if alike is None:
@@ -275,7 +275,7 @@ class _Alike:
             self.first = entry.place
         if entry.id > self.newest.id:
             self.newest, self.fields = entry.place, entry.fields
-        instance = LetterFields(entry.fields).text(b"instance")
+        instance = DeadLetterFields(entry.fields).text(b"instance")
         if len(self.instances) < INSTANCES_MAX and instance:
             self.instances[instance] = None
         replays = replays_of(entry)
@@ -283,7 +283,7 @@ class _Alike:
         self.replays = max(self.replays, replays)
 
     def cause(self, fingerprint: str, group: str) -> FailureCause:
-        newest = LetterFields(self.fields)
+        newest = DeadLetterFields(self.fields)
         return FailureCause(
             **newest.known(FailureCause) | {"group": group},
             fingerprint=fingerprint,

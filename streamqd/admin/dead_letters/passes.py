@@ -23,7 +23,7 @@ from typing import Any
 
 from streamqd.admin import audit
 from streamqd.admin.dead_letters.selection import (
-    LetterFields,
+    DeadLetterFields,
     Page,
     origin_of,
     pages,
@@ -31,7 +31,7 @@ from streamqd.admin.dead_letters.selection import (
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.policy.fingerprint import of_letter
+from streamqd.policy.fingerprint import of_dead_letter
 from streamqd.store import dead
 from streamqd.store.store import Store
 
@@ -271,7 +271,7 @@ class Export:
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
     """Return a letter as a JSON document."""
-    letter = LetterFields(entry.fields)
+    letter = DeadLetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
         "id": str(entry.place),
@@ -280,7 +280,7 @@ def document(topic: str, entry: Entry) -> dict[str, Any]:
         "died_unix_ms": entry.id.ms,
         "group": letter.text(b"group"),
         "uid": "/".join((*origin, original_id)) if original_id else "",
-        "fingerprint": of_letter(entry.fields),
+        "fingerprint": of_dead_letter(entry.fields),
         "fields": [
             {"name": _text(name), "value": _text(value)} for name, value in entry.fields.items()
         ],

@@ -27,7 +27,7 @@ from streamqd.admin.dead_letters.passes import (
 from streamqd.admin.dead_letters.selection import (
     DEAD_ONLY,
     REPLAYS_HEADER,
-    LetterFields,
+    DeadLetterFields,
     Page,
     origin_of,
     pages,
@@ -62,7 +62,7 @@ class Target:
         if self.topic is not None:
             where = f"the topic {self.topic}"
         else:
-            where = "every group" if self.everyone else "their own group"
+            where = "every group" if self.everyone else "the original group"
         return where if self.partition is None else f"{where}, on partition {self.partition}"
 
 
@@ -116,7 +116,7 @@ class Route:
             return Destination(target.topic, partition, None)
         if target.everyone:
             return Destination(self.topic, partition, None)
-        group = LetterFields(entry.fields).text(b"group")
+        group = DeadLetterFields(entry.fields).text(b"group")
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:

@@ -57,7 +57,7 @@ def _in_redis(name: str) -> bytes:
     return _ELSE_IN_REDIS.get(name, first + "".join(map(str.title, words))).encode()
 
 
-class LetterFields:
+class DeadLetterFields:
     """A letter's fields as text and numbers. An unreadable one counts as missing."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
@@ -81,7 +81,7 @@ class LetterFields:
 
 def replays_of(entry: Entry) -> int:
     """Return the number of replays of a letter, of any kind."""
-    found = max(0, LetterFields(entry.fields).number(b"replayCount") or 0)
+    found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     with contextlib.suppress(ValueError):
         found = max(found, int((entry.headers or {}).get(REPLAYS_HEADER, "0")))
     return found
@@ -89,7 +89,7 @@ def replays_of(entry: Entry) -> int:
 
 def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
     """Return topic, partition and ID of the first write. The ID is '' when the letter lacks it."""
-    letter = LetterFields(entry.fields)
+    letter = DeadLetterFields(entry.fields)
     return (
         letter.text(b"originalTopic") or topic,
         letter.text(b"originalPartition") or str(entry.partition),
@@ -169,7 +169,7 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
     for entry in found:
         if choice.takes(entry.id.ms, entry.fields):
             continue
-        owner = LetterFields(entry.fields).text(b"group")
+        owner = DeadLetterFields(entry.fields).text(b"group")
         if choice.group is not None and owner != choice.group:
             raise Refused(
                 f"the dead letter {entry.place} belongs to the group {owner}, not {choice.group}"

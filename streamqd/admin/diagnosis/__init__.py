@@ -174,7 +174,7 @@ def gather(
         if long:
             unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
-        members = replace(members, changed=changed_runs(store, bad, name, members.state.beats))
+        members = replace(members, changed=changed_runs(store, bad, name, members.state.heartbeats))
     counts = {topic.name: topic.partitions or 0 for topic in found}
     owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
     unseen += [

@@ -138,8 +138,8 @@ class PartitionFacts:
     """One partition, for all its groups.
 
     `wrong_types` are keys that hold something else than they should, with what.
-    `oldest_letter_unix_ms` is asked for only when dead letters have a retention. `large_bytes` is
-    the payload of the larger of its first and last entry.
+    `oldest_dead_letter_unix_ms` is read only if dead letters have a retention. `large_bytes` is the
+    payload of the larger of its first and last entry.
     """
 
     topic: str
@@ -149,7 +149,7 @@ class PartitionFacts:
     figures: PartitionFigures | None
     scheduled: Delays
     stand: Stand | None
-    oldest_letter_unix_ms: int | None
+    oldest_dead_letter_unix_ms: int | None
     large_bytes: int | None
 
 
@@ -258,7 +258,7 @@ class Host:
 
     state_dir: Path
     state_dir_problem: str = ""
-    strange_owners: Mapping[str, int] = field(default_factory=dict)  # file -> user id
+    other_owners: Mapping[str, int] = field(default_factory=dict)  # file -> user id
     free_bytes: int | None = None
     embedded_bytes: int | None = None  # files of the embedded server
     unit_source: str = ""  # where the service manager's time limit is from, '' for nowhere
@@ -301,7 +301,10 @@ class DiagnosisFacts:
     def instances(self) -> Sequence[InstanceRow]:
         """The members as views show them."""
         state, summaries = self.fleet.state, self.fleet.summaries
-        return [instance_row(state, beat, summaries.get(beat.instance, {})) for beat in state.beats]
+        return [
+            instance_row(state, heartbeat, summaries.get(heartbeat.instance, {}))
+            for heartbeat in state.heartbeats
+        ]
 
     @cached_property
     def published(self) -> Sequence[AssignmentRow]:
@@ -313,7 +316,7 @@ class DiagnosisFacts:
     def living(self) -> Sequence[Heartbeat]:
         """The members that send heartbeats."""
         state = self.fleet.state
-        return [beat for beat in state.beats if beat.instance in state.live]
+        return [heartbeat for heartbeat in state.heartbeats if heartbeat.instance in state.live]
 
     @cached_property
     def offered(self) -> frozenset[tuple[str, str]]:
@@ -418,22 +421,22 @@ def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
 def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
     """Read the published state of the fleet."""
     state = published.fleet_state(fleet, bad)
-    names = [beat.instance for beat in state.beats]
+    names = [heartbeat.instance for heartbeat in state.heartbeats]
     summaries = published.summaries(fleet, names, bad)
     duplicates = published.duplicates(fleet, names, bad)
     return FleetHealth(state, dict(zip(names, summaries, strict=True)), duplicates=duplicates)
 
 
 def changed_runs(
-    store: Store, bad: BadValues, fleet: str, beats: Sequence[Heartbeat]
+    store: Store, bad: BadValues, fleet: str, heartbeats: Sequence[Heartbeat]
 ) -> frozenset[str]:
     """Look again, and return the instances whose run differs from that in `beats`."""
     (infos,) = ask(store, [("HGETALL", store.keys.info(fleet))], bad)
-    scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]
-    now = members.beats(scores, infos)
+    scores = [part for heartbeat in heartbeats for part in (heartbeat.instance.encode(), b"0")]
+    now = members.heartbeats(scores, infos)
     return frozenset(
         old.instance
-        for old, new in zip(beats, now, strict=True)
+        for old, new in zip(heartbeats, now, strict=True)
         if old.info and new.info and old.info.get("nonce") != new.info.get("nonce")
     )
 
@@ -587,7 +590,7 @@ def gather_partitions(
         store, bad, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
     )
     aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
-    letters = _oldest_letters(store, bad, aged)
+    letters = _oldest_dead_letters(store, bad, aged)
     large = _large(store, bad, names[:BODIES_MAX] if bodies else [])
     return [
         PartitionFacts(
@@ -597,7 +600,7 @@ def gather_partitions(
             figures=None if reply is None else bad.read(statistics.partition_figures, reply),
             scheduled=scheduled[at] if not types[at] else Delays(),
             stand=known_stand(stands[at], keys, *name, bad),
-            oldest_letter_unix_ms=letters.get(name),
+            oldest_dead_letter_unix_ms=letters.get(name),
             large_bytes=large.get(name),
         )
         for at, (name, reply) in enumerate(zip(names, figures, strict=True))
@@ -621,7 +624,7 @@ def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _oldest_letters(
+def _oldest_dead_letters(
     store: Store, bad: BadValues, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
     asked = [("XRANGE", store.keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
@@ -707,14 +710,14 @@ def _looks(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[list[Loo
     The commands of one look do not run at one instant: an owner may change between them.
     """
     looks = [[look] if look else [] for look in _look(store, bad, units)]
-    strange = [at for at, some in enumerate(looks) if some and _strange(some[0])]
-    again = _look(store, bad, [units[at] for at in strange])
-    for at, look in zip(strange, again, strict=True):
+    unusual = [at for at, some in enumerate(looks) if some and _unusual(some[0])]
+    again = _look(store, bad, [units[at] for at in unusual])
+    for at, look in zip(unusual, again, strict=True):
         looks[at] += [look] if look else []
     return looks
 
 
-def _strange(look: Look) -> bool:
+def _unusual(look: Look) -> bool:
     return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
 
 

@@ -15,7 +15,7 @@ from streamqd.admin.diagnosis.partitions import numbers
 from streamqd.admin.instances import YOUNG_SECONDS
 from streamqd.admin.why import as_argument
 from streamqd.model import Unit
-from streamqd.store.directives import EVERYBODY, Directive, Scope
+from streamqd.store.directives import ALL_INSTANCES, Directive, Scope
 from streamqd.words import lasting, plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
@@ -28,8 +28,8 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No instance is live, but messages wait."""
     work = facts.configured or any(topic.groups for topic in facts.topics)
     if work and not facts.living:
-        members = [beat.instance for beat in facts.fleet.state.beats][:16]
-        found = instances.nobody(facts.settings.daemon.fleet)
+        members = [heartbeat.instance for heartbeat in facts.fleet.state.heartbeats][:16]
+        found = instances.no_instances(facts.settings.daemon.fleet)
         yield replace(found, evidence={"members": members})
 
 
@@ -55,25 +55,25 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " Restart an instance run with --only or of an older version. If the group is not"
                 f" needed: `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
-                evidence={"live": [beat.instance for beat in facts.living][:16]},
+                evidence={"live": [heartbeat.instance for heartbeat in facts.living][:16]},
             )
 
 
 @check("fleet.duplicate-instances", Severity.PROBLEM, Need.FLEET)
-def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Two instances run under one name."""
-    for beat in facts.fleet.state.beats:
-        second = facts.fleet.duplicates.get(beat.instance)
-        summary = second or facts.fleet.summaries.get(beat.instance, {})
-        own = beat.info.get("host"), beat.info.get("pid")
+    for heartbeat in facts.fleet.state.heartbeats:
+        second = facts.fleet.duplicates.get(heartbeat.instance)
+        summary = second or facts.fleet.summaries.get(heartbeat.instance, {})
+        own = heartbeat.info.get("host"), heartbeat.info.get("pid")
         other = summary.get("host"), summary.get("pid")
         # A summary of the run before lives on for some seconds.
-        began = beat.info.get("started")
+        began = heartbeat.info.get("started")
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
         differs = None not in (*own, *other) and own != other and bool(second or not young)
-        if differs or beat.instance in facts.fleet.changed:
+        if differs or heartbeat.instance in facts.fleet.changed:
             yield CheckResult(
-                f"two instances have the same name {beat.instance}"
+                f"two instances have the same name {heartbeat.instance}"
                 + (
                     f": on {own[0]} (pid {own[1]}) and {other[0]} (pid {other[1]})"
                     if differs
@@ -81,11 +81,15 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 ),
                 "give each its own name in daemon.instance (and a daemon.state_dir), and"
                 " restart the second: `systemctl restart streamqd`",
-                about=beat.instance,
+                about=heartbeat.instance,
                 evidence={
-                    "heartbeat": {"host": own[0], "pid": own[1], "boot": beat.info.get("boot")},
+                    "heartbeat": {
+                        "host": own[0],
+                        "pid": own[1],
+                        "boot": heartbeat.info.get("boot"),
+                    },
                     "publishes": {"host": other[0], "pid": other[1]},
-                    "changed": beat.instance in facts.fleet.changed,
+                    "changed": heartbeat.instance in facts.fleet.changed,
                 },
             )
 
@@ -93,7 +97,7 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.directives-for-missing", Severity.WARNING, Need.FLEET)
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
-    known = {beat.instance for beat in facts.living} | {EVERYBODY}
+    known = {heartbeat.instance for heartbeat in facts.living} | {ALL_INSTANCES}
     orders = facts.fleet.state.control
     gone = {f"move:{unit}": order.to for unit, order in orders.moves.items()}
     gone |= {f"drain:{name}": name for name in orders.drains}
@@ -111,9 +115,9 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 @check("fleet.directives-unreadable", Severity.WARNING, Need.FLEET)
-def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _unreadable_directives(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive cannot be read."""
-    for name, problem in facts.fleet.state.control.strange.items():
+    for name, problem in facts.fleet.state.control.unreadable.items():
         yield CheckResult(
             f"the directive {name!r} cannot be read ({problem}), so no instance applies it",
             f"`streamqd control clear '{name}' --yes`, unless a later version of streamqd wrote it",
@@ -259,7 +263,7 @@ def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-SOLO_SECONDS = 300.0
+QUARANTINE_SECONDS = 300.0
 
 
 def _unfenced(each: UnitFacts) -> bool:
@@ -350,7 +354,7 @@ def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and view.ttl is not None
             and each.figures is not None
             and not each.pending
-            and facts.now_unix_ms - view.since_unix_ms > SOLO_SECONDS * 1000
+            and facts.now_unix_ms - view.since_unix_ms > QUARANTINE_SECONDS * 1000
         )
 
     for (topic, group), units in by_group(filter(stuck, facts.units)).items():

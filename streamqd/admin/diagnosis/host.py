@@ -51,7 +51,7 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
     return Host(
         state_dir=folder,
         state_dir_problem=unusable(folder),
-        strange_owners=_strange_owners(settings),
+        other_owners=_other_owners(settings),
         free_bytes=shutil.disk_usage(there).free,
         embedded_bytes=_embedded_bytes(settings),
         unit_source=source,
@@ -85,7 +85,7 @@ def unusable(folder: Path) -> str:
     return ""
 
 
-def _strange_owners(settings: Settings) -> dict[str, int]:
+def _other_owners(settings: Settings) -> dict[str, int]:
     """Files of the state directory that belong to another user than the directory itself."""
     folder = settings.daemon.state_dir
     owners: dict[str, int] = {}
@@ -274,12 +274,12 @@ def _state_dir(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _owners(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The lock or the embedded server's data belong to another user than state_dir."""
     host = facts.host
-    if host is not None and host.strange_owners:
+    if host is not None and host.other_owners:
         yield CheckResult(
-            f"{', '.join(host.strange_owners)} belong to another user than {host.state_dir}: the"
+            f"{', '.join(host.other_owners)} belong to another user than {host.state_dir}: the"
             f" daemon once ran as another user, and cannot start as this one",
-            f"`chown -R --reference={host.state_dir} {' '.join(host.strange_owners)}`",
-            evidence={"owners": dict(host.strange_owners)},
+            f"`chown -R --reference={host.state_dir} {' '.join(host.other_owners)}`",
+            evidence={"owners": dict(host.other_owners)},
         )
 
 
@@ -341,4 +341,4 @@ def _oom_group(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The kernel kills the whole service when one worker takes too much memory."""
     if facts.host is not None and facts.host.oom_group:
         group = facts.host.oom_group
-        yield CheckResult(*cgroups.fate_of(group), evidence={"memory.oom.group": group})
+        yield CheckResult(*cgroups.group_kill_risk(group), evidence={"memory.oom.group": group})

@@ -177,7 +177,7 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 @check("partitions.missing-entries", Severity.PROBLEM, Need.ASSIGNMENTS)
-def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _missing_entries(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The oldest pending entry of a group is no longer in the stream."""
     firsts = {
         (each.topic, each.partition): each.figures.first_id
@@ -185,7 +185,7 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if each.figures is not None
     }
 
-    def haunted(each: UnitFacts) -> bool:
+    def has_missing_entry(each: UnitFacts) -> bool:
         if each.figures is None:
             return False
         main, retry = each.figures.main, each.figures.retry
@@ -193,12 +193,12 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             return True
         if not main.pending:
             return False
-        if each.unit.reads_letters or not main.length:
+        if each.unit.reads_dead_letters or not main.length:
             return not main.length
         first = firsts.get((each.unit.topic, each.unit.partition), "")
         return bool(first) and read_id(main.oldest_pending_id) < read_id(first)
 
-    for (topic, group), units in by_group(filter(haunted, facts.units)).items():
+    for (topic, group), units in by_group(filter(has_missing_entry, facts.units)).items():
         yield CheckResult(
             f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
             " has trimmed or deleted: those messages are lost",
@@ -403,11 +403,11 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         limit = facts.now_unix_ms - (age + LATE_SECONDS) * 1000
         old = {
-            each.partition: each.oldest_letter_unix_ms
+            each.partition: each.oldest_dead_letter_unix_ms
             for each in facts.partitions
             if each.topic == topic.name
-            and each.oldest_letter_unix_ms is not None
-            and each.oldest_letter_unix_ms < limit
+            and each.oldest_dead_letter_unix_ms is not None
+            and each.oldest_dead_letter_unix_ms < limit
         }
         if old:
             yield CheckResult(

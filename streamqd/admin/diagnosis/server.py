@@ -121,22 +121,22 @@ def _slow_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     server = facts.server
     delayed = server.number("aof_delayed_fsync")
     worst = max(server.disk_latency_ms.values(), default=0)
-    told = []
+    seen = []
     if delayed:
-        told.append(
+        seen.append(
             f"{plural(delayed, 'write')} waited more than 2 s for a sync (aof_delayed_fsync)"
         )
     if worst >= SYNC_MS:
         event = max(server.disk_latency_ms, key=server.disk_latency_ms.__getitem__)
-        told.append(f"the slowest sync took {worst:,} ms ({event})")
+        seen.append(f"the slowest sync took {worst:,} ms ({event})")
     if server.syncing_seconds * 1000 >= SYNC_MS:
-        told.append(f"a sync under way took {server.syncing_seconds:.1f} s and more")
-    if not told:
+        seen.append(f"a sync under way took {server.syncing_seconds:.1f} s and more")
+    if not seen:
         return
     at_risk = server.config.get("appendfsync") != "always"
     lost = " acknowledged writes of up to 2 s are lost if the server's process dies then;"
     yield CheckResult(
-        f"the server's disk is slow:{lost if at_risk else ''} {', '.join(told)}",
+        f"the server's disk is slow:{lost if at_risk else ''} {', '.join(seen)}",
         "move the server's directory (`redis-cli CONFIG GET dir`) to a faster disk, or to a disk"
         " that no other program writes to",
         evidence={

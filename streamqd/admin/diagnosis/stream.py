@@ -264,8 +264,8 @@ def _floor(
     needed: int | None = 0
     if entry is not None:
         # Without pending entries, use the server's own count, else count the entries.
-        told = [each.unread for each in groups if each.group == name and not each.pending]
-        needed = told[0] if told else None
+        known = [each.unread for each in groups if each.group == name and not each.pending]
+        needed = known[0] if known else None
         if needed is None:
             needed = count(store, topic, partition, entry, None)
     if stand.bytes is None or needed is None:
@@ -336,10 +336,10 @@ def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
         if not each.abandoned:
             continue
         ever = each.idle_seconds is not None
-        seen = "no client reads for it now" if ever else "no client ever read for it"
-        kept = f" and keeps {_amount(row.needed)}" if row.holder == each.group else ""
+        seen = "no client reads for it now" if ever else "no client has ever read for it"
+        kept = f"; it keeps {_amount(row.needed)}" if row.holder == each.group else ""
         yield CheckResult(
-            f"the group {each.group} has no owner, {seen}{kept}",
+            f"the group {each.group} has no owner, and {seen}{kept}",
             "start its consumer, or if the group is not needed, run `streamqd group delete"
             f" {facts.topic} {each.group}`",
             about=each.group,

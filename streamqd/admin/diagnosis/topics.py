@@ -51,22 +51,22 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         keys = facts.keys
         wanted = {keys.stream(topic.name, number) for number in range(topic.partitions)}
-        lacking, strange = sorted(wanted - topic.members), sorted(topic.members - wanted)
-        if not lacking and not strange:
+        lacking, unexpected = sorted(wanted - topic.members), sorted(topic.members - wanted)
+        if not lacking and not unexpected:
             continue
         name = keys.partitions(topic.name)
         fixes = [f"`redis-cli SADD {name} {' '.join(lacking[:4])}`"] if lacking else []
-        fixes += [f"`redis-cli SREM {name} {' '.join(strange[:4])}`"] if strange else []
+        fixes += [f"`redis-cli SREM {name} {' '.join(unexpected[:4])}`"] if unexpected else []
         yield CheckResult(
             f"{topic.name} has {plural(topic.partitions, 'partition')}, but its set of partition"
-            f" streams lacks {len(lacking)} and has {len(strange)} others",
+            f" streams lacks {len(lacking)} and has {len(unexpected)} others",
             f"correct the set: {', '.join(fixes)}",
             about=topic.name,
             evidence={
                 "partitions": topic.partitions,
                 "members": len(topic.members),
                 "lacking": lacking[:8],
-                "unexpected": strange[:8],
+                "unexpected": unexpected[:8],
             },
         )
 

@@ -335,7 +335,7 @@ def judged(
 
 def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]]) -> dict[str, Home]:
     fleet, state = facts.settings.daemon.fleet, facts.fleet.state
-    names = {beat.instance for beat in state.beats}
+    names = {heartbeat.instance for heartbeat in state.heartbeats}
     homes = {
         keys.registry(): Home("registry", ""),
         keys.members(fleet): Home("members", ""),

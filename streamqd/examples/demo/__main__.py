@@ -38,7 +38,7 @@ def _run(folder: Folder, lines: int, *, serve: bool) -> int:
         daemon.wait_ready()
         print(f"Feeding it {number(lines)} real lines of a web server's log, keyed by client.\n")
         tally = DemoTally(folder, lines)
-        good = summary.tell(tally, *_feed_and_watch(tally, daemon))
+        good = summary.print_summary(tally, *_feed_and_watch(tally, daemon))
         summary.where_to_look(folder, tally, serving=serve)
         if serve:
             print("\nThe daemon stays. Ctrl-C drains it.", flush=True)

@@ -11,10 +11,10 @@ from streamqd.examples.demo.board import number, shorten, table
 from streamqd.examples.demo.stage import Folder
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
-LETTERS_SHOWN = 4
+DEAD_LETTERS_SHOWN = 4
 
 
-def tell(tally: DemoTally, fed_seconds: float, all_seconds: float) -> bool:
+def print_summary(tally: DemoTally, fed_seconds: float, all_seconds: float) -> bool:
     """Print the results. Return True if all figures agree."""
     runs = tally.handled.total() + tally.dead.total()
     _head("What happened")
@@ -41,20 +41,22 @@ def tell(tally: DemoTally, fed_seconds: float, all_seconds: float) -> bool:
     _head("Most frequent agents (group agents)")
     agents = [(count, shorten(agent, 68)) for agent, count in tally.top("agents")]
     print(table(("hits", "agent"), agents[:5]))
-    _tell_letters(tally)
-    return _tell_checks(tally.checks())
+    _print_dead_letters(tally)
+    return _print_checks(tally.checks())
 
 
-def _tell_letters(tally: DemoTally) -> None:
+def _print_dead_letters(tally: DemoTally) -> None:
     _head("Dead letters")
-    for letter in tally.letters[:LETTERS_SHOWN]:
+    for letter in tally.letters[:DEAD_LETTERS_SHOWN]:
         why = letter["error_message"] or letter["reason"]
         print(f"  {letter['id']}  group {letter['group']}: {why}")
-    for payload in dict.fromkeys(letter["payload"] for letter in tally.letters[:LETTERS_SHOWN]):
+    for payload in dict.fromkeys(
+        letter["payload"] for letter in tally.letters[:DEAD_LETTERS_SHOWN]
+    ):
         print(f"\n  The line, cut off at its end:\n    {payload}")
 
 
-def _tell_checks(judged: list[tuple[bool, str]]) -> bool:
+def _print_checks(judged: list[tuple[bool, str]]) -> bool:
     good = all(ok for ok, _ in judged)
     _head("The figures agree" if good else "The figures DO NOT agree")
     for ok, sentence in judged:

@@ -24,10 +24,10 @@ from streamqd.spark.options import of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.parts import WrittenFile
-from streamqd.spark.pipelines.progress import ProgressMeter, Tell
+from streamqd.spark.pipelines.progress import OnProgress, ProgressMeter
 from streamqd.spark.pipelines.queries import failure, wait
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
-from streamqd.spark.streams import Catalog, registered, tell_loss
+from streamqd.spark.streams import Catalog, registered, report_loss
 from streamqd.store import archives
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -76,7 +76,7 @@ class Archiver:
         settings: config.Settings,
         folder: Path,
         spark: Callable[[], SparkSession],
-        tell: Tell,
+        on_progress: OnProgress,
         *,
         warn: Callable[[str], None] = lambda _: None,
         batch_rows: int = BATCH_ROWS,
@@ -89,7 +89,7 @@ class Archiver:
         self.settings = config.resolved(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self._spark = spark
-        self._tell = tell
+        self._on_progress = on_progress
         self._warn = warn
         self._warned: set[str] = set()
         self.batch_rows = batch_rows
@@ -161,7 +161,7 @@ class Archiver:
             total = run.backlog(facts)
             if total:
                 spark = self._started()
-                meter = ProgressMeter(self.meter_link, self.progress_key, self._tell)
+                meter = ProgressMeter(self.meter_link, self.progress_key, self._on_progress)
                 meter.begin(topic, total)
                 run.run(spark, meter)
                 meter.end()
@@ -242,7 +242,7 @@ class _Run:
         for place, start in starts.items():
             loss = offsets.lost(start, facts[place])
             if loss is not None and not self._of.allow_loss:
-                tell_loss(place, start.id, loss, fail=True)
+                report_loss(place, start.id, loss, fail=True)
         # At least 1 each, because entries lost before archiving must be reported.
         return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 

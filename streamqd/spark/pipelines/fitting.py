@@ -108,7 +108,7 @@ class Plain:
 
     def finish(self) -> pa.RecordBatch:
         """Close the files. Return a row for each."""
-        return _told((self._files.finish(), False))
+        return _listing((self._files.finish(), False))
 
     def discard(self) -> None:
         """Remove them."""
@@ -180,7 +180,7 @@ class Fitter:
     def finish(self) -> pa.RecordBatch:
         """Close the files. Return a row for each."""
         self._write_late()
-        return _told((self._good.finish(), False), (self._bad.finish(), True))
+        return _listing((self._good.finish(), False), (self._bad.finish(), True))
 
     def discard(self) -> None:
         """Remove them."""
@@ -221,7 +221,7 @@ def written(
     return files
 
 
-def _told(*written: tuple[Sequence[WrittenFile], bool]) -> pa.RecordBatch:
+def _listing(*written: tuple[Sequence[WrittenFile], bool]) -> pa.RecordBatch:
     import pyarrow as pa
 
     rows = [(*file[:2], *file[3:5], bad) for files, bad in written for file in files]

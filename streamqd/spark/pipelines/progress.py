@@ -33,16 +33,16 @@ class PipelineProgress(NamedTuple):
         return (self.total - self.done) / self.rate if self.done else None
 
 
-Tell = Callable[[PipelineProgress], None]
+OnProgress = Callable[[PipelineProgress], None]
 
 
 class ProgressMeter:
     """Reads the counts of one run. `total` is the number of rows of the run."""
 
-    def __init__(self, link: Connection, key: str, tell: Tell) -> None:
+    def __init__(self, link: Connection, key: str, on_progress: OnProgress) -> None:
         self._link = link
         self._key = key
-        self._tell = tell
+        self._on_progress = on_progress
         self._what = ""
         self._total = 0
         self._began = time.monotonic()
@@ -61,7 +61,9 @@ class ProgressMeter:
     def show(self, done: int) -> None:
         """Show a count."""
         elapsed = time.monotonic() - self._began
-        self._tell(PipelineProgress(self._what, min(done, self._total), self._total, elapsed))
+        self._on_progress(
+            PipelineProgress(self._what, min(done, self._total), self._total, elapsed)
+        )
 
     def end(self) -> None:
         """Finish the part, and remove its counts from Redis."""

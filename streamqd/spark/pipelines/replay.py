@@ -127,7 +127,7 @@ def _source(
     archive: Archive | None,
 ) -> DataFrame:
     if choice.tier == "dlq":
-        return tables.letter_table(spark, settings, topic)
+        return tables.dead_letter_table(spark, settings, topic)
     return tables.topic_table(spark, settings, topic, archive, choice.tier)
 
 

@@ -124,7 +124,7 @@ def _topic(
         tier = "cold" if size is None else "all"
         entries = tables.topic_table(spark, settings, name, scope.archive, tier)
         none = spark.createDataFrame([], _LETTERS)
-        letters = tables.letter_table(spark, settings, name) if dead else none
+        letters = tables.dead_letter_table(spark, settings, name) if dead else none
         schema = scope.schemas.get(name) or settings.pipelines.get(name, config.Pipeline()).schema
         found = queries.figures(scope.within(entries), scope.within(letters), schema or "")
     except PySparkException as error:

@@ -53,7 +53,7 @@ class Standing:
 
 
 @dataclass
-class Stood:
+class StreamResult:
     """The result of a standing query."""
 
     batches: int
@@ -67,7 +67,7 @@ def run(
     show: Show,
     checkpoint: Path | None = None,
     fits: Fits = lambda _: None,
-) -> Stood:
+) -> StreamResult:
     """Run the query until all present entries are processed, with `follow` until interrupted.
 
     Each batch of rows is given to `show`, unless the rows go into a topic or a table. `fits` gets
@@ -97,7 +97,7 @@ def _run(
     show: Show,
     checkpoint: Path | None,
     fits: Fits,
-) -> Stood:
+) -> StreamResult:
     failures: list[Exception] = []
 
     def shown(batch: DataFrame, _: int) -> None:
@@ -133,7 +133,7 @@ def _run(
     finally:
         query.stop()
     taken = [each["numInputRows"] for each in query.recentProgress]  # of the last hundred batches
-    return Stood(len(taken), sum(taken))
+    return StreamResult(len(taken), sum(taken))
 
 
 def _remembering(

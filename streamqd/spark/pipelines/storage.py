@@ -189,7 +189,7 @@ class Archive:
             return ArchiveTable(folder, topic) if _is_made(folder) else None
         _check_free(folder)
         if not _is_made(folder):
-            with _told(folder, "written"):
+            with _translated(folder, "written"):
                 _created(folder, topic, RAW, arrow_schema())
         return ArchiveTable(folder, topic)
 
@@ -203,7 +203,7 @@ class Archive:
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
             _check_free(folder)
-            with _told(folder, "written"):
+            with _translated(folder, "written"):
                 _created(folder, name, kind, columns)
         return ArchiveTable(folder, name, kind) if _is_made(folder) else None
 
@@ -221,7 +221,7 @@ class ArchiveTable:
         self.folder = folder
         self.topic = topic
         self.kind = kind
-        with _told(folder, "read"):
+        with _translated(folder, "read"):
             self.delta: DeltaTable = DeltaTable(str(folder))
             fields = _columns(self.delta.schema())
             metadata = self.delta.metadata()
@@ -253,7 +253,7 @@ class ArchiveTable:
         """Return the files of the table. Only bounds are known of the second half of IDs."""
         import pyarrow as pa
 
-        with _told(self.folder, "read"):
+        with _translated(self.folder, "read"):
             actions = pa.table(self.delta.get_add_actions(flatten=True))
         found: list[dict[str, Any]] = actions.to_pylist()
         files = []
@@ -317,7 +317,7 @@ class ArchiveTable:
     def unnamed(self, grace: float) -> list[str]:
         """Return the names of all files that no version of the last `grace` seconds names."""
         self.reload()
-        with _told(self.folder, "read"):
+        with _translated(self.folder, "read"):
             return self.delta.vacuum(
                 retention_hours=math.ceil(grace / 3600),
                 dry_run=True,
@@ -379,7 +379,7 @@ class ArchiveTable:
 
     def done(self, query: str) -> int:
         """Return the number of a query's last batch in the table, -1 for none."""
-        with _told(self.folder, "read"):
+        with _translated(self.folder, "read"):
             found = self.delta.transaction_version(query)
         return -1 if found is None else found
 
@@ -397,8 +397,8 @@ class ArchiveTable:
             found = have.get(each.name.lower(), each)
             if found.name != each.name or found.type != each.type:
                 raise Refused(
-                    f"{self.folder} has the column {found.name} as {_said(found)}, not"
-                    f" {each.name} as {_said(each)}; columns can be added, but not changed, so"
+                    f"{self.folder} has the column {found.name} as {_described(found)}, not"
+                    f" {each.name} as {_described(each)}; columns can be added, but not changed, so"
                     " declare it as it was"
                 )
         missing = [each for each in wanted if each.name.lower() not in have]
@@ -410,7 +410,7 @@ class ArchiveTable:
     def changing(self) -> Iterator[None]:
         """Commit inside. On exit, the commit is flushed to the disk and checked."""
         before = self.version
-        with _told(self.folder, "written"):
+        with _translated(self.folder, "written"):
             yield
         self.reload()
         log = self.folder / _LOG
@@ -419,7 +419,7 @@ class ArchiveTable:
 
     def reload(self) -> None:
         """Look at the table as it is now."""
-        with _told(self.folder, "read"):
+        with _translated(self.folder, "read"):
             self.delta.update_incremental()
         self.note = self._newest_note()
 
@@ -433,7 +433,7 @@ class ArchiveTable:
 
     def _newest_note(self) -> BatchNote:
         """Return the valid note. After a restore, that is the note of the restored version."""
-        with _told(self.folder, "read"):
+        with _translated(self.folder, "read"):
             for commit in self._counting():
                 if NOTE in commit:
                     return _note(commit[NOTE], self.topic)
@@ -522,7 +522,7 @@ def _holds_more_than(folder: Path, name: str) -> bool:
     return any(each.name != name for each in folder.iterdir())
 
 
-def _said(field: Any) -> str:
+def _described(field: Any) -> str:
     """Return the type of a column in words."""
     return str(field.type.to_json()).strip('"')
 
@@ -585,7 +585,7 @@ def _owed(found: Any) -> Owed | None:
 
 
 @contextmanager
-def _told(folder: Path, verb: str) -> Iterator[None]:
+def _translated(folder: Path, verb: str) -> Iterator[None]:
     """Convert exceptions of deltalake to one sentence."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -602,8 +602,8 @@ def _told(folder: Path, verb: str) -> Iterator[None]:
 def _one_line(error: Exception) -> str:
     """Return deltalake's message in one line: its causes follow after arrows, then a backtrace."""
     lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
-    said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
-    return ": ".join(each for each in said if each) or type(error).__name__
+    kept = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
+    return ": ".join(each for each in kept if each) or type(error).__name__
 
 
 def _write(path: Path, text: str) -> None:

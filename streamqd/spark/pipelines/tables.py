@@ -19,7 +19,7 @@ from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
-from streamqd.spark.streams import Catalog, DataLossError, registered, tell_loss
+from streamqd.spark.streams import Catalog, DataLossError, registered, report_loss
 from streamqd.store import client
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -75,12 +75,12 @@ def hot(
     """Return a topic's entries in Redis after those in a table. `options` are the source's."""
     given = {**options, "includeHeaders": "true", "includeFields": "true"}
     if table is not None:
-        given["startingOffsets"] = starts_behind(given, topic, table, fail=fail)
+        given["startingOffsets"] = starts_after(given, topic, table, fail=fail)
     given |= {"subscribe": topic, "pushdown": "true"}
     return spark.read.format("streamq").options(**given).load()
 
 
-def starts_behind(
+def starts_after(
     options: Mapping[str, str], topic: str, table: ArchiveTable | None, *, fail: bool = True
 ) -> str:
     """Return startingOffsets for reading the entries that follow a table.
@@ -95,7 +95,7 @@ def starts_behind(
     new = {str(place[1]): "earliest" for place in facts if place not in known}
     for place, start in starts.items():
         if loss := offsets.lost(start, facts[place]):
-            tell_loss(place, start.id, loss, fail=fail)
+            report_loss(place, start.id, loss, fail=fail)
             starts[place] = offsets.onward(start, facts[place])
     found = offsets.to_json(starts)
     return json.dumps({**found, topic: found.get(topic, {}) | new})
@@ -152,7 +152,7 @@ def tiered(
     return behind if tier == "hot" else cold(spark, topic, table).unionByName(behind)
 
 
-def letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
+def dead_letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
     """Return the dead letters of a topic."""
     return read_topic(spark, topic + DLQ, settings=settings, includeHeaders="true")
 
@@ -203,7 +203,7 @@ def make_views(
         elif stream is not None:
             frame = stream_table(spark, settings, of + DLQ if kind == "dlq" else of, stream)
         elif kind == "dlq":
-            frame = letter_table(spark, settings, of)
+            frame = dead_letter_table(spark, settings, of)
         else:
             frame = topic_table(spark, settings, of, archive)
         frame.createOrReplaceTempView(name)

@@ -28,7 +28,7 @@ from streamqd.spark.pipelines.batches import Stretch, TaskEnd
 from streamqd.spark.pipelines.parts import PartWriter, WrittenFile
 from streamqd.spark.pipelines.storage import ArchiveTable
 from streamqd.spark.reader import EntryReader
-from streamqd.spark.streams import Catalog, tell_loss
+from streamqd.spark.streams import Catalog, report_loss
 
 FORMAT = "streamq_files"
 FOLDER = "folder"  # option: of the table
@@ -105,7 +105,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stretches = []
         for place, begin in starts.items():
             if loss := offsets.lost(begin, facts[place]):
-                tell_loss(place, begin.id, loss, fail=self.options.fail_on_data_loss)
+                report_loss(place, begin.id, loss, fail=self.options.fail_on_data_loss)
             stretches.append(
                 Stretch(place, offsets.onward(begin, facts[place]), self._target[place])
             )

@@ -11,20 +11,20 @@ INTERVAL = 3.0
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
 def test_idle_heartbeat_comes_within_its_interval(jitter: float) -> None:
-    assert 0.8 * INTERVAL <= heartbeats.next_beat(10.0, INTERVAL, jitter) - 10.0 <= INTERVAL
+    assert 0.8 * INTERVAL <= heartbeats.next_heartbeat(10.0, INTERVAL, jitter) - 10.0 <= INTERVAL
 
 
 def test_wake_up_in_a_small_fleet_is_answered_immediately() -> None:
-    assert heartbeats.woken_beat(10.0, INTERVAL, 3, 1.0) - 10.0 < 0.05
+    assert heartbeats.woken_heartbeat(10.0, INTERVAL, 3, 1.0) - 10.0 < 0.05
 
 
 def test_wake_ups_of_a_large_fleet_are_spread_over_an_interval() -> None:
-    gaps = [heartbeats.woken_beat(0.0, INTERVAL, 100, n / 10) for n in range(11)]
+    gaps = [heartbeats.woken_heartbeat(0.0, INTERVAL, 100, n / 10) for n in range(11)]
     assert gaps[0] >= 0.5
     assert gaps == sorted(gaps)
     assert sum(gaps) / len(gaps) == pytest.approx(100 / heartbeats.WOKEN_PER_SECOND)
-    assert heartbeats.woken_beat(0.0, INTERVAL, 10_000, 1.0) == INTERVAL
+    assert heartbeats.woken_heartbeat(0.0, INTERVAL, 10_000, 1.0) == INTERVAL
 
 
 def test_overdue_heartbeat_is_sent_immediately() -> None:
-    assert heartbeats.woken_beat(5.0, INTERVAL, 200, 1.0) <= 8.0
+    assert heartbeats.woken_heartbeat(5.0, INTERVAL, 200, 1.0) <= 8.0

@@ -46,7 +46,7 @@ handler = "work:handle"
 """
 
 
-class Surgery:
+class DoctorCase:
     """A folder with a configuration, and the server that it names."""
 
     def __init__(self, folder: Path, url: str, link: Connection) -> None:
@@ -73,7 +73,7 @@ class Surgery:
     def settle_in(self) -> None:
         """Write a daemon's data: topic and groups, its heartbeat, its leases, its summary."""
         ensure_topics(self.link, config.load(self.path))
-        self.beat()
+        self.heartbeat()
         for number in range(PARTITIONS):
             call = leases.acquire(
                 self.keys, Lease(Unit(TOPIC, number, GROUP), f"t{number}", 0), TTL, INSTANCE
@@ -81,10 +81,10 @@ class Surgery:
             assert self.link.run(call).word == "OK"
         self.publish()
 
-    def beat(self, name: str = INSTANCE, nonce: str = "n1", **info: object) -> None:
+    def heartbeat(self, name: str = INSTANCE, nonce: str = "n1", **info: object) -> None:
         """Write a heartbeat, so that the instance counts as live since long ago."""
         told = {"offers": [[TOPIC, GROUP]], "host": "web-1", "pid": 7, "started": 1.0, **info}
-        reply = self.link.run(members.beat(self.keys, "default", name, nonce, told, TTL))
+        reply = self.link.run(members.heartbeat(self.keys, "default", name, nonce, told, TTL))
         assert reply.word == "OK"
 
     def publish(self, name: str = INSTANCE, **changed: object) -> None:

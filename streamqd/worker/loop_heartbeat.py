@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from streamqd.scoreboard import LOOP_BEAT_SECONDS, RUNNING, WorkerSlot, now_ns
+from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, RUNNING, WorkerSlot, now_ns
 
 
-class LoopBeat:
+class LoopHeartbeat:
     """One loop's heartbeat in one slot. `want` and `close` are called by the main thread."""
 
     def __init__(
@@ -22,22 +22,22 @@ class LoopBeat:
         self._loop = loop
         self._slot: WorkerSlot | None = slot
         self._timer: asyncio.TimerHandle | None = None
-        self._beating = False
+        self._active = False
         slot.loop_thread = thread or 0
-        slot.loop_beat_ns = 0
+        slot.loop_heartbeat_ns = 0
 
     def want(self) -> None:
         """Start the heartbeat. Call it when a run is RUNNING in the slot, before it starts."""
-        if not self._beating and self._slot is not None:
-            self._beating = True
-            self._slot.loop_beat_ns = now_ns()
+        if not self._active and self._slot is not None:
+            self._active = True
+            self._slot.loop_heartbeat_ns = now_ns()
             self._loop.call_soon_threadsafe(self._turn)
 
     def close(self) -> None:
         """Stop writing into the slot."""
         slot, self._slot = self._slot, None
         if slot is not None:
-            slot.loop_beat_ns = 0
+            slot.loop_heartbeat_ns = 0
 
     def _turn(self) -> None:
         """Write a heartbeat, and schedule the next one. Called in the loop's thread."""
@@ -48,14 +48,14 @@ class LoopBeat:
         if slot is None:
             return
         if not _runs(slot):
-            slot.loop_beat_ns = 0
-            self._beating = False
+            slot.loop_heartbeat_ns = 0
+            self._active = False
             if not _runs(slot):  # else `want` may have seen that it was beating still
                 return
-            self._beating = True
-        slot.loop_beat_ns = now_ns()
-        self._timer = self._loop.call_later(LOOP_BEAT_SECONDS, self._turn)
+            self._active = True
+        slot.loop_heartbeat_ns = now_ns()
+        self._timer = self._loop.call_later(LOOP_HEARTBEAT_SECONDS, self._turn)
 
 
 def _runs(slot: WorkerSlot) -> bool:
-    return RUNNING in bytes(slot.states[: slot.in_hand])
+    return RUNNING in bytes(slot.states[: slot.in_flight])

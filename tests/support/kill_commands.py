@@ -17,7 +17,7 @@ from streamqd.registration import ensure_topics
 from tests.support import crash_points
 from tests.support.crash_points import SCRIPTS, Strikes
 from tests.support.daemon import GROUP, TOPIC, Daemon
-from tests.support.kill_houses import PATIENCE, UNIT
+from tests.support.kill_housekeepers import PATIENCE, UNIT
 
 COMMANDS = [f"{name}-{side}" for name in SCRIPTS["command"] for side in ("calls", "called")]
 OTHER = "elsewhere"

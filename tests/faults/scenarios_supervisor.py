@@ -41,7 +41,7 @@ class Talk:
 
     def until(self, what: str, phase: Phase) -> None:
         """Tick until the partition is in a phase and no call is due."""
-        self.exchange.membership.beat_at = self.holding.renew_at = 0.0
+        self.exchange.membership.heartbeat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
             self.now += 10.0
             self.exchange.tick(self.now, self.holdings, [UNIT])
@@ -69,7 +69,7 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
     desk = stage.desk
     # A predecessor was killed. Its heartbeat and its token exist.
     info = {"nonce": "dead", "lock": LOCK}
-    desk.link.run(members.beat(desk.keys, "default", "west-1", "dead", info, 15.0))
+    desk.link.run(members.heartbeat(desk.keys, "default", "west-1", "dead", info, 15.0))
     desk.pending("1-0", "2-0", "3-0")
     desk.own("of the dead", owner="west-1")
     talk = Talk(stage)

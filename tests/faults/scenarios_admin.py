@@ -15,7 +15,7 @@ from streamqd.model import Unit
 from streamqd.store import directives, members, topics
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
-from tests.faults.rehearsal import Scene, Stage
+from tests.faults.rehearsal import Scenario, Stage
 
 TOPIC, GROUP = "access", "hits"
 LEGACY = Unit(TOPIC, 0, "legacy")
@@ -87,7 +87,7 @@ def seed(stage: Stage) -> None:
     topics.create(Store(link, keys), "idle", config.Topic(partitions=PARTITIONS))
     topics.create(Store(link, keys), TOPIC, config.Topic(partitions=PARTITIONS))
     offers = {"offers": [[TOPIC, GROUP]], "weight": 1, "cap": 0}
-    assert link.run(members.beat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
+    assert link.run(members.heartbeat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
     assert link.run(directives.change(keys, "default", PAUSED, by="ops")).word == "OK"
     for name in ("hourly", "held"):
         schedules.add(stage.store, "default", {"name": name, "topic": "idle", "every": 3600.0})
@@ -110,15 +110,15 @@ def seed(stage: Stage) -> None:
             desk.add(f"{entry}-0", *letter, "originalPartition", str(number), stream=desk.dlq)
 
 
-def scene_of(
+def scenario_of(
     line: str,
     *good: int,
     prepare: Callable[[Stage], None] = lambda _stage: None,
     judge: Callable[[Stage], None] = lambda _stage: None,
-) -> Scene:
+) -> Scenario:
     """Return the scene of one command, which succeeds without faults."""
 
-    def scene(stage: Stage) -> None:
+    def scenario(stage: Stage) -> None:
         seed(stage)
         prepare(stage)
         with tempfile.TemporaryDirectory() as folder:
@@ -137,8 +137,8 @@ def scene_of(
         for topic in (TOPIC, "idle"):
             stage.link.execute("DEL", stage.keys.audit(topic))
 
-    scene.__name__ = "_".join(word for word in line.replace("/", " ").split() if word[0] != "-")
-    return scene
+    scenario.__name__ = "_".join(word for word in line.replace("/", " ").split() if word[0] != "-")
+    return scenario
 
 
 def sent_by_hand(stage: Stage) -> None:
@@ -148,8 +148,8 @@ def sent_by_hand(stage: Stage) -> None:
     stage.link.execute("DEL", *streams)
 
 
-CHANGING: tuple[Scene, ...] = (
-    *(scene_of(line, DONE) for line in VERBS),
-    scene_of("schedule run hourly", DONE, judge=sent_by_hand),
+CHANGING: tuple[Scenario, ...] = (
+    *(scenario_of(line, DONE) for line in VERBS),
+    scenario_of("schedule run hourly", DONE, judge=sent_by_hand),
 )
-LOOKING: tuple[Scene, ...] = tuple(scene_of(line, DONE, PROBLEMS) for line in READING)
+LOOKING: tuple[Scenario, ...] = tuple(scenario_of(line, DONE, PROBLEMS) for line in READING)

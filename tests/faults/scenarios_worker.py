@@ -25,7 +25,7 @@ from tests.support.life import lives
 from tests.support.waiting import wait_until
 
 LAST = "999-0"
-FAILING, DYING, BURIED, GHOST = "2-0", "12-0", "3-0", "0-5"
+FAILING, DYING, BURIED, MISSING_ENTRY = "2-0", "12-0", "3-0", "0-5"
 
 
 def _uid(entry_id: str) -> str:
@@ -48,7 +48,7 @@ def seed(desk: Desk, book: Ledger) -> None:
     desk.groups()
     desk.own("lost")
     sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}
-    inherited = [GHOST, "1-0", FAILING, BURIED, "4-0"]
+    inherited = [MISSING_ENTRY, "1-0", FAILING, BURIED, "4-0"]
     for entry_id in inherited:
         desk.add(entry_id, "payload", sort.get(entry_id, "ok"))
     desk.add("1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=desk.retry)

@@ -28,7 +28,7 @@ UNIT = Unit(TOPIC, 0, GROUP)
 OLD = "1-0"  # a letter that has been dead for decades
 
 
-class House:
+class HousekeeperTrial:
     """An instance whose housekeeper has one of every kind of task, in its own database."""
 
     def __init__(self, folder: Path, url: str, point: str = "no point") -> None:
@@ -122,50 +122,54 @@ class House:
         assert [key for key in daemon.traces() if not key.startswith("stream:")] == []
 
 
-def begin(houses: list[House], act: str) -> None:
+def begin(housekeepers: list[HousekeeperTrial], act: str) -> None:
     """Strike each house at its point."""
-    for house in houses:
-        house.strikes.arm(house.point, 0, act)
-        house.one.start()
-    for house in houses:
-        house.one.wait_for(
-            lambda house=house: house.strikes.struck(house.point, 0),
-            timeout=PATIENCE, what=f"{house.point} has struck",
+    for housekeeper in housekeepers:
+        housekeeper.strikes.arm(housekeeper.point, 0, act)
+        housekeeper.one.start()
+    for housekeeper in housekeepers:
+        housekeeper.one.wait_for(
+            lambda housekeeper=housekeeper: housekeeper.strikes.struck(housekeeper.point, 0),
+            timeout=PATIENCE, what=f"{housekeeper.point} has struck",
         )  # fmt: skip
 
 
-def run_killed(houses: list[House]) -> None:
+def run_killed(housekeepers: list[HousekeeperTrial]) -> None:
     """Kill each housekeeper at its point; the supervisor forks another one."""
-    begin(houses, "KILL")
-    for house in houses:
-        house.verdict()
-        assert house.one.wait_event("housekeeper.exited")["how"] == "signal SIGKILL"
-        assert house.one.events("lease.lost") == []
-        assert house.one.stop() == 0
+    begin(housekeepers, "KILL")
+    for housekeeper in housekeepers:
+        housekeeper.verdict()
+        assert housekeeper.one.wait_event("housekeeper.exited")["how"] == "signal SIGKILL"
+        assert housekeeper.one.events("lease.lost") == []
+        assert housekeeper.one.stop() == 0
 
 
-def run_paused(houses: list[House]) -> None:
+def run_paused(housekeepers: list[HousekeeperTrial]) -> None:
     """Stop each instance at its point, have another take over and finish, then resume it."""
-    begin(houses, "STOP")
-    for house in houses:
+    begin(housekeepers, "STOP")
+    for housekeeper in housekeepers:
         # Its worker must have nothing pending, so that a pause costs nothing there either.
-        house.send_last()
-        house.one.wait_for(house.is_idle, timeout=PATIENCE, what="its worker has done what it can")
-        freeze(house.one)
-        house.two.start()
-    for house in houses:
-        house.two.wait_for(
-            lambda house=house: is_at_rest(house.two, [0]),
+        housekeeper.send_last()
+        housekeeper.one.wait_for(
+            housekeeper.is_idle, timeout=PATIENCE, what="its worker has done what it can"
+        )
+        freeze(housekeeper.one)
+        housekeeper.two.start()
+    for housekeeper in housekeepers:
+        housekeeper.two.wait_for(
+            lambda housekeeper=housekeeper: is_at_rest(housekeeper.two, [0]),
             timeout=PATIENCE, what="its successor has taken over",
         )  # fmt: skip
-        house.verdict()
-        before = picture(house.two)
+        housekeeper.verdict()
+        before = picture(housekeeper.two)
         # Any process may delete an old letter, even late.
-        before.pop(("XRANGE", house.two.keys.dlq(TOPIC, 0), "-", "+"))
-        thaw(house.one)
-        house.one.wait_for(
-            lambda house=house: not house.one.pids(), timeout=PATIENCE, what="it has come back"
+        before.pop(("XRANGE", housekeeper.two.keys.dlq(TOPIC, 0), "-", "+"))
+        thaw(housekeeper.one)
+        housekeeper.one.wait_for(
+            lambda housekeeper=housekeeper: not housekeeper.one.pids(),
+            timeout=PATIENCE,
+            what="it has come back",
         )
-        house.verdict()
-        assert {house.point: changes(house.two, before)} == {house.point: {}}
-        assert (house.one.stop(), house.two.stop()) == (0, 0)
+        housekeeper.verdict()
+        assert {housekeeper.point: changes(housekeeper.two, before)} == {housekeeper.point: {}}
+        assert (housekeeper.one.stop(), housekeeper.two.stop()) == (0, 0)

@@ -1,4 +1,4 @@
-"""A fleet with real names and trouble, to look at: `python -m tests.support.scene`.
+"""A fleet with real names and trouble, to look at: `python -m tests.support.sample_fleet`.
 
 Ten topics: some calm, one whose handler always fails, one whose handler hangs, one with a lag that
 grows, one whose group no instance serves, and texts that are long, Chinese or hostile.
@@ -62,7 +62,7 @@ UNSERVED = ("reports", "nightly")
 
 
 @contextlib.contextmanager
-def scene(folder: Path, redis_url: str) -> Iterator[Daemon]:
+def scenario(folder: Path, redis_url: str) -> Iterator[Daemon]:
     """Run the fleet, with messages in all its topics."""
     names = sorted({topic for topic, _ in CONSUMERS})
     daemon = Daemon(folder, redis_url, code=CODE, name="web-1")
@@ -112,7 +112,7 @@ def main() -> None:
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            scene(Path(folder), server.url) as daemon,
+            scenario(Path(folder), server.url) as daemon,
             ConsoleProcess(daemon.config_path, *options.console) as console,
         ):
             print(console.first_line, flush=True)
