@@ -56,7 +56,7 @@ _FILTERS = (
     ),
     click.option(
         "--since", type=MOMENT, metavar="TIME",
-        help="Only dead letters from this time on: 12h (ago), or 2026-11-21T08:30 (UTC).",
+        help="Only dead letters since this time: 12h (ago), or 2026-11-21T08:30 (UTC).",
     ),
     click.option("--until", type=MOMENT, metavar="TIME", help=("Only dead letters before this"
                                                                " time.")),

@@ -41,7 +41,7 @@ _KEPT_BY = {
     "--only",
     metavar="CHECK",
     multiple=True,
-    help="Only this check, or this area of checks. May be repeated.",
+    help="Run only this check or area of checks. May be repeated.",
 )
 @click.option(
     "--unit",
@@ -156,8 +156,8 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
     """Show why messages of TOPIC are still in memory.
 
     KEPT BY is the group (or @archive) that still needs messages beyond the retention, or the
-    retention itself. NEEDED counts the messages from the oldest needed message on, and SINCE is the
-    age of the message. The exit code is 1 if there is a problem.
+    retention itself. NEEDED counts the messages from the oldest needed message on, and SINCE is its
+    age. The exit code is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

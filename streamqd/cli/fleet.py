@@ -202,7 +202,7 @@ def drain(
 
     The instance finishes its current messages and then stays on standby, even after a restart.
     Partitions that no other instance offers wait for it. --dry-run shows the new owner of each
-    partition, and the partitions without one. The same happens when the instance is stopped.
+    partition, and the partitions without one. Stopping the instance has the same effect.
     """
     fleet = session.fleet
     if undo:

@@ -40,7 +40,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
     type=DURATION,
     default="30s",
     show_default=True,
-    help="Count retries, delayed sends and schedules that are due in this time.",
+    help="Count retries, delayed sends and schedules that are due within this time.",
 )
 @click.option(
     "--bind",
@@ -54,8 +54,8 @@ def scale(
     """Show the backlog of each group and the number of workers that it can use.
 
     WANTED is the number of partitions with a backlog, but at most one for each --target messages,
-    and 0 for a paused or stopped group. It is measured in Redis, so it is also known while no
-    instance runs. With --bind, an autoscaler can start instances when there is work, and stop all
+    and 0 for a paused or stopped group. The figures are read from Redis, so they exist even if
+    no instance runs. With --bind, an autoscaler can start instances when there is work, and stop all
     of them when there is none. The settings of [http] apply to that address: the token, the names
     of hosts, and allow_public.
 

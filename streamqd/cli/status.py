@@ -211,7 +211,7 @@ _DIRECTIVES = {
 # --- partitions -----------------------------------------------------------------------------------
 
 
-@click.command(short_help="Show who owns what, lag and pending.")
+@click.command(short_help="Show the owner, lag and pending messages of partitions.")
 @click.argument("topic", required=False)
 @click.option("-g", "--group", help="Only this group.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")

@@ -260,8 +260,8 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     N must be a multiple of the current number. Producers use the new partitions immediately. Each
     group reads them after it has handled all messages of the old partitions, which can take long.
     Until then, `topic-grow` is shown as owner of the new partitions. If the command is interrupted,
-    run it again to continue. After the growth, it changes nothing. The command makes the daemons
-    reload, so write the new number into their configuration first.
+    run it again to continue. Once the growth is complete, it changes nothing. The command makes
+    the daemons reload, so write the new number into their configuration first.
     """
     under_way = growth.look(session.store, name)
     if under_way is None:
