@@ -55,9 +55,9 @@ def scale(
 
     WANTED is the number of partitions with a backlog, but at most one for each --target messages,
     and 0 for a paused or stopped group. The figures are read from Redis, so they exist even if
-    no instance runs. With --bind, an autoscaler can start instances when there is work, and stop all
-    of them when there is none. The settings of [http] apply to that address: the token, the names
-    of hosts, and allow_public.
+    no instance runs. With --bind, an autoscaler can start instances when there is work,
+    and stop all of them when there is none. The settings of [http] apply to that address: the
+    token, the names of hosts, and allow_public.
 
     \b
     Example:

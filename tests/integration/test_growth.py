@@ -80,7 +80,7 @@ def settle(at: At, group: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "why"),
-    [(1, "cannot shrink"), (3, "take 4"), (5, "take 4 or 6"), (8192, "4096")],
+    [(1, "cannot shrink"), (3, "choose 4"), (5, "choose 4 or 6"), (8192, "4096")],
 )
 def test_counts_that_are_refused(store: Store, at: At, count: int, why: str) -> None:
     backlog(at, "hits")
@@ -125,7 +125,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
     with pytest.raises(AssertionError, match="HELD"):
         at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
     assert admin_topics.describe(store, "access").growing_to == 4
-    with pytest.raises(Refused, match="grows to 4"):
+    with pytest.raises(Refused, match="growing to 4"):
         growth.grow(store, "access", 8)
 
     at(0).add("9-0")  # later messages do not delay it
