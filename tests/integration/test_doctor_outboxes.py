@@ -21,14 +21,14 @@ from streamqd.store import outbox
 from streamqd.store.client import Connection
 from tests.support.databases import DatabaseServer
 from tests.support.servers import Server
-from tests.support.surgery import GROUP, TOPIC, Surgery
+from tests.support.doctor_case import GROUP, TOPIC, DoctorCase
 from tests.support.waiting import wait_until
 
 NAME, TOKEN, OWNER = "shop", "token", "web-1 (host, process 7)"
 sender = Outbox(settings=config.Settings())
 
 
-class Clinic(Surgery):
+class Clinic(DoctorCase):
     """A healthy system with an outbox in a database, and a relay that has published figures."""
 
     url_of_database: str
