@@ -99,7 +99,9 @@ def _check_kind(facts: ServerFacts, settings: Settings) -> list[str]:
     """Return a problem if the URL does not match the kind of server at its address."""
     where = topology.parse(settings.redis.url)
     if facts.mode == "sentinel":
-        return [f"the server is a Sentinel, which stores no messages; {topology.WRITE['sentinel']}"]
+        return [
+            f"the server is a Sentinel, which stores no messages ({topology.WRITE['sentinel']})"
+        ]
     if facts.mode == "cluster" and where.kind != topology.CLUSTER:
         return [f"the server is a node of a Redis Cluster; {topology.WRITE['cluster']}"]
     return []

@@ -391,7 +391,9 @@ def add(
     if not dry_run:
         line = calls.enter(store, schedule.name, wanted, new=True)
         if line != wanted:
-            raise Refused(f"schedule {schedule.name} was added by another client; nothing was done")
+            raise Refused(
+                f"schedule {schedule.name} was added by another client, so nothing was done"
+            )
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
         # A prune at the same time may have deleted the line as a leftover.
         calls.enter(store, schedule.name, wanted, new=True)
@@ -497,7 +499,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
     place, schedule, kept = found.line.place, found.schedule, found.kept
     if schedule is None or kept is None:
         state = found.state(server_unix_ms(store.connection))
-        raise Refused(f"schedule {name} is {state}; nothing was sent")
+        raise Refused(f"schedule {name} is {state}, so nothing was sent")
     count = topics.partition_count(store, place[0])
     single = store.connection.node_of(store.keys.meta(place[0])) == ""
     instant = max(kept.tick or 0, kept.ran or 0)
@@ -516,7 +518,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
             return ScheduleRan(name, *place, written(instant), uid, False)
         if reply.word != "AGAIN":
             break
-    raise Refused(f"schedule {name} was changed by another client; nothing was sent: try again")
+    raise Refused(f"schedule {name} was changed by another client, so nothing was sent; try again")
 
 
 def _between(schedule: Schedule, instant: int) -> int:
@@ -695,7 +697,7 @@ def _release(store: Store, place: TopicPartition, name: str) -> str:
 def _pausable(store: Store, found: _SeenSchedule) -> bool:
     state = found.state(server_unix_ms(store.connection))
     if state in (MISSING, UNREADABLE):
-        raise Refused(f"schedule {found.name} is {state}; nothing was paused")
+        raise Refused(f"schedule {found.name} is {state}, so nothing was paused")
     return state != PAUSED
 
 

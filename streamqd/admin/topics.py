@@ -114,7 +114,7 @@ class Created:
 def partition_count(store: Store, topic: str) -> int:
     """Return the partition count of a topic. Raises TopicMissing, with the nearest known name."""
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} is not a valid topic name; {NAME_HINT}")
+        raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     count = topics.partition_count(store, topic)
     if count is None:
         near = difflib.get_close_matches(topic, topics.registry(store)[0], n=1)
@@ -126,15 +126,13 @@ def partition_count(store: Store, topic: str) -> int:
 def check_partition(topic: str, partition: int, count: int) -> None:
     """Raise Refused when a topic has no such partition."""
     if partition not in range(count):
-        raise Refused(
-            f"{topic} has no partition {partition}; its partitions are numbered 0 to {count - 1}"
-        )
+        raise Refused(f"{topic} has no partition {partition}, only 0 to {count - 1}")
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     """Register a topic. Raises Refused when it exists with another partition count."""
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} is not a valid topic name; {NAME_HINT}")
+        raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     before = topics.partition_count(store, topic)
     count = topics.create(store, topic, wanted)
     if count != wanted.partitions:

@@ -376,12 +376,12 @@ def _keeps_messages(f: WaitFacts) -> bool:
 
 _LATER = "check again in a few seconds"
 _FIX_INTERNAL = (
-    "report the traceback of assignment.given_up in the log of {owner}; `streamqd drain {owner}`"
+    "report the traceback of assignment.given_up in the log of {owner}. `streamqd drain {owner}`"
     " moves the partition to another instance"
 )
 _FIX_CRASHES = "read the last worker.crashed events of the log, fix the handler, then reload"
 _FIX_LIMITS = (
-    "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
+    "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance. It"
     " takes partitions again automatically"
 )
 _FIX_CIRCUIT = "fix the dependency of the handler: the circuit closes when a message succeeds"
@@ -436,7 +436,7 @@ _EXPIRED = (
         "owner-silent",
         lambda f: f.row.lease == "expired",
         "{owner}, the owner of {unit}, does not renew its lease{and_silence}",
-        "another member takes over automatically if one offers it; otherwise check that the host"
+        "another member takes over automatically if one offers it. Otherwise, check that the host"
         " of {owner} is up and reaches Redis",
     ),
 )
@@ -501,20 +501,20 @@ _OWNED = (
         lambda f: f.row.owner == GROWTH,
         "{topic} grows: {unit} is read when {group} has acknowledged its messages in the old"
         " partitions",
-        "`streamqd topic grow` with the new number shows how much is left; repeat it until the"
+        "`streamqd topic grow` with the new number shows how much is left. Repeat it until the"
         " growth is complete",
     ),
     CauseRule(
         "owner-silent",
         lambda f: f.holder and f.holder.state == "silent",
         "{owner}, the owner of {unit}, {silence}",
-        "check that the host of {owner} is up and reaches Redis; its lease expires automatically",
+        "check that the host of {owner} is up and reaches Redis. Its lease expires automatically",
     ),
     CauseRule(
         "no-report",
         _in("", "unknown"),
         "{owner} owns {unit}, but has not published its state",
-        f"{_LATER}; if it stays so, read the log of that instance",
+        f"{_LATER}. If it stays so, read the log of that instance",
     ),
     CauseRule(
         "internal-error",
@@ -543,7 +543,7 @@ _AT_WORK = (
         "blocked",
         _in("blocked"),
         "{unit} is blocked on {owner} by its first message, which has failed{next}{last}",
-        'fix the handler for that message; with on_error = "block", all later messages wait for it',
+        'fix the handler for that message. With on_error = "block", all later messages wait for it',
     ),
     CauseRule(
         "circuit-open",
@@ -576,15 +576,15 @@ _AT_WORK = (
         "keys-held",
         _keeps_messages,
         "the worker of {unit} on {owner} keeps {held}{next}{last}",
-        "fix the handler for the first message of each key; held_max limits the held messages",
+        "fix the handler for the first message of each key. held_max limits the held messages",
     ),
     CauseRule(
         "loop-blocked",
         lambda f: f.row.loop_blocked_seconds,
         "a coroutine has blocked the event loop of {unit} on {owner} for {blocked}{blocker},"
         " which stops all other coroutines there",
-        "await something that does not block, or move that call to a thread with asyncio.to_thread;"
-        " loop.blocked in the log of {owner} has the stack",
+        "await something that does not block, or move that call to a thread with"
+        " asyncio.to_thread. loop.blocked in the log of {owner} has the stack",
     ),
     CauseRule(
         "slow-handler",
@@ -643,7 +643,7 @@ _OTHER_CLIENTS = (
         "other-client",
         lambda f: any(f.foreign),
         "another client has fetched messages of {unit} and not acknowledged them: {clients}",
-        "stop that client; streamqd takes its entries over after reclaim_idle",
+        "stop that client. streamqd takes its entries over after reclaim_idle",
     ),
 )
 
@@ -678,8 +678,8 @@ _OTHERWISE = (
         lambda f: f.holder and _in("ready")(f),
         "{unit} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
         " acknowledged in the last seconds",
-        f"{_LATER}; if it stays so, send the supervisor SIGUSR1 and read the stack of the worker in"
-        " the log",
+        f"{_LATER}. If it stays so, send the supervisor SIGUSR1 and read the stack of the worker"
+        " in the log",
     ),
     CauseRule(
         "starting",

@@ -100,9 +100,7 @@ def read_scope(
     elif len(parts) != 1:
         scope = _scope(name)
     if not all(parts):
-        raise click.UsageError(
-            f"{name} is not valid; pass TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP"
-        )
+        raise click.UsageError(f"{name} is not TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP")
     if group is not None:
         if scope.group not in (None, group):
             raise click.UsageError(f"{name} and --group {group} name different groups")
@@ -144,9 +142,7 @@ def move(
     """
     topic, partition, group = _scope(name)
     if topic is None or partition is None or group is None:
-        raise click.UsageError(
-            f"{name} is not valid; pass one partition of one group, TOPIC/PARTITION/GROUP"
-        )
+        raise click.UsageError(f"{name} is not one partition of one group, TOPIC/PARTITION/GROUP")
     unit = Unit(topic, partition, group)
     if instance is not None and to is not None:
         raise click.UsageError("pass the instance once, after the partition or with --to")

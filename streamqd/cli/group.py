@@ -87,7 +87,7 @@ def _show_group(detail: groups.GroupDetail) -> None:
     )
     if detail.missing:
         numbers = ", ".join(map(str, detail.missing))
-        click.echo(f"not on partition {numbers} yet; its daemon creates it")
+        click.echo(f"not on partition {numbers} yet (its daemon creates it)")
     click.echo()
     listing(
         "PARTITION OWNER LAG OLDEST_UNREAD PENDING OLDEST_PENDING DELAYED POSITION EPOCH",

@@ -159,7 +159,7 @@ def produce(
     shared = _shared(headers, partition, delay, at, expires, one)
     key = _key(form, one_key, key_regex, key_field)
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} is not a valid topic name; {NAME_HINT}")
+        raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     done = Produced(topic)
     try:
         lines = _source(payload, source, form)

@@ -68,7 +68,7 @@ def scale(
     for name in names:
         topic, slash, group = name.partition("/")
         if not topic or "/" in group or (slash and not group):
-            raise click.UsageError(f"{name} is not valid; pass TOPIC or TOPIC/GROUP")
+            raise click.UsageError(f"{name} is not TOPIC or TOPIC/GROUP")
 
     def look() -> ScaleView:
         return measure(session.fleet, names, target=target, within_seconds=within)

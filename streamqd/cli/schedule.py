@@ -238,7 +238,7 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
     return _changed(session, done, "edit", "changed", topic, stated, name)
 
 
-@schedule.command(short_help="Pause schedules; each keeps its due time.")
+@schedule.command(short_help="Pause schedules, which keep their due times.")
 @click.argument("names", metavar="SCHEDULE...", nargs=-1, required=True)
 @dry_run_option
 @yes_accepted

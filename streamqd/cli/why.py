@@ -68,8 +68,5 @@ def _place(text: str) -> tuple[str, int | None, str | None]:
     number, slash, group = rest.partition("/")
     right = number.isascii() and number.isdigit() and len(number) < 10
     if not topic or not right or bool(slash) != bool(group) or "/" in group:
-        raise click.UsageError(
-            f"{text} is not valid; pass TOPIC, TOPIC/PARTITION such as access/3, or"
-            " TOPIC/PARTITION/GROUP"
-        )
+        raise click.UsageError(f"{text} is not TOPIC, TOPIC/PARTITION or TOPIC/PARTITION/GROUP")
     return topic, int(number), group or None

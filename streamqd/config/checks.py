@@ -56,7 +56,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
         problems.add(
             event_time,
-            "needs a schema, and none is set; set schema, or remove event_time",
+            "needs a schema, but schema is not set",
         )
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
         # Only Spark parses schemas. This pattern accepts every way to write such a column.
@@ -78,9 +78,7 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             problems.add(url, fault)
         elif has_password(redis.url):
             if redis.password_file is not None:
-                problems.add(
-                    url, "contains a password, and password_file is also set; remove one of them"
-                )
+                problems.add(url, "contains a password, but password_file is also set")
             _check_inline_password(url, source, problems)
     names = ("username", "password_file", "ca_file", "cert_file", "key_file", *_OF_SENTINELS)
     stated = [name for name in names if getattr(redis, name) is not None]
@@ -97,10 +95,10 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
         if name in names[2:5] and problems.ok(url, path) and not redis.url.startswith("rediss"):
             problems.add(path, "requires TLS; write rediss:// in redis.url, or remove this setting")
         if name in _OF_SENTINELS and problems.ok(url, path) and "+sentinel:" not in redis.url:
-            problems.add(path, "applies only to redis+sentinel://; remove it")
+            problems.add(path, "applies only to redis+sentinel://")
     if (redis.cert_file is None) != (redis.key_file is None):
         there, missing = ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
-        problems.add(("redis", there), f"also requires redis.{missing}; set both, or neither")
+        problems.add(("redis", there), f"also requires redis.{missing}")
 
 
 def _check_outbox_files(
@@ -138,28 +136,26 @@ def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping
             found = os.fstat(opened.fileno())
             empty = not opened.read(1)
     except OSError as error:
-        problems.add(path, f"{file} cannot be read ({error.strerror}); name a readable file")
+        problems.add(path, f"{file} cannot be read ({error.strerror})")
         return
     if not stat.S_ISREG(found.st_mode):
-        problems.add(path, f"{file} is not a regular file; name one")
+        problems.add(path, f"{file} is not a regular file")
     elif empty:
-        problems.add(path, f"{file} is empty; write the secret into it")
+        problems.add(path, f"{file} is empty")
     elif str(path[-1]).endswith(("password_file", "token_file")):
         # systemd protects credentials with ACLs, which the mode shows as group permissions.
         credentials = environ.get("CREDENTIALS_DIRECTORY")
         if not (credentials and file.is_relative_to(credentials)):
             _check_private(file, found, path, problems)
     elif path[-1] == "key_file" and found.st_mode & stat.S_IROTH:
-        problems.add(path, f"all users may read {file}; run chmod o-r {file}")
+        problems.add(path, f"all users may read {file} (chmod o-r)")
 
 
 def _check_private(file: Path, found: os.stat_result, path: TomlPath, problems: Problems) -> None:
     if stat.S_IMODE(found.st_mode) & 0o077:
-        problems.add(path, f"other users may read {file}; run chmod 600 {file}")
+        problems.add(path, f"other users may read {file} (chmod 600)")
     elif os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
-        problems.add(
-            path, f"{file} belongs to another user; make the daemon's user its owner (chown)"
-        )
+        problems.add(path, f"{file} belongs to another user than the daemon's (chown)")
 
 
 def _check_daemon(daemon: Daemon, problems: Problems) -> None:
@@ -171,11 +167,11 @@ def _check_daemon(daemon: Daemon, problems: Problems) -> None:
             " daemon.instance",
         )
     if daemon.instance in KEEPERS:
-        problems.add(path, f"{daemon.instance} is reserved for commands; choose another name")
+        problems.add(path, f"{daemon.instance} is reserved for commands")
     _check_backoff(daemon.crash_backoff, ("daemon", "crash_backoff"), problems)
     path = ("daemon", "state_dir")
     if problems.ok(path) and daemon.state_dir.exists() and not daemon.state_dir.is_dir():
-        problems.add(path, f"{daemon.state_dir} is not a directory; choose another path")
+        problems.add(path, f"{daemon.state_dir} is not a directory")
 
 
 def _check_backoff(backoff: Backoff, path: TomlPath, problems: Problems) -> None:
@@ -184,7 +180,7 @@ def _check_backoff(backoff: Backoff, path: TomlPath, problems: Problems) -> None
         problems.add(
             longest,
             f'"{format_duration(backoff.max)}" is shorter than base'
-            f' ("{format_duration(backoff.base)}"); the longest delay must be at least the first',
+            f' ("{format_duration(backoff.base)}")',
         )
 
 
@@ -206,8 +202,8 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
     if not _is_host_and_port(http.bind):
         problems.add(
             path,
-            f'{shown(http.bind)} is not a valid address; write "HOST:PORT", "unix:PATH", or "" to'
-            " disable HTTP",
+            f'{shown(http.bind)} is not a valid address such as "HOST:PORT", "unix:PATH", or ""'
+            " to disable HTTP",
         )
 
 
@@ -219,11 +215,11 @@ def _is_host_and_port(bind: str) -> bool:
 def _check_console(console: Console, problems: Problems) -> None:
     path = ("console", "bind")
     if problems.ok(path) and not _is_host_and_port(console.bind):
-        problems.add(path, f'{shown(console.bind)} is not a valid address; write "HOST:PORT"')
+        problems.add(path, f'{shown(console.bind)} is not a valid address such as "HOST:PORT"')
     header, peers = ("console", "proxy_header"), ("console", "proxy_from")
     if problems.ok(header, peers) and (console.proxy_header is None) != (not console.proxy_from):
         there, missing = ("proxy_header", "proxy_from")[:: 1 if console.proxy_header else -1]
-        problems.add(("console", there), f"also requires console.{missing}; set both, or neither")
+        problems.add(("console", there), f"also requires console.{missing}")
     for peer in console.proxy_from if problems.ok(peers) else ():
         try:
             ipaddress.ip_network(peer)
@@ -238,8 +234,7 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
     if control.startswith(streams) or streams.startswith(control):
         problems.add(
             ("keys", "streams"),
-            f"{shown(keys.streams)} and keys.control overlap; choose prefixes of which neither"
-            " starts with the other",
+            f"{shown(keys.streams)} and keys.control overlap: neither may start with the other",
         )
 
 
@@ -251,8 +246,7 @@ def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -
         if both and least is not None and most is not None and most < least:
             problems.add(
                 (*path, limit),
-                f"is less than {bound}, so entries that {bound} retains would be dropped; set it"
-                f" to at least {bound}",
+                f"must be at least {bound}, which retains entries that would be dropped otherwise",
             )
 
 
@@ -301,8 +295,8 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
     ):
         problems.add(
             hard_path,
-            f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}");'
-            " the handler needs time to finish after the soft limit",
+            f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}"),'
+            " after which the handler needs time to finish",
         )
     if consumer.rate_burst is not None and not consumer.rate and problems.ok((*path, "rate")):
         problems.add((*path, "rate_burst"), "has no effect without rate; set rate, or remove it")
@@ -311,20 +305,17 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
     if 0 < consumer.max_age < AGE_MIN and problems.ok((*path, "max_age")):
         problems.add(
             (*path, "max_age"),
-            f'"{format_duration(consumer.max_age)}" is too small; it must be at least'
-            f' "{format_duration(AGE_MIN)}", or 0 for no limit',
+            f'"{format_duration(consumer.max_age)}" is too small (minimum:'
+            f' "{format_duration(AGE_MIN)}", or 0 for no limit)',
         )
     both = sorted(set(consumer.retry_on) & set(consumer.dead_on))
     if both:
-        problems.add(
-            (*path, "dead_on"), f"{both[0]} is also in retry_on; remove it from one of the two"
-        )
+        problems.add((*path, "dead_on"), f"{both[0]} must not be in both dead_on and retry_on")
     both = sorted(set(consumer.breaker.on) & set(consumer.dead_on))
     if both and consumer.breaker.failures:
         problems.add(
             (*path, "dead_on"),
-            f"{both[0]} is also in breaker.on, which ignores dead-lettered messages; remove it"
-            " from one of the two",
+            f"{both[0]} must not be in both dead_on and breaker.on, where it would never count",
         )
     _check_order(consumer, path, problems)
 
@@ -341,7 +332,7 @@ def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None
     if consumer.on_error == HOLD_KEY and consumer.lanes > 1 and consumer.order != "key":
         problems.add(
             on_error,
-            f'"hold-key" requires order = "key", not "{consumer.order}"; change one of the two',
+            f'"hold-key" requires order = "key", not "{consumer.order}"',
         )
     if consumer.on_error == BLOCK and consumer.breaker.failures:
         problems.add(
@@ -386,7 +377,7 @@ def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, 
     return [
         (
             name,
-            f"topic {name} does not exist, so this section has no effect; name an existing topic",
+            f"topic {name} does not exist, so this section has no effect",
         )
         for name in settings.pipelines
         if name not in settings.topics and name not in registered

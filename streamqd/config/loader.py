@@ -120,12 +120,10 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
     except OSError as error:
         raise ConfigError([f"{file}: cannot be read ({error.strerror})"]) from None
     if len(content) > FILE_BYTES_MAX:
-        raise ConfigError(
-            [f"{file}: larger than {FILE_BYTES_MAX} bytes; check that it is the right file"]
-        )
+        raise ConfigError([f"{file}: larger than {FILE_BYTES_MAX} bytes"])
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         raise ConfigError(
-            [f"{file}: any user may write it, and it names code to run; run chmod o-w {file}"]
+            [f"{file}: any user may write this file, which names code to run (chmod o-w)"]
         )
     try:
         text = content.decode()
@@ -134,7 +132,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
         raise ConfigError([f"{file}: arrays or tables are nested too deeply"]) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError([f"{file}:{line}: not UTF-8 text; save the file as UTF-8"]) from None
+        raise ConfigError([f"{file}:{line}: not UTF-8 text"]) from None
     except tomli.TOMLDecodeError as error:
         place, what = f"{error.lineno}:{error.colno}", error.msg.rstrip(".")
         raise ConfigError([f"{file}:{place}: not valid TOML: {what}"]) from None
@@ -186,7 +184,7 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
 def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
     """Return the tables of a section with one table per topic."""
     if not isinstance(raw, Mapping):
-        clause = f"is not a table; write a table [{section}.NAME] for each topic"
+        clause = f"must be a table [{section}.NAME] for each topic"
         reader.problems.add((section,), clause)
         return {}
     found: dict[str, Any] = {}
@@ -196,7 +194,7 @@ def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[st
             found[name] = reader.table(cls(), table, path)
         else:
             reader.problems.add(
-                path, f"{wording.shown(name)} is not a valid topic name; {NAME_HINT}"
+                path, f"{wording.shown(name)} is not a valid topic name ({NAME_HINT})"
             )
     return found
 
@@ -213,7 +211,7 @@ def _consumers(
     raw: object, reader: TableReader, source: str, lines: Sequence[int]
 ) -> tuple[Consumer, ...]:
     if not isinstance(raw, list):
-        clause = "is not a list; write [[consumers]], with two brackets"
+        clause = "must be written as [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
         return ()
     # Lines within a multi-line string may look like headers. Then no line numbers are reported.
@@ -245,7 +243,7 @@ def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer 
         return None
     for name in ("topic", "group"):
         if name not in raw:
-            clause = "is missing; every consumer needs a topic and a group"
+            clause = "is missing, but every consumer needs it"
             reader.problems.add((*path, name), clause)
     if "topic" not in given or "group" not in given:
         return None
@@ -254,7 +252,7 @@ def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer 
 
 def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
     if not isinstance(raw, list):
-        clause = "is not a list; write [[schedules]], with two brackets"
+        clause = "must be written as [[schedules]], with two brackets"
         reader.problems.add(("schedules",), clause)
         return ()
     # An invalid schedule keeps its place, so that later problems have the right index.
@@ -273,7 +271,7 @@ def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule 
         return None
     for name in ("name", "topic"):
         if name not in raw:
-            clause = "is missing; every schedule needs a name and a topic"
+            clause = "is missing, but every schedule needs it"
             reader.problems.add((*path, name), clause)
     if "name" not in given or "topic" not in given:
         reader.problems.bad(path)
@@ -283,7 +281,7 @@ def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule 
 
 def _outboxes(raw: object, reader: TableReader) -> tuple[OutboxSettings, ...]:
     if not isinstance(raw, list):
-        clause = "is not a list; write [[outboxes]], with two brackets"
+        clause = "must be written as [[outboxes]], with two brackets"
         reader.problems.add(("outboxes",), clause)
         return ()
     return tuple(_outbox(table, ("outboxes", at), reader) for at, table in enumerate(raw))
@@ -294,7 +292,7 @@ def _outbox(raw: object, path: wording.Path, reader: TableReader) -> OutboxSetti
     given = reader.settings(OutboxSettings, raw, path)
     for name in ("name", "database"):
         if isinstance(raw, Mapping) and name not in raw:
-            clause = "is missing; every outbox needs a name and the URL of its database"
+            clause = "is missing, but every outbox needs it"
             reader.problems.add((*path, name), clause)
     if "name" not in given or "database" not in given:
         reader.problems.bad(path)

@@ -99,7 +99,7 @@ class OutboxSettings:
         """
         for name in dict.fromkeys(_VARIABLE.findall(self.database)):
             if not environ.get(name):
-                raise ValueError(f"the variable {name} is not set; set it for this process")
+                raise ValueError(f"the variable {name} is not set for this process")
         url = _VARIABLE.sub(lambda found: environ[found[1]], self.database)
         split(url)
         return absolute(url, self.base_dir)
@@ -115,7 +115,7 @@ class OutboxSettings:
         try:
             return path.read_text(encoding="utf-8").strip("\r\n")
         except OSError as error:
-            clause = f"{path} cannot be read ({error.strerror}); name a readable file"
+            clause = f"{path} cannot be read ({error.strerror})"
             raise ValueError(clause) from None
 
     def dialect(self, environ: Mapping[str, str] = os.environ) -> str:
@@ -141,7 +141,7 @@ def split(url: str) -> tuple[str, SplitResult]:
     dialect = SCHEMES.get(scheme.partition("+")[0].lower())
     if not separator or dialect is None:
         raise ValueError(
-            "must start with postgresql://, mysql:// or sqlite:///; write one such as"
+            "must start with postgresql://, mysql:// or sqlite:///, such as"
             " postgresql://shop@db.example.com/shop"
         )
     try:
@@ -152,9 +152,9 @@ def split(url: str) -> tuple[str, SplitResult]:
             "is not a valid URL; percent-encode special characters in a password, such as %40 for @"
         ) from None
     if dialect == "sqlite" and (parts.netloc or not parts.path.strip("/")):
-        raise ValueError("must name a file; write sqlite:///shop.db or sqlite:////srv/shop.db")
+        raise ValueError("must name a file, such as sqlite:///shop.db or sqlite:////srv/shop.db")
     if dialect == "mysql" and not parts.path.strip("/"):
-        raise ValueError("must name a database; write one such as mysql://shop@db.example.com/shop")
+        raise ValueError("must name a database, such as mysql://shop@db.example.com/shop")
     return dialect, parts
 
 
@@ -211,9 +211,9 @@ def check_outbox(
     if outbox.password_file is None:
         return
     if dialect == "sqlite":
-        problems.add((*path, "password_file"), "cannot be used with SQLite; remove it")
+        problems.add((*path, "password_file"), "cannot be used with SQLite")
     elif parts.password is not None:
-        problems.add(here, "contains a password, and password_file is also set; remove one of them")
+        problems.add(here, "contains a password, but password_file is also set")
 
 
 def check_names(
@@ -229,12 +229,9 @@ def check_names(
         if other != at:
             problems.add(
                 (*path, "name"),
-                f"{wording.shown(outbox.name)} is already the name of outboxes[{other}]; rename"
-                " one of them",
+                f"{wording.shown(outbox.name)} is already the name of outboxes[{other}]",
             )
         place = place_of(outbox, environ) or (outbox.database, outbox.table)
         other = first.setdefault(place, at)
         if other != at:
-            problems.add(
-                (*path, "table"), f"is already the table of outboxes[{other}]; remove one of them"
-            )
+            problems.add((*path, "table"), f"is already the table of outboxes[{other}]")

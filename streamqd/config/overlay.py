@@ -21,7 +21,7 @@ from streamqd.config.setting import Kind, Setting, settings_of
 PREFIX = "STREAMQ_"
 CONFIG_NAME = "STREAMQ_CONFIG"
 
-_ONLY_IN_FILE = "consumers are a list; configure them in the file or with @handler"
+_ONLY_IN_FILE = "consumers can be configured only in the file or with @handler"
 
 
 def overlay(
@@ -40,9 +40,7 @@ def overlay(
     for key, text in overrides.items():
         over = _path_of_key(key)
         if over is None:
-            problems.sentences.append(
-                f"{key}: not a setting; write SECTION.NAME on the command line"
-            )
+            problems.sentences.append(f"{key}: not a setting of the form SECTION.NAME")
         elif over[0] == "consumers":
             problems.sentences.append(f"{key} (command line): {_ONLY_IN_FILE}")
         else:
@@ -74,7 +72,7 @@ def _path_of_variable(
         return tuple(parts)
     meant = wording.nearest(name.lower(), [each.lower() for each in variables()])
     hint = f"did you mean {meant.upper()}?" if meant else "names are STREAMQ_SECTION__SETTING"
-    problems.sentences.append(f"{name}: unknown setting; {hint}")
+    problems.sentences.append(f"{name}: unknown setting ({hint})")
     return None
 
 

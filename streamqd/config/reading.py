@@ -43,7 +43,7 @@ class TableReader:
     ) -> dict[str, Any]:
         """Return the valid settings of the table by name."""
         if not isinstance(raw, Mapping):
-            clause = f"{wording.shown(raw)} is not a table; write [{wording.dotted(path)}]"
+            clause = f"{wording.shown(raw)} is not a table [{wording.dotted(path)}]"
             self.problems.add(path, clause)
             return {}
         known = settings_of(section)
@@ -99,7 +99,7 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
             return _number(setting, value)
         case Kind.BOOLEAN:
             if not isinstance(value, bool):
-                raise ValueError("is not a Boolean; write true or false, without quotes")
+                raise ValueError("must be true or false, without quotes")
             return value
         case Kind.TEXTS:
             return _texts(setting, value)
@@ -107,7 +107,7 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
             return _json(value)
         case Kind.PATH:
             if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-                raise ValueError('is not a path; write it in quotes, such as "./var"')
+                raise ValueError('must be a path in quotes, such as "./var"')
             return base_dir / value
         case _:
             return _text(setting, value)
@@ -136,34 +136,34 @@ def _number(setting: Setting, value: object) -> float:
         fits = setting.kind is Kind.NUMBER or isinstance(value, int)
     if not fits:
         kind, example = ("a number", 0.5) if setting.kind is Kind.NUMBER else ("an integer", 4)
-        raise ValueError(f"is not {kind}; write digits without quotes, such as {example}")
+        raise ValueError(f"must be {kind} without quotes, such as {example}")
     number = _bounded(setting, value)
     return float(number) if setting.kind is Kind.NUMBER else number
 
 
 def _text(setting: Setting, value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("is not a string; write it in quotes")
+        raise ValueError("must be a string in quotes")
     if setting.choices and value not in setting.choices:
         meant = wording.nearest(value, setting.choices)
         choices = ", ".join(f'"{each}"' for each in setting.choices)
         hint = f'; did you mean "{meant}"?' if meant else ""
         raise ValueError(f"is not one of {choices}{hint}")
     if setting.shape and not setting.shape.pattern.fullmatch(value):
-        raise ValueError(f"is not valid; {setting.shape.hint}")
+        raise ValueError(f"is not valid ({setting.shape.hint})")
     if not value.isprintable():
-        raise ValueError("contains control characters; remove them")
+        raise ValueError("must not contain control characters")
     return value
 
 
 def _texts(setting: Setting, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
-        raise ValueError('is not a list; write it in brackets, such as ["weblog"]')
+        raise ValueError('must be a list in brackets, such as ["weblog"]')
     assert setting.shape is not None, "a list of strings has a shape for its strings"
     texts = [_class_name(item) if isinstance(item, type) else item for item in value]
     for text in texts:
         if not isinstance(text, str) or not setting.shape.pattern.fullmatch(text):
-            raise ValueError(f"contains {wording.shown(text)}; {setting.shape.hint}")
+            raise ValueError(f"contains {wording.shown(text)} ({setting.shape.hint})")
     return tuple(dict.fromkeys(texts))
 
 
@@ -197,7 +197,7 @@ def written(setting: Setting, number: float) -> str:
 def _bounded(setting: Setting, number: Any) -> Any:
     low, high = bounds(setting)
     if number < low:
-        raise ValueError(f"is too small; it must be at least {written(setting, low)}")
+        raise ValueError(f"is too small (minimum: {written(setting, low)})")
     if number > high:
-        raise ValueError(f"is too large; it must be at most {written(setting, high)}")
+        raise ValueError(f"is too large (maximum: {written(setting, high)})")
     return number

@@ -109,7 +109,7 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
         return
     if len(when) != 1:
         found = f"sets {' and '.join(when)}" if when else "has no time"
-        problems.add(path, f"{found}; set exactly one of cron, every and at")
+        problems.add(path, f"{found}, but needs exactly one of cron, every and at")
         return
     for name, fault in (
         ("cron", _cron_fault(schedule.cron)),
@@ -122,7 +122,7 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
         if fault and problems.ok((*path, name)):
             problems.add((*path, name), fault)
     if schedule.every is not None and schedule.jitter >= schedule.every:
-        problems.add((*path, "jitter"), "must be shorter than every; set a shorter time")
+        problems.add((*path, "jitter"), "must be shorter than every")
 
 
 def check_schedules(
@@ -139,15 +139,14 @@ def check_schedules(
         if other != path:
             problems.add(
                 (*path, "name"),
-                f"{wording.shown(schedule.name)} is already the name of {wording.dotted(other)};"
-                " rename one of them",
+                f"{wording.shown(schedule.name)} is already the name of {wording.dotted(other)}",
             )
         counts[schedule.topic] = counts.get(schedule.topic, 0) + 1
     for topic, number in counts.items():
         if number > PER_TOPIC_MAX:
             problems.add(
                 ("schedules",),
-                f"{number:,} schedules send to topic {topic}; the maximum is {PER_TOPIC_MAX:,}",
+                f"{number:,} schedules send to topic {topic} (maximum: {PER_TOPIC_MAX:,})",
             )
 
 
@@ -158,18 +157,18 @@ def _cron_fault(cron: str | None) -> str:
     fields = len(cron.split())
     if fields != 5:
         return (
-            f"{wording.shown(cron)} has {fields} fields; write five (minute, hour, day of the"
-            ' month, month, day of the week), such as "0 3 * * *"'
+            f"{wording.shown(cron)} has {fields} fields, but needs five (minute, hour, day of the"
+            " month, month, day of the week)"
         )
     hint = 'write it as in a crontab, such as "*/5 * * * *" or "30 2 * * MON-FRI"'
     if len(cron) > CRON_CHARS_MAX:
-        return f"is longer than {CRON_CHARS_MAX} characters; {hint}"
+        return f"is longer than {CRON_CHARS_MAX} characters ({hint})"
     try:
         found = next(CronSim(cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
     except (CronSimError, ValueError, AssertionError) as error:
         what = str(error).replace("Bad ", "its ") or "it"
-        return f"{wording.shown(cron)} is not a valid expression ({what} is wrong); {hint}"
-    return "" if found else f"{wording.shown(cron)} never occurs; use a date that exists"
+        return f"{wording.shown(cron)} is not a valid expression, because {what} is wrong ({hint})"
+    return "" if found else f"{wording.shown(cron)} never occurs"
 
 
 def _at_fault(at: str | None) -> str:
@@ -179,11 +178,11 @@ def _at_fault(at: str | None) -> str:
     try:
         instant = datetime.fromisoformat(at)
     except ValueError:
-        return f"{wording.shown(at)} is not a valid time; {hint}"
+        return f"{wording.shown(at)} is not a valid time ({hint})"
     if instant.tzinfo is None:
-        return f"{wording.shown(at)} has no offset from UTC; {hint}"
+        return f"{wording.shown(at)} has no offset from UTC ({hint})"
     if not 1970 < instant.year < 9000:
-        return f"{wording.shown(at)} is outside the years 1971 to 8999; {hint}"
+        return f"{wording.shown(at)} is outside the years 1971 to 8999 ({hint})"
     return ""
 
 
@@ -201,7 +200,7 @@ def _zone_fault(schedule: Schedule) -> str:
     if schedule.timezone is None:
         return ""
     if schedule.cron is None:
-        return "applies only to cron; remove it"
+        return "applies only to cron"
     try:
         _ = schedule.zone
     except (KeyError, ValueError, OSError):  # KeyError: it is not found
@@ -210,19 +209,19 @@ def _zone_fault(schedule: Schedule) -> str:
         known = {name.lower(): name for name in zoneinfo.available_timezones()}
         meant = wording.nearest(schedule.timezone, known)
         hint = f'did you mean "{known[meant]}"?' if meant else 'write one such as "Europe/Berlin"'
-        return f"{wording.shown(schedule.timezone)} is not a time zone; {hint}"
+        return f"{wording.shown(schedule.timezone)} is not a time zone ({hint})"
     return ""
 
 
 def _every_fault(schedule: Schedule) -> str:
     if schedule.every is not None and round(schedule.every, 3) != schedule.every:
-        return "must be a multiple of 1ms; round it"
+        return "must be a multiple of 1ms"
     return ""
 
 
 def _key_fault(schedule: Schedule) -> str:
     if schedule.key is not None and schedule.partition is not None:
-        return "and partition exclude each other; remove one"
+        return "and partition exclude each other"
     return ""
 
 

@@ -75,7 +75,7 @@ def parse(url: str) -> Topology:
         return Topology(EMBEDDED, False)
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in _SCHEMES:
-        raise ValueError(f"is not a Redis URL; {WRITE[SERVER]}")
+        raise ValueError(f"is not a Redis URL ({WRITE[SERVER]})")
     kind, tls = _SCHEMES[scheme]
     try:
         parts = urlsplit(url)
@@ -83,7 +83,7 @@ def parse(url: str) -> Topology:
             parts.port  # noqa: B018 - raises ValueError for an invalid port
     except ValueError:
         raise ValueError(
-            f"has an invalid host or port; {WRITE[kind]}, with a percent-encoded password"
+            f"has an invalid host or port ({WRITE[kind]}, with a percent-encoded password)"
         ) from None
     found = _one_server(parts, tls) if kind == SERVER else _several(parts, kind, tls)
     username, _, password = parts.netloc.rpartition("@")[0].partition(":")
@@ -96,7 +96,7 @@ def _one_server(parts: SplitResult, tls: bool) -> Topology:
         return Topology(SERVER, tls, path=_path(parts), db=int(db or 0))
     host, port = parts.hostname, parts.port
     if not host or port == 0:
-        raise ValueError(f"has no host, or port 0; {WRITE[SERVER]}")
+        raise ValueError(f"has no host, or port 0 ({WRITE[SERVER]})")
     if not re.fullmatch(r"/?|/[0-9]{1,5}", parts.path):
         raise ValueError(
             'must end with a database number after the host, as in "redis://host:6379/0"'
@@ -112,12 +112,11 @@ def _parameter(parts: SplitResult) -> str:
     if extra or parts.fragment:
         what = f'the parameter "{extra[0]}"' if extra else "a fragment (#)"
         raise ValueError(
-            f"contains {what}, which is not supported; the only parameter is db, and other"
-            " options are [redis] settings"
+            f"contains {what}, but the only parameter is db (other options are [redis] settings)"
         )
     values = found.get("db", [])
     if not all(re.fullmatch("[0-9]{1,5}", value) for value in values):
-        raise ValueError('has a db that is not a database number; write one such as "?db=0"')
+        raise ValueError('must have a database number as db, such as "?db=0"')
     return next(iter(values), "")
 
 
@@ -129,17 +128,13 @@ def _path(parts: SplitResult) -> str:
         )
     size = len(parts.path.encode("utf-8", "surrogatepass"))
     if size > SOCKET_BYTES_MAX:
-        raise ValueError(
-            f"has a socket path of {size} bytes (maximum: {SOCKET_BYTES_MAX}); use a shorter path"
-        )
+        raise ValueError(f"has a socket path of {size} bytes (maximum: {SOCKET_BYTES_MAX})")
     return unquote(parts.path)
 
 
 def _several(parts: SplitResult, kind: str, tls: bool) -> Topology:
     if parts.query or parts.fragment:
-        raise ValueError(
-            "contains parameters (?, #), which are not supported here; use [redis] settings"
-        )
+        raise ValueError("contains parameters (?, #), which are set under [redis] here")
     addresses = _addresses(kind, parts.netloc.rpartition("@")[2])
     master, db = _master(kind, parts)
     return Topology(kind, tls, addresses, master, db)
@@ -147,14 +142,14 @@ def _several(parts: SplitResult, kind: str, tls: bool) -> Topology:
 
 def _addresses(kind: str, text: str) -> tuple[Address, ...]:
     if not text:
-        raise ValueError(f"has no host; {WRITE[kind]}")
+        raise ValueError(f"has no host ({WRITE[kind]})")
     found = []
     for one in text.split(","):
         match = _HOST.fullmatch(one)
         port = int((match and match["port"]) or _DEFAULT_PORT[kind])
         if match is None or not 0 < port <= PORT_MAX:
             raise ValueError(
-                f"has an invalid host or port; {WRITE[kind]}, with a percent-encoded password"
+                f"has an invalid host or port ({WRITE[kind]}, with a percent-encoded password)"
             )
         found.append(Address(match["v6"] or match["name"], port))
     return tuple(dict.fromkeys(found))
@@ -163,9 +158,9 @@ def _addresses(kind: str, text: str) -> tuple[Address, ...]:
 def _master(kind: str, parts: SplitResult) -> tuple[str, int]:
     if kind == CLUSTER:
         if parts.path not in ("", "/", "/0"):
-            raise ValueError(f"has a database, but a cluster has only database 0; {WRITE[kind]}")
+            raise ValueError(f"has a database, but a cluster has only database 0 ({WRITE[kind]})")
         return "", 0
     match = _MASTER.fullmatch(parts.path)
     if match is None:
-        raise ValueError(f"has no name of the master after the hosts; {WRITE[kind]}")
+        raise ValueError(f"has no name of the master after the hosts ({WRITE[kind]})")
     return match["name"], int(match["db"] or 0)

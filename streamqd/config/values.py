@@ -55,22 +55,22 @@ def parse_duration(value: object) -> float:
     if isinstance(value, str):
         return _duration_of_text(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"is not a duration; {DURATION_HINT}")
+        raise ValueError(f"is not a duration ({DURATION_HINT})")
     if not 0 <= value <= 1e15:  # also rejects nan
-        raise ValueError(f"is not a possible duration; {DURATION_HINT}")
+        raise ValueError(f"is not a possible duration ({DURATION_HINT})")
     return float(value)
 
 
 def _duration_of_text(text: str) -> float:
     if not _DURATION.match(text):
-        raise ValueError(f"is not a duration; {DURATION_HINT}")
+        raise ValueError(f"is not a duration ({DURATION_HINT})")
     parts = _DURATION_PART.findall(text)
     if not parts:
         return float(Decimal(text.strip()))
     order = list(_DURATION_UNITS)
     places = [order.index(unit) for _, unit in parts]
     if places != sorted(set(places)):
-        raise ValueError('has units out of order or repeated; write it as in "1h30m15s"')
+        raise ValueError('has units out of order or repeated, unlike "1h30m15s"')
     return float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
 
 
@@ -93,14 +93,14 @@ def parse_size(value: object) -> int:
     """Return the bytes of an integer or a string such as "64MiB" (of 1024) or "4MB" (of 1000)."""
     if isinstance(value, str):
         if not _SIZE.match(value):
-            raise ValueError(f"is not a size; {SIZE_HINT}")
+            raise ValueError(f"is not a size ({SIZE_HINT})")
         number, unit = _split_unit(value.strip())
         size = Decimal(number) * _SIZE_UNITS[unit]
         if size != int(size):
-            raise ValueError(f"must be an integer number of bytes; {SIZE_HINT}")
+            raise ValueError(f"must be an integer number of bytes ({SIZE_HINT})")
         return int(size)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"is not a size; {SIZE_HINT}")
+        raise ValueError(f"is not a size ({SIZE_HINT})")
     return value
 
 

@@ -170,7 +170,7 @@ def _check_found(task: Task[..., Any]) -> None:
 def _fault(topic: object) -> str:
     """Return the problem of a topic's name as a clause, or ''."""
     if not isinstance(topic, str) or not NAME.fullmatch(topic):
-        return f"is {topic!r}, which is not a valid topic name; {NAME_HINT}"
+        return f"is {topic!r}, which is not a valid topic name ({NAME_HINT})"
     if len(topic) > TOPIC_CHARS_MAX:
         return f"is {topic!r}, which has more than {TOPIC_CHARS_MAX} characters"
     return ""

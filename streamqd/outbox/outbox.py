@@ -116,7 +116,7 @@ class Outbox:
     def _row(self, topic: str, item: Outgoing, span: Any) -> SentRow:
         check_topic(topic)
         if not NAME.fullmatch(topic):
-            raise ValueError(f"{topic!r} is not a valid topic name; {NAME_HINT}")
+            raise ValueError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
         if span is not None:
             item = item._replace(headers=span.headers(item.headers))
         message = expanded(envelope_of(item, self._max_bytes))

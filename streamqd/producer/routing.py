@@ -172,7 +172,7 @@ class Router:
         if known is not None:
             return known
         if topic not in self._checked and not NAME.fullmatch(topic):
-            raise ValueError(f"{topic!r} is not a valid topic name; {NAME_HINT}")
+            raise ValueError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
         try:
             count = self._writer.count(topic)
             if count is None:
@@ -186,7 +186,7 @@ class Router:
                 sent=False,
             ) from error
         if count is None:
-            raise TopicMissing(f"the topic {topic} was deleted; nothing was sent")
+            raise TopicMissing(f"the topic {topic} was deleted, so nothing was sent")
         if topic not in self._checked:
             self._checked.add(topic)
             self._warn_of_another_count(topic, count)

@@ -169,7 +169,7 @@ class SendBuffer(Generic[T]):
             self._given_up = True
             self._changed.notify()
         for each in batches:
-            text = f"the producer was closed; a message to {each.topic} was not sent"
+            text = f"the producer was closed before a message to {each.topic} was sent"
             if self._claim(each.ticket):
                 self._deliver([(each.ticket, [RedisUnavailable(text, sent=False)])])
         self._finish(batches)

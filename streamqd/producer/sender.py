@@ -450,7 +450,7 @@ class Sender:
                 if by_source:  # the next attempt may find the script
                     chunk.commands = self._writer.packed(chunk.calls)
                 return _of_messages(chunk, transaction.replies, by_source=by_source)
-        text = f"the topic {chunk.topic} keeps changing; nothing was sent"
+        text = f"the topic {chunk.topic} keeps changing, so nothing was sent"
         raise RedisUnavailable(text, sent=False)
 
     def _answered(self, chunk: Chunk, end: float) -> publishing.Transaction:
@@ -647,8 +647,8 @@ def _result(
         )
     if reply.word == "FULL":
         return BacklogFull(
-            f"{int(reply.rest[0]):,} messages wait in {topic}/{partition}, which is max_backlog or"
-            " more; the message was not sent"
+            f"{int(reply.rest[0]):,} messages wait in {topic}/{partition}, which is max_backlog"
+            " or more, so the message was not sent"
         )
     send_id = expanded(envelope).send_id
     if reply.word == "DUP":

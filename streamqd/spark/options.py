@@ -40,9 +40,9 @@ _ELSEWHERE = {
     "fetchoffset.numretries": "use `retries`",
     "fetchoffset.retryintervalms": "use `retryIntervalMs`",
     "kafkaconsumer.polltimeoutms": "use `timeoutMs`",
-    "roworder": "a batch is written once, so the order of its rows does not matter; remove it",
+    "roworder": "a batch is written once, so the order of its rows does not matter",
     "startingoffsetsbytimestampstrategy": (
-        "every timestamp has a position, because entry ids are times; remove it"
+        "every timestamp has a position, because entry ids are times"
     ),
 }
 # Option -> the setting of `config.Redis` that it is.
@@ -180,7 +180,7 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
     form = Form(raw, _NAMES, _ELSEWHERE)
     options = WriteOptions(_connection(form, environ), **_read(form, WriteOptions))
     if options.topic and not NAME.fullmatch(options.topic):
-        form.problems.append(f"topic: {options.topic!r} is not a valid topic name; {NAME_HINT}")
+        form.problems.append(f"topic: {options.topic!r} is not a valid topic name ({NAME_HINT})")
     if options.dedup_window < 0.001:
         form.problems.append('dedupWindow must be a duration of at least 1 ms, such as "10m"')
     if options.commit_retention < 3600:
@@ -225,9 +225,9 @@ def _connection(form: Form, environ: Mapping[str, str]) -> SparkConnection:
 
 def _check_group(form: Form, options: ReadOptions) -> None:
     if options.group and not NAME.fullmatch(options.group):
-        form.problems.append(f"group: {options.group!r} is not a valid group name; {NAME_HINT}")
+        form.problems.append(f"group: {options.group!r} is not a valid group name ({NAME_HINT})")
     elif options.group and options.dead:
-        form.problems.append("group: dead letters have no groups; remove the option")
+        form.problems.append("group: dead letters have no groups")
     elif options.hold and not options.group:
         form.problems.append("holdRetention requires group, the name of the position of the query")
 
@@ -257,7 +257,9 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
     if not names:
         form.problems.append(f"{kind} contains no topic")
     if len({name.endswith(DLQ) for name in names}) > 1:
-        form.problems.append(f"{kind}: topics and DLQs have different columns; read only one kind")
+        form.problems.append(
+            f"{kind}: topics and DLQs have different columns and cannot be read together"
+        )
     return (() if places else tuple(names)), "", tuple(places)
 
 
@@ -307,5 +309,5 @@ def _time_bound(value: Any) -> Bound:
         if found >= _EPOCH:
             return Bound("time", -((_EPOCH - found) // timedelta(milliseconds=1)))
     raise ValueError(
-        f"{value!r} is not a time; write unix milliseconds, or UTC such as 2026-11-21T08:30"
+        f"{value!r} is not a time in unix milliseconds, or in UTC such as 2026-11-21T08:30"
     )

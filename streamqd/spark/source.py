@@ -73,7 +73,9 @@ class StreamqSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a batch writer. The mode must be append."""
         if overwrite:
-            raise ValueError('streamq: a topic cannot be overwritten; use mode("append")')
+            raise ValueError(
+                'streamq: a topic cannot be overwritten, only mode("append") is supported'
+            )
         return sink.TopicWriter(self._write_options(schema))
 
     def streamWriter(  # noqa: N802
@@ -82,7 +84,7 @@ class StreamqSource(DataSource):
         """Return a streaming writer. The output mode must be append."""
         if overwrite:
             raise ValueError(
-                "streamq: a topic cannot be overwritten; use another output mode than complete"
+                "streamq: a topic cannot be overwritten, so the mode complete is not supported"
             )
         return sink.TopicStreamWriter(self._write_options(schema))
 

@@ -375,7 +375,7 @@ class Publisher:
                 f" {self._ledger.record} batch plan` makes it publish the whole batch again,"
                 " which duplicates the published rows"
             )
-        _log.warning("%s; continuing without them", text)
+        _log.warning("%s. Continuing without them", text)
         streams = [self._ledger.stream(*line) for line in gone]
         self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
         return True

@@ -144,7 +144,7 @@ def registered(store: Store) -> list[str]:
     """
     found, bad = topics.registry(store)
     for error in bad:
-        _warn_once(f"{error}; it is skipped")
+        _warn_once(f"{error}, so it is skipped")
     return found
 
 
@@ -234,14 +234,12 @@ class Catalog:
                 alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
                 hint = f"did you mean {alike[0]}, or " if alike else ""
                 raise TopicMissing(f"{text}; {hint}create it with `streamqd topic create {topic}`")
-            _warn_once(f"{text}; it is skipped")
+            _warn_once(f"{text}, so it is skipped")
         if not options.assign:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
             if partition >= counts[name] and strict and name not in known:
-                raise Refused(
-                    f"{name} has no partition {partition} (it has {counts[name]}); correct assign"
-                )
+                raise Refused(f"{name} has no partition {partition} (it has {counts[name]})")
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
@@ -514,5 +512,5 @@ def report_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> 
             " already read"
         )
     if fail:
-        raise DataLossError(f"{text}; with failOnDataLoss=false the query continues with {left}")
-    _log.warning("%s; continuing with %s", text, left)
+        raise DataLossError(f"{text}. With failOnDataLoss=false, the query continues with {left}")
+    _log.warning("%s. Continuing with %s", text, left)

@@ -78,7 +78,7 @@ def test_partitions_names_the_owner_of_partition_3(new_daemon: NewDaemon) -> Non
         code, said = ask(one, "partitions", TOPIC, "--partition", "4")
         assert (code, said) == (
             8,
-            f"Error: {TOPIC} has no partition 4; its partitions are numbered 0 to 3\n",
+            f"Error: {TOPIC} has no partition 4, only 0 to 3\n",
         )
         assert ask(one, "partitions", "--partition", "1")[0] == 2
 
@@ -239,7 +239,7 @@ def test_why_names_a_silent_owner(new_daemon: NewDaemon) -> None:
 def test_why_refuses_a_malformed_place(new_daemon: NewDaemon, place: str) -> None:
     code, said = ask(new_daemon(), "why", place)
     assert code == 2
-    assert "pass TOPIC, TOPIC/PARTITION such as access/3" in said
+    assert "is not TOPIC, TOPIC/PARTITION or" in said
 
 
 def test_why_refuses_an_unknown_topic_partition_or_group(new_daemon: NewDaemon) -> None:

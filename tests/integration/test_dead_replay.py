@@ -162,7 +162,7 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
     ("target", "words"),
     [
         (Target(topic=TOPIC), "is the topic of the dead letters"),
-        (Target(partition=3), "access has no partition 3; its partitions are numbered 0 to 2"),
+        (Target(partition=3), "access has no partition 3, only 0 to 2"),
         (Target(topic="other", partition=2), "other has no partition 2"),
     ],
 )

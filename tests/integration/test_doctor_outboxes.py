@@ -20,8 +20,8 @@ from streamqd.outbox.outbox import Outbox
 from streamqd.store import outbox
 from streamqd.store.client import Connection
 from tests.support.databases import DatabaseServer
-from tests.support.servers import Server
 from tests.support.doctor_case import GROUP, TOPIC, DoctorCase
+from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 NAME, TOKEN, OWNER = "shop", "token", "web-1 (host, process 7)"

@@ -257,7 +257,7 @@ def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
         ('database = "sqlite:///x"\npassword_file = "p"', "cannot be used with SQLite"),
         (
             'database = "mysql://u:secret@h/x"\npassword_file = "p"',
-            "contains a password, and password_file is also set",
+            "contains a password, but password_file is also set",
         ),
         ('database = "sqlite:///x"\nbatch = 0', "outboxes[0].batch: 0 is too small"),
         (

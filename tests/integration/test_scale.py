@@ -133,7 +133,7 @@ def test_groups_are_chosen_by_name(at: At, scale: Scale, run: Run) -> None:
     assert set(scale("access")["groups"]) == {"access/hits", "access/bills"}
     refused = run("scale", "access/none", code=8)
     assert "no group none reads the topic access" in refused.stderr
-    assert "pass TOPIC or TOPIC/GROUP" in run("scale", "access/0/hits", code=2).stderr
+    assert "is not TOPIC or TOPIC/GROUP" in run("scale", "access/0/hits", code=2).stderr
     assert "the topic nowhere does not exist" in run("scale", "nowhere", code=8).stderr
 
 

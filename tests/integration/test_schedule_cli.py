@@ -133,7 +133,7 @@ def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> Non
     ("words", "code", "told"),
     [
         (("--every", "1h", "--topic", "nope"), 8, "the topic nope does not exist"),
-        (("--topic", TOPIC), 2, "set exactly one of cron"),
+        (("--topic", TOPIC), 2, "needs exactly one of cron"),
         (("--topic", TOPIC, "--cron", "x"), 2, "five"),
         (("--topic", TOPIC, "--every", "1h", "--cron", "0 3 * * *"), 2, "exactly one"),
         (("--topic", TOPIC, "--every", "soon"), 2, "is not a duration"),

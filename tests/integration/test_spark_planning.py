@@ -348,7 +348,7 @@ def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCapt
         found += rows(reader, start, end)
         start = end
     assert found == sorted(f"0:{number}-0" for number in range(1, 31))
-    assert "at least 60 entries with it" in caplog.text
+    assert "at least 60 entries are lost" in caplog.text
     assert len(caplog.records) == 1
 
 

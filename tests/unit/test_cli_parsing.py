@@ -407,7 +407,7 @@ def test_a_bad_name_of_a_topic_is_refused_before_anything_is_sent(invoke: Invoke
     result = invoke("produce", "no name!", "--from", "-", input="a")
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: 'no name!' is not a valid topic name; use ")
+    assert result.stderr.startswith("Error: 'no name!' is not a valid topic name (use ")
 
 
 def test_check_sees_a_state_directory_that_cannot_be_written(

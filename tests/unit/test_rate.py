@@ -188,8 +188,8 @@ def test_an_age_that_would_do_nothing_but_start_processes_is_refused(tmp_path: P
         loaded(tmp_path, f'{WORK}max_age = "200ms"')
     assert raised.value.problems == [
         (
-            'consumers[0].max_age: "200ms" is too small; it must be at least "1s", or 0 for no'
-            " limit (t/g, "
+            'consumers[0].max_age: "200ms" is too small (minimum: "1s", or 0 for no'
+            " limit) (t/g, "
             f"{tmp_path}/streamq.toml:1)"
         )
     ]

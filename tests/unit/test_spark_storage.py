@@ -621,7 +621,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
 
 @pytest.mark.parametrize("grace", [0.0, 3599.0, -1.0])
 def test_a_grace_that_is_too_short_is_refused(archive: Archive, grace: float) -> None:
-    with pytest.raises(Refused, match="use at least 1h"):
+    with pytest.raises(Refused, match="must be at least 1h"):
         compact.compact(config.Settings(), archive.root, grace=grace)
 
 

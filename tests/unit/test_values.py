@@ -47,7 +47,7 @@ def test_parse_duration_accepts_each_spelling(written: object, seconds: float) -
     ids=lambda written: repr(written)[:20],
 )
 def test_invalid_duration_error_shows_the_format(written: object) -> None:
-    with pytest.raises(ValueError, match=r"is not a (possible )?duration; write a number"):
+    with pytest.raises(ValueError, match=r"is not a (possible )?duration \(write a number"):
         parse_duration(written)
 
 
@@ -105,7 +105,7 @@ def test_parse_size_accepts_each_spelling(written: object, size: int) -> None:
     "written", ["", "MiB", "4M", "4mib", "4Mb", "-1B", "1e3", -1, 1.5, True, None, [4]]
 )
 def test_invalid_size_error_shows_the_format(written: object) -> None:
-    with pytest.raises(ValueError, match="is not a size; write an integer number of bytes"):
+    with pytest.raises(ValueError, match=r"is not a size \(write an integer number of bytes"):
         parse_size(written)
 
 

@@ -195,8 +195,8 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{name} released {unit} temporarily after an internal error of streamqd; its other"
             " partitions continue",
-            f"report the traceback of `assignment.given_up` in the log of {name};"
-            f" `streamqd drain {name}` moves the partition to another instance",
+            f"report the traceback of `assignment.given_up` in the log of {name}. `streamqd drain"
+            f" {name}` moves the partition to another instance",
             about=str(unit),
             evidence={"instance": name, "assignment": list(unit)},
         )
@@ -361,7 +361,7 @@ def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} are in quarantine as after the loss of a"
             f" host, although no inherited message is left",
-            f"`streamqd reload {_owner(units[0])}` starts new workers, which check again;"
+            f"`streamqd reload {_owner(units[0])}` starts new workers, which check again."
             f" `streamqd partitions {topic}` shows their state",
             about=f"{topic}/{group}",
             evidence={

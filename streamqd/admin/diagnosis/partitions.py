@@ -203,7 +203,7 @@ def _missing_entries(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
             " has trimmed or deleted: those messages are lost",
             "find the client that trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let only streamqd"
-            f" trim (`streamqd topic settings {topic}`); a running daemon acknowledges and counts"
+            f" trim (`streamqd topic settings {topic}`). A running daemon acknowledges and counts"
             f" the entries: `streamqd why {topic}/{units[0].unit.partition}/{group}`",
             about=f"{topic}/{group}",
             evidence={
@@ -256,7 +256,7 @@ def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
             " are pending without a consumer (a client returned them with XNACK)",
-            "a running daemon takes them over within 15 s; while none runs, `streamqd pending"
+            "a running daemon takes them over within 15 s. While none runs, `streamqd pending"
             f" {topic} --group {group}` shows them as unowned",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(units), "unowned": held},
@@ -387,8 +387,8 @@ def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{topic} has {count:,} dead letters, which use memory until they are replayed or"
                 f" purged",
-                f"`streamqd dlq stats {topic}` groups them by cause; then `streamqd dlq replay"
-                f" {topic}` or `streamqd dlq purge {topic}`",
+                f"`streamqd dlq stats {topic}` groups them by cause. Then run `streamqd dlq"
+                f" replay {topic}` or `streamqd dlq purge {topic}`",
                 about=topic,
                 evidence={"dead_letters": count},
             )
@@ -429,7 +429,7 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if rate >= GROWING:
             yield CheckResult(
                 f"{group} produces {rate * 60:,.1f} dead letters of {topic} per minute",
-                f"`streamqd dlq stats {topic}` shows their errors; `streamqd pause"
+                f"`streamqd dlq stats {topic}` shows their errors. `streamqd pause"
                 f" {topic}/{group}` stops it until that is fixed",
                 about=f"{topic}/{group}",
                 evidence={"dead_letters_per_second": round(rate, 3)},

@@ -97,7 +97,7 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic, rows in _by_topic(facts, UNREADABLE):
         yield CheckResult(
             f"the specification of {_named(rows)} cannot be read: no message is sent",
-            "an instance that declares them repairs them within 10 s; otherwise run `streamqd"
+            "an instance that declares them repairs them within 10 s. Otherwise, run `streamqd"
             f" schedule remove {rows[0].name}`",
             about=topic,
             evidence=_evidence(rows),
@@ -150,7 +150,7 @@ def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         waiting = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"{_named(rows)} were due up to {waiting} ago: no housekeeper sends them",
-            "start an instance with `streamqd --config FILE`; if one runs, look for"
+            "start an instance with `streamqd --config FILE`. If one runs, look for"
             " `housekeeper.failed` in its log",
             about=topic,
             evidence={**_evidence(rows), "oldest_due_unix_ms": oldest},

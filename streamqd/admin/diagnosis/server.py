@@ -170,7 +170,7 @@ def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{used / limit:.0%} of the server's memory limit is used; when it is full, producers"
             " and retries are refused",
-            "to see what holds the memory, run `streamqd doctor stream TOPIC`; then run `streamqd"
+            "to see what holds the memory, run `streamqd doctor stream TOPIC`. Then run `streamqd"
             " trim TOPIC`, or raise the limit with `redis-cli CONFIG SET maxmemory BYTES`",
             evidence={"used_memory": used, "maxmemory": limit},
             severity=Severity.PROBLEM if used > limit * FULL else None,

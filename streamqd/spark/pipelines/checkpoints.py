@@ -62,4 +62,4 @@ def _sign(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         return {**found, "id": str(found["id"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{path} cannot be read; delete it (no other data is affected)") from error
+        raise Refused(f"{path} cannot be read (delete it: no other data is affected)") from error

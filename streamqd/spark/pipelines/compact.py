@@ -75,8 +75,7 @@ def compact(
     """
     if grace < _HOUR:
         raise Refused(
-            "a grace period below 1h could delete files that a run is still writing;"
-            " use at least 1h"
+            "the grace period must be at least 1h, because a run may still write these files"
         )
     archive = Archive(folder)
     known = archive.topics()

@@ -100,8 +100,8 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
     taken = [name for name in kind.names if name.lower() in OWN]
     if taken:
         raise Refused(
-            f"the schema has a column {taken[0]}, but every parsed table already has a"
-            " column of this name; rename it"
+            f"the schema has a column {taken[0]}, but every parsed table already has a column of"
+            " this name"
         )
     time_of = pipeline.event_time
     if time_of and (

@@ -50,7 +50,7 @@ def report(
     out = local_folder(out)
     began, last = time.monotonic(), _last(out)
     if scope.since and scope.until and scope.since >= scope.until:
-        raise Refused("the window is empty; its start must be before its end")
+        raise Refused("the start of the window must be before its end")
     sizes, dying = _sizes(settings, scope), _fleet(settings).dead_letters
     topics = [
         _topic(settings, spark(), scope, name, size, dead=name in dying)
@@ -158,7 +158,7 @@ def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
 def _last(out: Path) -> dict[str, Any] | None:
     """Return the figures of the last report in a folder. Raises Refused if it is not one."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise Refused(f"{out} is not a directory; choose another")
+        raise Refused(f"{out} is not a directory")
     if not (out / FIGURES).exists() and not (out / PAGE).exists():
         return None
     try:
@@ -167,10 +167,7 @@ def _last(out: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not str(found.get("format", "")).startswith(judge.FAMILY):
-        raise Refused(
-            f"{out / FIGURES} was not written by a report and is not overwritten;"
-            " choose another directory"
-        )
+        raise Refused(f"{out / FIGURES} was not written by a report, so it is not overwritten")
     return found
 
 

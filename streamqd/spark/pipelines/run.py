@@ -91,7 +91,7 @@ def load(reference: str, folder: Path) -> Callable[[Job], Any]:
     """
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
-        raise HandlerLoadError(f"{reference} is not a function; write module:function")
+        raise HandlerLoadError(f"{reference} does not have the form module:function")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:

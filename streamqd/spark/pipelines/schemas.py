@@ -81,9 +81,7 @@ def _check_json(kind: DataType, path: str) -> None:
         for each in kind.fields:
             within = f"{path}.{each.name[:100]}"
             if not each.nullable:
-                raise Refused(
-                    f"{within} is NOT NULL, which only a top-level column can be; remove NOT NULL"
-                )
+                raise Refused(f"{within} is NOT NULL, which only a top-level column can be")
             _check_json(each.dataType, within)
     elif isinstance(kind, ArrayType):
         _check_json(kind.elementType, f"{path}.element")
@@ -121,8 +119,7 @@ def _check(kind: DataType, within: str) -> None:
                 )
             if each.name.lower() in known:
                 raise Refused(
-                    f"the column {within}{each.name} occurs twice, because case is"
-                    " ignored; rename one of the two"
+                    f"the column {within}{each.name} occurs twice, because case is ignored"
                 )
             known.add(each.name.lower())
             _check(each.dataType, f"{within}{each.name}.")

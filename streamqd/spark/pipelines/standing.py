@@ -160,13 +160,12 @@ def _asked(spark: SparkSession, settings: config.Settings, standing: Standing) -
     tables.make_views(spark, settings, None, standing.query, stream=options)
     frame = spark.sql(standing.query)
     if not frame.isStreaming:
-        raise Refused("the query reads no topic; read a topic as the table topic_NAME")
+        raise Refused("the query reads no topic, which would be a table topic_NAME")
     if standing.target:
         needed = {"value", *(("key",) if standing.mode == "update" else ())}
         if missing := sorted(needed - set(frame.columns)):
             raise Refused(
-                f"the query has no column {missing[0]}, which sending to a topic requires; select"
-                " key and value"
+                f"the query has no column {missing[0]}, which sending to a topic requires"
             )
     return frame
 

@@ -116,7 +116,7 @@ def check(statement: str) -> None:
     try:
         statement.encode()
     except UnicodeEncodeError:
-        raise Malformed("the statement is not UTF-8; convert it, for example with iconv") from None
+        raise Malformed("the statement is not UTF-8 (convert it with iconv)") from None
     if any(map(_has_password, _texts(statement))):
         raise Refused(
             "the statement contains a password, which Spark would show on its pages; use"

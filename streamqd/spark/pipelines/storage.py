@@ -134,8 +134,7 @@ class Archive:
         odd = _AMBIGUOUS.search(str(root.absolute()))
         if odd:
             raise Refused(
-                f"the path {root} contains {odd[0]}, which has a special meaning in Spark or"
-                " Delta; choose another directory"
+                f"the path {root} contains {odd[0]}, which has a special meaning in Spark or Delta"
             )
         self.root = root.absolute()
         try:
@@ -153,9 +152,7 @@ class Archive:
         if create and not sign.exists():
             _make_folder(self.root)
             if _holds_more_than(self.root, f"{_SIGN}.tmp"):
-                raise Refused(
-                    f"{self.root} is neither empty nor an archive; choose another directory"
-                )
+                raise Refused(f"{self.root} is neither empty nor an archive")
             _write(sign, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n")
         try:
             return str(json.loads(sign.read_bytes())["id"])

@@ -128,7 +128,10 @@ def tiered(
         raise Refused(f"tier must be all, hot or cold, not {tier}")
     bounds = [name for name in options if name.lower().startswith(("starting", "ending"))]
     if bounds and archive is not None:
-        raise Refused(f"{bounds[0]} cannot be used with an archive; filter by timestamp or id_ms")
+        raise Refused(
+            f"{bounds[0]} cannot be used with an archive, where timestamp or id_ms are"
+            " filtered instead"
+        )
     if archive is None:
         if tier == "cold":
             raise Refused("the tier cold requires an archive")
