@@ -134,7 +134,7 @@ class Backend:
         with self._lock:
             began = time.monotonic()
             if self._snapshot is None or began >= self._fresh_until:
-                self._snapshot = overview.read(desk.fleet, self._snapshot)
+                self._snapshot = overview.read(desk.fleet, desk.settings, self._snapshot)
                 took = time.monotonic() - began
                 self._fresh_until = began + max(SNAPSHOT_SECONDS * 0.9, took / SNAPSHOT_SHARE)
             return self._snapshot

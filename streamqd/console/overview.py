@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
-from streamqd.admin import schedules, snapshot, topics, why
 from streamqd.admin.assignments import AssignmentRow, by_group
-from streamqd.admin.checks import judged
+from streamqd.admin.checks import Finding, judged
 from streamqd.admin.condition import ALARMING, in_words
 from streamqd.admin.fleet import GroupStatus
 from streamqd.admin.instances import InstanceRow, no_instances
@@ -22,6 +22,7 @@ from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
+from streamqd.config import Settings
 from streamqd.store.directives import Directive
 from streamqd.words import age, count, plural
 
@@ -37,12 +38,15 @@ _WILL_NEED = frozenset(
 )
 
 
+_OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """One sentence about the fleet, and what to do. Code is in backticks.
 
     `level` is alarm (a problem), warn (a warning) or note. `kind` says where it is mended:
-    assignment, group, dead, dead_topics, fleet, schedules, doctor.
+    assignment, group, dead, dead_topics, fleet, schedules, outboxes, doctor.
     """
 
     level: str
@@ -86,11 +90,15 @@ class GroupNow:
 
 @dataclass(frozen=True, slots=True)
 class SlowFacts:
-    """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any."""
+    """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any.
+
+    `outboxes` are the findings of `doctor` about outboxes. The databases are not asked.
+    """
 
     until: float  # monotonic
     dead: Mapping[str, int]
     schedules: ScheduleTotals
+    outboxes: Sequence[Finding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +139,23 @@ class FleetNow:
         return [each for each in self.seen.assignments if (each.topic, each.group) == wanted]
 
 
-def read(fleet: Fleet, before: FleetNow | None = None) -> FleetNow:
+def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
     """Read the fleet. `before` is the previous look. Raises RedisUnavailable, RedisRefused."""
     taken = time.monotonic()
     seen = snapshot.read(fleet)
     slow = before.slow if before is not None else None
     if slow is None or time.monotonic() > slow.until:
-        slow = _slow(fleet, seen)
+        slow = _slow(fleet, settings, seen)
     return made(seen, slow, taken)
 
 
-def _slow(fleet: Fleet, seen: FleetSnapshot) -> SlowFacts:
+def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     bad, dead = BadValues(), Counter[str]()
     for (topic, _), figures in topics.figures_of(fleet.store, seen.topics, bad).items():
         dead[topic] += figures.dead
     timed = schedules.totals(fleet.store, None, seen.now_unix_ms, bad)
-    return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed)
+    report = diagnosis.examine(fleet.store.connection, settings, _OUTBOX_CHECKS)
+    return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed, report.findings)
 
 
 def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
@@ -172,6 +181,7 @@ def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
         *_of_lag(groups, explained),
         *_of_dead_letters(slow.dead),
         *_of_schedules(slow.schedules),
+        *_of_findings(slow.outboxes, "outboxes"),
         *(Trouble(WARN, str(row), "`streamqd doctor`", "doctor") for row in seen.unreadable[:5]),
         *(_of_directive(*each) for each in seen.directives),
     ]
@@ -239,11 +249,16 @@ def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
         found = no_instances(seen.fleet)
         yield Trouble(ALARM, found.text, found.fix, "fleet")
     for each in judged(INSTANCE_CHECKS, seen):
+        silent = _silent_since(seen, each.about)
+        yield from (replace(one, since_unix_ms=silent) for one in _of_findings([each], "fleet"))
+
+
+def _of_findings(findings: Iterable[Finding], kind: str) -> Iterator[Trouble]:
+    """Report the problems and warnings of checks."""
+    for each in findings:
         if each.severity != "note":
             level = ALARM if each.severity == "problem" else WARN
-            yield Trouble(
-                level, each.text, each.fix, "fleet", since_unix_ms=_silent_since(seen, each.about)
-            )
+            yield Trouble(level, each.text, each.fix, kind)
 
 
 def _silent_since(seen: FleetSnapshot, name: str) -> int | None:

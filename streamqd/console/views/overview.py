@@ -47,6 +47,8 @@ def _target(trouble: Trouble) -> tuple[str, dict[str, object]]:
         return "topic", {"topic": topic, "group": group}
     if trouble.kind == "dead":
         return "dead", {"topic": topic}
+    if trouble.kind == "outboxes":
+        return "doctor", {"area": "outboxes"}
     return trouble.kind, {}
 
 
