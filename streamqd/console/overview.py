@@ -160,6 +160,7 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
 
 def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     """Derive troubles and groups from facts."""
+    slow = replace(slow, dead=_dead(seen, slow.dead))
     causes = why.summed_up(why.problems(seen))
     worst: dict[tuple[str, str], tuple[str, str]] = {}  # level and cause of a group
     for found, _ in causes:
@@ -187,6 +188,18 @@ def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     ]
     troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
     return FleetNow(seen, slow, troubles, groups, taken)
+
+
+def _dead(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
+    """Return dead letters by topic: those of the snapshot, or as counted if one is missing."""
+    known: dict[str, dict[int, int | None]] = {}
+    for row in seen.assignments:
+        known.setdefault(row.topic, {})[row.partition] = row.partition_dead_letters
+    found = dict(counted)
+    for topic, numbers in known.items():
+        if None not in numbers.values():
+            found[topic] = sum(number or 0 for number in numbers.values())
+    return {topic: number for topic, number in found.items() if number}
 
 
 def _rank(level: str) -> int:

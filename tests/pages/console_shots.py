@@ -1,7 +1,7 @@
 """Take the pictures of the web console, light and dark: a part of `make docs NAME=shots`.
 
-A daemon works on five topics, and some messages fail. The hour before is
-written into the history, so that the trends are drawn.
+A daemon works on four topics, and most messages of one group fail. The hour before is written into
+the history, so that the trends are drawn.
 """
 
 from __future__ import annotations
@@ -27,6 +27,27 @@ GROUPS = (
     ("emails", "mailer", 60),
     ("parcels", "tracking", 12),
 )
+CODE = """
+import time
+
+from streamqd import Dead
+
+
+def handle(message):
+    pass
+
+
+def mail(message):
+    time.sleep(0.02)
+
+
+def post(message):
+    if message.payload == b"declined":
+        raise Dead("the bank declined the card")
+    if message.payload == b"refused":
+        raise ConnectionError("ledger.example.com:443 refused the connection")
+"""
+HANDLERS = {"ledger": "work:post", "mailer": "work:mail"}
 MINUTE_MS = 60_000
 
 
@@ -53,24 +74,24 @@ def configure(daemon: Daemon) -> None:
     """Give the daemon the topics and groups."""
     topics = {topic: {"partitions": 4} for topic, _, _ in GROUPS}
     consumers = [
-        {"topic": topic, "group": group, "handler": "work:obey", "max_attempts": 2,
-         "backoff": {"base": "1s"}}
+        {"topic": topic, "group": group, "handler": HANDLERS.get(group, "work:handle"),
+         "max_attempts": 2, "backoff": {"base": "1s"}}
         for topic, group, _ in GROUPS
     ]  # fmt: skip
     daemon.write_config(topics=topics, consumers=consumers)
 
 
 def send(producer: Producer) -> None:
-    """Send some messages to each topic. Payments fail at times."""
-    words = {"payments": ["ok"] * 9 + ["dead"], "emails": ["sleep 0.02"]}
+    """Send some messages to each topic. Most payments fail."""
+    payments = ["paid", "refused", "refused", "declined"]
     for topic in dict.fromkeys(topic for topic, _, _ in GROUPS):
         for number in range(20):
-            some = words.get(topic, ["ok"])
-            producer.send(topic, some[number % len(some)], key=f"customer-{number}")
+            payload = payments[number % len(payments)] if topic == "payments" else "ok"
+            producer.send(topic, payload, key=f"customer-{number}")
 
 
 def shoot(url: str, producer: Producer, images: Path) -> None:
-    """Take the overview in both schemes, after the figures of the groups are there."""
+    """Take the overview in both schemes, after the figures are there, and the dead letters."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -78,29 +99,34 @@ def shoot(url: str, producer: Producer, images: Path) -> None:
         state = None
         for scheme in ("light", "dark"):
             context = browser.new_context(
-                color_scheme=scheme, viewport={"width": 1280, "height": 760}, storage_state=state
+                color_scheme=scheme, viewport={"width": 1280, "height": 800}, storage_state=state
             )
             page = context.new_page()
             page.goto(url if state is None else url.partition("?")[0])
             page.wait_for_selector("#pulse[data-state=live]")
-            for _ in range(12):
+            for _ in range(24 if state is None else 4):
                 send(producer)
                 page.wait_for_timeout(500)
             page.screenshot(path=images / f"console-{scheme}.png")
+            if scheme == "light":
+                page.goto(f"{url.partition('?')[0]}topics/payments/dead?since=1h")
+                page.screenshot(path=images / "console-dead-letters.png")
             state = context.storage_state()
             context.close()
         browser.close()
 
 
 def main(images: Path) -> None:
-    """Write console-light.png and console-dark.png."""
+    """Write console-light.png, console-dark.png and console-dead-letters.png."""
     if not CHROMIUM.exists():
-        print("skipped, chromium is not installed: console-light.png, console-dark.png")
+        print("skipped, chromium is not installed: console-*.png")
         return
+    if (second := time.time() % 60) > 20:  # the trends shall not have a minute of this run
+        time.sleep(60 - second)
     server = servers.start("valkey", tcp=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            daemon = Daemon(Path(folder), server.url, name="web-1")
+            daemon = Daemon(Path(folder), server.url, name="web-1", code=CODE)
             configure(daemon)
             past(daemon)
             with (
