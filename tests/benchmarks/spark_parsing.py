@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from pyarrow import parquet
 
 from streamqd import spark as streamq
 from streamqd.spark.pipelines import derived, fitting, schemas
-from streamqd.spark.pipelines.reasons import Reasons
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,18 +88,17 @@ def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
 
 
 def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
-    """Parse with the judge; return the number of rows that fit, and of the others."""
+    """Parse as the archive does. Return the number of rows that fit, and of the others."""
     kind = schemas.read_schema(schema)
     columns = pa.schema([*derived.parsed_columns(), *schemas.stored(kind)])
-    now_us = 1_763_700_000_000_000
-    good, bad = out / "parsed", out / "quarantine"
-    begin = partial(
-        fitting.Fitter,
-        (good, columns.remove(0)),
-        (bad, derived.quarantine_columns().remove(0)),
-        Reasons(kind, "", now_us),
+    into = fitting.Destination(
+        (out / "parsed", columns.remove(0)),
+        (out / "quarantine", derived.quarantine_columns().remove(0)),
+        lambda files: frame.sparkSession.read.parquet(
+            *(str(out / "quarantine" / each.path) for each in files)
+        ),
     )
-    fit, unfit = fitting.written(fitting.judged(frame, kind, "", now_us), begin)
+    fit, unfit = fitting.fitted(frame, kind, "", 1_763_700_000_000_000, into)
     return sum(each.rows for each in fit), sum(each.rows for each in unfit)
 
 

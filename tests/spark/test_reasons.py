@@ -66,7 +66,8 @@ def judge(spark: SparkSession, schema: str, event_time: str, payloads: list[Any]
     reasons = Reasons(kind, event_time, NOW_US)
     found = {}
     for batch in fitting.judged(rows, kind, event_time, NOW_US).toArrow().to_batches():
-        found.update(zip(batch["id"].to_pylist(), reasons(batch).to_pylist(), strict=True))
+        told_now = reasons(batch).reasons.to_pylist()
+        found.update(zip(batch["id"].to_pylist(), told_now, strict=True))
     assert found.keys() == told.keys()
     return [
         (payloads[int(each.partition("-")[0])], found[each], told[each])

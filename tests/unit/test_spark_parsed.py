@@ -24,6 +24,7 @@ from streamqd.spark.pipelines.derived import (
     quarantine_columns,
 )
 from streamqd.spark.pipelines.fitting import Fitter
+from streamqd.spark.pipelines.reasons import Judged
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 from streamqd.spark.pipelines.strict import fault, forbidden
 from tests.support.quick import examples
@@ -190,22 +191,22 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     day = dt.date(2025, 1, 1)
     good, bad = parsed_columns().remove(0), quarantine_columns().remove(0)
     good = good.append(pa.field("a", pa.int64()))
-    told = pa.array([None, "it is not JSON"])
-    fitter = Fitter((tmp_path / "parsed", good), (tmp_path / "quarantine", bad), lambda _: told)
+    told = pa.array([None, "it is not JSON", None])
+    folders = (tmp_path / "parsed", good), (tmp_path / "quarantine", bad)
+    fitter = Fitter(*folders, lambda rows: Judged(rows, told, undecided=[2]))
     columns = {
-        "partition": pa.array([0, 0], pa.int32()),
-        "id": pa.array(["1-0", "2-0"]),
-        "timestamp": pa.array([1, 2], pa.timestamp("us", tz="UTC")),
-        "date": pa.array([day, day]),
-        "key": pa.array([None, None], pa.binary()),
-        "value": pa.array([b"{}", b"bad"]),
-        "event_date": pa.array([day, None], pa.date32()),
-        "row": pa.array([{"a": 1}, None], pa.struct([("a", pa.int64())])),
+        "partition": pa.array([0, 0, 0], pa.int32()),
+        "id": pa.array(["1-0", "2-0", "3-0"]),
+        "timestamp": pa.array([1, 2, 3], pa.timestamp("us", tz="UTC")),
+        "date": pa.array([day, day, day]),
+        "key": pa.array([None, None, None], pa.binary()),
+        "value": pa.array([b"{}", b"bad", b"odd"]),
+        "event_date": pa.array([day, None, None], pa.date32()),
+        "row": pa.array([{"a": 1}, None, None], pa.struct([("a", pa.int64())])),
     }
     fitter.write(pa.RecordBatch.from_pydict(columns))
-    fitter._write_late()
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
-    assert {each.parent.parent.name for each in files} == {"parsed", "quarantine"}
+    assert [each.parent.parent.name for each in sorted(files)] == ["parsed", *["quarantine"] * 2]
     fitter.discard()
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 

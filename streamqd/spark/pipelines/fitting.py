@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.pipelines.derived import OWN
-from streamqd.spark.pipelines.parts import DateWriter, WrittenFile
-from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, last_day
+from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, remove
+from streamqd.spark.pipelines.proofs import Prover
+from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, Judged, Reasons, last_day
 from streamqd.spark.pipelines.schemas import BAD, derails
 from streamqd.spark.pipelines.strict import faults
 
@@ -18,16 +20,49 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 REASON_MAX = 1000  # characters
-# A row describes a file. `bad` files belong to the quarantine.
-FILE_DDL = "path string, date string, rows bigint, size bigint, bad boolean"
+# A row describes a file. `rows_are` has one of the three values.
+FILE_DDL = "path string, date string, rows bigint, size bigint, rows_are string"
+FIT, UNFIT, UNDECIDED = "fit", "unfit", "undecided"
 _OPTIONS = {
     "columnNameOfCorruptRecord": BAD,
     "timeZone": "UTC",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-_KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # of the raw table
-LATE_BYTES = 32 << 20  # of rows for the quarantine in one task
+KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # of the raw table
+LATE_BYTES = 32 << 20  # of rows in the order of other dates, in one task
+
+
+class Destination(NamedTuple):
+    """Folders of the two tables of a topic, with the columns of their files.
+
+    `read` returns the rows of files that are written to the folder of the quarantine.
+    """
+
+    parsed: tuple[Path, pa.Schema]
+    quarantine: tuple[Path, pa.Schema]
+    read: Callable[[Sequence[WrittenFile]], DataFrame]
+
+
+def fitted(
+    rows: DataFrame, kind: StructType, event_time: str, now_us: int, into: Destination
+) -> tuple[list[WrittenFile], list[WrittenFile]]:
+    """Return new files with the rows that fit, and with the others.
+
+    Files of undecided rows exist only in between. After a kill, they are purged like all files
+    without a commit.
+    """
+    begin = partial(Fitter, into.parsed, into.quarantine)
+    prover = Prover(kind, event_time, now_us)
+    first = written(rows.select(*KEPT), partial(begin, prover))
+    if not first.undecided:
+        return first.fit, first.unfit
+    try:
+        rest = judged(into.read(first.undecided), kind, event_time, now_us)
+        second = written(rest, partial(begin, Reasons(kind, event_time, now_us)))
+    finally:
+        remove(into.quarantine[0], first.undecided)
+    return first.fit + second.fit, first.unfit + second.unfit
 
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
@@ -46,7 +81,7 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
         day, last = _day(at, kind[event_time].dataType), last_day(now_us)
         date = f.date_from_unix_date(f.when((day >= 0) & (day <= last), day))
     dated = rows.withColumn("event_date", f.when(~f.col("wrong"), date))
-    found = [*_KEPT, "event_date", "fault", "wrong", "row"]
+    found = [*KEPT, "event_date", "fault", "wrong", "row"]
     apart = [each for each in kind.fields if derails(each.dataType)]
     if apart:
         bad = StructField(BAD, StringType())
@@ -108,7 +143,7 @@ class Plain:
 
     def finish(self) -> pa.RecordBatch:
         """Close the files. Return a row for each."""
-        return _listing((self._files.finish(), False))
+        return _listing((self._files.finish(), FIT))
 
     def discard(self) -> None:
         """Remove them."""
@@ -116,82 +151,130 @@ class Plain:
 
 
 class Fitter:
-    """Writes rows of `judged` into files of the parsed table and the quarantine.
+    """Writes judged rows into files of the parsed table and the quarantine.
 
-    Rows for the quarantine come in the order of other dates than its own: they are held, up to
-    LATE_BYTES, and written date by date.
+    Undecided rows are written like those of the quarantine, without a reason and without a commit.
     """
 
     def __init__(
         self,
         parsed: tuple[Path, pa.Schema],
         quarantine: tuple[Path, pa.Schema],
-        reasons: Callable[[pa.RecordBatch], pa.Array],
+        judge: Callable[[pa.RecordBatch], Judged],
     ) -> None:
         """Open the writer. Each schema is that of the files, without the partition column."""
-        self._good = DateWriter(parsed[0], OWN[0], parsed[1])
-        self._bad = DateWriter(quarantine[0], "date", quarantine[1])
+        self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))
+        self._bad, self._undecided = (
+            _ByDate(DateWriter(quarantine[0], "date", quarantine[1])) for _ in range(2)
+        )
         self._schemas = parsed[1], quarantine[1]
-        self._reasons = reasons
-        self._late: list[pa.RecordBatch] = []
+        self._judge = judge
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
         import pyarrow as pa
 
-        reasons = self._reasons(batch)
-        fitting, unfitting = self._schemas
-        good = batch if reasons.null_count == len(batch) else batch.filter(reasons.is_null())
-        for date, rows in _by_date(good, "event_date"):
-            row = rows["row"]
-            # A column that the schema has no longer stays in the table.
-            has = {field.name for field in row.type}
-            fields = [
-                row.field(each.name) if each.name in has else pa.nulls(len(row), each.type)
-                for each in list(fitting)[len(OWN) - 1 :]
-            ]
-            self._good.write(
-                date, _as(fitting, [rows["partition"], rows["id"], rows["timestamp"], *fields])
-            )
-        if good is batch:
-            return
-        unfit = pa.RecordBatch.from_pydict(
-            {
-                "date": batch["date"],
-                **{name: batch[name] for name in unfitting.names if name != "reason"},
-                "reason": _short(reasons),
-            }
-        )
-        self._late.append(unfit.filter(reasons.is_valid()))
-        if sum(each.nbytes for each in self._late) >= LATE_BYTES:
-            self._write_late()
+        rows, reasons, undecided = self._judge(batch)
+        if undecided:
+            rest = rows.take(pa.array(undecided, pa.int64()))
+            self._undecided.add(rest["date"], self._unfit(rest, [None] * len(undecided)))
+            others = sorted(set(range(len(rows))).difference(undecided))
+            decided = pa.array(others, pa.int64())
+            rows, reasons = rows.take(decided), reasons.take(decided)
+        if reasons.null_count == len(rows):
+            good = rows
+        else:
+            good, bad = rows.filter(reasons.is_null()), rows.filter(reasons.is_valid())
+            self._bad.add(bad["date"], self._unfit(bad, _short(reasons.drop_null())))
+        self._good.add(good["event_date"], self._fit(good))
 
-    def _write_late(self) -> None:
+    def _fit(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
-        late, self._late = self._late, []
-        if not late:
-            return
-        unfitting = self._schemas[1]
-        for batch in pa.Table.from_batches(late).sort_by("date").combine_chunks().to_batches():
-            for date, rows in _by_date(batch, "date"):
-                self._bad.write(date, _as(unfitting, [rows[name] for name in unfitting.names]))
+        row, schema = rows["row"], self._schemas[0]
+        # A column that the schema has no longer stays in the table.
+        has = {field.name for field in row.type}
+        fields = [
+            row.field(each.name) if each.name in has else pa.nulls(len(row), each.type)
+            for each in list(schema)[len(OWN) - 1 :]
+        ]
+        return _as(schema, [rows["partition"], rows["id"], rows["timestamp"], *fields])
+
+    def _unfit(self, rows: pa.RecordBatch, reasons: Any) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        own = {"reason": pa.array(reasons, pa.string())}
+        schema = self._schemas[1]
+        return _as(schema, [own[name] if name in own else rows[name] for name in schema.names])
 
     def finish(self) -> pa.RecordBatch:
         """Close the files. Return a row for each."""
-        self._write_late()
-        return _listing((self._good.finish(), False), (self._bad.finish(), True))
+        writers = {FIT: self._good, UNFIT: self._bad, UNDECIDED: self._undecided}
+        return _listing(*((writer.finish(), what) for what, writer in writers.items()))
 
     def discard(self) -> None:
         """Remove them."""
-        self._good.discard()
-        self._bad.discard()
+        for writer in (self._good, self._bad, self._undecided):
+            writer.discard()
 
 
-def written(
-    frame: DataFrame, begin: Callable[[], Plain | Fitter]
-) -> tuple[list[WrittenFile], list[WrittenFile]]:
-    """Make Spark's tasks write a frame. Return the files of the table, and of the quarantine.
+class _ByDate:
+    """Writes rows into one file for each date, as far as they come in the order of their dates.
+
+    Other rows are held, up to LATE_BYTES, and written date by date.
+    """
+
+    def __init__(self, files: DateWriter) -> None:
+        self._files = files
+        self._held: list[tuple[pa.Array, pa.RecordBatch]] = []
+        self._bytes = 0
+
+    def add(self, dates: pa.Array, rows: pa.RecordBatch) -> None:
+        """Add rows of these dates."""
+        if not len(rows):
+            return
+        date = str(dates[0].as_py())
+        if not self._held and self._files.date in ("", date) and len(dates.unique()) == 1:
+            self._files.write(date, rows)
+            return
+        self._held.append((dates, rows))
+        self._bytes += rows.nbytes
+        if self._bytes >= LATE_BYTES:
+            self._write_held()
+
+    def _write_held(self) -> None:
+        from pyarrow import compute
+
+        held, self._held, self._bytes = self._held, [], 0
+        every = {date for dates, _ in held for date in dates.unique().to_pylist()}
+        # The date of the open file is first.
+        for date in sorted(every, key=lambda each: (str(each) != self._files.date, each)):
+            for dates, rows in held:
+                of_date = compute.equal(dates, date)
+                if of_date.true_count:
+                    some = rows if of_date.true_count == len(rows) else rows.filter(of_date)
+                    self._files.write(str(date), some)
+
+    def finish(self) -> list[WrittenFile]:
+        """Close the files. Return the description of each."""
+        self._write_held()
+        return self._files.finish()
+
+    def discard(self) -> None:
+        """Remove them."""
+        self._files.discard()
+
+
+class FittedFiles(NamedTuple):
+    """Files of the parsed table, of the quarantine, and of rows that Spark must judge."""
+
+    fit: list[WrittenFile]
+    unfit: list[WrittenFile]
+    undecided: list[WrittenFile]
+
+
+def written(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
+    """Make Spark's tasks write a frame. Return the files.
 
     A table function needs only pyarrow. `mapInArrow` would need pandas too.
     """
@@ -213,30 +296,22 @@ def written(
             yield self._writer.finish()
 
     function: Any = arrow_udtf(Files, returnType=FILE_DDL)
-    files: tuple[list[WrittenFile], list[WrittenFile]] = ([], [])
+    files = FittedFiles([], [], [])
+    lists = dict(zip((FIT, UNFIT, UNDECIDED), files, strict=True))
     for row in function(frame.asTable()).collect():
         none = (0, 0)
         file = WrittenFile(row["path"], row["date"], 0, row["rows"], row["size"], none, none)
-        files[row["bad"]].append(file)
+        lists[row["rows_are"]].append(file)
     return files
 
 
-def _listing(*written: tuple[Sequence[WrittenFile], bool]) -> pa.RecordBatch:
+def _listing(*written: tuple[Sequence[WrittenFile], str]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    rows = [(*file[:2], *file[3:5], bad) for files, bad in written for file in files]
-    kinds = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.bool_())
+    rows = [(*file[:2], *file[3:5], what) for files, what in written for file in files]
+    kinds = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string())
     columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
-    return pa.RecordBatch.from_arrays(columns, ["path", "date", "rows", "size", "bad"])
-
-
-def _by_date(rows: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    from pyarrow import compute
-
-    dates = rows[column].unique()
-    for date in dates:
-        some = rows if len(dates) == 1 else rows.filter(compute.equal(rows[column], date))
-        yield str(date.as_py()), some
+    return pa.RecordBatch.from_arrays(columns, ["path", "date", "rows", "size", "rows_are"])
 
 
 def _as(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:

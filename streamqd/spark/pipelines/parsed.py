@@ -22,7 +22,6 @@ from streamqd.spark.pipelines import compact, derived, fitting, schemas, tables
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import WrittenFile, last_id
 from streamqd.spark.pipelines.queries import failure
-from streamqd.spark.pipelines.reasons import Reasons
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 
 if TYPE_CHECKING:
@@ -69,14 +68,16 @@ def parse(
         assert pair is not None
     pair.parsed.grow(columns)
     for files, ends in _chunks(raw, pair.parsed):
-        now_us = round(time.time() * 1e6)
-        reasons = Reasons(kind, pipeline.event_time or "", now_us)
-        tables_of = (_in_files(pair.parsed), _in_files(pair.quarantine))
-        begin = partial(fitting.Fitter, *tables_of, reasons)
+        rows = _behind(session, raw, files, pair.parsed.positions)
+        into = fitting.Destination(
+            _in_files(pair.parsed),
+            _in_files(pair.quarantine),
+            partial(tables.read_files, session, pair.quarantine),
+        )
         try:
-            rows = _behind(session, raw, files, pair.parsed.positions)
-            frame = fitting.judged(rows, kind, pipeline.event_time or "", now_us)
-            fit, unfit = fitting.written(frame, begin)
+            fit, unfit = fitting.fitted(
+                rows, kind, pipeline.event_time or "", round(time.time() * 1e6), into
+            )
         except (Py4JError, PySparkException) as error:
             raise failure(error) from error
         check()

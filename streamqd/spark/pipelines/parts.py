@@ -179,7 +179,7 @@ class DateWriter:
         self._folder = folder
         self._column = column
         self._schema = schema
-        self._date = ""
+        self.date = ""  # of the open file
         self._file: OpenFile | None = None
         self._done: list[WrittenFile] = []
 
@@ -187,10 +187,10 @@ class DateWriter:
         """Add rows of a date, without that column."""
         if not rows.num_rows:
             return
-        if self._file is not None and (date != self._date or self._file.rows >= FILE_ROWS_MAX):
+        if self._file is not None and (date != self.date or self._file.rows >= FILE_ROWS_MAX):
             self._close()
         if self._file is None:
-            self._date = date
+            self.date = date
             within = f"{self._column}={date}" if self._column else ""
             self._file = OpenFile(self._folder, within, self._schema)
         self._file.add(rows)
@@ -213,11 +213,11 @@ class DateWriter:
         file = self._file
         assert file is not None
         size, none = file.close(), (0, 0)
-        self._done.append(WrittenFile(file.path, self._date, 0, file.rows, size, none, none))
+        self._done.append(WrittenFile(file.path, self.date, 0, file.rows, size, none, none))
         self._file = None
 
 
-def remove(folder: Path, files: Sequence[WrittenFile], begun: OpenFile | None) -> None:
+def remove(folder: Path, files: Sequence[WrittenFile], begun: OpenFile | None = None) -> None:
     """Remove files that no table names."""
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
         below(folder, path).unlink(missing_ok=True)

@@ -8,11 +8,12 @@ the column and not null in the payload.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.pipelines.schemas import BAD, derails, out_of_range, unlike
-from streamqd.spark.pipelines.strict import read
+from streamqd.spark.pipelines.strict import decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,18 @@ def last_day(now_us: int) -> int:
     return now_us // DAY_US + 1
 
 
+class Judged(NamedTuple):
+    """Rows of a raw table with their verdicts.
+
+    `rows` have the columns of the quarantine, `event_date`, and the columns of the schema in `row`.
+    `reasons` are null for rows that fit. Spark must decide about the `undecided` rows.
+    """
+
+    rows: pa.RecordBatch
+    reasons: pa.Array
+    undecided: Sequence[int] = ()
+
+
 class Reasons:
     """Finds the reasons why rows of `fitting.judged` do not fit. A value: each task gets a copy."""
 
@@ -39,23 +52,35 @@ class Reasons:
         self._last_day = last_day(now_us)
         self._apart = [each.name for each in kind.fields if derails(each.dataType)]
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the reason of each row, null for a row that fits."""
+    def __call__(self, batch: pa.RecordBatch) -> Judged:
+        """Return the rows of a batch with their reasons."""
+        columns, wrong = partial(_field, batch["row"]), _true(batch["wrong"])
+        return Judged(batch, self.of(batch["fault"], columns, self._unfit(batch), wrong))
+
+    def of(
+        self,
+        faults: pa.Array,
+        columns: Callable[[str], pa.Array],
+        unfit: Mapping[str, set[int]],
+        wrong_rows: Sequence[int] = (),
+    ) -> pa.Array:
+        """Return the reason of each row, null for a row that fits.
+
+        `unfit` are the rows of each column with values of another type. `wrong_rows` do not fit,
+        even without any other reason.
+        """
         import pyarrow as pa
 
-        faults, row = batch["fault"], batch["row"]
         said: dict[int, list[str]] = {}
-        unfit = self._unfit(batch)
         for field in self._kind.fields:
             wrong = unfit.get(field.name, set())
             told = dict.fromkeys(wrong, unlike(field))
-            for at, why in self._values(field, _field(row, field.name)):
+            for at, why in self._values(field, columns(field.name)):
                 told.setdefault(at, why)
             for at, why in told.items():
                 said.setdefault(at, []).append(why)
-        wrong_rows = _true(batch["wrong"])
         if not said and not wrong_rows and faults.null_count == len(faults):
-            return pa.nulls(len(batch), pa.string())
+            return pa.nulls(len(faults), pa.string())
         found = faults.to_pylist()
         for at in {*wrong_rows, *said}:
             if found[at] is None:
@@ -72,7 +97,7 @@ class Reasons:
             return {}
         picked = pa.array(rows, pa.int64())
         payloads = batch["value"].take(picked).to_pylist()
-        objects = [read(each) for each in payloads]
+        objects = [decoded(each)[0] for each in payloads]
         row, alone = batch["row"].take(picked), None
         if self._apart:
             alone = batch["alone"].take(picked)
@@ -102,7 +127,7 @@ class Reasons:
         for at in _outside(field.dataType, column):
             yield at, out_of_range(field)
         if timed:
-            days = _days(field.dataType, column)
+            days = days_of(field.dataType, column)
             for at in _true(compute.less(days, 0)):
                 yield at, f"{field.name} is before 1970"
             for at in _true(compute.greater(days, self._last_day)):
@@ -192,7 +217,7 @@ def _outside(kind: DataType, column: pa.Array) -> set[int]:
     )
 
     if isinstance(kind, DateType | TimestampType):
-        days = _days(kind, column)
+        days = days_of(kind, column)
         bounds = compute.min_max(days)
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         if low is None or (low >= FIRST_DAY and high <= LAST_DAY):
@@ -232,7 +257,7 @@ def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
     return {of[at] for at in inside}
 
 
-def _days(kind: DataType, column: pa.Array) -> pa.Array:
+def days_of(kind: DataType, column: pa.Array) -> pa.Array:
     """Return the days (from 1970) of dates or timestamps (UTC)."""
     import pyarrow as pa
     from pyarrow import compute

@@ -58,7 +58,7 @@ class ResultWriter:
         if self._table.done(query) >= number:
             return
         begin = partial(fitting.Plain, self._table.folder, self._columns)
-        files, _ = fitting.written(batch, begin)
+        files = fitting.written(batch, begin).fit
         self._table.append(files, {}, of=(query, number))
         self._batches += 1
         if self._batches % _TIDY == 0:

@@ -21,11 +21,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-_SECONDS_MAX = (1 << 63) // 1_000_000 - 1  # Spark multiplies more into any time at all
+SECONDS_MAX = (1 << 63) // 1_000_000 - 1  # Spark multiplies more into any time at all
 _DIGITS_MAX = 1000
 _HUGE = 10**_DIGITS_MAX
 # Exponents of more than three digits. Spark removes commas, and accepts digits of all scripts.
 _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
+
+
+# Limits of Spark's reader of JSON, which rejects the payload for a longer one, of any column.
+_NAME_MAX = 50_000
+_DEPTH_MAX = 900  # of 1,000
+_LONG_NUMBER = b"0" * 1000
+_AS_ZEROS = bytes.maketrans(b"123456789.eE+-", b"0" * 14)
 
 
 class _TwiceError(ValueError):
@@ -47,8 +54,11 @@ def _never(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
-# Floats stay texts: their exponent shows whether Spark can round them.
-_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, parse_float=str)
+# A float stays its text: the digits and the exponent show whether Spark can round it. Bytes differ
+# from the strings of a payload.
+Number = bytes
+_number = str.encode
+_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, parse_float=_number)
 
 _Check = Callable[[Any], bool]
 _Fields = Sequence[tuple[str, _Check]]
@@ -121,6 +131,8 @@ def _any_value(check: _Check, value: Any) -> bool:
 
 def _is_huge(value: Any) -> bool:
     """Return True if a number, or a text, has so many digits that Spark would compute for hours."""
+    if isinstance(value, Number):
+        value = value.decode()
     if isinstance(value, str):
         return len(value) > _DIGITS_MAX or _EXPONENT.search(value) is not None
     return isinstance(value, int) and abs(value) >= _HUGE
@@ -128,20 +140,43 @@ def _is_huge(value: Any) -> bool:
 
 def _is_beyond(value: Any) -> bool:
     """Return True if Spark would turn a number of seconds into another time."""
-    return isinstance(value, int) and abs(value) > _SECONDS_MAX
+    return isinstance(value, int) and abs(value) > SECONDS_MAX
 
 
 def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
     """Return why a payload is not a JSON object, or fails the checks. None if it is valid."""
-    if not payload:
-        return "it has no payload"
-    found = proven(payload)
-    if found is None:
-        found, why = _exact(payload)
-        if why is not None:
-            return why
+    found, why = decoded(payload)
+    if why is not None:
+        return why
     said = [why for name, why, check in checks if name in found and check(found[name])]
     return "; ".join(said) or None
+
+
+def decoded(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
+    """Return the object of a payload, and the reason if it is none. Floats are `Number`."""
+    if not payload:
+        return {}, "it has no payload"
+    found = proven(payload)
+    return _exact(payload) if found is None else (found, None)
+
+
+def is_ordinary(payload: bytes, found: dict[str, Any]) -> bool:
+    """Return True if an object is surely within the limits of Spark's reader of JSON."""
+    if len(payload) <= len(_LONG_NUMBER):
+        return True
+    if len(payload) > _NAME_MAX or _LONG_NUMBER in payload.translate(_AS_ZEROS):
+        return False
+    return payload.count(b"[") + payload.count(b"{") <= _DEPTH_MAX or _depth(found) <= _DEPTH_MAX
+
+
+def _depth(found: dict[str, Any]) -> int:
+    depth = 0
+    level: list[Any] = [found]
+    while level:
+        depth += 1
+        inner = [each.values() if type(each) is dict else each for each in level]
+        level = [value for each in inner for value in each if type(value) in (dict, list)]
+    return depth
 
 
 # --- the fast reader ------------------------------------------------------------------------------
@@ -153,7 +188,7 @@ _SPACE = b" \t\r\n"
 def _fast() -> Callable[[bytes], Any]:
     import msgspec
 
-    return msgspec.json.Decoder(float_hook=str).decode  # floats as the exact reader has them
+    return msgspec.json.Decoder(float_hook=_number).decode  # floats as the exact reader has them
 
 
 def proven(payload: bytes) -> dict[str, Any] | None:
@@ -168,7 +203,7 @@ def proven(payload: bytes) -> dict[str, Any] | None:
         return None
     if type(found) is not dict or b"\\ud" in payload or b"\\uD" in payload:
         return None
-    names = _names(found)
+    names = len(found) if payload.count(b"{") == 1 else _names(found)
     if names == payload.count(b":") or names == payload.translate(None, _SPACE).count(b'":'):
         return found
     return None
@@ -194,7 +229,7 @@ def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
     try:
         found = _decoder.decode(payload.decode())
         if b"\\ud" in payload or b"\\uD" in payload:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(found, ensure_ascii=False, default=repr).encode()
     except UnicodeDecodeError:
         return {}, "it is not UTF-8"
     except UnicodeEncodeError:
@@ -206,9 +241,3 @@ def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
     if not isinstance(found, dict):
         return {}, "it is JSON, but not an object"
     return found, None
-
-
-def read(payload: bytes) -> dict[str, Any]:
-    """Return the object of a payload that has no `fault`."""
-    found = proven(payload)
-    return _exact(payload)[0] if found is None else found

@@ -1,0 +1,80 @@
+"""Verdicts on payloads without Spark, wherever they are certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import compute
+
+from streamqd.spark.pipelines import schemas
+from streamqd.spark.pipelines.conversion import by_name, convert
+from streamqd.spark.pipelines.reasons import Judged, Reasons, days_of, last_day
+from streamqd.spark.pipelines.strict import decoded, is_ordinary
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+DATES_MAX = 16  # of one batch. Spark sorts rows of more dates, so that each gets one file.
+
+
+class Prover:
+    """Judges rows of a raw table. A value: each task gets a copy.
+
+    Most payloads are decoded once, and their values converted column by column. If a value has a
+    form whose result only Spark knows, its row stays undecided.
+    """
+
+    def __init__(self, kind: StructType, event_time: str, now_us: int) -> None:
+        self._kind = kind
+        self._event_time = event_time
+        self._last_day = last_day(now_us)
+        self._reasons = Reasons(kind, event_time, now_us)
+        self._columns = list(schemas.stored(kind))
+
+    def __call__(self, batch: pa.RecordBatch) -> Judged:
+        """Return the rows of a batch with their verdicts."""
+        objects, faults, undecided = _read(batch["value"].to_pylist())
+        fields = self._columns
+        columns: dict[str, pa.Array] = {}
+        wrong: dict[str, set[int]] = {}
+        for field, values in zip(fields, by_name(objects, self._kind.names), strict=True):
+            found = convert(field.type, values)
+            columns[field.name] = found.column
+            wrong[field.name] = found.wrong
+            undecided |= found.undecided
+        reasons = self._reasons.of(pa.array(faults, pa.string()), columns.__getitem__, wrong)
+        dates = self._dates(columns, batch["date"])
+        if len(dates.filter(reasons.is_null()).unique()) > DATES_MAX:
+            undecided.update(range(len(batch)))
+        row = pa.StructArray.from_arrays(list(columns.values()), fields=fields)
+        rows = batch.append_column("event_date", dates).append_column("row", row)
+        return Judged(rows, reasons, sorted(undecided))
+
+    def _dates(self, columns: dict[str, pa.Array], dates: pa.Array) -> pa.Array:
+        """Return the dates under which rows are stored, if they fit."""
+        if not self._event_time:
+            return dates
+        found = days_of(self._kind[self._event_time].dataType, columns[self._event_time])
+        possible = compute.and_(
+            compute.greater_equal(found, 0), compute.less_equal(found, self._last_day)
+        )
+        return compute.if_else(possible, found, None).cast(pa.int32()).cast(pa.date32())
+
+
+def _read(
+    payloads: Sequence[bytes | None],
+) -> tuple[list[dict[str, Any]], list[str | None], set[int]]:
+    """Return the objects of payloads, the faults of the others, and the rows that are undecided."""
+    objects: list[dict[str, Any]] = []
+    faults: list[str | None] = []
+    undecided: set[int] = set()
+    for at, payload in enumerate(payloads):
+        found, why = decoded(payload)
+        if payload and why is None and not is_ordinary(payload, found):
+            undecided.add(at)
+            found = {}
+        objects.append(found)
+        faults.append(why)
+    return objects, faults, undecided
