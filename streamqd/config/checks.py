@@ -53,6 +53,11 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
 
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:
     event_time = (*path, "event_time")
+    if pipeline.times and not pipeline.schema and problems.ok((*path, "schema"), (*path, "times")):
+        problems.add(
+            (*path, "times"),
+            "names columns of schema, which is not set: set schema, or remove times",
+        )
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
         problems.add(
             event_time,

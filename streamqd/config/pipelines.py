@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from streamqd.config.setting import setting
+from streamqd.config.setting import Shape, setting
+
+_TIME = Shape(
+    re.compile(r"\w[\w-]*\s+\S.*"),
+    'write a column and a unit or a pattern, such as "at milliseconds" or "at dd/MM/yyyy HH:mm"',
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +27,11 @@ class Pipeline:
         None,
         "Column of the schema, a timestamp or a date, by whose date (UTC) that table is divided."
         " Empty: the time of the entry.",
+    )
+    times: tuple[str, ...] = setting(
+        (),
+        "Form of the times of a timestamp or date column of the schema: the column, and seconds,"
+        ' milliseconds or microseconds since 1970, or a pattern of Spark, as in ["at milliseconds",'
+        ' "day dd/MM/yyyy"]. Other columns: ISO 8601, or seconds.',
+        shape=_TIME,
     )

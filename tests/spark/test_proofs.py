@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,14 @@ def raw(payloads: Sequence[bytes | None]) -> pa.RecordBatch:
 
 
 def compare(
-    spark: SparkSession, schema: str, event_time: str, payloads: Sequence[bytes | None]
+    spark: SparkSession,
+    schema: str,
+    event_time: str,
+    payloads: Sequence[bytes | None],
+    times: Sequence[str] = (),
 ) -> list[bytes | None]:
     """Compare verdict, reason, value and date of each payload. Return the undecided payloads."""
-    kind, batch = read_schema(schema), raw(payloads)
+    kind, batch = read_schema(schema, times), raw(payloads)
     found = Prover(kind, event_time, NOW_US)(batch)
     rows = spark.createDataFrame(batch.to_pylist(), COLUMNS)
     exact = exact_judge.judged(rows, kind, event_time, NOW_US).select("id", "reason").collect()
@@ -109,6 +114,27 @@ def test_usual_payloads_are_decided_without_spark(spark: SparkSession) -> None:
     for leaves in spark_parsing.WIDTHS:
         payloads = [spark_parsing.payload(leaves, n, wrong=n % 2 == 1) for n in range(40)]
         assert compare(spark, spark_parsing.schema_of(leaves), "", payloads) == []
+
+
+def test_times_in_a_unit_have_the_verdict_of_the_slow_judge(spark: SparkSession) -> None:
+    schema = "id long, s timestamp, m timestamp, u timestamp, p timestamp, d date"
+    times = ["s seconds", "m milliseconds", "u microseconds", "p dd/MM/yyyy HH:mm", "d yyyyMMdd"]
+    usual = [
+        b'{"id": 1, "s": 1763683195.123456, "m": 1763683195123, "u": 1763683195123456}',
+        b'{"s": "1763683195", "m": "1763683195123.5", "u": -1}',
+        b'{"s": null, "m": true}',
+        b'{"s": "now"}',
+        b'{"s": [1]}',
+    ]
+    assert compare(spark, schema, "m", usual, times) == []
+    texts = ("20/11/2025 10:00", "2025-11-20T10:00:00Z", "20251120", "7", "", "20251350", "1e9")
+    numbers = (
+        *("0", "-0", "1.5", "-1.9999999999", "1.9999999", "1e3", "1763683195000000", "9" * 17),
+        *("9" * 18, "9" * 19, "9" * 40, "253402300799.9", "-62135596801", "20251120"),
+    )
+    values = [*map(json.dumps, texts), *numbers, *map(json.dumps, numbers), "true", "{}", "null"]
+    odd = [f'{{"{name}": {each}}}'.encode() for name in "smupd" for each in values]
+    compare(spark, schema, "", odd, times)
 
 
 def test_limits_of_spark_are_left_to_spark(spark: SparkSession) -> None:

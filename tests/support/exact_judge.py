@@ -15,7 +15,6 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     MapType,
-    StringType,
     StructField,
     StructType,
     TimestampType,
@@ -31,12 +30,11 @@ if TYPE_CHECKING:
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
     """Return the rows of a raw table, each with its `reason`."""
-    rows, bad = fitting.converted(rows, kind), StructField(BAD, StringType())
-    text, wrong = f.col("text"), f.col("wrong")
+    rows = fitting.converted(rows, kind)
+    wrong = f.col("wrong")
     told = []
     for each in kind.fields:
-        part = StructType([each, bad])
-        alone = f.from_json(text, part, fitting._OPTIONS).getField(BAD).isNotNull()
+        alone = fitting._from_json("text", [each]).getField(BAD).isNotNull()
         last = last_day(now_us) if each.name == event_time else None
         told.append(_why_not(each, wrong & alone, last))
     said = f.concat_ws("; ", *told)

@@ -297,6 +297,8 @@ MISTAKES = [
     ('[pipelines."a b"]', 'pipelines."a b": "a b" is not a valid topic name'),
     ("[pipelines.a]\nschema = 3", "pipelines.a.schema: 3 must be a string"),
     ('[pipelines.a]\nevent_time = "at"', "pipelines.a.event_time: needs a schema"),
+    ('[pipelines.a]\ntimes = ["at seconds"]', "pipelines.a.times: needs a schema"),
+    ('[pipelines.a]\nschema = "at date"\ntimes = ["at"]', "write a column and a unit or a"),
     (
         '[pipelines.a]\nschema = "id long, that timestamp"\nevent_time = "at"',
         'pipelines.a.event_time: "at" is not a timestamp or date column of schema; name',

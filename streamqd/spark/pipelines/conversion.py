@@ -7,7 +7,9 @@ never wrong: each value is what Spark makes of it, and each wrong row is wrong f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from pyarrow import compute
 from streamqd.spark.pipelines.strict import SECONDS_MAX, Number
 
 _US = 1_000_000
+BEYOND_US = 253_402_300_800 * _US  # of the year 10,000, from 1970. No reader knows later times.
 _EMPTY: dict[str, Any] = {}
 _DAY = (
     "(?:[1-9][0-9]{3}-(?:"
@@ -47,8 +50,7 @@ def convert(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     for applies, converter in _CONVERTERS:
         if applies(kind):
             return converter(kind, values)
-    # Maps and binary columns: Spark decides.
-    return Converted(pa.nulls(len(values), kind), set(), set(_given(values)))
+    return leave(kind, values)  # maps and binary columns
 
 
 def _given(values: Sequence[Any]) -> list[int]:
@@ -203,6 +205,37 @@ def _timestamps(kind: pa.DataType, values: Sequence[Any]) -> Converted:
             others[at] = value
     micros = pa.array(seconds, pa.int64()).cast(kind)
     return Converted(compute.coalesce(found.column, micros), found.wrong | others.keys(), undecided)
+
+
+_OF_UNIT = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,9})?")
+
+
+def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Converted:
+    """Return a column of numbers, or strings of numbers, in a unit of `factor` microseconds."""
+    limit = BEYOND_US // factor
+    micros: list[int | None] = [None] * len(values)
+    wrong: set[int] = set()
+    undecided: set[int] = set()
+    for at, value in enumerate(values):
+        if type(value) is int and -limit < value < limit:
+            micros[at] = value * factor
+        elif type(value) in (str, Number, int):
+            text = value.decode() if type(value) is Number else str(value)
+            found = Decimal(text) if _OF_UNIT.fullmatch(text) else None
+            if found is not None and -limit < found < limit:
+                micros[at] = int(found * factor)
+            elif _begins_with_letter(value):
+                wrong.add(at)
+            else:
+                undecided.add(at)
+        elif value is not None:
+            wrong.add(at)
+    return Converted(pa.array(micros, pa.int64()).cast(kind), wrong, undecided)
+
+
+def leave(kind: pa.DataType, values: Sequence[Any]) -> Converted:
+    """Return a column whose values Spark converts."""
+    return Converted(pa.nulls(len(values), kind), set(), set(_given(values)))
 
 
 def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:

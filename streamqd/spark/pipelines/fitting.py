@@ -7,17 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streamqd.spark.pipelines.conversion import BEYOND_US
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, remove
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, Judged, Reasons, last_day
-from streamqd.spark.pipelines.schemas import BAD, derails
+from streamqd.spark.pipelines.schemas import BAD, UNITS, derails, form_of
 from streamqd.spark.pipelines.strict import faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 REASON_MAX = 1000  # characters
 # A row describes a file. `rows_are` has one of the three values.
@@ -72,7 +73,6 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
     a wrong row is converted again, without these columns and with each one alone.
     """
     from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructField, StructType
 
     rows = converted(rows, kind)
     date = f.col("date")
@@ -84,14 +84,9 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
     found = [*KEPT, "event_date", "fault", "wrong", "row"]
     apart = [each for each in kind.fields if derails(each.dataType)]
     if apart:
-        bad = StructField(BAD, StringType())
-        rest = StructType([*(each for each in kind.fields if each not in apart), bad])
-        parts = {"rest": rest} | {each.name: StructType([each, bad]) for each in apart}
+        parts = [[each for each in kind.fields if each not in apart], *([each] for each in apart)]
         alone = f.struct(
-            *(
-                f.from_json("text", part, _OPTIONS).alias(f"{number}")
-                for number, part in enumerate(parts.values())
-            )
+            *(_from_json("text", part).alias(f"{number}") for number, part in enumerate(parts))
         )
         dated = dated.withColumn("alone", f.when(f.col("wrong") & f.col("fault").isNull(), alone))
         found.append("alone")
@@ -106,15 +101,53 @@ def converted(rows: DataFrame, kind: StructType) -> DataFrame:
     text to convert. `wrong` rows do not match the schema, with a fault or without.
     """
     from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructField, StructType
 
     rows = rows.withColumn("fault", faults(f.col("value"), kind))
     text = f.when(f.col("fault").isNull(), f.col("value").cast("string"))
-    whole = StructType([*kind.fields, StructField(BAD, StringType())])
     row = f.col("row")
-    wrong = row.isNull() | row.getField(BAD).isNotNull()
-    rows = rows.withColumn("text", text).withColumn("row", f.from_json("text", whole, _OPTIONS))
-    return rows.withColumn("wrong", wrong)
+    rows = rows.withColumn("text", text).withColumn("row", _from_json("text", kind.fields))
+    return rows.withColumn("wrong", row.isNull() | row.getField(BAD).isNotNull())
+
+
+def _from_json(text: str, fields: Sequence[StructField]) -> Column:
+    """Return the columns of a text, and BAD, which is null if all of them fit."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+
+    forms = {each.name: form for each in fields if (form := form_of(each))}
+    read = [
+        StructField(
+            each.name,
+            each.dataType
+            if each.name not in forms
+            else (DecimalType(38, 9) if forms[each.name] in UNITS else StringType()),
+        )
+        for each in fields
+    ]
+    bad = StructField(BAD, StringType())
+    row = found = f.from_json(text, StructType([*read, bad]), _OPTIONS)
+    why = row.getField(BAD)
+    for each in fields:
+        if each.name not in forms:
+            continue
+        raw, form = row.getField(each.name), forms[each.name]
+        if form in UNITS:
+            time = _of_unit(raw, UNITS[form])
+        else:
+            time = f.try_to_timestamp(raw, f.lit(form)).cast(each.dataType)
+            why = f.coalesce(why, f.when(raw.isNotNull() & time.isNull(), raw))
+        found = found.withField(f"`{each.name}`", time)
+    return found.withField(BAD, why) if forms else found
+
+
+def _of_unit(number: Column, factor: int) -> Column:
+    """Return the time of a decimal number of a unit. Times beyond all years are out of range."""
+    from pyspark.sql import functions as f
+
+    limit = BEYOND_US // factor
+    us = number.try_cast("decimal(27,9)") * f.lit(factor).cast("decimal(7,0)")
+    beyond = f.signum(number.cast("double")).cast("bigint") * f.lit(BEYOND_US)
+    return f.timestamp_micros(f.when(f.abs(number) < limit, us.cast("bigint")).otherwise(beyond))
 
 
 def _day(value: Column, kind: DataType) -> Column:

@@ -96,7 +96,7 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
     """Return the schema of a topic, and the columns of its table. Raises Malformed, Refused."""
     import pyarrow as pa
 
-    kind = schemas.read_schema(pipeline.schema or "")
+    kind = schemas.read_schema(pipeline.schema or "", pipeline.times)
     columns = schemas.stored(kind)
     taken = [name for name in kind.names if name.lower() in OWN]
     if taken:

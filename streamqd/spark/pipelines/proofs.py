@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from streamqd.spark.pipelines import schemas
-from streamqd.spark.pipelines.conversion import by_name, convert
+from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave
 from streamqd.spark.pipelines.reasons import Judged, Reasons, days_of, last_day
 from streamqd.spark.pipelines.strict import decoded, is_ordinary
 
@@ -32,6 +32,7 @@ class Prover:
         self._last_day = last_day(now_us)
         self._reasons = Reasons(kind, event_time, now_us)
         self._columns = list(schemas.stored(kind))
+        self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
 
     def __call__(self, batch: pa.RecordBatch) -> Judged:
         """Return the rows of a batch with their verdicts."""
@@ -40,7 +41,13 @@ class Prover:
         columns: dict[str, pa.Array] = {}
         wrong: dict[str, set[int]] = {}
         for field, values in zip(fields, by_name(objects, self._kind.names), strict=True):
-            found = convert(field.type, values)
+            form = self._forms.get(field.name)
+            if form is None:
+                found = convert(field.type, values)
+            elif form in schemas.UNITS:
+                found = convert_unit(field.type, values, schemas.UNITS[form])
+            else:
+                found = leave(field.type, values)
             columns[field.name] = found.column
             wrong[field.name] = found.wrong
             undecided |= found.undecided

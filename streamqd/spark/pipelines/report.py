@@ -125,8 +125,10 @@ def _topic(
         entries = tables.topic_table(spark, settings, name, scope.archive, tier)
         none = spark.createDataFrame([], _LETTERS)
         letters = tables.dead_letter_table(spark, settings, name) if dead else none
-        schema = scope.schemas.get(name) or settings.pipelines.get(name, config.Pipeline()).schema
-        found = queries.figures(scope.within(entries), scope.within(letters), schema or "")
+        pipeline = settings.pipelines.get(name, config.Pipeline())
+        if name in scope.schemas:
+            pipeline = config.Pipeline(scope.schemas[name])
+        found = queries.figures(scope.within(entries), scope.within(letters), pipeline)
     except PySparkException as error:
         raise failure(error) from error
     parts = found["partitions"]

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import AtomicType, DataType
 
+from streamqd import config
 from streamqd.policy import fingerprint as fingerprints
 from streamqd.spark.pipelines import fitting
 from streamqd.spark.pipelines.schemas import read_schema
@@ -71,7 +72,7 @@ class ReportScope:
         return frame
 
 
-def figures(rows: DataFrame, letters: DataFrame, schema: str = "") -> dict[str, Any]:
+def figures(rows: DataFrame, letters: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Return the contents of a topic, by the queries above. With a schema, `fields` of payloads.
 
     `width_ms` is the width of a bucket of the timeline. Raises Malformed.
@@ -93,7 +94,7 @@ def figures(rows: DataFrame, letters: DataFrame, schema: str = "") -> dict[str, 
             "causes": [{**each.pop("newest"), **each} for each in causes],
             "width_ms": width,
             "timeline": ask(_TIMELINE, width=width),
-            "fields": _fields(rows, schema) if schema else None,
+            "fields": _fields(rows, pipeline) if pipeline.schema else None,
         }
 
 
@@ -153,13 +154,13 @@ def _width(rows: list[dict[str, Any]]) -> int:
 # --- fields of payloads ---------------------------------------------------------------------------
 
 
-def _fields(rows: DataFrame, schema: str) -> dict[str, Any]:
+def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Count the payloads that match the schema (`fits`) or not (`bad`). `rows` has one per field.
 
     A row has name, type, count, nulls, the approximate number of distinct values, least, greatest
     and top: pairs of a value (item) and its approximate count (count). Raises Malformed.
     """
-    kind = read_schema(schema)
+    kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
     counted = fitting.converted(rows, kind).agg(
         f.count_if(~f.col("wrong")).alias("fits"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamqd.errors import Malformed, Refused
@@ -11,8 +12,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructField, StructType
 
+UNITS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}  # in microseconds
 BAD = "__does_not_fit"  # column that Spark fills with a payload that is not of the schema
+_FORM = "streamqd.form"  # in the metadata of a column: the unit or the pattern of its times
 _NAME = re.compile(r"\w[\w-]{0,254}")
+_TIMES = ("date", "timestamp")
 _SIMPLE = (
     *("boolean", "smallint", "int", "bigint", "float", "double"),
     *("decimal", "string", "binary", "date", "timestamp"),
@@ -28,7 +32,7 @@ def unlike(field: StructField) -> str:
 
 def out_of_range(field: StructField) -> str:
     """Return the reason for a value (or a nested one) that JSON or readers cannot represent."""
-    if field.dataType.typeName() in ("date", "timestamp"):
+    if field.dataType.typeName() in _TIMES:
         return f"{field.name} is outside the years 1 to 9999"
     return f"{field.name} has a value out of range"
 
@@ -47,10 +51,11 @@ def derails(kind: DataType) -> bool:
     return isinstance(kind, MapType | BinaryType)
 
 
-def read_schema(schema: str) -> StructType:
+def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
     """Return the JSON schema in Spark's form, such as `id long, amount decimal(10,2)`.
 
-    Raises Malformed, and Refused for types that Spark reads wrongly.
+    `times` are columns and the unit or the pattern of their times. Raises Malformed, and Refused
+    for types that Spark reads wrongly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -68,7 +73,50 @@ def read_schema(schema: str) -> StructType:
         )
     for each in kind.fields:
         _check_json(each.dataType, each.name)
+    forms = dict(each.split(maxsplit=1) for each in times)
+    unknown = forms.keys() - {
+        each.name for each in kind.fields if each.dataType.typeName() in _TIMES
+    }
+    if unknown:
+        raise Refused(
+            f"times has the column {min(unknown)}, which is not a timestamp or date of the schema;"
+            " remove it from times, or add the column"
+        )
+    for each in kind.fields:
+        if each.name in forms:
+            each.metadata = {**(each.metadata or {}), _FORM: forms[each.name].strip()}
+    _check_forms(kind)
     return kind  # type: ignore[no-any-return]
+
+
+def form_of(field: StructField) -> str:
+    """Return the unit or the pattern of a column's times, "" for the usual forms."""
+    return str((field.metadata or {}).get(_FORM, ""))
+
+
+def _check_forms(kind: StructType) -> None:
+    """Refuse units of dates, and patterns that Spark cannot read."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as f
+
+    for each in kind.fields:
+        form = form_of(each)
+        if form in UNITS and each.dataType.typeName() == "date":
+            raise Refused(
+                f"times has {form} for {each.name}, which is a date; use a timestamp, or a pattern"
+            )
+        if not form or form in UNITS:
+            continue
+        spark = SparkSession.active()
+        text = f.date_format(f.lit("2001-02-03T04:05:06Z").cast("timestamp"), form)
+        try:
+            spark.range(1).select(f.try_to_timestamp(text, f.lit(form))).collect()
+        except PySparkException as error:
+            raise Refused(
+                f"times has {form!r} for {each.name}, which is not a pattern of Spark; use seconds,"
+                " milliseconds, microseconds, or a pattern such as dd/MM/yyyy HH:mm:ss"
+            ) from error
 
 
 def _check_json(kind: DataType, path: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from streamqd.spark.pipelines.schemas import out_of_range, unlike
+from streamqd.spark.pipelines.schemas import UNITS, form_of, out_of_range, unlike
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +88,9 @@ def forbidden(kind: StructType) -> _Checks:
 
     found = []
     for each in kind.fields:
+        if form := form_of(each):  # Spark reads units as decimals, and patterns as strings
+            found += [(each.name, unlike(each), _is_huge)] if form in UNITS else []
+            continue
         if check := _somewhere(each.dataType, DecimalType, _is_huge):
             found.append((each.name, unlike(each), check))
         if check := _somewhere(each.dataType, TimestampType, _is_beyond):
