@@ -30,6 +30,7 @@ from streamqd.spark.pipelines.strict import fault, forbidden
 from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.compute")
 deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyspark")
 
@@ -266,6 +267,41 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
     again = opened(archive, "orders")
     assert again is not None
     assert again.quarantine.version == quarantine.version, "it is paid once"
+
+
+def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
+    """T13: without them, every query of a column reads all files."""
+    moment = dt.datetime(2025, 11, 20, 10, 0, 0, 1_001, dt.UTC)
+    values: dict[str, list[Any]] = {
+        "entry_partition": [1, 0],
+        "entry_id": ["2-0", "1-0"],
+        "entry_time": [moment, moment - dt.timedelta(days=1)],
+        "amount": [1.5, None],
+        "note": ["é" * 33, "a"],
+        "who": [{"n": 1}, None],
+        "day": [dt.date(2025, 1, 1)] * 2,
+        "ok": [True, False],
+    }
+    columns = [
+        *parsed_columns(), pa.field("amount", pa.float64()), pa.field("note", pa.string()),
+        pa.field("who", pa.struct([("n", pa.int64())])), pa.field("day", pa.date32()),
+        pa.field("ok", pa.bool_()),
+    ]  # fmt: skip
+    table = archive.derived("orders", PARSED, pa.schema(columns))
+    assert table is not None
+    schema = pa.schema(columns[1:])
+    writer = DateWriter(table.folder, "event_date", schema)
+    writer.write("2025-11-20", pa.RecordBatch.from_pydict(values, schema=schema))
+    table.append(writer.finish(), at(1))
+    (found,) = pa.table(table.delta.get_add_actions(flatten=True)).to_pylist()
+    assert (found["min.entry_id"], found["max.entry_id"]) == ("1-0", "2-0")
+    assert (found["min.amount"], found["max.amount"], found["null_count.amount"]) == (1.5, 1.5, 1)
+    assert found["min.day"] == found["max.day"] == dt.date(2025, 1, 1)
+    assert found["max.entry_time"].replace(tzinfo=dt.UTC) == moment.replace(microsecond=2000)
+    assert found.get("max.note") is None, "it is longer than a bound"
+    rows = table.delta.to_pyarrow_dataset()
+    assert rows.count_rows(filter=pa.compute.field("amount") > 2) == 0
+    assert rows.count_rows(filter=pa.compute.field("entry_time") == moment) == 1
 
 
 def test_missing_owed_file_is_reported(archive: Archive) -> None:

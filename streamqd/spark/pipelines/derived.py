@@ -41,7 +41,7 @@ def result_columns() -> pa.Schema:
     return pa.schema([])
 
 
-PARSED = TableKind("parsed", OWN[:1], parsed_columns, OWN[3])
+PARSED = TableKind("parsed", OWN[:1], parsed_columns, "")
 QUARANTINE = TableKind("quarantine", ("date",), quarantine_columns, "timestamp")
 RESULTS = TableKind("results", (), result_columns, "")
 

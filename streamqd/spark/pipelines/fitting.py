@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REASON_MAX = 1000  # characters
 # A row describes a file. `rows_are` has one of the three values.
-FILE_DDL = "path string, date string, rows bigint, size bigint, rows_are string"
+FILE_DDL = "path string, date string, rows bigint, size bigint, bounds string, rows_are string"
 FIT, UNFIT, UNDECIDED = "fit", "unfit", "undecided"
 _OPTIONS = {
     "columnNameOfCorruptRecord": BAD,
@@ -333,7 +333,8 @@ def written(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFile
     lists = dict(zip((FIT, UNFIT, UNDECIDED), files, strict=True))
     for row in function(frame.asTable()).collect():
         none = (0, 0)
-        file = WrittenFile(row["path"], row["date"], 0, row["rows"], row["size"], none, none)
+        whole = (row["path"], row["date"], 0, row["rows"], row["size"], none, none)
+        file = WrittenFile(*whole, row["bounds"])
         lists[row["rows_are"]].append(file)
     return files
 
@@ -341,10 +342,11 @@ def written(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFile
 def _listing(*written: tuple[Sequence[WrittenFile], str]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    rows = [(*file[:2], *file[3:5], what) for files, what in written for file in files]
-    kinds = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string())
+    rows = [(*file[:2], *file[3:5], file.bounds, what) for files, what in written for file in files]
+    kinds = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.string())
     columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
-    return pa.RecordBatch.from_arrays(columns, ["path", "date", "rows", "size", "rows_are"])
+    names = ["path", "date", "rows", "size", "bounds", "rows_are"]
+    return pa.RecordBatch.from_arrays(columns, names)
 
 
 def _as(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:

@@ -81,7 +81,7 @@ def parse(
         except (Py4JError, PySparkException) as error:
             raise failure(error) from error
         check()
-        owed = Owed(pair.quarantine.note.batch, tuple(unfit))
+        owed = Owed(pair.quarantine.note.batch, tuple(each._replace(bounds="") for each in unfit))
         pair.parsed.append(fit, ends, owed=owed)
         pair.quarantine.append(unfit, ends, batch=pair.parsed.note.batch)
         done.batches += 1

@@ -7,6 +7,7 @@ part of the table, and vacuum removes it eventually.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from streamqd.spark.offsets import PART_MAX, Id
 FILE_ROWS_MAX = 5_000_000
 GROUP_BYTES = 32 << 20  # held back before a row group is written
 GROUP_ROWS = 1 << 17
+_BOUNDED_COLUMNS = 32  # as Delta's own writers do
+_BOUND_CHARACTERS = 32
 _DAY_MS = 86_400_000
 _LAST_DAY = 253_402_300_799 // 86_400  # ids beyond the calendar belong to its last day
 # Readers search for ids, not for contents: statistics of bodies cost time and help no reader.
@@ -46,6 +49,7 @@ class WrittenFile(NamedTuple):
     size: int
     first: Id
     last: Id
+    bounds: str = ""  # of its columns, as JSON in the form of Delta's statistics
 
 
 class OpenFile:
@@ -57,7 +61,10 @@ class OpenFile:
         self.rows = 0
         self._whole = below(folder, self.path)
         self._whole.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = parquet.ParquetWriter(self._whole, schema, compression="zstd", **options)
+        self.metadata: list[parquet.FileMetaData] = []  # of the closed file
+        self._writer = parquet.ParquetWriter(
+            self._whole, schema, compression="zstd", metadata_collector=self.metadata, **options
+        )
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = self._held_rows = 0
 
@@ -213,7 +220,8 @@ class DateWriter:
         file = self._file
         assert file is not None
         size, none = file.close(), (0, 0)
-        self._done.append(WrittenFile(file.path, self.date, 0, file.rows, size, none, none))
+        whole = (file.path, self.date, 0, file.rows, size, none, none)
+        self._done.append(WrittenFile(*whole, bounds_of(file.metadata)))
         self._file = None
 
 
@@ -221,6 +229,54 @@ def remove(folder: Path, files: Sequence[WrittenFile], begun: OpenFile | None = 
     """Remove files that no table names."""
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
         below(folder, path).unlink(missing_ok=True)
+
+
+def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
+    """Return the bounds of the first columns of files, by which readers pass over files.
+
+    In the form of Delta: `minValues`, `maxValues` and `nullCount`. Nested columns have none.
+    """
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for file in files:
+        groups = [file.row_group(group) for group in range(file.num_row_groups)]
+        for at in range(min(file.num_columns, _BOUNDED_COLUMNS)):
+            parts = [group.column(at) for group in groups]
+            seen = [part.statistics for part in parts if part.statistics is not None]
+            if not parts or "." in parts[0].path_in_schema or len(seen) < len(parts):
+                continue
+            name, nulls = parts[0].path_in_schema, [one.null_count for one in seen]
+            if None not in nulls:
+                found["nullCount"][name] = sum(nulls)
+            known = [one for one in seen if one.has_min_max]
+            if len(known) + nulls.count(None) < len(seen) or not known:
+                continue
+            low = _lower(min(one.min for one in known))
+            high = _upper(max(one.max for one in known))
+            if low is not None and high is not None:
+                found["minValues"][name], found["maxValues"][name] = low, high
+    return json.dumps(found)
+
+
+def _lower(value: Any) -> Any:
+    """Return a lower bound as Delta writes it, None for a type without bounds."""
+    if isinstance(value, dt.datetime):
+        return (
+            f"{value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+        )
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value[:_BOUND_CHARACTERS]
+    return value if type(value) in (int, float) else None
+
+
+def _upper(value: Any) -> Any:
+    """Return an upper bound. Times have milliseconds, and no text is longer than a bound."""
+    if isinstance(value, dt.datetime) and value.microsecond % 1000:
+        value += dt.timedelta(microseconds=1000 - value.microsecond % 1000)
+    if isinstance(value, str) and len(value) > _BOUND_CHARACTERS:
+        return None
+    return _lower(value)
 
 
 def file_folder(date: str, partition: int) -> str:

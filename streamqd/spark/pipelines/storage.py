@@ -539,6 +539,8 @@ def _action(file: WrittenFile, values: Mapping[str, str]) -> AddAction:
     from deltalake.transaction import AddAction
 
     stats: dict[str, Any] = {"numRecords": file.rows}
+    if file.bounds:
+        stats |= json.loads(file.bounds)
     if file.last != offsets.ZERO:
         bounds = [min(each[0], _LONG_MAX) for each in (file.first, file.last)]
         low, high = ({"id_ms": each} for each in bounds)

@@ -127,7 +127,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             number = partition.span.place[1]
             for file in self._write(reader, partition.span.place):
                 bounds = (offsets.write_id(file.first), offsets.write_id(file.last))
-                yield (*file[:-2], *bounds, None)
+                yield (*file[:5], *bounds, None)
             yield (None, None, number, reader.rows, None, None, offsets.write_id(reader.end), None)
 
     def _write(self, reader: EntryReader, place: TopicPartition) -> list[WrittenFile]:
