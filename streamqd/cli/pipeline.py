@@ -190,6 +190,45 @@ def compact(
     return CommandResult(document, lambda: _show_compacted(done), notes=notes, error=first)
 
 
+@pipeline.command()
+@click.argument("topic")
+@ARCHIVE
+@click.option(
+    "--quarantine-only", is_flag=True,
+    help="Parse only the entries in the quarantine. Those that fit move to the parsed table.",
+)  # fmt: skip
+@click.option(
+    "--allow-loss", is_flag=True,
+    help="Also remove parsed rows whose archived entries were deleted.",
+)  # fmt: skip
+@spark_options
+@answering
+def reparse(
+    session: Session,
+    *,
+    topic: str,
+    folder: Path,
+    quarantine_only: bool,
+    allow_loss: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> CommandResult:
+    """Parse archived entries of TOPIC again with its current schema.
+
+    Without --quarantine-only, both derived tables are removed and written again, also with columns
+    of other types. Readers see them grow. If the command is killed, run it again.
+    """
+    from streamqd.spark.pipelines.reparse import reparse as run_again
+
+    with lend_engine(session, "reparse", master, conf) as engine:
+        done = run_again(
+            session.settings, folder, topic, engine,
+            quarantine_only=quarantine_only, allow_loss=allow_loss,
+        )  # fmt: skip
+    text = f"{count(done.parsed, 'row')} of {topic} parsed, {done.quarantined:,} quarantined"
+    return CommandResult(dataclasses.asdict(done), text)
+
+
 def _show_compacted(done: Iterable[Compacted]) -> None:
     table(
         ("TOPIC", "ROWS", "FILES", "BEFORE", "PURGED", "SECONDS"),

@@ -23,6 +23,7 @@ from streamqd.errors import Malformed, Refused, StreamqdError
 from streamqd.spark.pipelines import derived, parsed
 from streamqd.spark.pipelines.archive import Archiver, Done
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE
+from streamqd.spark.pipelines.reparse import reparse
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 from tests.support import spark_process
 from tests.support.spark_process import QUICK
@@ -77,6 +78,15 @@ class Press:
             return done[0]
         finally:
             archiver.close()
+
+    def reparse(
+        self, schema: str = SCHEMA, *, times: tuple[str, ...] = (), **options: bool
+    ) -> tuple[int, int]:
+        """Parse archived entries again. Return the numbers of rows that fit, and of the others."""
+        pipelines = {"orders": Pipeline(schema or None, None, times)}
+        settings = replace(self.settings, pipelines=pipelines)
+        done = reparse(settings, self.folder, "orders", lambda: self.shop.spark, **options)
+        return done.parsed, done.quarantined
 
     def archived(self, rows: int) -> bool:
         """Return True if the raw table has this number of rows."""
@@ -498,6 +508,55 @@ def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.Mon
     assert {place: each.id for place, each in found.positions.items()} == {
         place: each.id for place, each in table.positions.items()
     }
+
+
+def test_a_quarantine_is_parsed_again_after_a_mended_schema(press: Press) -> None:
+    """T6: everything had to be parsed again, and rows of trimmed dates were lost."""
+    press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad", b'{"id": "three"}')
+    press.run()
+    assert (press.ids(), len(press.reasons())) == ([1], 3)
+    raw = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
+    raw.delete()
+    times = ("at milliseconds",)
+    assert press.reparse(times=times, quarantine_only=True) == (1, 2)
+    assert press.ids() == [1, 2]
+    at = dt.datetime.fromtimestamp(1763683195.123, dt.UTC)
+    assert at in [row["at"] for row in press.rows()]
+    assert press.reasons() == ["id is not bigint", "it is not JSON"]
+    assert press.reparse(times=times, quarantine_only=True) == (0, 2)
+
+
+def test_a_quarantine_that_was_half_replaced_is_completed(
+    press: Press, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad")
+    press.run()
+    for kind, before in ((PARSED, True), (QUARANTINE, True), (QUARANTINE, False)):
+        end = struck(monkeypatch, kind, before=before)
+        with pytest.raises(KilledError):
+            press.reparse(times=("at milliseconds",), quarantine_only=True)
+        end()
+        press.add(b"worse")
+        press.run()
+        entries = [row["entry_id"] for row in press.rows()]
+        entries += [row["id"] for row in press.rows(QUARANTINE)]
+        assert len(entries) == len(set(entries))
+        assert press.ids() == ([1] if kind is PARSED else [1, 2])
+
+
+def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> None:
+    press.add(FITS % 1, b'{"id": "two"}', b"bad")
+    press.run()
+    assert press.reparse("id string, at string") == (2, 1)
+    assert sorted(row["id"] for row in press.rows()) == ["1", "two"]
+    assert press.run("id string, at string").parsed == 0
+    raw = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
+    raw.delete()
+    with pytest.raises(Refused, match="3 parsed rows of orders have no archived entry any longer"):
+        press.reparse("id string")
+    assert press.reparse("id string", allow_loss=True) == (0, 0)
+    with pytest.raises(Refused, match="schema is not set"):
+        press.reparse("")
 
 
 def test_a_raw_table_that_was_put_back_is_told(press: Press) -> None:

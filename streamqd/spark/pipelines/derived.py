@@ -84,5 +84,5 @@ def opened(archive: Archive, topic: str) -> Pair | None:
                 f"{parsed.folder} and {quarantine.folder} are from different times; restore both"
                 " to versions of the same time, or remove both, to parse all entries again"
             )
-        quarantine.append(owed.files, parsed.positions, batch=batch)
+        quarantine.append(owed.files, parsed.positions, batch=batch, replace=owed.replaces)
     return Pair(parsed, quarantine)

@@ -8,7 +8,7 @@ between the two loses no file and duplicates none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -54,9 +54,6 @@ def parse(
     `spark` is called only if there are entries to parse. Raises Malformed, Refused, ArchiveError,
     PipelineError.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
     pair, done = derived.opened(archive, raw.topic), Fitted()
     if not any(True for _ in _chunks(raw, pair and pair.parsed)):
         return done
@@ -69,19 +66,9 @@ def parse(
     pair.parsed.grow(columns)
     for files, ends in _chunks(raw, pair.parsed):
         rows = _behind(session, raw, files, pair.parsed.positions)
-        into = fitting.Destination(
-            _in_files(pair.parsed),
-            _in_files(pair.quarantine),
-            partial(tables.read_files, session, pair.quarantine),
-        )
-        try:
-            fit, unfit = fitting.fitted(
-                rows, kind, pipeline.event_time or "", round(time.time() * 1e6), into
-            )
-        except (Py4JError, PySparkException) as error:
-            raise failure(error) from error
+        fit, unfit = _fitted(rows, pair, kind, pipeline)
         check()
-        owed = Owed(pair.quarantine.note.batch, tuple(each._replace(bounds="") for each in unfit))
+        owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit))
         pair.parsed.append(fit, ends, owed=owed)
         pair.quarantine.append(unfit, ends, batch=pair.parsed.note.batch)
         done.batches += 1
@@ -90,6 +77,56 @@ def parse(
     for table in pair:
         compact.tidy(table, done.batches)
     return done
+
+
+def parse_quarantine(
+    archive: Archive,
+    topic: str,
+    pipeline: config.Pipeline,
+    spark: Callable[[], SparkSession],
+    check: Callable[[], None],
+) -> Fitted:
+    """Judge the rows of a quarantine again, by the schema of today. Rows that fit move.
+
+    Returns the numbers of rows that moved, and that stay. Raises what `parse` raises.
+    """
+    pair = derived.opened(archive, topic)
+    files = [] if pair is None else pair.quarantine.files()
+    if pair is None or not files:
+        return Fitted()
+    session = spark()
+    kind, columns = read_columns(pipeline)
+    pair.parsed.grow(columns)
+    rows = tables.read_files(session, pair.quarantine, files)
+    fit, unfit = _fitted(rows, pair, kind, pipeline)
+    check()
+    owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
+    pair.parsed.append(fit, {}, owed=owed)
+    pair.quarantine.append(unfit, {}, batch=pair.parsed.note.batch, replace=True)
+    return Fitted(1, sum(each.rows for each in fit), sum(each.rows for each in unfit))
+
+
+def _fitted(
+    rows: DataFrame, pair: derived.Pair, kind: StructType, pipeline: config.Pipeline
+) -> tuple[list[WrittenFile], list[WrittenFile]]:
+    """Return new files of the two tables. Raises PipelineError."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    into = fitting.Destination(
+        _in_files(pair.parsed),
+        _in_files(pair.quarantine),
+        partial(tables.read_files, rows.sparkSession, pair.quarantine),
+    )
+    now_us = round(time.time() * 1e6)
+    try:
+        return fitting.fitted(rows, kind, pipeline.event_time or "", now_us, into)
+    except (Py4JError, PySparkException) as error:
+        raise failure(error) from error
+
+
+def _without_bounds(files: Sequence[WrittenFile]) -> tuple[WrittenFile, ...]:
+    return tuple(each._replace(bounds="") for each in files)
 
 
 def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:

@@ -70,10 +70,14 @@ class ArchiveDamagedError(ArchiveError):
 
 
 class Owed(NamedTuple):
-    """Files that a commit owes to a second table, whose last batch was `behind`."""
+    """Files that a commit owes to a second table, whose last batch was `behind`.
+
+    If they replace its files, all others are removed from the table.
+    """
 
     behind: int
     files: tuple[WrittenFile, ...]
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,13 +348,15 @@ class ArchiveTable:
         owed: Owed | None = None,
         batch: int | None = None,
         of: tuple[str, int] | None = None,
+        replace: bool = False,
     ) -> None:
         """Commit a batch: these files are in the archive, which reaches up to `positions`.
 
         `owed` is for the second table, which gets it next. `batch` is the number, by default one
         more than the last. `of` is the query whose batch it is, and the query's batch number, as in
-        `done`. When it returns, the commit has reached the disk. Raises Refused if another run has
-        committed a batch since the table was opened, ArchiveError.
+        `done`. With `replace`, all other files are removed from the table. When it returns, the
+        commit has reached the disk. Raises Refused if another run has committed a batch since the
+        table was opened, ArchiveError.
         """
         from deltalake import PostCommitHookProperties
 
@@ -361,7 +367,7 @@ class ArchiveTable:
         with self.changing():
             self.delta.create_write_transaction(
                 [_action(file, self.values(file.date, file.partition)) for file in files],
-                "append",
+                "overwrite" if replace else "append",
                 self.delta.schema(),
                 list(self.partitioned),
                 commit_properties=self._carrying(
@@ -574,13 +580,13 @@ def _note(text: Any, topic: str) -> BatchNote:
 def _owed(found: Any) -> Owed | None:
     if found is None:
         return None
-    behind, listed = found
+    behind, listed, *more = found
     files = []
     for path, date, partition, count, size, *_ in listed:
         files.append(
             WrittenFile(path, date, partition, int(count), int(size), offsets.ZERO, offsets.ZERO)
         )
-    return Owed(int(behind), tuple(files))
+    return Owed(int(behind), tuple(files), replaces=more == [True])
 
 
 @contextmanager

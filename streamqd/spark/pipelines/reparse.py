@@ -1,0 +1,80 @@
+"""Parses the archived entries of a topic again, after its schema was changed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamqd import config
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import derived, parsed, tables
+from streamqd.spark.pipelines.lease import PipelineLease
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from streamqd.store.keys import Keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class Reparsed:
+    """The number of rows that fit the schema now, and of those that do not."""
+
+    topic: str
+    parsed: int = 0
+    quarantined: int = 0
+    seconds: float = 0.0
+
+
+def reparse(
+    settings: config.Settings,
+    folder: Path,
+    topic: str,
+    spark: Callable[[], SparkSession],
+    *,
+    quarantine_only: bool = False,
+    allow_loss: bool = False,
+) -> Reparsed:
+    """Parse all archived entries of a topic again, or only those in its quarantine.
+
+    It may be killed at any time and repeated. Raises Refused, Malformed, ArchiveError,
+    PipelineError.
+    """
+    began = time.monotonic()
+    archive = Archive(folder)
+    pipeline = settings.pipelines.get(topic, config.Pipeline())
+    if not pipeline.schema:
+        raise Refused(f"pipelines.{topic}.schema is not set; set it to the columns of the payloads")
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    with PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name) as lease:
+        raw = archive.table(topic)
+        if raw is None:
+            raise Refused(f"topic {topic} is not in {folder}; pass a topic that is archived there")
+        if quarantine_only:
+            done = parsed.parse_quarantine(archive, topic, pipeline, spark, lease.check)
+        else:
+            spark()
+            parsed.read_columns(pipeline)  # before anything is removed
+            _remove(archive, raw, allow_loss=allow_loss)
+            done = parsed.parse(archive, raw, pipeline, spark, lease.check)
+    seconds = round(time.monotonic() - began, 3)
+    return Reparsed(topic, done.rows, done.quarantined, seconds)
+
+
+def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
+    """Remove both derived tables of a topic. Raises Refused if rows could not be made again."""
+    kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
+    made = [table for kind in kinds if (table := archive.derived(raw.topic, kind)) is not None]
+    rows = sum(each.rows for table in made for each in table.files())
+    archived = sum(each.rows for each in raw.files())
+    if rows > archived and not allow_loss:
+        raise Refused(
+            f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
+            " they would be lost; pass --quarantine-only, or --allow-loss to remove them"
+        )
+    for table in made:
+        shutil.rmtree(table.folder)
