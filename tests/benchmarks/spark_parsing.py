@@ -98,7 +98,7 @@ def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
             *(str(out / "quarantine" / each.path) for each in files)
         ),
     )
-    fit, unfit = fitting.fitted(frame, kind, "", 1_763_700_000_000_000, into)
+    fit, unfit, *_ = fitting.fitted(frame, kind, "", 1_763_700_000_000_000, into)
     return sum(each.rows for each in fit), sum(each.rows for each in unfit)
 
 

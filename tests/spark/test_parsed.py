@@ -292,6 +292,22 @@ def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
     assert {row["id"]: row["who"] for row in press.rows()} == {1: None, 2: "bob", 3: None}
 
 
+def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
+    """T13: `"Amount"` for `amount` was null without a word."""
+    said: list[str] = []
+    press.add(b'{"ID": 1, "amount": 2}')
+    press.run("id long, amount int COMMENT 'in cents'", warn=said.append)
+    (warning,) = said
+    assert warning.startswith(
+        "pipelines.orders: payloads have the name 'ID', and the schema has id"
+    )
+    press.add(b'{"id": 2}')
+    press.run("id long COMMENT 'the number', amount int COMMENT 'in cents'")
+    comments = {each.name: each.metadata.get("comment") for each in press.table().schema().fields}
+    assert (comments["id"], comments["amount"]) == ("the number", "in cents")
+    assert [row["id"] for row in sorted(press.rows(), key=lambda row: row["entry_id"])] == [None, 2]
+
+
 UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
     ("id string", None, Refused, "has the column id as long, not id as string; columns can"),
     ("ID long", None, Refused, "has the column id as long, not ID as long"),

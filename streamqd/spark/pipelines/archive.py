@@ -184,6 +184,11 @@ class Archiver:
             self._noted(table.topic, error)
             return
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined
+        for name, column in sorted(fitted.alike):
+            self._warn_once(
+                f"pipelines.{table.topic}: payloads have the name {ascii(name)[:100]}, and the"
+                f" schema has {column}, which is another column; correct the case of one of them"
+            )
 
     def _verify_new(self, table: ArchiveTable) -> None:
         """Check the files not yet reported to Redis, because Redis deletes reported entries."""

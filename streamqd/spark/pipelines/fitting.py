@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 REASON_MAX = 1000  # characters
-# A row describes a file. `rows_are` has one of the three values.
+# A row describes a file: `rows_are` has one of the first three values. Or it is ALIKE, a name in
+# payloads (`path`) that differs from a column (`date`) only in case.
 FILE_DDL = "path string, date string, rows bigint, size bigint, bounds string, rows_are string"
-FIT, UNFIT, UNDECIDED = "fit", "unfit", "undecided"
+FIT, UNFIT, UNDECIDED, ALIKE = "fit", "unfit", "undecided", "alike"
 _OPTIONS = {
     "columnNameOfCorruptRecord": BAD,
     "timeZone": "UTC",
@@ -47,7 +48,7 @@ class Destination(NamedTuple):
 
 def fitted(
     rows: DataFrame, kind: StructType, event_time: str, now_us: int, into: Destination
-) -> tuple[list[WrittenFile], list[WrittenFile]]:
+) -> FittedFiles:
     """Return new files with the rows that fit, and with the others.
 
     Files of undecided rows exist only in between. After a kill, they are purged like all files
@@ -57,13 +58,13 @@ def fitted(
     prover = Prover(kind, event_time, now_us)
     first = written(rows.select(*KEPT), partial(begin, prover))
     if not first.undecided:
-        return first.fit, first.unfit
+        return first
     try:
         rest = judged(into.read(first.undecided), kind, event_time, now_us)
         second = written(rest, partial(begin, Reasons(kind, event_time, now_us)))
     finally:
         remove(into.quarantine[0], first.undecided)
-    return first.fit + second.fit, first.unfit + second.unfit
+    return FittedFiles(first.fit + second.fit, first.unfit + second.unfit, [], first.alike)
 
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
@@ -202,12 +203,14 @@ class Fitter:
         )
         self._schemas = parsed[1], quarantine[1]
         self._judge = judge
+        self._alike: set[tuple[str, str]] = set()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
         import pyarrow as pa
 
-        rows, reasons, undecided = self._judge(batch)
+        rows, reasons, undecided, alike = self._judge(batch)
+        self._alike |= alike
         if undecided:
             rest = rows.take(pa.array(undecided, pa.int64()))
             self._undecided.add(rest["date"], self._unfit(rest, [None] * len(undecided)))
@@ -241,9 +244,12 @@ class Fitter:
         return _as(schema, [own[name] if name in own else rows[name] for name in schema.names])
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files. Return a row for each."""
+        """Close the files. Return a row for each, and for each name of another case."""
         writers = {FIT: self._good, UNFIT: self._bad, UNDECIDED: self._undecided}
-        return _listing(*((writer.finish(), what) for what, writer in writers.items()))
+        none = (0, 0)
+        names = [WrittenFile(name, column, 0, 0, 0, none, none) for name, column in self._alike]
+        files = ((writer.finish(), what) for what, writer in writers.items())
+        return _listing(*files, (names, ALIKE))
 
     def discard(self) -> None:
         """Remove them."""
@@ -299,11 +305,15 @@ class _ByDate:
 
 
 class FittedFiles(NamedTuple):
-    """Files of the parsed table, of the quarantine, and of rows that Spark must judge."""
+    """Files of the parsed table, of the quarantine, and of rows that Spark must judge.
+
+    `alike` are names in payloads, and the columns from which they differ only in case.
+    """
 
     fit: list[WrittenFile]
     unfit: list[WrittenFile]
     undecided: list[WrittenFile]
+    alike: set[tuple[str, str]]
 
 
 def written(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
@@ -329,9 +339,12 @@ def written(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFile
             yield self._writer.finish()
 
     function: Any = arrow_udtf(Files, returnType=FILE_DDL)
-    files = FittedFiles([], [], [])
-    lists = dict(zip((FIT, UNFIT, UNDECIDED), files, strict=True))
+    files = FittedFiles([], [], [], set())
+    lists = {FIT: files.fit, UNFIT: files.unfit, UNDECIDED: files.undecided}
     for row in function(frame.asTable()).collect():
+        if row["rows_are"] == ALIKE:
+            files.alike.add((row["path"], row["date"]))
+            continue
         none = (0, 0)
         whole = (row["path"], row["date"], 0, row["rows"], row["size"], none, none)
         file = WrittenFile(*whole, row["bounds"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ class Fitted:
     batches: int = 0
     rows: int = 0
     quarantined: int = 0
+    alike: set[tuple[str, str]] = field(default_factory=set)  # names, and columns of another case
 
 
 def parse(
@@ -66,7 +67,7 @@ def parse(
     pair.parsed.grow(columns)
     for files, ends in _chunks(raw, pair.parsed):
         rows = _behind(session, raw, files, pair.parsed.positions)
-        fit, unfit = _fitted(rows, pair, kind, pipeline)
+        fit, unfit, _, alike = _fitted(rows, pair, kind, pipeline)
         check()
         owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit))
         pair.parsed.append(fit, ends, owed=owed)
@@ -74,6 +75,7 @@ def parse(
         done.batches += 1
         done.rows += sum(each.rows for each in fit)
         done.quarantined += sum(each.rows for each in unfit)
+        done.alike |= alike
     for table in pair:
         compact.tidy(table, done.batches)
     return done
@@ -98,7 +100,7 @@ def parse_quarantine(
     kind, columns = read_columns(pipeline)
     pair.parsed.grow(columns)
     rows = tables.read_files(session, pair.quarantine, files)
-    fit, unfit = _fitted(rows, pair, kind, pipeline)
+    fit, unfit, *_ = _fitted(rows, pair, kind, pipeline)
     check()
     owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
     pair.parsed.append(fit, {}, owed=owed)
@@ -108,7 +110,7 @@ def parse_quarantine(
 
 def _fitted(
     rows: DataFrame, pair: derived.Pair, kind: StructType, pipeline: config.Pipeline
-) -> tuple[list[WrittenFile], list[WrittenFile]]:
+) -> fitting.FittedFiles:
     """Return new files of the two tables. Raises PipelineError."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException

@@ -16,6 +16,7 @@ from streamqd.spark.pipelines.strict import decoded, is_ordinary
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_SAMPLED = 64  # one of so many payloads is searched for names of another case
 DATES_MAX = 16  # of one batch. Spark sorts rows of more dates, so that each gets one file.
 
 
@@ -57,7 +58,13 @@ class Prover:
             undecided.update(range(len(batch)))
         row = pa.StructArray.from_arrays(list(columns.values()), fields=fields)
         rows = batch.append_column("event_date", dates).append_column("row", row)
-        return Judged(rows, reasons, sorted(undecided))
+        return Judged(rows, reasons, sorted(undecided), self._alike(objects))
+
+    def _alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
+        """Return names in some of the objects, and the columns that they may have meant."""
+        names = set[str]().union(*objects[::_SAMPLED]).difference(self._kind.names)
+        columns = {each.lower(): each for each in self._kind.names}
+        return frozenset((each, columns[each.lower()]) for each in names if each.lower() in columns)
 
     def _dates(self, columns: dict[str, pa.Array], dates: pa.Array) -> pa.Array:
         """Return the dates under which rows are stored, if they fit."""

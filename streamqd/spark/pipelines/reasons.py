@@ -35,12 +35,14 @@ class Judged(NamedTuple):
     """Rows of a raw table with their verdicts.
 
     `rows` have the columns of the quarantine, `event_date`, and the columns of the schema in `row`.
-    `reasons` are null for rows that fit. Spark must decide about the `undecided` rows.
+    `reasons` are null for rows that fit. Spark must decide about the `undecided` rows. `alike` are
+    names in payloads, and the columns from which they differ only in case.
     """
 
     rows: pa.RecordBatch
     reasons: pa.Array
     undecided: Sequence[int] = ()
+    alike: frozenset[tuple[str, str]] = frozenset()
 
 
 class Reasons:

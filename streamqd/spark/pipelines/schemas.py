@@ -147,11 +147,19 @@ def stored(kind: StructType) -> pa.Schema:
 
     Names that differ only in case are duplicates, as in Spark.
     """
+    import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
     _check(kind, "")
     nullable: Any = kind._as_nullable()  # noqa: SLF001 - there is no public name
-    return to_arrow_schema(nullable, timezone="UTC")
+    columns = to_arrow_schema(nullable, timezone="UTC")
+    return pa.schema([_commented(each, kind[each.name]) for each in columns])
+
+
+def _commented(column: pa.Field, field: StructField) -> pa.Field:
+    """Return a column with its comment as Delta has it, and without other metadata."""
+    comment = (field.metadata or {}).get("comment")
+    return column.with_metadata({"comment": str(comment)}) if comment else column.remove_metadata()
 
 
 def _check(kind: DataType, within: str) -> None:

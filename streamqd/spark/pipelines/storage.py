@@ -391,7 +391,10 @@ class ArchiveTable:
         return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
 
     def grow(self, columns: pa.Schema) -> None:
-        """Add the columns that the table lacks. Raises Refused for a column of another type."""
+        """Add the columns that the table lacks, and set new comments.
+
+        Raises Refused for a column of another type.
+        """
         from deltalake import Schema
 
         have = {each.name.lower(): each for each in self.delta.schema().fields}
@@ -408,6 +411,11 @@ class ArchiveTable:
         if missing:
             with self.changing():
                 self.delta.alter.add_columns(missing)
+        for each in wanted:
+            comment, found = each.metadata.get("comment"), have.get(each.name.lower(), each)
+            if comment and found.metadata.get("comment") != comment:
+                with self.changing():
+                    self.delta.alter.set_column_metadata(each.name, {"comment": comment})
 
     @contextmanager
     def changing(self) -> Iterator[None]:

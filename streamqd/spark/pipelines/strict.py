@@ -86,10 +86,11 @@ def forbidden(kind: StructType) -> _Checks:
     """Return the checks for values that `fault` must not find in columns of this schema."""
     from pyspark.sql.types import DecimalType, TimestampType
 
-    found = []
+    found: list[tuple[str, str, _Check]] = []
     for each in kind.fields:
         if form := form_of(each):  # Spark reads units as decimals, and patterns as strings
-            found += [(each.name, unlike(each), _is_huge)] if form in UNITS else []
+            if form in UNITS:
+                found.append((each.name, unlike(each), _is_huge))
             continue
         if check := _somewhere(each.dataType, DecimalType, _is_huge):
             found.append((each.name, unlike(each), check))
