@@ -56,7 +56,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
     if pipeline.times and not pipeline.schema and problems.ok((*path, "schema"), (*path, "times")):
         problems.add(
             (*path, "times"),
-            "names columns of schema, which is not set: set schema, or remove times",
+            "needs a schema, and none is set; set schema, or remove times",
         )
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
         problems.add(

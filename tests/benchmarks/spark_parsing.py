@@ -91,7 +91,7 @@ def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
     """Parse as the archive does. Return the number of rows that fit, and of the others."""
     kind = schemas.read_schema(schema)
     columns = pa.schema([*derived.parsed_columns(), *schemas.stored(kind)])
-    into = fitting.Destination(
+    into = fitting.PairFolders(
         (out / "parsed", columns.remove(0)),
         (out / "quarantine", derived.quarantine_columns().remove(0)),
         lambda files: frame.sparkSession.read.parquet(

@@ -24,7 +24,7 @@ from streamqd.spark.pipelines.derived import (
     quarantine_columns,
 )
 from streamqd.spark.pipelines.fitting import Fitter
-from streamqd.spark.pipelines.reasons import Judged
+from streamqd.spark.pipelines.reasons import JudgedRows
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 from streamqd.spark.pipelines.strict import fault, forbidden
 from tests.support.quick import examples
@@ -194,7 +194,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     good = good.append(pa.field("a", pa.int64()))
     told = pa.array([None, "it is not JSON", None])
     folders = (tmp_path / "parsed", good), (tmp_path / "quarantine", bad)
-    fitter = Fitter(*folders, lambda rows: Judged(rows, told, undecided=[2]))
+    fitter = Fitter(*folders, lambda rows: JudgedRows(rows, told, undecided=[2]))
     columns = {
         "partition": pa.array([0, 0, 0], pa.int32()),
         "id": pa.array(["1-0", "2-0", "3-0"]),

@@ -11,7 +11,7 @@ from streamqd.spark.pipelines.conversion import BEYOND_US
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, remove
 from streamqd.spark.pipelines.proofs import Prover
-from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, Judged, Reasons, last_day
+from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
 from streamqd.spark.pipelines.schemas import BAD, UNITS, derails, form_of
 from streamqd.spark.pipelines.strict import faults
 
@@ -35,7 +35,7 @@ KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # of the raw ta
 LATE_BYTES = 32 << 20  # of rows in the order of other dates, in one task
 
 
-class Destination(NamedTuple):
+class PairFolders(NamedTuple):
     """Folders of the two tables of a topic, with the columns of their files.
 
     `read` returns the rows of files that are written to the folder of the quarantine.
@@ -47,7 +47,7 @@ class Destination(NamedTuple):
 
 
 def fitted(
-    rows: DataFrame, kind: StructType, event_time: str, now_us: int, into: Destination
+    rows: DataFrame, kind: StructType, event_time: str, now_us: int, into: PairFolders
 ) -> FittedFiles:
     """Return new files with the rows that fit, and with the others.
 
@@ -194,7 +194,7 @@ class Fitter:
         self,
         parsed: tuple[Path, pa.Schema],
         quarantine: tuple[Path, pa.Schema],
-        judge: Callable[[pa.RecordBatch], Judged],
+        judge: Callable[[pa.RecordBatch], JudgedRows],
     ) -> None:
         """Open the writer. Each schema is that of the files, without the partition column."""
         self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))

@@ -115,7 +115,7 @@ def _fitted(
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    into = fitting.Destination(
+    into = fitting.PairFolders(
         _in_files(pair.parsed),
         _in_files(pair.quarantine),
         partial(tables.read_files, rows.sparkSession, pair.quarantine),

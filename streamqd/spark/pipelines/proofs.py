@@ -10,7 +10,7 @@ from pyarrow import compute
 
 from streamqd.spark.pipelines import schemas
 from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave
-from streamqd.spark.pipelines.reasons import Judged, Reasons, days_of, last_day
+from streamqd.spark.pipelines.reasons import JudgedRows, Reasons, days_of, last_day
 from streamqd.spark.pipelines.strict import decoded, is_ordinary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Prover:
         self._columns = list(schemas.stored(kind))
         self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
 
-    def __call__(self, batch: pa.RecordBatch) -> Judged:
+    def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
         """Return the rows of a batch with their verdicts."""
         objects, faults, undecided = _read(batch["value"].to_pylist())
         fields = self._columns
@@ -58,7 +58,7 @@ class Prover:
             undecided.update(range(len(batch)))
         row = pa.StructArray.from_arrays(list(columns.values()), fields=fields)
         rows = batch.append_column("event_date", dates).append_column("row", row)
-        return Judged(rows, reasons, sorted(undecided), self._alike(objects))
+        return JudgedRows(rows, reasons, sorted(undecided), self._alike(objects))
 
     def _alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
         """Return names in some of the objects, and the columns that they may have meant."""

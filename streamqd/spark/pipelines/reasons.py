@@ -31,7 +31,7 @@ def last_day(now_us: int) -> int:
     return now_us // DAY_US + 1
 
 
-class Judged(NamedTuple):
+class JudgedRows(NamedTuple):
     """Rows of a raw table with their verdicts.
 
     `rows` have the columns of the quarantine, `event_date`, and the columns of the schema in `row`.
@@ -54,10 +54,10 @@ class Reasons:
         self._last_day = last_day(now_us)
         self._apart = [each.name for each in kind.fields if derails(each.dataType)]
 
-    def __call__(self, batch: pa.RecordBatch) -> Judged:
+    def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
         """Return the rows of a batch with their reasons."""
         columns, wrong = partial(_field, batch["row"]), _true(batch["wrong"])
-        return Judged(batch, self.of(batch["fault"], columns, self._unfit(batch), wrong))
+        return JudgedRows(batch, self.of(batch["fault"], columns, self._unfit(batch), wrong))
 
     def of(
         self,
