@@ -214,6 +214,7 @@ class Relay:
                 raise
             # If it was asked to delete, `_settled` is deleted again.
             self._database.close()
+            self._identified = False  # it may be another server afterwards
             self._figures.failed(_Obstacle("refused" if refused else "database", str(error)))
             self._away.failed(outbox=self._options.name, error=str(error), refused=refused or None)
             self._keep_while_away()
@@ -255,6 +256,7 @@ class Relay:
             self._database.wait(seconds, self._stop_fd)
         except DatabaseUnavailable as error:
             self._database.close()
+            self._identified = False
             self._away.failed(outbox=self._options.name, error=str(error))
 
     def _is_empty(self) -> bool:

@@ -87,12 +87,19 @@ _LOST_COMMITS = {
     ),
 }
 # Each identifies a server or a file, and the table in it.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
 _IDENTITY = {
+    # No two servers started in the same microsecond.
     "postgresql": (
-        "SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text),"
+        "SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) AS text),"
         " CAST(current_database() AS text), CAST(to_regclass(%s)::oid AS text)"
     ),
-    "mysql": "SELECT @@hostname, @@port, @@datadir, COALESCE(%s, DATABASE()), %s",
+    # Two servers in containers can be alike in all but the time of the table.
+    "mysql": (
+        "SELECT @@hostname, @@port, @@datadir, table_schema, table_name, create_time"
+        " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
+        " AND table_name = %s"
+    ),
     "sqlite": "SELECT file, ?1 FROM pragma_database_list WHERE name = ?2",
 }
 _TRIGGER = (
@@ -143,21 +150,21 @@ def check(database: Database) -> OutboxCheck:
 
 
 def identity(database: Database) -> str:
-    """Return a text that is equal for two URLs of one table, '' if the database does not tell it.
+    """Return a text that is equal for two URLs of one table, '' if the table does not exist.
 
-    A copy of a database with its files has the same one. Raises DatabaseUnavailable.
+    It changes when a server of PostgreSQL restarts. Raises DatabaseUnavailable.
     """
-    try:
-        found = database.rows(_IDENTITY[database.dialect], named(database, database.table.name))
-    except DatabaseRefused:  # the function or the variable needs a permission
+    found = database.rows(_IDENTITY[database.dialect], named(database, database.table.name))
+    if not found or None in found[0]:
         return ""
     parts = [bytes(each) if isinstance(each, bytes) else str(each).encode() for each in found[0]]
     if database.dialect == "sqlite":
         try:
             file = Path(os.fsdecode(parts[0])).stat()
+            boot = _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
         except OSError as error:
             raise DatabaseUnavailable(f"{database.table.name}: {error.strerror}") from error
-        parts[0] = f"{socket.gethostname()}:{file.st_dev}:{file.st_ino}".encode()
+        parts[0] = f"{boot}:{file.st_dev}:{file.st_ino}".encode()
     return hashlib.sha256(b"\0".join([database.dialect.encode(), *parts])).hexdigest()[:32]
 
 
