@@ -13,7 +13,7 @@ import pytest
 
 from streamqd import config
 from streamqd.registration import ensure_topics
-from tests.support import hosts, kill_matrix
+from tests.support import hosts, kill_matrix, quick
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer
@@ -274,7 +274,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("shape", TOGETHER)
+@pytest.mark.parametrize("shape", quick.first(1, TOGETHER))
 def test_a_message_is_dead_lettered_alone_after_three_lost_hosts(
     new_host: NewDaemon, shape: str, partitions: int
 ):

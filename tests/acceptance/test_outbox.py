@@ -18,7 +18,7 @@ from streamqd.config import Redis
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.support import databases, servers
+from tests.support import databases, quick, servers
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.outboxes import NAME, TOPIC, OutboxSite, Writers, exit_after_commit, sender
@@ -33,7 +33,7 @@ KILL_SECONDS = 0.3
 NewSite = Callable[..., OutboxSite]
 
 
-@pytest.fixture(params=databases.DIALECTS)
+@pytest.fixture(params=quick.first(2, ("sqlite", "postgresql", "mysql")))
 def database(request: pytest.FixtureRequest) -> Iterator[databases.DatabaseServer]:
     """A server of this test, which it may restart."""
     started = servers.needed(databases.start, request.param)

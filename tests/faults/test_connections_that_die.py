@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import quick
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.proxy import FaultProxy
@@ -54,8 +55,8 @@ _ASYNC = _PLAIN.replace("def obey", "async def obey")
 # The handlers, with the settings of their consumers.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (_PLAIN, {}),
+    "async": (_ASYNC, {"concurrency": 10}),  # it has two connections
     "batch": (_BATCH, {}),
-    "async": (_ASYNC, {"concurrency": 10}),
     "hold-key": (_PLAIN, {"on_error": "hold-key"}),
 }
 
@@ -156,7 +157,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", quick.first(2, SHAPES))
 def test_a_busy_partition_goes_on_after_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
@@ -181,7 +182,7 @@ def test_a_busy_partition_goes_on_after_three_seconds(
 
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", quick.first(2, SHAPES))
 def test_an_idle_partition_begins_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
@@ -246,7 +247,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 
 
 @pytest.mark.fault("F38")
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", quick.first(1, SHAPES))
 def test_a_server_that_stands_still_is_waited_for_with_few_probes(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
