@@ -6,8 +6,7 @@ makes things worse.
 
 from __future__ import annotations
 
-from streamqd.metrics.table import longest_run
-from streamqd.metrics.view import MetricsView
+from streamqd.metrics.view import MetricsView, longest_run
 from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
 
 SUPERVISOR_SECONDS = 15.0  # a tick takes a second at most, also while Redis is silent

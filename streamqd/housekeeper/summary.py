@@ -17,7 +17,7 @@ from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
 from streamqd.idle_reason import WORDS
 from streamqd.isolate import Isolate, directly
-from streamqd.metrics.view import MetricsView
+from streamqd.metrics.view import MetricsView, longest_run, seconds_since, waiting
 from streamqd.model import Unit
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
@@ -139,8 +139,7 @@ class Summary:
         oldest = figures.oldest_unix_ms() if figures else None
         unread = figures.oldest_unread_unix_ms() if figures else None
         consumer = self._consumers.get((unit.topic, unit.group))
-        running = [each for each in slot.running if each.started_ns]
-        longest = min(running, key=lambda each: each.started_ns, default=None)
+        longest = longest_run(slot)
         return {
             "topic": unit.topic,
             "partition": unit.partition,
@@ -151,7 +150,7 @@ class Summary:
             "epoch": slot.epoch,
             "since_unix_ms": slot.since_unix_ms,
             "in_flight": slot.unfinished,
-            "longest_run_seconds": round(_seconds_since(longest.started_ns), 3) if longest else 0.0,
+            "longest_run_seconds": round(seconds_since(longest.started_ns), 3) if longest else 0.0,
             "rss": slot.rss or None,
             "lag": figures.lag if figures else None,
             "pending": figures.pending if figures else None,
@@ -180,12 +179,11 @@ class Summary:
 
     def _failures(self, slot: WorkerSlot) -> list[dict[str, Any]]:
         """Return the recent failures: class of the error, count, age."""
-        now = now_ns()
         return [
             {
                 "error": each.name,
                 "count": each.times,
-                "seconds_ago": round(max(0, now - each.last_ns) / 1e9, 1),
+                "seconds_ago": round(seconds_since(each.last_ns), 1),
             }
             for each in slot.failures.recent()[:FAILURES_MAX]
         ]
@@ -198,28 +196,24 @@ def worker_state(slot: WorkerSlot) -> str:
     except ValueError:
         return "unknown"
     if state is WorkerState.READY:
-        waits = WORDS.get(slot.waits.read().kind)
+        waits = WORDS.get(slot.waits.read().kind)  # ready: it has a process
         return waits or ("recovering" if slot.suspects_left else "ready")
     return state.name.lower()
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
     """Return the seconds since a handler reported progress, None if none did after `since_ns`."""
-    return round(_seconds_since(slot.heartbeat_ns), 1) if slot.heartbeat_ns > since_ns else None
-
-
-def _seconds_since(at_ns: int) -> float:
-    return max(0.0, (now_ns() - at_ns) / 1e9)
+    return round(seconds_since(slot.heartbeat_ns), 1) if slot.heartbeat_ns > since_ns else None
 
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
     """Return why a worker starts no run, and for how long."""
-    waits = slot.waits.read()
+    waits = waiting(slot)
     seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
-        "waits_seconds": None if seconds is None or not slot.pid else round(seconds, 3),
-        "held": waits.held if slot.pid else 0,
-        "held_keys": waits.held_keys if slot.pid else 0,
+        "waits_seconds": None if seconds is None else round(seconds, 3),
+        "held": waits.held,
+        "held_keys": waits.held_keys,
         "circuit_openings": waits.opened,
         "flood_stops": waits.flooded,
     }
@@ -240,8 +234,8 @@ def _loop(slot: WorkerSlot) -> dict[str, Any]:
     blocked = slot.loop_blocked_ns if slot.pid else 0
     turned = slot.loop_turned_ns
     return {
-        "loop_blocked_seconds": round(_seconds_since(blocked), 1) if blocked else 0.0,
-        "loop_blocked_seconds_ago": round(_seconds_since(turned), 1) if turned else None,
+        "loop_blocked_seconds": round(seconds_since(blocked), 1) if blocked else 0.0,
+        "loop_blocked_seconds_ago": round(seconds_since(turned), 1) if turned else None,
         "loop_blocker": slot.blocker if blocked or turned else "",
     }
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from streamqd import logs
 from streamqd.idle_reason import Wait, Waiting
-from streamqd.metrics.view import Labels, MetricsView
+from streamqd.metrics.view import Labels, MetricsView, longest_run, seconds_since, waiting
 from streamqd.model import Unit
-from streamqd.scoreboard import InstanceFlags, WorkerCommand, WorkerSlot, WorkerState, now_ns
+from streamqd.scoreboard import InstanceFlags, WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store.outbox import OutboxView
 from streamqd.store.statistics import PartitionFigures, QueryFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
@@ -73,11 +73,7 @@ def _owned(read: Callable[[WorkerSlot], float]) -> Source:
 
 def _waits(read: Callable[[Waiting], float]) -> Source:
     """Return a figure of the waiting worker of each owned unit, 0 without a worker."""
-    return _owned(lambda slot: read(_waiting(slot)) if slot.pid else 0.0)
-
-
-def _waiting(slot: WorkerSlot) -> Waiting:
-    return slot.waits.read()
+    return _owned(lambda slot: read(waiting(slot)))
 
 
 def _slot(name: str) -> Source:
@@ -182,10 +178,9 @@ def _partitions_owned(view: MetricsView) -> Values:
     return (((topic, group, view.instance), n) for (topic, group), n in counts.items())
 
 
-def longest_run(slot: WorkerSlot) -> float:
-    """Return for how many seconds the longest running message of a worker has been running."""
-    starts = [entry.started_ns for entry in slot.running if entry.started_ns]
-    return max(0.0, (now_ns() - min(starts)) / 1e9) if starts else 0.0
+def _longest_run(slot: WorkerSlot) -> float:
+    longest = longest_run(slot)
+    return seconds_since(longest.started_ns) if longest else 0.0
 
 
 def _up(slot: WorkerSlot) -> float:
@@ -439,7 +434,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "longest_run_seconds",
-        _owned(longest_run),
+        _owned(_longest_run),
         "Time for which the longest running message has been running.",
     ),
     _gauge("epoch", _owned(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."),
@@ -519,12 +514,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "circuit_openings",
-        _slots(lambda slot: _waiting(slot).opened),
+        _slots(lambda slot: waiting(slot).opened),
         "Number of times that the circuit of the partition opened.",
     ),
     _counter(
         "flood_stops",
-        _slots(lambda slot: _waiting(slot).flooded),
+        _slots(lambda slot: waiting(slot).flooded),
         "Number of times that the flood guard paused the partition.",
     ),
     _gauge(

@@ -1,4 +1,7 @@
-"""The data to export for an instance: the scoreboard, and the figures measured in Redis."""
+"""The data to export for an instance: the scoreboard, and the figures measured in Redis.
+
+The summary and the metrics are two forms of it. The functions here read what both contain.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
+from streamqd.idle_reason import Wait, Waiting
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
+from streamqd.scoreboard import RunningEntry, Scoreboard, WorkerSlot, now_ns
 from streamqd.store.outbox import OutboxView
 from streamqd.store.statistics import DeadLetterCount, PartitionFigures, UnitFigures
 
@@ -69,3 +73,22 @@ class MetricsView:
     def now_unix_ms(self) -> int:
         """Return the server's clock as it should be now."""
         return self.server_unix_ms + (now_ns() - self.asked_ns) // 1_000_000
+
+
+def waiting(slot: WorkerSlot) -> Waiting:
+    """Return why a worker starts no run. Without a process it only has its counts."""
+    found = slot.waits.read()
+    if slot.pid:
+        return found
+    return found._replace(kind=Wait.NOTHING, until_ns=0, held=0, held_keys=0)
+
+
+def longest_run(slot: WorkerSlot) -> RunningEntry | None:
+    """Return the message of a worker that has been running for the longest time."""
+    started = (each for each in slot.running if each.started_ns)
+    return min(started, key=lambda each: each.started_ns, default=None)
+
+
+def seconds_since(at_ns: int) -> float:
+    """Return the seconds since an instant of the `now_ns` clock, at least 0."""
+    return max(0.0, (now_ns() - at_ns) / 1e9)
