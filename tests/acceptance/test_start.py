@@ -69,7 +69,7 @@ def test_all_mistakes_in_the_configuration_are_named_together(new_daemon: NewDae
     problem(said, f"topics.{TOPIC}.partitions", "four")
     problem(said, "handler", "work.obey", "module:function")
     problem(said, "max_attempts", "-1")
-    problem(said, "a topic")
+    problem(said, '"a topic"')
     problem(said, "group")
     assert "http" in problem(said, "htpp")
 

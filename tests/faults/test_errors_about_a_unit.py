@@ -164,14 +164,20 @@ def life(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[Life]:
         yield made
 
 
-# A strike mostly waits, so the calls are divided among lives that run in parallel.
+# A strike mostly waits, so the calls are divided among lives that run in parallel. Every life finds
+# calls without isolation. All but the first of each role are slow: half a minute each.
 SHARES = {"supervisor": 4, "housekeeper": 3}
 
 
 @pytest.mark.promise
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("role", "share"), [(role, share) for role, count in SHARES.items() for share in range(count)]
+    ("role", "share"),
+    [
+        pytest.param(role, share, marks=[pytest.mark.slow] * (share > 0))
+        for role, count in SHARES.items()
+        for share in range(count)
+    ],
 )
 def test_errors_of_every_call_for_a_unit_are_its_own(life: Life, role: str, share: int) -> None:
     """B3: after an error of any call for a unit the others continue, and so does it, later."""
