@@ -227,9 +227,18 @@ class MessageList(Generic[Item, Row]):
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
         """Yield at most that many matching messages, read page by page. Raises Refused."""
-        found = self._sorted(choice, None, most)
+        found = self.examine(choice, most)
         some = (each for each in found if choice.takes(each.unix_ms, each.fields))
         return itertools.islice(some, most)
+
+    def examine(
+        self, choice: MessageFilter = EVERY, most: int = 1 << 62
+    ) -> Iterator[FoundMessage[Item]]:
+        """Yield the messages to which a filter applies, including those that do not match it.
+
+        A caller that wants about `most` of them gets pages of a fitting size. Raises Refused.
+        """
+        return self._sorted(choice, None, most)
 
     def _sorted(
         self, choice: MessageFilter, after: MessagePosition | None, limit: int

@@ -18,7 +18,7 @@ from streamqd.admin import audit, dead_letters
 from streamqd.admin.dead_letters import Target
 from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
 from streamqd.admin.dead_letters.selection import pages
-from streamqd.admin.messages import MessageFilter
+from streamqd.admin.messages import EVERY, MessageFilter
 from streamqd.admin.reading import PAGE_MAX, server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
@@ -559,6 +559,95 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert done.refused == plan.refused
 
 
+def test_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -> None:
+    plain(at(0), 100)
+    plain(at(1), 50, reason="dead")
+    dead_only = MessageFilter(reason="dead")
+
+    def plan(choice: MessageFilter = EVERY, **more: object) -> tuple[object, ...]:
+        found = dead_letters.plan(store, TOPIC, choice, fleet="default", **more)  # type: ignore[arg-type]
+        return found.dead_letters, found.examined, found.total, found.complete
+
+    assert plan() == (150, 150, 150, True)
+    assert plan(budget=150) == (150, 150, 150, True)
+    assert plan(budget=60) == (60, 60, 150, False)
+    assert plan(dead_only, budget=60) == (0, 60, 150, False)
+    assert plan(dead_only) == (50, 150, 150, True)
+    assert plan(stop=lambda: True) == (0, 0, 150, False)
+    assert plan(limit=10, budget=60) == (10, 60, 150, True)
+
+
+def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> None:
+    plain(at(0), 100)
+    plain(at(1), 50, reason="dead")
+    dead_only = MessageFilter(reason="dead")
+
+    assert dead_letters.counted(store, TOPIC, MessageFilter(), budget=1) == (150, 150, 150, True)
+    assert dead_letters.counted(store, TOPIC, dead_only, budget=149) == (0, 100, 150, False)
+    assert dead_letters.counted(store, TOPIC, dead_only) == (50, 150, 150, True)
+    assert dead_letters.counted(store, TOPIC, dead_only, stop=lambda: True) == (0, 0, 150, False)
+
+
+def test_survey_counts_causes_and_returns_the_first_page(store: Store, at: At) -> None:
+    plain(at(0), 100)
+    plain(at(1), 50, reason="dead")
+    every = dead_letters.messages
+
+    def survey(
+        limit: int, budget: int | None = None, reason: str | None = None
+    ) -> tuple[dead_letters.Causes, list[str]]:
+        choice = MessageFilter(reason=reason)
+        causes, page = dead_letters.survey(store, TOPIC, choice, limit=limit, budget=budget)
+        ids = [row.id for row in page.rows]
+        while page.cursor:
+            page = every(store, TOPIC).page(choice, limit=limit, cursor=page.cursor, budget=budget)
+            ids += [row.id for row in page.rows]
+        return causes, ids
+
+    wanted = [row.id for row in every(store, TOPIC).page(limit=200).rows]
+    for limit, budget in ((20, None), (200, None), (20, 33), (150, 150), (7, 150)):
+        causes, ids = survey(limit, budget)
+        assert ids == wanted
+        assert causes.complete == (budget is None or budget >= 150)
+        assert causes.examined == causes.looked_at == (budget or 150)
+    causes, ids = survey(20, 60, "dead")
+    assert (causes.examined, causes.looked_at, causes.complete) == (60, 5, False)
+    assert sorted(ids) == sorted(f"1:{number}-0" for number in range(1, 51))
+
+
+def test_partition_in_the_filter_limits_plan_purge_and_replay(
+    link: Connection, store: Store, keys: Keys, at: At
+) -> None:
+    here, there = plain(at(0), 2), plain(at(1), 3)
+    second = MessageFilter(partition=1)
+
+    assert dead_letters.plan(store, TOPIC, second, fleet="default").dead_letters == 3
+    assert dead_letters.count(store, TOPIC, second) == 3
+    with pytest.raises(Refused, match="does not match the filter"):
+        dead_letters.count(store, TOPIC, MessageFilter((here[0],), partition=1))
+    with pytest.raises(Refused, match="partition 9"):
+        dead_letters.count(store, TOPIC, MessageFilter(partition=9))
+    assert dead_letters.replay(store, TOPIC, replace(second, until_unix_ms=3)).replayed == 2
+    assert left(link, keys) == [*here, there[2]]
+    assert dead_letters.purge(store, TOPIC, second).purged == 1
+    assert left(link, keys) == here
+
+
+def test_replay_reports_examined_letters_and_stops_among_others(store: Store, at: At) -> None:
+    plain(at(0), 100, reason="dead")
+    plain(at(1), 5)
+    examined: list[int] = []
+    choice = MessageFilter(reason="attempts")
+
+    stopped = dead_letters.replay(
+        store, TOPIC, choice, stop=lambda: bool(examined), examining=examined.append
+    )
+
+    assert (stopped.result, stopped.replayed, sum(examined)) == ("stopped", 0, PAGE_MAX)
+    dead_letters.purge(store, TOPIC, MessageFilter(group="none"), examining=examined.append)
+    assert sum(examined) == PAGE_MAX + 105
+
+
 def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -> None:
     bury(at(0), "1-0")
     soon = server_unix_ms(link) + 60_000
@@ -684,6 +773,6 @@ def test_dead_letter_filter_states_its_choice() -> None:
 
 def test_dead_letter_pages_are_bounded(store: Store, at: At) -> None:
     plain(at(0), 450)
-    alive = [len(page) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
+    alive = [len(page.letters) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
     assert max(alive) == PAGE_MAX
     assert sum(alive) == 450

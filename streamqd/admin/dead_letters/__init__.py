@@ -11,12 +11,14 @@ from streamqd.admin.dead_letters.listing import (
     DeadLetterDetail,
     DeadLetterRow,
     FailureCause,
+    LetterSurvey,
     TopicDeadLetters,
     causes,
     masked,
     messages,
     overview,
     show,
+    survey,
 )
 from streamqd.admin.dead_letters.passes import Export, Exported, Purged, purge
 from streamqd.admin.dead_letters.replay import (
@@ -29,7 +31,7 @@ from streamqd.admin.dead_letters.replay import (
     plan,
     replay,
 )
-from streamqd.admin.dead_letters.selection import count, total
+from streamqd.admin.dead_letters.selection import LetterCount, count, counted, total
 
 __all__ = [
     "HOME",
@@ -40,6 +42,8 @@ __all__ = [
     "Export",
     "Exported",
     "FailureCause",
+    "LetterCount",
+    "LetterSurvey",
     "Purged",
     "Receiver",
     "ReplayPlan",
@@ -48,6 +52,7 @@ __all__ = [
     "TopicDeadLetters",
     "causes",
     "count",
+    "counted",
     "masked",
     "messages",
     "overview",
@@ -55,5 +60,6 @@ __all__ = [
     "purge",
     "replay",
     "show",
+    "survey",
     "total",
 ]

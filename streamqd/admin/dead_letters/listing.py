@@ -6,24 +6,37 @@ Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from streamqd.admin import topics
 from streamqd.admin.dead_letters.selection import (
     KNOWN,
     DeadLetterFields,
+    Stop,
     find,
+    never,
     origin_of,
     replays_of,
     streams_of,
 )
-from streamqd.admin.messages import EVERY, MessageFilter, MessageList, newest_first
+from streamqd.admin.messages import (
+    EVERY,
+    FoundMessage,
+    MessageFilter,
+    MessageList,
+    MessagePage,
+    MessagePosition,
+    newest_first,
+)
 from streamqd.admin.reading import (
+    PAGE_MAX,
     BadValues,
     Entry,
     Unreadable,
     ask,
     pairs,
     read_id,
+    server_unix_ms,
 )
 from streamqd.message import LAST_RUN, RUN_REFERENCE
 from streamqd.policy.fingerprint import frame_of, of_dead_letter
@@ -220,13 +233,15 @@ class FailureCause:
 class Causes:
     """The chosen letters by cause, most frequent first.
 
-    `total` counts all letters of the topic, and `looked_at` the chosen and counted letters.
-    `complete` is false when only the newest were counted. `others` are letters of further causes,
-    beyond the first 1,000. `unreadable` are keys of letters that cannot be read.
+    `total` counts all letters of the topic, and `looked_at` the chosen and counted letters among
+    the newest `examined`. `complete` is false when there may be more chosen letters: all counts are
+    lower bounds then. `others` are letters of further causes, beyond the first 1,000. `unreadable`
+    are keys of letters that cannot be read.
     """
 
     topic: str
     total: int
+    examined: int
     looked_at: int
     complete: bool
     others: int
@@ -304,23 +319,71 @@ def causes(
     choice: MessageFilter = EVERY,
     *,
     last: int | None = None,
+    budget: int | None = None,
+    stop: Stop = never,
 ) -> Causes:
-    """Count the chosen letters by their cause. `last` limits the count to that many newest ones.
+    """Count the chosen letters by their cause, the newest first.
 
-    Raises TopicMissing.
+    At most `last` letters are counted and `budget` letters examined, fewer when `stop` returns
+    True. Raises TopicMissing, Refused.
     """
-    letters, tally, complete = messages(store, topic), FailureTally(), True
-    for each in letters.every(choice, _EVERY if last is None else last + 1):
-        if tally.count == last:
+    return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
+
+
+class LetterSurvey(NamedTuple):
+    """The causes of the chosen letters, and the first page of these letters."""
+
+    causes: Causes
+    page: MessagePage[DeadLetterRow]
+
+
+def survey(
+    store: Store,
+    topic: str,
+    choice: MessageFilter = EVERY,
+    *,
+    limit: int = 0,
+    last: int | None = None,
+    budget: int | None = None,
+    stop: Stop = never,
+) -> LetterSurvey:
+    """Count causes as `causes` does, and return `limit` letters. Reads each letter once."""
+    letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
+    rows: list[FoundMessage[Entry]] = []
+    place: MessagePosition | None = None
+    bounds = [each for each in (last, budget) if each is not None]
+    for each in letters.examine(choice, min(bounds) + 1 if bounds else _EVERY):
+        if examined == budget or (examined % PAGE_MAX == 0 and stop()):
             complete = False
             break
-        tally.add(each.item)
-    return Causes(
+        if choice.takes(each.unix_ms, each.fields):
+            if tally.count == last:
+                complete = False
+                break
+            tally.add(each.item)
+            if len(rows) < limit:
+                rows.append(each)
+        examined += 1
+        place = each.position
+    full = len(rows) < tally.count  # the page ends before the survey
+    if full and rows:
+        place = rows[-1].position
+    found = Causes(
         topic=topic,
         total=letters.total(),
+        examined=examined,
         looked_at=tally.count,
         complete=complete,
         others=tally.others,
         causes=tally.causes(),
         unreadable=letters.bad.rows,
     )
+    page = MessagePage(
+        now_unix_ms=server_unix_ms(store.connection),
+        total=found.total,
+        rows=letters.rows(rows),
+        cursor=str(place or "") if full or not complete else "",
+        complete=complete or full,
+        unreadable=found.unreadable,
+    )
+    return LetterSurvey(found, page)

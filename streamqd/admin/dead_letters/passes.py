@@ -22,12 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin import audit
-from streamqd.admin.dead_letters.selection import (
-    DeadLetterFields,
-    Page,
-    origin_of,
-    pages,
-)
+from streamqd.admin.dead_letters.selection import DeadLetterFields, Stop, never, origin_of, pages
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
@@ -38,13 +33,7 @@ from streamqd.store.store import Store
 DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # outcomes of a pass
 _LOOK = 0.1  # seconds between two looks at whether to stop
 
-Stop = Callable[[], bool]
 Progress = Callable[[int], None]
-
-
-def never() -> bool:
-    """Do not stop."""
-    return False
 
 
 def silent(_count: int) -> None:
@@ -88,12 +77,13 @@ class Pass:
         choice: MessageFilter,
         stop: Stop = never,
         progress: Progress = silent,
+        examining: Progress = silent,
     ) -> None:
         """Fix which letters there are. Raises TopicMissing, Refused."""
         self.topic = topic
         self._store, self._choice = store, choice
         self._pages = pages(store, topic, choice)
-        self._stop, self._progress = stop, progress
+        self._stop, self._progress, self._examining = stop, progress, examining
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.unknown = 0
@@ -101,13 +91,19 @@ class Pass:
         self.error = ""
         self.first = self.last = ""
 
-    def pieces(self, rate: float | None = None) -> Iterator[Page]:
-        """Yield the letters in batches at `rate` letters per second, until `stop` returns true."""
+    def pieces(self, rate: float | None = None) -> Iterator[list[Entry]]:
+        """Yield the letters in batches at `rate` letters per second, until `stop` returns true.
+
+        Letters that the filter leaves out are examined at full speed.
+        """
         throttle = ReplayPace(rate)
         try:
             for page in self._pages:
-                for start in range(0, len(page), throttle.batch):
-                    piece = page[start : start + throttle.batch]
+                if self._stop():
+                    self.result = STOPPED
+                    return
+                for start in range(0, len(page.letters), throttle.batch):
+                    piece = page.letters[start : start + throttle.batch]
                     self._wait(throttle.take(len(piece)))
                     if self._stop():
                         self.result = STOPPED
@@ -116,6 +112,7 @@ class Pass:
                     if self.result != DONE:
                         return
                     self._progress(len(piece))
+                self._examining(page.examined)
         except RedisUnavailable as error:
             self.fail(error)
 
@@ -187,13 +184,16 @@ def purge(
     *,
     stop: Stop = never,
     progress: Progress = silent,
+    examining: Progress = silent,
 ) -> Purged:
     """Delete letters for good. A lost connection stops the purge and does not raise.
+
+    The callbacks are those of `replay`.
 
     Raises TopicMissing, and Refused when a named letter does not exist or the filter does not
     choose it. Raises RedisUnavailable when nothing was deleted.
     """
-    done = Pass(store, topic, choice, stop, progress)
+    done = Pass(store, topic, choice, stop, progress, examining)
     for piece in done.pieces():
         ids = [str(entry.id) for entry in piece]
         try:

@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from streamqd.admin import assignments, topics
 from streamqd.admin.dead_letters.listing import FailureCause, FailureTally
-from streamqd.admin.dead_letters.passes import (
-    DONE,
-    LIMIT,
-    Pass,
-    Progress,
-    Stop,
-    never,
-    silent,
-)
+from streamqd.admin.dead_letters.passes import DONE, LIMIT, Pass, Progress, silent
 from streamqd.admin.dead_letters.selection import (
     DEAD_ONLY,
     REPLAYS_HEADER,
     DeadLetterFields,
-    Page,
+    Stop,
+    never,
     origin_of,
     pages,
     replays_of,
+    size_of,
+    total,
+    within,
 )
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import BadValues, Entry, server_unix_ms
@@ -204,19 +201,21 @@ def replay(
     max_replays: int = MAX_REPLAYS,
     stop: Stop = never,
     progress: Progress = silent,
+    examining: Progress = silent,
 ) -> ReplayResult:
     """Replay letters, the oldest of each partition first.
 
     `rate` spaces them evenly, in letters per second. At most `limit` are replayed. A letter with
-    `max_replays` replays stays. `stop` is called between two batches, and `progress` with the
-    number of letters of each batch. A lost connection stops the replay and does not raise.
+    `max_replays` replays stays. `stop` is called between two batches, `progress` with the number
+    of letters of each batch, and `examining` with the number of letters of each page, including
+    letters that do not match. A lost connection stops the replay and does not raise.
 
     Raises TopicMissing. Raises Refused when a named letter does not exist or belongs to another
     group, or when the destination does not exist. Raises RedisUnavailable when nothing was
     replayed.
     """
     route = Route(store, topic, target)
-    done = Pass(store, topic, choice, stop, progress)
+    done = Pass(store, topic, choice, stop, progress, examining)
     started = server_unix_ms(store.connection)
     work = _Replay(store, route, done, max_replays)
     for piece in done.pieces(rate):
@@ -271,7 +270,7 @@ class _Replay:
         self._done = done
         self._max_replays = max_replays
 
-    def run(self, piece: Page) -> None:
+    def run(self, piece: list[Entry]) -> None:
         """Replay the letters of one partition."""
         near: list[_Going] = []
         far: list[_Going] = []
@@ -428,6 +427,9 @@ class ReplayPlan:
     `receivers` are the groups that would get them. `notes` are sentences to consider first, and
     those of them that speak against the replay are also in `warnings`.
     `until_unix_ms` limits the same replay to the letters counted here.
+
+    `examined` of the `total` letters of the topic were read. If `complete` is false, the budget was
+    spent before the last letter, and a replay may reach more letters: all counts are lower bounds.
     """
 
     topic: str
@@ -440,6 +442,9 @@ class ReplayPlan:
     notes: list[str]
     warnings: list[str]
     until_unix_ms: int
+    examined: int
+    total: int
+    complete: bool
 
 
 def plan(
@@ -451,48 +456,85 @@ def plan(
     target: Target = HOME,
     max_replays: int = MAX_REPLAYS,
     limit: int | None = None,
+    budget: int | None = None,
+    stop: Stop = never,
 ) -> ReplayPlan:
-    """Count what `dead_replay.replay` would do. Raises TopicMissing, Refused."""
+    """Count what `replay` would do, in the same order. Raises TopicMissing, Refused.
+
+    Examines at most `budget` letters, fewer when `stop` returns True.
+    """
     route = Route(store, topic, target)
     receiving = target.topic or topic
     groups = topics.groups(store, receiving, range(route.count), letters=False, queries=False)
-    refused: Counter[str] = Counter()
-    tally = FailureTally()
-    newest: dict[GroupPartition, int] = {}
-    counts: Counter[str] = Counter()
-    found = pages(store, topic, choice)
+    found = pages(store, topic, choice, size_of(budget))
     until = server_unix_ms(store.connection) + 1
-    for page in found:
-        for entry in page:
-            if limit is not None and tally.count >= limit:
-                break
-            why = refusal(route, entry, max_replays)
-            to = route.of(entry)
-            if to is not None and not why and to.group is not None and to.group not in groups:
-                why = GROUP_GONE
-            if why or to is None:
-                refused[why] += 1
-                continue
-            tally.add(entry)
-            for group in groups if to.group is None else (to.group,):
-                counts[group] += 1
-                place = (group, to.partition)
-                newest[place] = max(newest.get(place, 0), entry.id.ms)
-    causes = tally.causes()
-    receivers = _receivers(store, fleet, receiving, newest, counts)
-    warnings, notes = _notes(tally.count, target, causes, receivers)
+    everything = total(store, topic)
+    tally = _PlanTally(route, groups, max_replays, limit)
+    complete = True
+    for page in within(found, budget, stop):
+        if page is None:
+            complete = False
+        elif tally.is_full:
+            break
+        else:
+            tally.add(page.examined, page.letters)
+    causes = tally.alike.causes()
+    receivers = _receivers(store, fleet, receiving, tally.newest, tally.counts)
+    warnings, notes = _notes(tally.alike.count, target, causes, receivers)
     return ReplayPlan(
         topic=topic,
         target=str(target),
-        dead_letters=tally.count,
-        refused=dict(refused),
+        dead_letters=tally.alike.count,
+        refused=dict(tally.refused),
         replayed_before=sum(each.replayed for each in causes),
         causes=causes,
         receivers=receivers,
         notes=[*warnings, *notes],
         warnings=warnings,
         until_unix_ms=until,
+        examined=tally.examined,
+        total=everything,
+        complete=complete or tally.is_full,
     )
+
+
+class _PlanTally:
+    """Counts the letters of a plan by outcome, until `limit` letters would be replayed."""
+
+    def __init__(
+        self, route: Route, groups: Collection[str], max_replays: int, limit: int | None
+    ) -> None:
+        self._route, self._groups, self._max_replays = route, groups, max_replays
+        self._limit = limit
+        self.examined = 0
+        self.alike = FailureTally()
+        self.refused: Counter[str] = Counter()
+        self.newest: dict[GroupPartition, int] = {}
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def is_full(self) -> bool:
+        """True once `limit` letters would be replayed."""
+        return self._limit is not None and self.alike.count >= self._limit
+
+    def add(self, examined: int, letters: Sequence[Entry]) -> None:
+        """Count the letters of a page, among `examined`."""
+        self.examined += examined
+        for entry in letters:
+            if self.is_full:
+                return
+            to = self._route.of(entry)
+            why = refusal(self._route, entry, self._max_replays)
+            if to is not None and not why and to.group is not None and to.group not in self._groups:
+                why = GROUP_GONE
+            if why or to is None:
+                self.refused[why] += 1
+                continue
+            self.alike.add(entry)
+            for group in self._groups if to.group is None else (to.group,):
+                self.counts[group] += 1
+                place = (group, to.partition)
+                self.newest[place] = max(self.newest.get(place, 0), entry.id.ms)
 
 
 def _receivers(

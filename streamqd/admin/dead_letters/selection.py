@@ -7,9 +7,9 @@ replayed letter again that fails in the meantime. It holds one page in memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamqd.admin import topics
 from streamqd.admin.messages import EVERY, MessageFilter
@@ -120,16 +120,33 @@ def total(store: Store, topic: str) -> int:
     return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
 
-Page = list[Entry]  # letters of one partition, the oldest first
+Stop = Callable[[], bool]
 
 
-def pages(store: Store, topic: str, choice: MessageFilter, size: int = PAGE_MAX) -> Iterator[Page]:
-    """Yield the chosen letters by partition, oldest first.
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+class LetterPage(NamedTuple):
+    """The chosen letters among `examined` letters of one partition, oldest first, maybe none."""
+
+    examined: int
+    letters: list[Entry]
+
+
+def pages(
+    store: Store, topic: str, choice: MessageFilter, size: int = PAGE_MAX
+) -> Iterator[LetterPage]:
+    """Yield the chosen letters by partition, oldest first, in pages of at most `size` examined.
 
     The set of letters is fixed before this returns. Raises TopicMissing. Raises Refused when a
-    named letter does not exist or does not match.
+    named letter does not exist or does not match, or for a missing partition.
     """
     streams = streams_of(store, topic)
+    if choice.partition is not None:
+        topics.check_partition(topic, choice.partition, len(streams))
+        streams = {choice.partition: streams[choice.partition]} if not choice.ids else streams
     if choice.ids:
         return iter(_named(store, streams, choice))
     ends = ask(store, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
@@ -147,7 +164,7 @@ def _walk(
     choice: MessageFilter,
     ends: dict[int, Id],
     size: int,
-) -> Iterator[Page]:
+) -> Iterator[LetterPage]:
     after = None
     if choice.since_unix_ms:
         after = Id(choice.since_unix_ms - 1, SEQ_MAX)
@@ -159,15 +176,15 @@ def _walk(
         for page in forwards(store, streams[partition], after=after, until=until, size=size):
             entries = [Entry(partition, *each) for each in page]
             kept = [each for each in entries if choice.takes(each.id.ms, each.fields)]
-            if kept:
-                yield kept
+            yield LetterPage(len(entries), kept)
 
 
-def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[Page]:
+def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
     """Return the named letters. All are found before any is changed."""
     found = [find(store, streams, letter_id) for letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
-        if choice.takes(entry.id.ms, entry.fields):
+        here = choice.partition in (None, entry.partition)
+        if here and choice.takes(entry.id.ms, entry.fields):
             continue
         owner = DeadLetterFields(entry.fields).text(b"group")
         if choice.group is not None and owner != choice.group:
@@ -175,11 +192,67 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
                 f"the dead letter {entry.place} belongs to the group {owner}, not {choice.group}"
             )
         raise Refused(f"the dead letter {entry.place} does not match the filter")
-    return [[entry] for entry in found]
+    return [LetterPage(1, [entry]) for entry in found]
+
+
+class LetterCount(NamedTuple):
+    """The number of chosen letters among `examined` of `total` letters of the topic.
+
+    If `complete` is False, there may be more of them.
+    """
+
+    letters: int
+    examined: int
+    total: int
+    complete: bool
 
 
 def count(store: Store, topic: str, choice: MessageFilter) -> int:
     """Return the number of chosen letters. Raises TopicMissing, Refused."""
+    return counted(store, topic, choice).letters
+
+
+def counted(
+    store: Store,
+    topic: str,
+    choice: MessageFilter,
+    *,
+    budget: int | None = None,
+    stop: Stop = never,
+) -> LetterCount:
+    """Count the chosen letters among the first `budget` in the order of `pages`.
+
+    The count ends earlier when `stop` returns True. Without a filter, it is exact and examines no
+    letter. Raises TopicMissing, Refused.
+    """
+    everything = total(store, topic)
     if choice == EVERY:
-        return total(store, topic)
-    return sum(len(page) for page in pages(store, topic, choice))
+        return LetterCount(everything, everything, everything, complete=True)
+    letters = examined = 0
+    for page in within(pages(store, topic, choice, size_of(budget)), budget, stop):
+        if page is None:
+            return LetterCount(letters, examined, everything, complete=False)
+        letters += len(page.letters)
+        examined += page.examined
+    return LetterCount(letters, examined, everything, complete=True)
+
+
+def size_of(budget: int | None) -> int:
+    """Return the size of the pages of a walk that examines at most `budget` letters."""
+    return PAGE_MAX if budget is None else max(1, min(PAGE_MAX, budget))
+
+
+def within(
+    walk: Iterator[LetterPage], budget: int | None, stop: Stop
+) -> Iterator[LetterPage | None]:
+    """Yield pages until `budget` letters are examined or `stop` returns True, and then None.
+
+    Nothing follows None. It is not yielded at the end of the walk.
+    """
+    examined = 0
+    for page in walk:
+        if stop() or (budget is not None and examined + page.examined > budget):
+            yield None
+            return
+        examined += page.examined
+        yield page
