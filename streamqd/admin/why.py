@@ -374,6 +374,15 @@ def _keeps_messages(f: WaitFacts) -> bool:
     return bool(held) and not other_state(f) and not (others and f.acked > MOVING)
 
 
+def _fails(f: WaitFacts) -> bool:
+    return f.failed > MOVING and f.failing_share >= FAILING_SHARE
+
+
+def _ends_dead(f: WaitFacts) -> bool:
+    """Return True if failed messages become dead letters, because none waits for a retry."""
+    return bool(f.row.dead_letters) and not f.row.delayed
+
+
 _LATER = "check again in a few seconds"
 _FIX_INTERNAL = (
     "report the traceback of assignment.given_up in the log of {owner}. `streamqd drain {owner}`"
@@ -601,7 +610,15 @@ _AT_WORK = (
     ),
     CauseRule(
         "failing",
-        lambda f: f.failed > MOVING and f.failing_share >= FAILING_SHARE,
+        lambda f: _fails(f) and _ends_dead(f),
+        "{failing_share} of the runs of {unit} fail, and the messages are dead-lettered without"
+        " another attempt: {failed} runs/s{last}",
+        "fix the handler or its dependency{see_failed}; then `streamqd dlq replay {topic} --group"
+        " {group} --dry-run`",
+    ),
+    CauseRule(
+        "failing",
+        lambda f: _fails(f) and not _ends_dead(f),
         "{failing_share} of the runs of {unit} fail{last}",
         "fix the handler or its dependency{see_failed}",
     ),
@@ -700,6 +717,7 @@ _MOVES = ("idle", "lag-growing", "moving", "running", "recovering")
 _GRAVE = (
     *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
+    "failing",  # its messages may all be dead letters
 )
 # `status` names these. It shows directives and missing instances elsewhere.
 _PROBLEMS = (
@@ -750,6 +768,7 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "shown": "an unknown time" if f.shown_seconds is None else lasting(f.shown_seconds),
         "acked": f"{f.acked:.1f} messages/s",
         "failing_share": f"{f.failing_share:.0%}",
+        "failed": f"{f.failed:.1f}",
         "slope": f"{f.slope:.1f}",
         "caught_up": f", caught up in about {f.row.lag / -f.slope:.0f} s"
         if f.row.lag and f.slope < -STEADY

@@ -193,6 +193,17 @@ CASES = [
         "75% of the runs of access/3/hits fail; last: builtins.OSError",
     ),
     (
+        "failing",
+        False,
+        facts(
+            **READ,
+            pending=0,
+            worker=worker(rates={"acked": 0.0, "failed": 3.0}, dead_letters=5),
+            failures=(failed(),),
+        ),
+        "fail, and the messages are dead-lettered without another attempt: 3.0 runs/s; last:",
+    ),
+    (
         "blocked",
         False,
         facts(worker=worker(state="blocked", waits_seconds=12.0), failures=(failed(),)),
