@@ -14,6 +14,7 @@ from streamqd.console.history import MINUTE_MS, ConsoleHistory  # noqa: E402
 from streamqd.store import history  # noqa: E402
 from streamqd.store.history import GroupMinute, Interval  # noqa: E402
 from tests.support.console import NO_BROWSER  # noqa: E402
+from tests.support.waiting import wait_until  # noqa: E402
 
 FLEET = "default"
 PAIR = ("orders", "bill")
@@ -102,6 +103,35 @@ def test_point_12_charts_survive_a_restart(fleet, new_console, users_file, brows
 
     assert sum(each == 1.0 for each in before) >= 58
     assert before[-50:-5] == after[-50:-5]
+
+
+@NO_BROWSER
+@optional.need("playwright")
+def test_charts_get_new_points_without_a_reload(fleet, console, browse):
+    store, now = fleet.store, now_of(fleet.store)
+    store.execute("DEL", store.keys.history(FLEET))
+    for minute in range(now // MINUTE_MS - 70, now // MINUTE_MS + 1):
+        append(store, FLEET, "a", minute * MINUTE_MS + 200, acked=60)
+    page = browse(console)
+    charted(page, console)
+    page.evaluate("document.querySelector('#history-figures').open = true")
+    drawn = page.evaluate(DRAWN)
+    loads = len([each for each in page.seen.requests if "/topics/" in each])
+
+    # The daemon may have written an entry since.
+    [[newest, _]] = store.execute("XREVRANGE", store.keys.history(FLEET), "+", "-", "COUNT", 1)
+    append(store, FLEET, "b", int(newest.partition(b"-")[0]), acked=60_000)
+
+    wait_until(lambda: page.wait_for_timeout(50) or page.evaluate(DRAWN) != drawn, timeout=30)
+    shown = json.loads(page.get_attribute("#charts", "data-points"))["acked"]
+    assert max(each or 0 for each in shown) >= 1_000
+    assert page.locator("#chart-rates canvas").count() == 1
+    assert page.evaluate("document.querySelector('#history-figures').open")
+    assert len([each for each in page.seen.requests if "/topics/" in each]) == loads
+    assert page.seen.errors == []
+
+
+DRAWN = "document.querySelector('#chart-rates canvas').toDataURL()"
 
 
 def charted(page, console) -> list[float | None]:

@@ -1,11 +1,9 @@
-// The charts of a topic. Their figures are in the page, and in its table for readers without them.
+// The charts of a topic. Their figures are in the live part of the page, and in its table for readers without them.
 "use strict";
 (() => {
-  const place = document.getElementById("charts");
-  if (!place || !window.uPlot) return;
-  const data = JSON.parse(place.dataset.points);
+  if (!window.uPlot) return;
   const HEIGHT = 200;
-  let charts = [];
+  let charts = [], shown = "";
 
   const number = (value) => value == null ? "–" : value.toLocaleString("en", { maximumSignificantDigits: 3 });
   const count = (value) => value == null ? "–" : value.toLocaleString("en");
@@ -16,13 +14,18 @@
     ["lag", count, [["Lag", "lag", "--link", []]]],
     ["p95", seconds, [["p95", "p95", "--link", []]]],
   ];
+  const points = () => document.getElementById("charts")?.dataset.points || "";
+  const columns = (data, series) => [data.at, ...series.map(([, name]) => data[name])];
 
   const draw = () => {
     charts.forEach((each) => each.destroy());
-    const style = getComputedStyle(document.documentElement);
+    charts = [];
+    shown = points();
+    if (!shown) return;
+    const data = JSON.parse(shown), style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue(name).trim();
     const axis = { stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 } };
-    charts = PARTS.map(([id, shown, series]) => {
+    charts = PARTS.map(([id, text, series]) => {
       const box = document.getElementById(`chart-${id}`);
       return new uPlot({
         width: box.clientWidth,
@@ -30,17 +33,27 @@
         tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "UTC"),
         cursor: { sync: { key: "topic" }, drag: { x: false, y: false } },
         scales: { y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, values: (_chart, ticks) => ticks.map(clock) }, { ...axis, size: 64, values: (_chart, ticks) => ticks.map(shown) }],
+        axes: [{ ...axis, values: (_chart, ticks) => ticks.map(clock) }, { ...axis, size: 64, values: (_chart, ticks) => ticks.map(text) }],
         series: [
           { label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
-          ...series.map(([label, , name, dash]) => ({ label, stroke: color(name), dash, width: 1.5, points: { show: false }, value: (_chart, value) => shown(value) })),
+          ...series.map(([label, , name, dash]) => ({ label, stroke: color(name), dash, width: 1.5, points: { show: false }, value: (_chart, value) => text(value) })),
         ],
-      }, [data.at, ...series.map(([, name]) => data[name])], box);
+      }, columns(data, series), box);
     });
   };
+  // A live part brings new points about once a minute. The charts stay, and with them the cursor.
+  const update = () => {
+    const found = points();
+    if (found === shown) return;
+    if (!found || !charts.every((each) => each.root.isConnected) || !charts.length) { draw(); return; }
+    shown = found;
+    const data = JSON.parse(found);
+    charts.forEach((each, at) => each.setData(columns(data, PARTS[at][2])));
+  };
 
-  place.hidden = false;
+  document.documentElement.dataset.charts = "";
   draw();
+  document.addEventListener("console:part", update);
   document.addEventListener("console:theme", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   window.addEventListener("resize", () => charts.forEach((each) => each.setSize({ width: each.root.parentElement.clientWidth, height: HEIGHT })));

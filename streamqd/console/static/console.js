@@ -28,11 +28,11 @@
     close();
     if (paused || document.hidden) return;
     stream = new EventSource(liveUrl);
-    stream.addEventListener("part", (event) => {
+    stream.addEventListener("part", async (event) => {
       if ("away" in document.body.dataset) { location.reload(); return; }
       setBanner("");
       setState("live");
-      htmx.swap({ text: event.data, target: byId("live"), swap: "innerMorph", sourceElement: byId("live") });
+      await htmx.swap({ text: event.data, target: byId("live"), swap: "innerMorph", sourceElement: byId("live") });
       document.dispatchEvent(new CustomEvent("console:part"));
     });
     stream.addEventListener("same", () => { setBanner(""); setState("live"); });
