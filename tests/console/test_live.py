@@ -5,15 +5,13 @@ The numbers of the tests are those of the acceptance points of the console.
 
 from __future__ import annotations
 
-import http.client
-import threading
 import time
 
 import psutil
 import pytest
 
 from tests.support import optional
-from tests.support.console import NO_BROWSER
+from tests.support.console import NO_BROWSER, LiveReader, commands_sent
 from tests.support.waiting import wait_until
 
 pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.slow]
@@ -144,43 +142,18 @@ def info(daemon) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-class Reader:
-    """An open stream, as 50 browsers would have it, read by a thread."""
-
-    def __init__(self, console, cookie: str) -> None:
-        self.parts = 0
-        self._link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)
-        self._link.request("GET", "/live?page=%2F", headers={"Cookie": cookie})
-        self._answer = self._link.getresponse()
-        assert self._answer.status == 200
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            while line := self._answer.readline():
-                self.parts += line.startswith(b"event: ")
-        except (OSError, ValueError, AttributeError):
-            pass
-
-    def close(self) -> None:
-        self._link.sock and self._link.sock.shutdown(2)
-        self._thread.join()
-        self._link.close()
-
-
 def test_point_16_fifty_pages_cost_redis_what_one_costs(fleet, console, browse):
     cookies = browse(console).context.cookies()
     cookie = "; ".join(f"{each['name']}={each['value']}" for each in cookies)
 
     def commands(pages: int) -> float:
         """Return the commands of the console's connections during five events of each page."""
-        readers = [Reader(console, cookie) for _ in range(pages)]
+        readers = [LiveReader(console, cookie) for _ in range(pages)]
         try:
             wait_until(lambda: all(each.parts for each in readers), timeout=30)
-            first, began, goal = sent(fleet), readers[0].parts, readers[0].parts + 5
+            first, began, goal = commands_sent(fleet), readers[0].parts, readers[0].parts + 5
             wait_until(lambda: all(each.parts >= goal for each in readers), timeout=60)
-            return (sent(fleet) - first) / (readers[0].parts - began)
+            return (commands_sent(fleet) - first) / (readers[0].parts - began)
         finally:
             for each in readers:
                 each.close()
@@ -191,10 +164,3 @@ def test_point_16_fifty_pages_cost_redis_what_one_costs(fleet, console, browse):
 
     assert fifty < one * 1.5
     assert rss < 150
-
-
-def sent(daemon) -> int:
-    """Return how many commands the connections of consoles have sent."""
-    rows = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
-    fields = [dict(each.split("=", 1) for each in row.split(" ") if "=" in each) for row in rows]
-    return sum(int(each["tot-cmds"]) for each in fields if each["name"] == "streamqd:console")

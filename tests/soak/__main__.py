@@ -32,6 +32,7 @@ SOAKS = {
     "memory": Soak("test_memory.py", "MESSAGES", 10_000_000, "memory.json"),
     "nemesis": Soak("test_nemesis.py", "MINUTES", 10, "nemesis.json"),
     "kill-points": Soak("test_kill_points.py", "ROUNDS", 3, "kill-points.json"),
+    "console": Soak("test_console.py", "LETTERS", 200_000, "console.json"),
     "hygiene": Soak("test_hygiene.py", "COUNT", 10_000, "hygiene.json"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from streamqd import process
-from tests.support.daemon import ROOT
+from tests.support.daemon import ROOT, Daemon
 
 CHROMIUM = Path(os.environ.get("STREAMQD_CHROMIUM", "/usr/bin/chromium"))
 CHROMIUM_OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
@@ -103,3 +104,35 @@ class Seen:
     def _dialog(self, dialog: Any) -> None:
         self.dialogs.append(dialog.message)
         dialog.dismiss()
+
+
+class LiveReader:
+    """An open stream, as 50 browsers would have it, read by a thread."""
+
+    def __init__(self, console: ConsoleProcess, cookie: str) -> None:
+        self.parts = 0
+        self._link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)
+        self._link.request("GET", "/live?page=%2F", headers={"Cookie": cookie})
+        self._answer = self._link.getresponse()
+        assert self._answer.status == 200
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while line := self._answer.readline():
+                self.parts += line.startswith(b"event: ")
+        except (OSError, ValueError, AttributeError):
+            pass
+
+    def close(self) -> None:
+        self._link.sock and self._link.sock.shutdown(2)
+        self._thread.join()
+        self._link.close()
+
+
+def commands_sent(daemon: Daemon) -> int:
+    """Return how many commands the connections of consoles have sent."""
+    rows = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
+    fields = [dict(each.split("=", 1) for each in row.split(" ") if "=" in each) for row in rows]
+    return sum(int(each["tot-cmds"]) for each in fields if each["name"] == "streamqd:console")
