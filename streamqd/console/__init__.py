@@ -1,7 +1,7 @@
 """The web console: what people look at. `streamqd console` runs it as a process of its own.
 
 It reads Redis with the functions of `streamqd.admin`, as the commands do, and changes something
-only by them. The daemons do not know of it. Imported by the command alone: it needs the extra
+only by them. The daemons do not depend on it. Only the command imports it: it needs the extra
 `console`.
 """
 

@@ -177,7 +177,7 @@ class ConsoleAccess:
 
     @property
     def by_link(self) -> bool:
-        """True if a link with a token logs in, because there is no other way."""
+        """True if a link with a token logs in, as the only way."""
         return self.users is None and self.settings.proxy_header is None
 
     def person(self, asking: Asking) -> Person | None:
@@ -206,7 +206,7 @@ class ConsoleAccess:
         return any(address in ipaddress.ip_network(each) for each in self.settings.proxy_from)
 
     def is_secure(self, asking: Asking) -> bool:
-        """Return True if the browser uses https, by itself or to a named proxy."""
+        """Return True if the browser uses https, directly or to a named proxy."""
         forwarded = asking.headers.get("x-forwarded-proto", "")
         return asking.scheme == "https" or (forwarded == "https" and self.trusts(asking.peer))
 

@@ -30,6 +30,7 @@ from streamqd.console.access import (
     is_own_request,
 )
 from streamqd.console.backend import Backend, Desk, TooBusyError
+from streamqd.console.exports import ExportFile, ExportResponse
 from streamqd.console.forms import DRY, REQUEST, SEEN, TYPED, Ledger, RequestKey
 from streamqd.console.live import STREAMS_MAX, Hub, PageKey
 from streamqd.console.pages import THEMES, Pages
@@ -66,7 +67,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line of the table of all routes. `role` None is for everybody."""
+    """A line of the table of all routes. `role` None admits everyone."""
 
     method: str
     path: str
@@ -233,7 +234,7 @@ class ConsoleApp:
         return response
 
     def _unknown(self, request: Request) -> Response:
-        """Answer a request of somebody who is not logged in."""
+        """Answer a request of a person who is not logged in."""
         if self._access.users is not None and request.method == "GET":
             target = self._pages.url("/login", next=_here(request))
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
@@ -243,7 +244,7 @@ class ConsoleApp:
                 " prints a new one after each use."
             )
         else:
-            text = "The proxy in front of this console did not say who you are."
+            text = "The proxy in front of this console did not send your name."
         return self._problem(request, HTTPStatus.UNAUTHORIZED, text)
 
     # --- pages ---
@@ -275,7 +276,9 @@ class ConsoleApp:
 
     async def _missing(self, request: Request, _error: Exception) -> Response:
         request.state.person = self._access.person(asking_of(request))
-        return self._problem(request, HTTPStatus.NOT_FOUND, "There is no such page.")
+        return self._problem(
+            request, HTTPStatus.NOT_FOUND, "The console has no page at this address."
+        )
 
     async def _too_large(self, request: Request, _error: Exception) -> Response:
         text = f"The form is larger than {BODY_BYTES_MAX >> 20} MiB; nothing was changed."
@@ -307,6 +310,8 @@ class ConsoleApp:
         )
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)
         headers = {"content-disposition": f'attachment; filename="{safe}"'}
+        if isinstance(content, ExportFile):
+            return ExportResponse(content, kind, headers)
         return Response(content, media_type=kind, headers=headers)
 
     def _done(self, request: Request) -> str:
@@ -400,7 +405,7 @@ class ConsoleApp:
         typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
         if values.pop(DRY, ""):
             return await self._shown(act, request, values, HTTPStatus.OK, path)
-        if seen not in (None, forms.digest(values)):
+        if seen not in (None, forms.digest(forms.chosen(values))):
             text = "Nothing was changed yet: this is the dry run of the new values. Confirm it."
             return await self._shown(act, request, values, HTTPStatus.OK, path, text)
 

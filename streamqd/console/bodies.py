@@ -1,7 +1,7 @@
 """How keys, headers and payloads are shown to a person: exactly, with parts masked, or not at all.
 
-The settings say which for each role. Numbers in JSON are printed as they are written, so none
-changes by being read. Everything here is untrusted, and only ever becomes text.
+The settings choose the way for each role. Numbers in JSON are printed as they are written, so
+reading changes none. Everything here is untrusted, and only ever becomes text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEADER = "header:"
 
 
 class _Digits(str):
-    """A number of JSON as it is written, also one that no float can hold."""
+    """A number of JSON as it is written, even if no float can hold it."""
 
     __slots__ = ()
 
@@ -102,7 +102,7 @@ class BodyReader:
         return " ".join(text.split())[:CUT_CHARS]
 
     def _read(self, payload: bytes) -> tuple[str, str]:
-        """Return the kind and text of a payload, '' for one that is not text."""
+        """Return the kind and text of a payload, '' for a payload that is not text."""
         try:
             text = payload.decode()
         except UnicodeDecodeError:

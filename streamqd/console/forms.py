@@ -22,8 +22,9 @@ from streamqd.errors import Malformed, Refused
 
 REQUESTS_MAX = 1_000  # whose results are kept
 FIELDS_MAX = 200
-REQUEST, TYPED = "request-id", "typed-name"
-DRY, SEEN = "dry", "dry-run-of"
+REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
+OWN = "dry-run-"  # start of the names of fields that a dry run fills, and not a person
+SEEN = f"{OWN}of"
 
 
 def new_request() -> str:
@@ -39,15 +40,23 @@ def read_form(body: bytes) -> dict[str, str]:
         )
     except ValueError:
         raise Malformed("the form cannot be read; load the page again") from None
-    # Browsers write each end of a line as CR LF.
+    # Browsers send each line break as CR LF.
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
+def chosen(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the values that a person chose, without the form's own."""
+    own = {REQUEST, TYPED, DRY}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in own and not name.startswith(OWN)
+    }
+
+
 def values_of(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
-    """Return what a form would send if nobody changed it: other values, and those of its fields."""
-    own = {REQUEST, TYPED, DRY, SEEN}
-    kept = {name: value for name, value in given.items() if name not in own}
-    return kept | {each.name: each.value.replace("\r\n", "\n") for each in fields}
+    """Return the values that an unchanged form sends: those of its fields, and other given ones."""
+    return chosen(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
 
 
 def digest(values: Mapping[str, str]) -> str:
@@ -56,7 +65,7 @@ def digest(values: Mapping[str, str]) -> str:
 
 
 def previewed(function: Callable[[], Preview]) -> Preview:
-    """Return a dry run. A refusal by the present state or for wrong values is part of it."""
+    """Return a dry run. If the present state or a value forbids the act, it has the refusal."""
     try:
         return function()
     except Refused as error:

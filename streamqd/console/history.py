@@ -134,7 +134,7 @@ class ConsoleHistory:
         self._forget(now_unix_ms)
 
     def _read_earlier(self, store: Store, fleet: str, deadline: float) -> None:
-        """Read the entries before those that are known, until the deadline."""
+        """Read the entries before the known ones, until the deadline."""
         if self._earlier is None:
             return
         since, after, until = self._earlier

@@ -1,7 +1,7 @@
 """Changes that take longer than a request: a thread with a connection each, progress and a stop.
 
-A job lives in this process. If the console ends, it stops between two batches, like a command that
-gets Ctrl-C. What it did is in the audit log.
+A job runs in this process. If the console stops, the job stops between two batches, as a command
+does after Ctrl-C. The audit log has its counts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ KEPT_MAX = 100
 
 @dataclass(slots=True, eq=False)
 class ConsoleJob:
-    """One job. `result` is a sentence once it has ended, `failed` if it did not do its work."""
+    """One job on the dead letters of a topic.
+
+    `total` is the number that it should change, None if that is not known. `done` are changed, and
+    `examined` of `letters` are read. `result` is a sentence once it has finished. `failed` means
+    that it did not do its work.
+    """
 
     id: str
     person: str
     title: str
     topic: str
-    total: int
+    total: int | None
+    letters: int
     started: float = field(default_factory=time.monotonic)
     done: int = 0
+    examined: int = 0
     result: str = ""
     failed: bool = False
     seconds: float = 0.0
@@ -37,17 +44,21 @@ class ConsoleJob:
 
     @property
     def running(self) -> bool:
-        """True until it has ended."""
+        """True until the job finishes."""
         return not self.ended.is_set()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since its start, or from start to end."""
+        """Seconds since its start, or its duration once it has finished."""
         return time.monotonic() - self.started if self.running else self.seconds
 
     def progress(self, count: int) -> None:
         """Note that `count` more are done."""
         self.done += count
+
+    def examining(self, count: int) -> None:
+        """Note that `count` more are read."""
+        self.examined += count
 
     def stop(self) -> bool:
         """Return True if it should stop between two batches."""
@@ -74,13 +85,19 @@ class Jobs:
         return job
 
     def start(
-        self, person: str, title: str, topic: str, total: int, run: Callable[[ConsoleJob], str]
+        self,
+        person: str,
+        title: str,
+        topic: str,
+        total: int | None,
+        letters: int,
+        run: Callable[[ConsoleJob], str],
     ) -> ConsoleJob:
         """Start a job. `run` does the work and returns a sentence. Raises Refused when full."""
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
                 raise Refused(f"{JOBS_MAX} jobs run already; wait for one, or stop one")
-            job = ConsoleJob(str(next(self._numbers)), person, title, topic, total)
+            job = ConsoleJob(str(next(self._numbers)), person, title, topic, total, letters)
             self._jobs[job.id] = job
             for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:
                 del self._jobs[old.id]
@@ -103,7 +120,7 @@ class Jobs:
             job.result = run(job)
         except StreamqdError as error:
             job.result, job.failed = str(error), True
-        except Exception as error:  # noqa: BLE001 - a fault ends the job and is shown
+        except Exception as error:  # noqa: BLE001 - a fault stops the job and is shown
             job.result, job.failed = f"An internal error: {type(error).__name__}: {error}", True
         finally:
             job.seconds = time.monotonic() - job.started

@@ -29,7 +29,12 @@ _TYPES = {
 
 # Commands that advice names, and the views in which a person does the same.
 _COMMANDS = (
-    (re.compile(r"streamqd dlq \w+ (?P<topic>[^\s-]\S*)"), "dead"),
+    (
+        re.compile(
+            r"streamqd dlq \w+ (?P<topic>[^\s-]\S*)(?: --group (?P<group>\S+))?(?: --dry-run)?"
+        ),
+        "dead",
+    ),
     (re.compile(r"streamqd pause (?P<topic>[^\s/-][^\s/]*)/(?P<group>[^\s/]+)"), "topic"),
     (re.compile(r"streamqd doctor.*"), "doctor"),
 )
@@ -37,7 +42,7 @@ _COMMANDS = (
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file that browsers may keep for ever, because its URL has its hash."""
+    """A file that browsers may keep without limit, because its URL has its hash."""
 
     content: bytes
     content_type: str

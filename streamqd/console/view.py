@@ -1,14 +1,15 @@
-"""The values from which pages are made: a view, an act, and one visit of them."""
+"""The parts of pages: a view, an act, and one visit of either."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd.console.access import Person, Role
 from streamqd.console.backend import Desk
 from streamqd.console.bodies import BodyReader
+from streamqd.console.exports import ExportFile
 from streamqd.console.overview import FleetNow
 from streamqd.errors import Malformed
 
@@ -90,12 +91,12 @@ class ConsoleView:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file. `content` returns its name, its media type and its bytes, bounded in size."""
+    """A file. `content` returns its name, its media type, and its bytes or an export."""
 
     name: str
     path: str
     role: Role
-    content: Callable[[Visit], tuple[str, str, bytes]]
+    content: Callable[[Visit], tuple[str, str, bytes | ExportFile]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,15 @@ class Preview:
 
     `refusal` is the reason why it cannot be done, '' if it can. `warnings` speak against it.
     `rows` is a table below the sentences: the head and the rows. `typed` is the name that a person
-    must type for this effect, and `typed_reason` says why; `run` checks it.
+    must type for this effect, and `typed_reason` says why; `run` checks it. `stated` are values
+    that the form passes on to the act, such as the time of the dry run. Their names start with
+    `forms.OWN`.
     """
 
     sentences: Sequence[str]
     refusal: str = ""
     warnings: Sequence[str] = ()
+    stated: Mapping[str, str] = field(default_factory=dict)
     rows: tuple[Sequence[str], Sequence[Sequence[object]]] | None = None
     typed: str = ""
     typed_reason: str = ""
@@ -144,7 +148,7 @@ class ActResult:
 class Act:
     """The one way to change something: a form at `path`, its dry run, and the change.
 
-    GET shows the fields, filled from the URL, and the dry run of these values. POST checks role,
+    GET shows the fields, filled from the URL, and their dry run. POST checks role,
     origin, typed name and request id, then calls `run` once. `run` uses the functions of
     `streamqd.admin`, which write the audit trail with the person's name. `submit` is the text of
     the button. `fields` and `preview` get the values of the URL, `run` those of the form. `typed`

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import json
 import re
 
 import pytest
@@ -15,9 +17,11 @@ from tests.support.waiting import wait_until
 pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.slow]
 
 from streamqd import config  # noqa: E402
-from streamqd.admin import audit, dead_letters, tail  # noqa: E402
+from streamqd.admin import audit, dead_letters, tail, why  # noqa: E402
 from streamqd.admin.messages import MessageFilter  # noqa: E402
+from streamqd.admin.published import Fleet  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
+from streamqd.store import topics  # noqa: E402
 from tests.console.conftest import HOSTILE  # noqa: E402
 
 EXACT = '{"n":9007199254740993,"x":1e400,"text":"世界"}'
@@ -127,6 +131,90 @@ def test_point_7_a_large_replay_wants_the_name_of_the_topic(console, browse, fle
 
     assert "nothing was changed: type orders" in page.inner_text("main .problem")
     assert dead_letters.count(fleet.store, TOPIC, many) == 1_002
+
+
+def test_point_7_a_replay_applies_to_the_letters_of_its_dry_run(console, browse, fleet, died):
+    first = died(3, key="bound")
+    page = browse(console, "otto")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?group=bill&key=bound")
+    assert "3 dead letters of orders would be replayed" in page.inner_text(".dry")
+    dead_letters.purge(fleet.store, TOPIC, MessageFilter((first[0].id,)))
+    [later] = died(1, key="bound")
+
+    confirm(page, "Replay")
+
+    assert "2 dead letters replayed to their own group; the dry run stated 3." in ended(page)
+    assert later.id in {each.id for each in letters(fleet, group="bill")}
+
+
+def test_a_dry_run_states_how_much_it_examined(console, browse, fleet, died):
+    died(3, key="budget")
+    page = browse(console)
+    total = dead_letters.total(fleet.store, TOPIC)
+
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?key=budget&examine=1")
+    assert "None of the examined dead letters would be replayed." in page.inner_text(".dry")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?examine=1")
+    assert "At least 1 dead letter of orders would be replayed" in page.inner_text(".dry")
+    assert "the dry run did not examine all" in page.inner_text(".confirm")
+    assert f"The dry run examined 1 of {total:,} dead letters." in page.inner_text(".dry")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-purge?key=budget&examine=1")
+    assert f"The dry run examined 1 of {total:,} dead letters." in page.inner_text(".dry")
+    page.fill("input[name=typed-name]", TOPIC)
+    confirm(page, "Delete for good")
+    assert "6 dead letters purged." in ended(page)
+
+    page.goto(f"{console.url}topics/{TOPIC}/dead?examine=1")
+    assert f"Examined the newest 1 of {total - 6:,} dead letters" in page.inner_text("main")
+    page.get_by_role("link", name="examine 100,000").click()
+    page.wait_for_selector(f"text=All {total - 6:,} dead letters are counted.")
+    assert page.seen.errors == []
+
+
+def test_an_export_has_every_letter_and_stops_with_its_download(console, browse, fleet):
+    topics.create(fleet.store, "exports", config.Topic(partitions=1))
+    stream, count = fleet.keys.dlq("exports", 0), 20_000
+    fields = ("payload", "x" * 1_000, "group", "bill", "errorClass", "A")
+    fleet.link.pipeline([("XADD", stream, "*", *fields) for _ in range(count)])
+    page = browse(console, "otto")
+    address = f"{console.url}topics/exports/dead-export"
+
+    whole = page.request.get(address).text().splitlines()
+    none = page.request.get(f"{address}?error=Never")
+    assert len({json.loads(line)["id"] for line in whole}) == len(whole) == count
+    assert (none.status, none.text()) == (200, "")
+    cookie = "; ".join(f"{each['name']}={each['value']}" for each in page.context.cookies())
+    link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
+    link.request("GET", "/topics/exports/dead-export", headers={"Cookie": cookie})
+    assert link.getresponse().read(1_000)
+    link.close()
+
+    def interrupted():
+        rows = audit.page(fleet.store, "exports", limit=10).entries
+        return [each for each in rows if each.note.startswith("console: interrupted")]
+
+    [row] = wait_until(interrupted, timeout=30)
+    assert (row.who, row.command) == ("otto (console)", "dlq export")
+    assert 0 < row.counts["exported"] < count
+
+
+def test_a_group_whose_messages_all_die_has_a_cause(console, browse, fleet):
+    """The messages do not wait, so that the group has no lag and no retries."""
+    page = browse(console)
+    page.goto(console.url)
+    text = "of the runs of orders/0/bill fail, and the messages are dead-lettered"
+
+    def shown():
+        fleet.send(["dead"] * 5)
+        return text in page.inner_text("#live")
+
+    wait_until(shown, timeout=60, every=0.5)
+    part = page.locator("#live li", has_text=text)
+    assert "streamqd dlq replay orders --group bill --dry-run" in part.inner_text()
+    [answer] = why.answer(Fleet(fleet.store, "default", 60.0), TOPIC, 0, "bill")
+    assert [each.word for each in answer.causes] == ["failing"]
+    assert text in answer.causes[0].sentence
+    assert not answer.moves
 
 
 def test_a_purge_wants_the_name_of_the_topic(console, browse, fleet, died):

@@ -122,9 +122,13 @@ def test_charts_get_new_points_without_a_reload(fleet, console, browse):
     [[newest, _]] = store.execute("XREVRANGE", store.keys.history(FLEET), "+", "-", "COUNT", 1)
     append(store, FLEET, "b", int(newest.partition(b"-")[0]), acked=60_000)
 
-    wait_until(lambda: page.wait_for_timeout(50) or page.evaluate(DRAWN) != drawn, timeout=30)
-    shown = json.loads(page.get_attribute("#charts", "data-points"))["acked"]
-    assert max(each or 0 for each in shown) >= 1_000
+    def peak():
+        page.wait_for_timeout(50)
+        shown = json.loads(page.get_attribute("#charts", "data-points"))["acked"]
+        return max(each or 0 for each in shown)
+
+    wait_until(lambda: peak() >= 1_000, timeout=60)
+    wait_until(lambda: page.wait_for_timeout(50) or page.evaluate(DRAWN) != drawn)
     assert page.locator("#chart-rates canvas").count() == 1
     assert page.evaluate("document.querySelector('#history-figures').open")
     assert len([each for each in page.seen.requests if "/topics/" in each]) == loads

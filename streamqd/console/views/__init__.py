@@ -1,28 +1,26 @@
 """All views and acts of the console, in the order of the navigation.
 
-How a view is added:
+To add a view:
 
-1. `views/NAME.py`: a function `Visit -> Context` that reads with `visit.desk.store`, `.fleet` and
-   the functions of `streamqd.admin`, and a `ConsoleView` for it in the module's `VIEWS`. It runs in
-   a thread of the backend. It contains no HTML, catches no error of Redis (`app` shows a banner or
-   a sentence), and reads at most a stated number of rows: pages have `visit.limit` rows and a
-   cursor in the URL. Every state is in the URL, so that a page can be sent to a colleague.
-2. `templates/NAME.html` extends `base.html` and imports `macros.html`. Block `live` contains what
-   changes by itself, block `content` the rest (search fields, forms). Give rows and `<details>` in
-   block `live` an id, so that focus, scroll and open details survive. A live view must read the
-   shared snapshot (`visit.now`) for what it shows, or little more: it is rendered every 2 s. No
-   `style` attribute and no inline script: the policy forbids them.
-3. Links: `to("NAME", topic=…)` returns the URL of a view or act by its name, '' if it does not
-   exist, and the macros `link` and `button` leave it out then. So views may link to views that are
-   not built yet: topics, topic(topic), assignment(topic, partition, group), messages(topic),
-   message(topic, uid), dead(topic), dead_letter(topic, id), retries(topic, group), delayed(topic),
-   schedules, fleet, handlers, doctor, audit, send(topic), flow.
-4. A change is an `Act` in the module's `ACTS`: `fields`, `preview` (the dry run) and `run`. Link to
-   it by `button("NAME", "Pause", topic=…)`: a person without the role does not see it. Values that
-   the form should have already are parameters of that link.
-5. Add the module to `_MODULES` below. The acceptance tests open every view (`example` for paths
-   with parameters), as a viewer too, without JavaScript, at 360 px, in both themes and under a
-   prefix, and POST every act as a viewer.
+1. Write `views/NAME.py` with a function `Visit -> Context` and a `ConsoleView` in the module's
+   `VIEWS`. The function reads with `visit.desk.store`, `.fleet` and `streamqd.admin`. It runs in a
+   thread of the backend. It contains no HTML and catches no error of Redis, because `app` turns
+   errors into a banner or a sentence. It reads a stated number of rows: a page has `visit.limit`
+   rows, and a cursor in the URL. The URL contains the whole state, so that you can send a page to a
+   colleague.
+2. Write `templates/NAME.html`. It extends `base.html` and imports `macros.html`. Block `live`
+   contains the figures that change without a reload, block `content` the rest, such as search
+   fields. Give rows and `<details>` in block `live` an id to keep focus, scroll and open details. A
+   live view is rendered every 2 s, so it reads only the shared snapshot (`visit.now`) and little
+   more. Use no `style` attribute and no inline script: the policy forbids them.
+3. Link with `to("NAME", topic=…)`, which returns the URL of a view or act. For an unknown name it
+   returns '', and the macros `link` and `button` omit the link.
+4. To change something, add an `Act` to the module's `ACTS`: `fields`, `preview` (the dry run) and
+   `run`. Link to it with `button("NAME", "Pause", topic=…)`, which is hidden from persons without
+   the role. The parameters of this link become values of the form.
+5. Add the module to the tuples below. The acceptance tests open every view (`example` for paths
+   with parameters): as a viewer, without JavaScript, at 360 px, in both themes and under a prefix.
+   They POST every act as a viewer.
 """
 
 from __future__ import annotations

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from streamqd.admin import audit, dead_letters
+import time
+
+from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
+from streamqd.console.exports import ExportFile
 from streamqd.console.view import ConsoleView, Context, Download, Visit
 from streamqd.errors import Malformed, Refused
 
-COUNTED = 10_000  # newest letters that are grouped by cause
-BUDGET = 10_000  # letters that one page looks at
-EXPORT_MAX = 10_000
+BUDGET = 10_000  # dead letters that a page examines, the newest first
+BUDGET_MAX = 100_000  # of the causes, on request
+PAINT_SECONDS = 0.6  # after which the causes stop anyway, so that the page appears within a second
+SECONDS = 5.0  # the same if a person asks for more
 CAUSES_SHOWN = 100
 FILTERS = ("group", "fingerprint", "error", "reason", "key", "since", "until", "partition", "id")
 _MINUTES = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -65,14 +69,27 @@ def show_topics(visit: Visit) -> Context:
 
 
 def show(visit: Visit) -> Context:
-    """Return the causes of a topic's letters, and a page of the letters that match."""
+    """Return the causes of a topic's letters, and a page of the letters that match.
+
+    The causes are counted on the first page only, among the newest `examine` letters.
+    """
     topic, store, now = visit.path["topic"], visit.desk.store, visit.now
-    choice = choice_of(visit, now.now_unix_ms)
-    letters = dead_letters.messages(store, topic)
-    page = letters.page(choice, limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET)
+    choice, cursor = choice_of(visit, now.now_unix_ms), visit.text("cursor")
+    budget = visit.number("examine", BUDGET, least=1, most=BUDGET_MAX)
     causes = None
-    if not visit.text("cursor"):
-        causes = dead_letters.causes(store, topic, choice, last=COUNTED)
+    if cursor:
+        letters = dead_letters.messages(store, topic)
+        page = letters.page(choice, limit=visit.limit, cursor=cursor, budget=BUDGET)
+    else:
+        until = time.monotonic() + (SECONDS if visit.text("examine") else PAINT_SECONDS)
+        causes, page = dead_letters.survey(
+            store,
+            topic,
+            choice,
+            limit=visit.limit,
+            budget=budget,
+            stop=lambda: time.monotonic() >= until,
+        )
     reader = visit.reader
     return {
         "now": now,
@@ -81,9 +98,10 @@ def show(visit: Visit) -> Context:
         "page": page,
         "causes": causes,
         "shown": causes.causes[:CAUSES_SHOWN] if causes else [],
-        "cursor": visit.text("cursor"),
+        "more": BUDGET_MAX if budget < BUDGET_MAX else 0,
+        "cursor": cursor,
         "limit": visit.limit,
-        "budget": BUDGET,
+        "budget": causes.examined if causes else BUDGET,
         "reader": reader,
         "jobs": visit.desk.backend.jobs.listed(topic)[:5],
     }
@@ -104,23 +122,14 @@ def show_letter(visit: Visit) -> Context:
     }
 
 
-def export(visit: Visit) -> tuple[str, str, bytes]:
-    """Return the letters that match as JSON lines, at most EXPORT_MAX."""
+def export(visit: Visit) -> tuple[str, str, ExportFile]:
+    """Return all letters that match, as JSON lines."""
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
         raise Refused("you may not see the bodies of messages, so you cannot export them")
     choice = choice_of(visit, visit.now.now_unix_ms)
-    with audit.acting_as(f"{visit.person.name} (console)"):
-        found = dead_letters.Export(
-            visit.desk.store, topic, choice, stop=lambda: len(lines) >= EXPORT_MAX
-        )
-        lines: list[str] = []
-        for line in found.lines():
-            if len(lines) == EXPORT_MAX:
-                break
-            lines.append(line)
-        found.finish("console")
-    return f"{topic}-dead-letters.jsonl", "application/x-ndjson", "\n".join([*lines, ""]).encode()
+    file = ExportFile(visit.desk.backend, topic, choice, f"{visit.person.name} (console)")
+    return f"{topic}-dead-letters.jsonl", "application/x-ndjson", file
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:

@@ -1,14 +1,21 @@
-"""Changes of dead letters: replay and purge. Each runs as a job of the console."""
+"""Change dead letters: replay and purge them, each in a job of the console.
+
+A dry run examines a limited number of letters and states this number. The form contains the time of
+its dry run, so the job applies to the letters that existed then. It reads them page by page.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from streamqd.admin import audit, dead_letters
-from streamqd.admin.dead_letters import Target
+from streamqd.admin.dead_letters import LetterCount, ReplayPlan, ReplayResult, Target
+from streamqd.admin.messages import MessageFilter
+from streamqd.admin.reading import server_unix_ms
 from streamqd.console.access import Role
-from streamqd.console.forms import check_typed
+from streamqd.console.forms import OWN, check_typed
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
 from streamqd.console.views.dead import choice_of
@@ -16,20 +23,33 @@ from streamqd.errors import Malformed
 from streamqd.words import plural
 
 LARGE = 1_000  # more dead letters are replayed only if the name of the topic is typed
+EXAMINED = 10_000  # dead letters that a dry run examines by default
+EXAMINED_MAX = 100_000
+EXAMINING_SECONDS = 5.0  # after which a dry run stops anyway
+ROWS = 20  # causes in a dry run
+AT, COUNT = f"{OWN}at", f"{OWN}letters"  # unix ms and number of dead letters of the dry run
 _FILTERS = (
-    ("group", "Group", "Empty: dead letters of all groups."),
+    ("group", "Group", "Default: all groups."),
     ("fingerprint", "Fingerprint", "One cause."),
     ("error", "Error class", ""),
+    ("reason", "Reason", "Such as attempts or crashes."),
+    ("key", "Key", ""),
+    ("partition", "Partition", "Default: all partitions."),
     ("since", "Since", "An age such as 12h or 7d, or unix milliseconds."),
     ("until", "Until", "An age, or unix milliseconds."),
-    ("id", "IDs", "PARTITION:MS-SEQ with spaces between."),
+    ("id", "IDs", "PARTITION:MS-SEQ, separated by spaces."),
 )
 
 
 def _filter_fields(visit: Visit) -> list[FormField]:
+    hint = f"Dead letters that the dry run reads, up to {EXAMINED_MAX:,}. Default: {EXAMINED:,}."
     return [
-        FormField(name, label, visit.text(name), hint, folded=True)
-        for name, label, hint in _FILTERS
+        *(
+            FormField(name, label, visit.text(name), hint, folded=True)
+            for name, label, hint in _FILTERS
+            if name != "key" or visit.person.bodies == "show"
+        ),
+        FormField("examine", "Examine", visit.text("examine"), hint),
     ]
 
 
@@ -42,7 +62,7 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
         FormField(
             "canary", "At most", visit.text("canary"), "A few first, to see whether they work now."
         ),
-        FormField("rate", "Per second", visit.text("rate"), "Empty: as fast as possible."),
+        FormField("rate", "Per second", visit.text("rate"), "Default: as fast as possible."),
     ]
 
 
@@ -67,56 +87,126 @@ def _rate(visit: Visit) -> float | None:
     return rate
 
 
-def _plan(visit: Visit) -> dead_letters.ReplayPlan:
+def _choice_at(visit: Visit, at_unix_ms: int) -> MessageFilter:
+    """Return the filter of the form, without messages that are dead-lettered later."""
+    choice = choice_of(visit, at_unix_ms)
+    if choice.ids:
+        return choice
+    until = choice.until_unix_ms
+    return replace(choice, until_unix_ms=at_unix_ms if until is None else min(until, at_unix_ms))
+
+
+def _present(visit: Visit) -> int:
+    """Return the time after all existing dead letters, in unix ms of Redis."""
+    return server_unix_ms(visit.desk.store.connection) + 1
+
+
+def _stated_at(visit: Visit) -> int:
+    """Return the time of the dry run that the person saw, or else the present."""
+    present = _present(visit)
+    return min(present, visit.number(AT, present))
+
+
+def _stated_count(visit: Visit) -> int | None:
+    """Return the exact count of the dry run that the person saw, None if it had none."""
+    return visit.number(COUNT, 0) if visit.text(COUNT) else None
+
+
+def _budget(visit: Visit) -> int:
+    return visit.number("examine", EXAMINED, least=1, most=EXAMINED_MAX)
+
+
+def _stated(at_unix_ms: int, letters: int, *, complete: bool) -> dict[str, str]:
+    """Return the values that the form passes on to the act."""
+    return {AT: str(at_unix_ms)} | ({COUNT: str(letters)} if complete else {})
+
+
+def _how_many(number: int, *, complete: bool) -> str:
+    letters = plural(number, "dead letter")
+    return letters if complete else f"At least {letters}"
+
+
+def _examined(seen: ReplayPlan | LetterCount, act: str) -> str:
+    """Return the sentences about the letters that a dry run has not examined."""
+    return (
+        f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
+        " examines the others too. To learn the exact number, narrow the filter or raise Examine."
+    )
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def _plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
+    deadline = time.monotonic() + EXAMINING_SECONDS
     return dead_letters.plan(
         visit.desk.store,
         visit.path["topic"],
-        choice_of(visit, visit.now.now_unix_ms),
+        _choice_at(visit, at_unix_ms),
         fleet=visit.desk.fleet.name,
         target=_target(visit),
         limit=_canary(visit),
+        budget=_budget(visit),
+        stop=lambda: time.monotonic() >= deadline,
     )
 
 
 def preview_replay(visit: Visit) -> Preview:
     """Return the plan of a replay."""
-    rate = _rate(visit)
-    plan = _plan(visit)
-    letters = plural(plan.dead_letters, "dead letter")
+    rate, at = _rate(visit), _present(visit)
+    plan = _plan(visit, at)
+    risks = _risks(plan, _target(visit))
+    rows = [
+        (each.error_class or each.reason, each.group, each.count, each.replayed)
+        for each in plan.causes[:ROWS]
+    ]
+    letters = "Dead letters" if plan.complete else "Dead letters, at least"
+    return Preview(
+        _sentences(plan, rate),
+        refusal="No dead letter would be replayed." if plan.complete and not rows else "",
+        warnings=[_sentence(each) for each in plan.warnings],
+        rows=(("Cause", "Group", letters, "Replayed before"), rows) if rows else None,
+        typed=plan.topic if risks else "",
+        typed_reason=", ".join(risks),
+        stated=_stated(at, plan.dead_letters, complete=plan.complete),
+    )
+
+
+def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
+    letters = _how_many(plan.dead_letters, complete=plan.complete)
     sentences = [f"{letters} of {plan.topic} would be replayed to {plan.target}."]
+    if not plan.dead_letters and not plan.complete:
+        sentences = ["None of the examined dead letters would be replayed."]
+    if not plan.complete:
+        sentences.append(_examined(plan, "replay"))
+        if plan.dead_letters:
+            sentences.append(
+                f"To replay only the {plan.dead_letters:,} that it found, set At most to"
+                f" {plan.dead_letters}."
+            )
     for reason, number in plan.refused.items():
         sentences.append(f"{plural(number, 'dead letter')} would stay: {reason}.")
     if rate is not None and plan.dead_letters:
-        sentences.append(f"At {rate:g} per second this takes {plan.dead_letters / rate:,.0f} s.")
+        least = "" if plan.complete else "at least "
+        seconds = plan.dead_letters / rate
+        sentences.append(f"At {rate:g} per second this takes {least}{seconds:,.0f} s.")
     for each in plan.receivers:
         where = f"{each.owned} of {plural(each.partitions, 'partition')} owned"
         paused = f", {each.paused} paused" if each.paused else ""
         sentences.append(f"{each.group} receives {each.dead_letters:,}: {where}{paused}.")
-    sentences += [_sentence(note) for note in plan.notes if note not in plan.warnings]
-    risks = _risks(plan, _target(visit))
-    rows = [
-        (each.error_class or each.reason, each.group, each.count, each.replayed)
-        for each in plan.causes[:20]
-    ]
-    return Preview(
-        sentences,
-        refusal="" if plan.dead_letters else "No dead letter would be replayed.",
-        warnings=[_sentence(each) for each in plan.warnings],
-        rows=(("Cause", "Group", "Dead letters", "Replayed before"), rows) if rows else None,
-        typed=plan.topic if risks else "",
-        typed_reason=", ".join(risks),
-    )
+    return sentences + [_sentence(note) for note in plan.notes if note not in plan.warnings]
 
 
 def _sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:]}."
 
 
-def _risks(plan: dead_letters.ReplayPlan, target: Target) -> list[str]:
+def _risks(plan: ReplayPlan, target: Target) -> list[str]:
     """Return why the name of the topic must be typed ahead of a replay. Empty: it need not be."""
     crashed = any(each.reason == "crashes" for each in plan.causes)
     found = {
         f"these are more than {LARGE:,} dead letters": plan.dead_letters > LARGE,
+        "the dry run did not examine all": not plan.complete,
         "every group receives them": target.everyone,
         "some crashed their worker": crashed,
         f"{plan.replayed_before:,} were replayed before": plan.replayed_before > 0,
@@ -125,16 +215,14 @@ def _risks(plan: dead_letters.ReplayPlan, target: Target) -> list[str]:
 
 
 def replay(visit: Visit) -> ActResult:
-    """Start a replay as a job."""
+    """Start the replay of the dry run that the person saw, as a job."""
     topic, rate, canary = visit.path["topic"], _rate(visit), _canary(visit)
-    plan = _plan(visit)
-    check_typed(visit.typed, topic if _risks(plan, _target(visit)) else "")
-    choice = choice_of(visit, visit.now.now_unix_ms)
-    if not choice.ids:  # only the letters that the dry run has counted
-        bounds = (each for each in (choice.until_unix_ms, plan.until_unix_ms) if each is not None)
-        choice = replace(choice, until_unix_ms=min(bounds))
+    at = _stated_at(visit)
+    # Within the same budget as the dry run: what it does not examine needs the name of the topic.
+    check_typed(visit.typed, topic if _risks(_plan(visit, at), _target(visit)) else "")
+    choice, stated = _choice_at(visit, at), _stated_count(visit)
     target, person = _target(visit), audit.who()
-    backend = visit.desk.backend
+    backend, letters = visit.desk.backend, _checked(visit, choice)
 
     def work(job: ConsoleJob) -> str:
         with backend.own_desk() as desk, audit.acting_as(person):
@@ -147,59 +235,86 @@ def replay(visit: Visit) -> ActResult:
                 limit=canary,
                 stop=job.stop,
                 progress=job.progress,
+                examining=job.examining,
             )
         job.failed = done.result == "failed"
-        parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
-        parts += [f"{number:,} stay: {reason}" for reason, number in done.refused.items()]
-        if done.missing:
-            parts.append(f"{done.missing:,} had been replayed or purged already")
-        if done.unknown:
-            parts.append(f"{done.unknown:,} may have been replayed or not")
-        if done.result in ("stopped", "failed"):
-            parts.append(f"{done.result}{f': {done.error}' if done.error else ''}")
-        return "; ".join(parts) + "."
+        return _replayed(done, stated)
 
-    job = backend.jobs.start(
-        visit.person.name, f"Replay to {target}", topic, plan.dead_letters, work
-    )
-    return ActResult(
-        f"The replay of {plural(plan.dead_letters, 'dead letter')} has started.",
-        "job",
-        {"job": job.id},
-    )
+    job = backend.jobs.start(visit.person.name, f"Replay to {target}", topic, stated, letters, work)
+    return ActResult("The replay has started.", "job", {"job": job.id})
+
+
+def _checked(visit: Visit, choice: MessageFilter) -> int:
+    """Return the number of dead letters of the topic. Raises TopicMissing, Refused."""
+    topic, store = visit.path["topic"], visit.desk.store
+    if choice.ids:
+        dead_letters.count(store, topic, choice)  # raises Refused for a missing letter
+    return dead_letters.total(store, topic)
+
+
+def _replayed(done: ReplayResult, stated: int | None) -> str:
+    parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
+    parts += [f"{number:,} stay: {reason}" for reason, number in done.refused.items()]
+    if done.missing:
+        parts.append(f"{done.missing:,} were replayed or purged by another client")
+    if done.unknown:
+        parts.append(f"{done.unknown:,} were maybe replayed: the connection was lost")
+    if done.result in ("stopped", "failed"):
+        parts.append(f"{done.result}{f': {done.error}' if done.error else ''}")
+    elif stated is not None and done.replayed != stated:
+        parts.append(f"the dry run stated {stated:,}")
+    return "; ".join(parts) + "."
+
+
+# --- purge ----------------------------------------------------------------------------------------
 
 
 def preview_purge(visit: Visit) -> Preview:
-    """Return how many letters a purge would delete."""
-    topic = visit.path["topic"]
-    choice = choice_of(visit, visit.now.now_unix_ms)
-    number = dead_letters.count(visit.desk.store, topic, choice)
+    """Return the number of dead letters that a purge would delete."""
+    topic, at = visit.path["topic"], _present(visit)
+    deadline = time.monotonic() + EXAMINING_SECONDS
+    found = dead_letters.counted(
+        visit.desk.store,
+        topic,
+        choice_of(visit, at),
+        budget=_budget(visit),
+        stop=lambda: time.monotonic() >= deadline,
+    )
+    letters = _how_many(found.letters, complete=found.complete)
+    sentences = [f"{letters} of {topic} would be deleted permanently."]
+    if not found.complete:
+        sentences.append(_examined(found, "purge"))
     return Preview(
-        [f"{plural(number, 'dead letter')} of {topic} would be deleted for good."],
-        refusal="" if number else "No dead letter matches.",
+        sentences,
+        refusal="" if found.letters or not found.complete else "No dead letter matches.",
+        stated=_stated(at, found.letters, complete=found.complete),
     )
 
 
 def purge(visit: Visit) -> ActResult:
-    """Start a purge as a job, of the letters that exist now."""
-    topic, now = visit.path["topic"], visit.now.now_unix_ms
-    choice = choice_of(visit, now)
-    if not choice.ids:  # not the ones that die after this
-        until = choice.until_unix_ms
-        choice = replace(choice, until_unix_ms=now if until is None else min(until, now))
-    number = dead_letters.count(visit.desk.store, topic, choice)
-    person, backend = audit.who(), visit.desk.backend
+    """Start the purge of the dry run that the person saw, as a job."""
+    topic, stated = visit.path["topic"], _stated_count(visit)
+    choice = _choice_at(visit, _stated_at(visit))
+    person, backend, letters = audit.who(), visit.desk.backend, _checked(visit, choice)
 
     def work(job: ConsoleJob) -> str:
         with backend.own_desk() as desk, audit.acting_as(person):
             done = dead_letters.purge(
-                desk.store, topic, choice, stop=job.stop, progress=job.progress
+                desk.store,
+                topic,
+                choice,
+                stop=job.stop,
+                progress=job.progress,
+                examining=job.examining,
             )
         job.failed = done.result == "failed"
         text = f"{plural(done.purged, 'dead letter')} purged"
-        return f"{text}; {done.result}: {done.error}." if done.error else f"{text}."
+        if done.result != "done":
+            return f"{text}; {done.result}{f': {done.error}' if done.error else ''}."
+        said = stated is not None and done.purged != stated
+        return f"{text}; the dry run stated {stated:,}." if said else f"{text}."
 
-    job = backend.jobs.start(visit.person.name, "Purge", topic, number, work)
+    job = backend.jobs.start(visit.person.name, "Purge", topic, stated, letters, work)
     return ActResult("The purge has started.", "job", {"job": job.id})
 
 

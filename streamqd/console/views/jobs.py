@@ -15,8 +15,8 @@ def preview_stop(visit: Visit) -> Preview:
     """Return what stopping a job would do."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     if not job.running:
-        return Preview([], refusal=f"The job has ended: {job.result}")
-    return Preview([f"{job.title} would stop after its current batch. What is done stays done."])
+        return Preview([], refusal=f"The job has finished: {job.result}")
+    return Preview([f"{job.title} would stop after its current batch. Its changes so far remain."])
 
 
 def stop(visit: Visit) -> ActResult:

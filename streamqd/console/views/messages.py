@@ -67,7 +67,7 @@ def show(visit: Visit) -> Context:
 def _search(
     visit: Visit, choice: MessageFilter, test: Test | None
 ) -> tuple[list[TailedEntry], str, int, int]:
-    """Return rows, the cursor to go on, messages looked at, and messages of the topic."""
+    """Return rows, the next cursor, the examined messages, and the messages of the topic."""
     rows: list[TailedEntry] = []
     looked, total, cursor = 0, 0, visit.text("cursor")
     until = time.monotonic() + SECONDS

@@ -1,4 +1,4 @@
-"""Schedules: the list, one of them with its next ticks, and pause, resume and run."""
+"""Schedules: the list, one schedule with its next ticks, and pause, resume and run."""
 
 from __future__ import annotations
 

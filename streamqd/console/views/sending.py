@@ -102,7 +102,7 @@ def preview_edit(visit: Visit) -> Preview:
     topic, name = visit.path["topic"], visit.path["letter"]
     if not _edit_fields(visit):
         return Preview(
-            [], refusal="This payload cannot be edited as text, or you may not see all of it."
+            [], refusal="This payload cannot be edited as text, or your role hides parts."
         )
     stated_headers(visit)
     return Preview(

@@ -13,7 +13,7 @@ from streamqd.store.directives import Scope
 
 
 def scope_of(visit: Visit) -> Scope:
-    """Return the group of the path, or the partition of it that the form names."""
+    """Return the group of the path, or its partition in the form."""
     partition = visit.text("partition")
     if partition and not (partition.isascii() and partition.isdigit() and len(partition) < 6):
         raise Malformed("partition must be a number of a partition")

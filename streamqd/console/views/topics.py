@@ -139,7 +139,7 @@ def level_of(unit: AssignmentRow) -> str:
 
 
 def show_data(visit: Visit) -> Context:
-    """Return the settings of a topic and what its partitions keep, a page of partitions."""
+    """Return the settings of a topic, and the contents of a page of its partitions."""
     name = visit.path["topic"]
     configured = visit.desk.settings.topics.get(name, config.Topic())
     detail = topics.describe(visit.desk.store, name, configured)
@@ -159,7 +159,7 @@ def show_data(visit: Visit) -> Context:
 
 
 def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting with its dotted name, without those that are not set."""
+    """Yield each set setting with its dotted name."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{before}{name}.")
@@ -168,7 +168,7 @@ def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
 
 
 def show_assignment(visit: Visit) -> Context:
-    """Return why one partition of a group is as it is, and what its worker does now."""
+    """Return the causes for one partition of a group, and the present run of its worker."""
     topic, group = visit.path["topic"], visit.path["group"]
     text = visit.path["partition"]
     if not text.isascii() or not text.isdigit() or len(text) > 6:

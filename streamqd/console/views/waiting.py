@@ -54,7 +54,7 @@ def show_delayed(visit: Visit) -> Context:
 
 
 def _id_field(visit: Visit) -> Sequence[FormField]:
-    hint = "Ids with spaces between. Empty: all that wait."
+    hint = f"IDs separated by spaces. Default: all waiting messages, up to {CHOSEN_MAX:,}."
     return (FormField("id", "Messages", visit.text("id"), hint),)
 
 
@@ -82,16 +82,22 @@ def _sends(visit: Visit) -> list[str]:
     return [each.position.name for each in found.every(choice, CHOSEN_MAX)]
 
 
+def _limited(count: int) -> list[str]:
+    """Return the sentence about messages beyond those of one act."""
+    return ["There may be more: repeat this for the rest."] if count == CHOSEN_MAX else []
+
+
 def _preview(count: int, noun: str, text: str) -> Preview:
     refusal = "" if count else f"No {noun} waits."
-    return Preview([f"{plural(count, noun)} would {text}."], refusal=refusal)
+    return Preview([f"{plural(count, noun)} would {text}.", *_limited(count)], refusal=refusal)
 
 
 def preview_retry_now(visit: Visit) -> Preview:
     """Return how many retries would run now."""
     count = len(_retries(visit))
     return Preview(
-        [f"{count:,} retries would run now."], refusal="" if count else "No retry waits."
+        [f"{count:,} retries would run now.", *_limited(count)],
+        refusal="" if count else "No retry waits.",
     )
 
 
@@ -106,7 +112,10 @@ def preview_retry_cancel(visit: Visit) -> Preview:
     """Return how many retries would become dead letters."""
     count = len(_retries(visit))
     return Preview(
-        [f"{count:,} retries would become dead letters with the reason cancelled."],
+        [
+            f"{count:,} retries would become dead letters with the reason cancelled.",
+            *_limited(count),
+        ],
         refusal="" if count else "No retry waits.",
     )
 

@@ -1,0 +1,85 @@
+"""Exports of dead letters: a file of any length that is sent while it is read.
+
+An export has a thread and a connection of its own, so that it holds up no page. If the browser
+closes the download, the export stops after its current chunk. If Redis is lost, the response stays
+incomplete, and the browser reports a failed download.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from streamqd.admin import audit, dead_letters
+from streamqd.admin.messages import MessageFilter
+from streamqd.console.backend import Backend, TooBusyError
+from streamqd.errors import StreamqdError
+
+EXPORTS_MAX = 4  # at a time
+CHUNK = 256  # lines that are sent at a time
+
+_running = threading.BoundedSemaphore(EXPORTS_MAX)
+
+
+class ExportFile:
+    """The lines of one export of a topic. Used by one thread, except for `stop`."""
+
+    def __init__(self, backend: Backend, topic: str, choice: MessageFilter, person: str) -> None:
+        """Fix which letters are exported. Raises TopicMissing, Refused, TooBusyError."""
+        if not _running.acquire(blocking=False):
+            raise TooBusyError(f"{EXPORTS_MAX} exports are running; repeat this one later")
+        self._person = person
+        self._stopped = threading.Event()
+        self._complete = False
+        with contextlib.ExitStack() as opened:
+            opened.callback(_running.release)
+            store = opened.enter_context(backend.own_desk()).store
+            self._export = dead_letters.Export(store, topic, choice, stop=self._stopped.is_set)
+            self._opened = opened.pop_all()
+        self._lines = self._export.lines()
+
+    def chunk(self) -> bytes:
+        """Return the next lines, b'' after the last one. Raises RedisUnavailable."""
+        some = list(itertools.islice(self._lines, CHUNK))
+        self._complete = not some and not self._stopped.is_set()
+        return "".join(f"{line}\n" for line in some).encode()
+
+    def stop(self) -> None:
+        """Let the current chunk be the last."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Write the audit log and close the connection."""
+        with self._opened, audit.acting_as(self._person):
+            self._export.finish("console" if self._complete else "console: interrupted")
+
+
+class ExportResponse(StreamingResponse):
+    """The response with an export, and the thread that reads it."""
+
+    def __init__(self, file: ExportFile, media_type: str, headers: dict[str, str]) -> None:
+        self._file = file
+        self._thread = ThreadPoolExecutor(1, "console-export")
+        super().__init__(self._chunks(), media_type=media_type, headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file. An error leaves the response incomplete."""
+        try:
+            with contextlib.suppress(StreamqdError):
+                await super().__call__(scope, receive, send)
+        finally:
+            self._file.stop()
+            self._thread.submit(self._file.close)
+            self._thread.shutdown(wait=False)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        while chunk := await loop.run_in_executor(self._thread, self._file.chunk):
+            yield chunk
