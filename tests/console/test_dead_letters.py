@@ -143,7 +143,7 @@ def test_point_7_a_replay_applies_to_the_letters_of_its_dry_run(console, browse,
 
     confirm(page, "Replay")
 
-    assert "2 dead letters replayed to their own group; the dry run stated 3." in ended(page)
+    assert re.search(r"2 dead letters replayed to .*; the dry run stated 3\.", ended(page))
     assert later.id in {each.id for each in letters(fleet, group="bill")}
 
 

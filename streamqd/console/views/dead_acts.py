@@ -42,27 +42,31 @@ _FILTERS = (
 
 
 def _filter_fields(visit: Visit) -> list[FormField]:
-    hint = f"Dead letters that the dry run reads, up to {EXAMINED_MAX:,}. Default: {EXAMINED:,}."
     return [
-        *(
-            FormField(name, label, visit.text(name), hint, folded=True)
-            for name, label, hint in _FILTERS
-            if name != "key" or visit.person.bodies == "show"
-        ),
-        FormField("examine", "Examine", visit.text("examine"), hint),
+        FormField(name, label, visit.text(name), hint, folded=True)
+        for name, label, hint in _FILTERS
+        if name != "key" or visit.person.bodies == "show"
     ]
+
+
+def _purge_fields(visit: Visit) -> Sequence[FormField]:
+    hint = f"Dead letters that the dry run reads, up to {EXAMINED_MAX:,}. Default: {EXAMINED:,}."
+    return [*_filter_fields(visit), FormField("examine", "Examine", visit.text("examine"), hint)]
 
 
 def _replay_fields(visit: Visit) -> Sequence[FormField]:
     return [
-        *_filter_fields(visit),
         FormField(
-            "to", "To", visit.text("to"), choices=(("", "their own group"), ("all", "every group"))
+            "to",
+            "To",
+            visit.text("to"),
+            choices=(("", "the original group"), ("all", "every group")),
         ),
         FormField(
             "canary", "At most", visit.text("canary"), "A few first, to see whether they work now."
         ),
         FormField("rate", "Per second", visit.text("rate"), "Default: as fast as possible."),
+        *_purge_fields(visit),
     ]
 
 
@@ -339,7 +343,7 @@ ACTS = (
         Role.ADMIN,
         preview_purge,
         purge,
-        _filter_fields,
+        _purge_fields,
         topic_of,
         back="dead",
         example="/topics/orders/dead-purge",
