@@ -56,9 +56,9 @@ def group_kill_risk(group: Path | str) -> GroupKillRisk:
         f"when memory is short the kernel kills all processes of {group} together"
         " (memory.oom.group): one worker that uses too much takes down the supervisor, every"
         " partition waits one daemon.lease_ttl, and the message that caused it is unknown",
-        "under systemd write `OOMPolicy=continue` into the unit file; under Kubernetes set"
-        " `singleProcessOOMKill: true` in the kubelet's configuration; elsewhere"
-        f" `echo 0 > {group}/memory.oom.group`",
+        "under systemd write `OOMPolicy=continue` into the unit file, under Kubernetes set"
+        " `singleProcessOOMKill: true` in the kubelet's configuration, elsewhere `echo 0 >"
+        f" {group}/memory.oom.group`",
     )
 
 

@@ -91,7 +91,9 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
         )
     skew = abs(facts.time - time.time())
     if skew > settings.daemon.lease_ttl / 2:
-        warnings.append(f"its clock is {skew:.1f} s off this host's; times in logs will not match")
+        warnings.append(
+            f"its clock is {skew:.1f} s off this host's, so times in logs will not match"
+        )
     return problems, warnings
 
 

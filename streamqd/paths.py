@@ -33,8 +33,8 @@ def local_folder(named: str | Path) -> Path:
     if found[1].lower() == "file" and rest.startswith(("///", "//localhost/")):
         return Path(unquote("/" + rest.removeprefix("//").partition("/")[2]))
     raise Malformed(
-        f"{text} is not a folder of this machine; pass a path, or file:///PATH (object stores are"
-        " not supported, mount them or use NFS); nothing was written"
+        f"{text} is not a directory of this machine, so nothing was written; pass a path or"
+        " file:///PATH (mount object stores, or use NFS)"
     )
 
 

@@ -76,8 +76,8 @@ def prepare(
         nonlocal on_slow
         if on_slow is not None and time.monotonic() - began > SLOW_SECONDS:
             on_slow(
-                f"importing {', '.join(sorted(_modules(settings)))}; the limit is"
-                f" daemon.boot_timeout, {settings.daemon.boot_timeout:g} s"
+                f"importing {', '.join(sorted(_modules(settings)))} (limit: daemon.boot_timeout,"
+                f" {settings.daemon.boot_timeout:g} s)"
             )
             on_slow = None
         return interrupted()

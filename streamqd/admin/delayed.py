@@ -98,7 +98,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
             f"{name} was already sent, as {missed.sent[0].uid}"
             if missed.sent
             else (
-                f"delayed send {name} not found in {topic}; it was sent or canceled, or never"
+                f"delayed send {name} not found in {topic}: it was sent or canceled, or never"
                 " existed"
             )
         )

@@ -143,7 +143,9 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
 
 def _check(topic: str, count: int, to: int) -> None:
     if to < count:
-        raise Refused(f"the topic {topic} already has {count} partitions; a topic cannot shrink")
+        raise Refused(
+            f"the topic {topic} already has {count} partitions, and a topic cannot shrink"
+        )
     if to % count:
         near = [each for each in (to // count * count, (to // count + 1) * count) if each > count]
         raise Refused(

@@ -105,7 +105,7 @@ def read_place(text: str, partitions: int | None = None) -> Place:
         raise Malformed(str(error)) from None
     if partitions is not None and place.partition >= partitions:
         raise Refused(
-            f"partition {place.partition} not found; partitions are numbered 0 to {partitions - 1}"
+            f"partition {place.partition} not found (partitions are numbered 0 to {partitions - 1})"
         )
     return place
 

@@ -176,7 +176,7 @@ def _find(store: Store, topic: str, group: str, count: int, name: str) -> FoundM
     topics.check_partition(topic, unit.partition, count)
     found = due.find(store, unit, match[2])
     if found is None:
-        raise Refused(f"retry {name} not found for {group}; it ran already, or never existed")
+        raise Refused(f"retry {name} not found for {group}: it ran already, or never existed")
     return found
 
 

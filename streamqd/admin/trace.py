@@ -184,7 +184,7 @@ def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
         elif search.trimmed:
             problem += ", which was trimmed since: the message was removed, or was not sent yet"
         raise Refused(
-            f"{problem}; a message is sent after its transaction commits, run `streamqd outbox"
+            f"{problem}; a message is sent after its transaction commits, so run `streamqd outbox"
             " status` to see the rows that wait and the dead rows"
         )
     partition, entry_id = search.found

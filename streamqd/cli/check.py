@@ -140,7 +140,7 @@ def _embedded() -> CheckFinding:
     except ConfigError as error:
         return _problem("redis", str(error))
     return CheckFinding(
-        "redis", "skipped", f"the daemon is not running; it will start its own server, {program}"
+        "redis", "skipped", f"the daemon is not running, and will start its own server, {program}"
     )
 
 
@@ -203,8 +203,8 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
         CheckFinding(
             "daemon.instance",
             "warning",
-            f"{text}; if that instance still runs, {_OTHER_NAME}; otherwise, the daemon starts work"
-            f" {ttl:g} s after the last heartbeat",
+            f"{text}. If that instance still runs, {_OTHER_NAME}. Otherwise, the daemon starts"
+            f" work {ttl:g} s after the last heartbeat",
         )
     ]
 

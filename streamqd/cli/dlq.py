@@ -72,7 +72,9 @@ def list_(
     """
     if topic is None:
         if stated(filters):
-            raise click.UsageError("pass TOPIC; the filters apply to the dead letters of one topic")
+            raise click.UsageError(
+                "pass TOPIC, because the filters apply to the dead letters of one topic"
+            )
         return _overview(session)
     choice = chosen(session, topic, filters)
     letters = dead_letters.messages(session.store, topic)
@@ -374,7 +376,7 @@ def purge(
 ) -> CommandResult | int:
     """Delete dead letters permanently."""
     if ids and older_than is not None:
-        raise click.UsageError("--id names dead letters; --older-than applies to all")
+        raise click.UsageError("--id names dead letters, but --older-than applies to all")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
     choice = chosen(session, topic, filters, ids, older_than)
@@ -403,7 +405,7 @@ def purge(
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been purged")
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
-    code, error = _exit_of(done.result, f"interrupted: {done.error}; the others stay")
+    code, error = _exit_of(done.result, f"interrupted: {done.error} (the others stay)")
     return CommandResult(done, text, code, notes, error)
 
 

@@ -284,12 +284,12 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
     def show() -> None:
         verb = "would be" if dry_run else "is"
         silence = age(done.silent_seconds * 1000)
-        click.echo(printable(f"{instance} {verb} forgotten; it was silent for {silence}"))
+        click.echo(printable(f"{instance} {verb} forgotten after it was silent for {silence}"))
         if done.ownerless:
             what = count(done.ownerless, "partition")
             click.echo(
-                f"{what} that it owned wait for an owner; a live instance that offers"
-                " them takes over"
+                f"{what} that it owned wait for an owner, and a live instance that offers them"
+                " takes over"
             )
         if done.directives:
             names = ", ".join(done.directives)
@@ -330,7 +330,7 @@ def reload(
         if not done.waiting:
             click.echo(printable(f"{verb}: {', '.join(who)}"))
         for each in silent:
-            text = f"{each} is silent; it reloads when it returns"
+            text = f"{each} is silent, and reloads when it returns"
             click.echo(printable(text), err=True)
 
     return DirectiveResult(
@@ -367,7 +367,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
     unreadable(seen.unreadable)
     shown = [row for row in seen.directives if everything or not row.done]
     if not shown and not seen.unreadable_directives:
-        over = "no directive is in effect; --all shows finished ones"
+        over = "no directive is in effect (--all shows finished ones)"
         click.echo(over if seen.directives else "no directives")
     if shown:
         listing(

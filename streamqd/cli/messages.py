@@ -565,7 +565,7 @@ def cancel_retries(
         click.echo(f"{became}{gone}")
         if done.unreadable:
             session.note(
-                f"{done.unreadable:,} stay, because they cannot be read; --drop discards them"
+                f"{done.unreadable:,} stay, because they cannot be read (--drop discards them)"
             )
 
     return CommandResult(done, show)

@@ -346,7 +346,7 @@ def _changed(
     name: str,
 ) -> CommandResult:
     if not done.changed:
-        return CommandResult(done, f"{name} already has these settings; nothing was changed")
+        return CommandResult(done, f"{name} already has these settings, so nothing was changed")
     due = (
         "; no further ticks"
         if done.due_unix_ms is None

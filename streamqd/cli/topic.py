@@ -158,7 +158,7 @@ def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> Co
         _show_settings(seen)
         if assignments:
             session.note(
-                ("changed; daemons apply it within 30 s") if seen.changed else "nothing changed"
+                ("changed (daemons apply it within 30 s)") if seen.changed else "nothing changed"
             )
 
     return CommandResult(seen, show)
@@ -269,7 +269,7 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
         if topics.partition_count(session.store, name) == partitions:
             there = count(partitions, "partition")
             unchanged = growth.Progress(name, partitions, partitions, done=True, groups=[])
-            return CommandResult(unchanged, f"{name} already has {there}; nothing was changed")
+            return CommandResult(unchanged, f"{name} already has {there}, so nothing was changed")
     _refuse_smaller_file(session, name, partitions)
     if under_way is None:
         confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)

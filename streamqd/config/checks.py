@@ -367,8 +367,8 @@ def warnings(settings: Settings) -> list[str]:
             found.append(
                 f"daemon.drain_timeout: a message of {consumer.name} may run for"
                 f" {format_duration(limit)}, but a stop waits only"
-                f" {format_duration(daemon.drain_timeout)}; longer runs are repeated after the"
-                " restart"
+                f" {format_duration(daemon.drain_timeout)}, and longer runs are repeated after"
+                " the restart"
             )
         found += _of_breaker(consumer)
     return found + exposed(settings)

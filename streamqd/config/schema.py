@@ -80,8 +80,8 @@ class Redis:
         "PEM file of the authorities that may sign the server's certificate, in addition to those"
         " of the operating system.",
     )
-    cert_file: Path | None = setting(None, "PEM file of the client certificate; needs key_file.")
-    key_file: Path | None = setting(None, "PEM file of the client key; needs cert_file.")
+    cert_file: Path | None = setting(None, "PEM file of the client certificate. Needs key_file.")
+    key_file: Path | None = setting(None, "PEM file of the client key. Needs cert_file.")
     allow_eviction: bool = setting(
         False,
         "Start even if the server may evict keys (maxmemory-policy other than noeviction). If it"

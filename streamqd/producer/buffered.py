@@ -191,8 +191,8 @@ class BufferedProducer:
             deadline = now + self._block if deadline is None else deadline
             if now >= deadline:
                 raise BufferFull(
-                    f"the buffer has had no room for {self._block:g} s; a message to {topic} was"
-                    " not accepted"
+                    f"the buffer has had no room for {self._block:g} s, so a message to {topic}"
+                    " was not accepted"
                 )
             self._buffer.wait_for_room(deadline - now)
         return receipt

@@ -109,8 +109,8 @@ class Chunk:
         for at in full:
             if self.results[at] is NOT_YET:
                 self.results[at] = BacklogFull(
-                    f"messages of this producer wait for room in {self.topic}/"
-                    f"{self.partitions[at]}; a later message was not sent"
+                    "messages of this producer wait for room in"
+                    f" {self.topic}/{self.partitions[at]}, so a later message was not sent"
                 )
 
     def give_up(self) -> None:

@@ -251,7 +251,8 @@ class Publisher:
         # Another driver that decides the batch removes the rows that it does not publish.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
-                f"batch {batch}: {fault}; nothing of the batch was published; start the query again"
+                f"batch {batch}: {fault}, so nothing of the batch was published; start the query"
+                " again"
             )
 
     def _rerouted(self, parts: Sequence[Staged]) -> str:
@@ -285,7 +286,7 @@ class Publisher:
 
     def _warn(self, batch: int) -> None:
         _log.warning(
-            "the batches of query %s before batch %d are unknown; if an older version ran that"
+            "the batches of query %s before batch %d are unknown. If an older version ran that"
             " batch and was interrupted, or it was interrupted more than commitRetention ago,"
             " some of its rows are duplicated",
             self._ledger.query,
@@ -367,11 +368,11 @@ class Publisher:
         text = (
             f"batch {batch}: rows for {places} were lost before they were published, because the"
             " topic was deleted, Redis lost them, or the query was stopped for longer than"
-            " commitRetention; all other rows of the batch are published"
+            " commitRetention. All other rows of the batch are published"
         )
         if self._fails:
             raise NotPublishedError(
-                f"{text}. With failOnDataLoss=false the query continues without them; `HDEL"
+                f"{text}. With failOnDataLoss=false the query continues without them. `HDEL"
                 f" {self._ledger.record} batch plan` makes it publish the whole batch again,"
                 " which duplicates the published rows"
             )
@@ -395,7 +396,7 @@ class Publisher:
         if count and count != str(rows):
             _log.warning(
                 "batch %d of query %s was already published with %s rows, so the %d rows that it"
-                " has now are dropped; its source has changed, or a checkpoint was copied or"
+                " has now are dropped. Its source has changed, or a checkpoint was copied or"
                 " restored",
                 *(batch, self._ledger.query, count, rows),
             )

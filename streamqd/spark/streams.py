@@ -194,8 +194,8 @@ class Catalog:
             if unread:
                 name, partition = unread[0]
                 raise Refused(
-                    f"{edge}Offsets names {name} partition {partition}, which is not read; it"
-                    " does not exist, or is not part of the subscription"
+                    f"{edge}Offsets names {name} partition {partition}, which is not read,"
+                    " because it does not exist or is not part of the subscription"
                 )
 
     def vanished(
@@ -503,9 +503,9 @@ def report_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> 
         text = f"the stream of {where} no longer exists, and {seen} are lost"
     else:
         text = (
-            f"the stream of {where} is not the stream that was read before, and {seen} are lost;"
-            " the topic was deleted and created again, a failover lost its newest entries, or on"
-            " Redis 6.2 another client trimmed it"
+            f"the stream of {where} is not the stream that was read before, and {seen} are lost,"
+            " because the topic was deleted and created again, a failover lost its newest"
+            " entries, or on Redis 6.2 another client trimmed it"
         )
         left = (
             "all entries of the stream, which after a failover include entries that it has"

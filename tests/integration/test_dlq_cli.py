@@ -144,7 +144,7 @@ def test_replaying_by_filter_and_target(
         (("replay", "access", "--all", "--max-replays", "0"), "max-replays"),
         (("list", "access", "-H", "nope"), "is not NAME=VALUE"),
         (("list", "access", "--since", "tonight"), "is not a time; pass an age"),
-        (("list", "--group", "hits"), "pass TOPIC; the filters apply"),
+        (("list", "--group", "hits"), "pass TOPIC, because the filters apply"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -273,7 +273,7 @@ def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
                 'database = "mysql://u@localhost/x"\n[[outboxes]]\nname = "b"\n'
                 'database = "mariadb://v@127.0.0.1:3306/x"'
             ),
-            "outboxes[1].table: is the table of outboxes[0] too",
+            "outboxes[1].table: is already the table of outboxes[0]",
         ),
     ],
 )

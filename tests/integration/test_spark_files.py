@@ -247,7 +247,7 @@ def test_an_object_store_is_refused_before_anything_is_written(
     monkeypatch.chdir(tmp_path / "here")
     done = CliRunner().invoke(cli, [*command, "s3a://bucket/ck"])
     assert done.exit_code == 2
-    assert done.stderr.startswith("Error: s3a://bucket/ck is not a folder of this machine")
+    assert done.stderr.startswith("Error: s3a://bucket/ck is not a directory of this machine")
     assert list(Path().iterdir()) == []
 
 

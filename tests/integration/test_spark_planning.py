@@ -379,7 +379,8 @@ def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
         shop.fill(0, 101, 300)
         many = "at least 100 entries" if not options else "entries that were not read"
         with pytest.raises(
-            DataLossError, match=f"and {many} are lost; the topic was deleted.* a failover lost"
+            DataLossError,
+            match=f"and {many} are lost, because the topic was deleted.* a failover lost",
         ):
             list(reader.read(planned[0]))
         shop.link.execute("DEL", shop.keys.stream("access", 0))
@@ -464,7 +465,7 @@ def test_trimming_during_the_first_count_hides_no_loss(
 def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     """N: the options name it, but a checkpoint has priority."""
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
-    text = "Offsets names access partition 7, which is not read; it does not exist"
+    text = "Offsets names access partition 7, which is not read, because it does not exist"
     reader = shop.reader(startingOffsets=places)
     with pytest.raises(Refused, match=f"starting{text}"):
         reader.initialOffset()

@@ -305,7 +305,7 @@ def test_growing_to_the_present_number_changes_nothing(run: Run, at: At) -> None
     """U10: the command asked for a confirmation and warned that a topic cannot shrink."""
     at(0)
     said = run("topic", "grow", "access", "3").stdout
-    assert said == "access already has 3 partitions; nothing was changed\n"
+    assert said == "access already has 3 partitions, so nothing was changed\n"
 
 
 def test_a_number_that_cannot_be_grown_to_is_not_asked_into_the_file(

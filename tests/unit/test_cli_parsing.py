@@ -618,7 +618,7 @@ def test_check_names_a_slow_import(invoke: Invoke) -> None:
 
     shown = process("-c", "streamq.toml", "check")
 
-    assert "importing work; the limit is daemon.boot_timeout, 4 s\n" in shown.stderr
+    assert "importing work (limit: daemon.boot_timeout, 4 s)\n" in shown.stderr
     assert "it took longer than 4 s" in shown.stdout
 
 

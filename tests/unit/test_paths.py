@@ -148,4 +148,6 @@ def test_local_folder_refuses_a_remote_uri(named: str) -> None:
     """T2: such a URI created a local folder named `s3a:`, and the command exited with 0."""
     with pytest.raises(Malformed) as caught:
         local_folder(named)
-    assert str(caught.value).startswith(f"{named} is not a folder of this machine; pass a path")
+    assert str(caught.value).startswith(
+        f"{named} is not a directory of this machine, so nothing was written; pass a path"
+    )

@@ -151,7 +151,10 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     uneven = judged(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["text"], each["command"]) for each in uneven] == [
         (
-            "partition 0 of 2 holds 82% of the entries; of 4 partitions the fullest would hold 43%",
+            (
+                "partition 0 of 2 holds 82% of the entries."
+                " With 4 partitions, the fullest would hold 43%"
+            ),
             "streamqd topic grow orders 4",
         )
     ]
@@ -370,7 +373,7 @@ def test_a_finding_of_payloads_names_the_quarantine() -> None:
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
     [found] = [each for each in made["findings"] if "schema" in each["text"]]
-    assert found["text"] == "2 payloads do not fit the schema; the quarantine holds 3 rows"
+    assert found["text"] == "2 payloads do not fit the schema, and the quarantine holds 3 rows"
     assert found["command"] == (
         "streamqd pipeline sql --archive '/data/my archive'"
         ' "SELECT reason, count(*) FROM quarantine_orders GROUP BY reason"'

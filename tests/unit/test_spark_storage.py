@@ -430,7 +430,7 @@ def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Pat
     with pytest.raises(Refused, match="is not an archive"):
         Archive(tmp_path / "nothing")
     for address in ("s3://bucket/archive", "s3:/bucket/archive"):
-        with pytest.raises(Malformed, match="is not a folder of this machine"):
+        with pytest.raises(Malformed, match="is not a directory of this machine"):
             Archive(Path(address), create=True)
     (archive.folder("access") / "strange").mkdir(parents=True)
     with pytest.raises(Refused, match="neither empty nor a table"):

@@ -106,7 +106,7 @@ def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
         raise Refused(
-            f"dead letter {letter_id} not found; it was replayed or purged, or never existed"
+            f"dead letter {letter_id} not found: it was replayed or purged, or never existed"
         )
     return Entry(place.partition, place.id, pairs(page[0][1]))
 

@@ -63,7 +63,7 @@ class PipelineLease:
                 reply = link.run(self._take(holder))
         if reply.word == "HELD":
             raise Refused(
-                f"{self._what} by {holder_of(_text(reply.rest[0]))}; its lease expires"
+                f"{self._what} by {holder_of(_text(reply.rest[0]))}, whose lease expires"
                 f" {max(0, reply.rest[1]) / 1000:.0f} s after it exits"
             )
         self._until = began + self._ttl

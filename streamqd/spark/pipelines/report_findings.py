@@ -155,7 +155,7 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
         what = f"{plural(fields['bad'], 'payload')} {verb} not fit the schema"
         command, held = f"tail {name}", topic.get("quarantine")
         if held:
-            what += f"; the quarantine holds {plural(held['rows'], 'row')}"
+            what += f", and the quarantine holds {plural(held['rows'], 'row')}"
             query = f'"SELECT reason, count(*) FROM {held["view"]} GROUP BY reason"'  # noqa: S608
             command = f"pipeline sql --archive {shlex.quote(held['archive'])} {query}"
         yield _finding(Severity.WARNING, name, what, fields["bad"], command)
@@ -178,7 +178,7 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
     if hottest >= max(_SHARE * total, then / 2):
         what += f", one key {hottest / total:.0%}: divide that key"
     elif then <= _RELIEF * most:
-        what += f"; of {2 * size} partitions the fullest would hold {then / total:.0%}"
+        what += f". With {2 * size} partitions, the fullest would hold {then / total:.0%}"
         command = f"topic grow {name} {2 * size}"
     yield _finding(Severity.NOTE, name, what, most, command)
 
