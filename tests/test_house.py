@@ -152,7 +152,7 @@ def test_no_function_is_too_long_to_read():
     assert long == {}
 
 
-def test_every_module_says_what_it_is():
+def test_every_module_has_a_docstring():
     silent = [name(path) for path in PACKAGE if not ast.get_docstring(module(path))]
 
     assert silent == []
@@ -256,7 +256,7 @@ def test_every_make_command_in_the_pages_exists():
     assert {each for each in named if each[2] and not is_made(each[1], each[2], made)} == set()
 
 
-def test_make_lists_what_fits_on_a_screen():
+def test_make_lists_at_most_one_screen():
     listed = subprocess.run(["make", "-s"], cwd=ROOT, text=True, capture_output=True, check=True)
 
     assert 10 < len(listed.stdout.splitlines()) <= 15

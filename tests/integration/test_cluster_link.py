@@ -67,7 +67,7 @@ def open_link(cluster: Cluster) -> Iterator[Open]:
 # --- routing --------------------------------------------------------------------------------------
 
 
-def test_replies_come_in_the_order_of_the_commands_whatever_the_node(
+def test_replies_have_the_order_of_the_commands_on_any_node(
     open_link: Open, cluster: Cluster
 ) -> None:
     link = open_link()

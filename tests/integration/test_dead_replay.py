@@ -204,7 +204,7 @@ def test_loops_end_at_max_replays(link: Connection, store: Store, keys: Keys, at
     assert dead_letters.replay(store, TOPIC, MessageFilter(), max_replays=10).replayed == 2
 
 
-def test_replay_ignores_dead_letters_written_meanwhile(
+def test_replay_ignores_dead_letters_written_during_it(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     plain(at(0), 150)

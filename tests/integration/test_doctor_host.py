@@ -211,7 +211,7 @@ def test_doctor_reads_the_limit_of_the_running_daemon(doctor_case: DoctorCase) -
         assert f"the daemon with the process id {daemon.pid}" in found["text"]
 
 
-def test_too_few_files_for_everybody(
+def test_doctor_reports_a_low_system_wide_file_limit(
     doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "PROCESS_DESCRIPTORS", 1 << 62)

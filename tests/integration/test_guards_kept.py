@@ -80,9 +80,7 @@ def test_message_is_forgiven_once_across_workers(desk: Desk, life: Life, slot: W
     assert slot.waits.read().opened == 0
 
 
-def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_replaced(
-    twenty: Desk, life: Life, slot: WorkerSlot
-):
+def test_circuit_survives_frequent_worker_replacements(twenty: Desk, life: Life, slot: WorkerSlot):
     """The third worker opens the circuit. Later workers find it open and try one message each."""
     began: list[tuple[str, Wait]] = []
     down = True
@@ -137,7 +135,7 @@ def test_open_circuit_survives_a_worker_replacement(desk: Desk, life: Life, slot
     assert waits.kept(CIRCUIT) == [0, 0, 0, 0]
 
 
-def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
+def test_flood_guard_survives_frequent_worker_replacements(
     twenty: Desk, life: Life, slot: WorkerSlot
 ):
     def work(_message: Message) -> None:

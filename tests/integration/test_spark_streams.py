@@ -137,7 +137,7 @@ def test_walks_count_in_short_steps(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 32, 33, 1000])
-def test_reads_all_in_order_whatever_the_fetch(shop: Shop, size: int) -> None:
+def test_reader_keeps_the_order_for_every_fetch_size(shop: Shop, size: int) -> None:
     wanted = [f"{n}-{n % 3}" for n in range(1, 201)]
     shop.add(*wanted)
     catalog = shop.catalog()

@@ -185,7 +185,7 @@ def test_broken_off_at(desk: Desk, point: str) -> None:
     assert desk.archived("access", 0) == desk.last("access", 0)
 
 
-def test_it_goes_on_behind_the_table_whatever_was_trimmed(desk: Desk) -> None:
+def test_archive_continues_after_the_table_despite_trimming(desk: Desk) -> None:
     desk.add("access", 0, 5)
     desk.run()
     desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", 0)
@@ -195,7 +195,7 @@ def test_it_goes_on_behind_the_table_whatever_was_trimmed(desk: Desk) -> None:
     assert desk.plain() == desk.ledger
 
 
-def test_what_was_trimmed_before_it_was_archived_is_told(desk: Desk) -> None:
+def test_entries_trimmed_before_archiving_are_reported(desk: Desk) -> None:
     desk.add("access", 0, 4)
     desk.run()
     desk.add("access", 0, 6)

@@ -355,7 +355,7 @@ def test_the_types_that_a_refusal_names_are_accepted(shop: Shop) -> None:
     ]
 
 
-def test_a_schema_that_cannot_be_is_told_before_the_first_batch(press: Press) -> None:
+def test_invalid_schema_is_reported_before_the_first_batch(press: Press) -> None:
     """Archiving may take hours, and this topic has nothing to parse yet."""
     press.shop.topic("later", 1)
     press.add(b'{"id": 1}')
@@ -575,7 +575,7 @@ def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> No
         press.reparse("")
 
 
-def test_a_raw_table_that_was_put_back_is_told(press: Press) -> None:
+def test_restored_raw_table_is_reported(press: Press) -> None:
     press.add(FITS % 1)
     press.run()
     press.add(FITS % 2)

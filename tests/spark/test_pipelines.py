@@ -242,7 +242,7 @@ def test_a_named_replay_into_its_own_topic_does_not_find_itself(
     assert len(entries(shop, "access")) == 6
 
 
-def test_a_replay_that_a_task_could_not_end_is_told_in_a_sentence(
+def test_replay_with_a_failed_task_is_one_sentence(
     shop: Shop, settings: config.Settings, archive: Archive
 ) -> None:
     shop.topic("again", 1)

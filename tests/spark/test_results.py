@@ -137,7 +137,7 @@ def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
-def test_a_checkpoint_that_tells_no_query_is_a_sentence(desk: Desk, text: str | None) -> None:
+def test_checkpoint_without_a_query_id_is_refused(desk: Desk, text: str | None) -> None:
     if text is not None:
         (desk.folder / "metadata").write_text(text)
     frame = desk.shop.spark.range(3)

@@ -56,7 +56,7 @@ def piped(command: list[str], folder: Path, text: str) -> subprocess.CompletedPr
     )
 
 
-def test_behind_a_pipe(shop: Shop, command: list[str], tmp_path: Path) -> None:
+def test_shell_in_a_pipe(shop: Shop, command: list[str], tmp_path: Path) -> None:
     statements = (
         "CREATE TABLE orders USING streamq OPTIONS (topic 'orders');\n"  # as in streamq.toml
         "INSERT INTO orders (key, value) VALUES (binary('k'), binary('new')); -- one more\n"

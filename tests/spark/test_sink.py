@@ -66,7 +66,7 @@ def test_a_topic_is_copied_without_loss(shop: Shop) -> None:
     assert pairs == {b"payload": b"0:5-0", b"key": b"k", b"headers": headers, b"mine": b"\x00\xff"}
 
 
-def test_what_is_wrong_is_said(shop: Shop) -> None:
+def test_invalid_sink_option_is_one_sentence(shop: Shop) -> None:
     rows = shop.spark.sql("SELECT 1 AS value, 5 AS key")
     with pytest.raises(PySparkException) as caught:
         write(shop, rows, topic="out")

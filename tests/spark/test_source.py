@@ -55,7 +55,7 @@ def test_every_column_of_every_row(shop: Shop) -> None:
     }
 
 
-def test_spark_finds_the_source_by_itself(shop: Shop) -> None:
+def test_spark_finds_the_source_automatically(shop: Shop) -> None:
     """Without registration: Spark looks for modules named pyspark_…."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 5)
@@ -174,7 +174,7 @@ def test_an_empty_topic(shop: Shop) -> None:
     assert shop.read("access").count() == 0
 
 
-def test_what_is_wrong_is_said(shop: Shop) -> None:
+def test_invalid_source_option_is_one_sentence(shop: Shop) -> None:
     with pytest.raises(PySparkException, match="did you mean startingOffsets"):
         shop.read("access", startingOffset="latest")
     with pytest.raises(PySparkException, match="the topic nowhere does not exist"):

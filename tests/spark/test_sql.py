@@ -104,7 +104,7 @@ def test_a_table_as_a_stream(shop: Shop, tmp_path: Path) -> None:
     assert batches == [[("1-0",), ("2-0",), ("3-0",), ("4-0",)]]
 
 
-def test_what_is_wrong_is_said(shop: Shop) -> None:
+def test_invalid_statement_is_one_sentence(shop: Shop) -> None:
     shop.topic("orders", 1)
     table(shop, "orders", topic="orders")
     of = f"OPTIONS (url '{shop.server.url}', topic 'orders')"

@@ -31,7 +31,7 @@ def where(frame: DataFrame) -> DataFrame:
     return frame.select("partition", "id")
 
 
-def test_a_query_goes_on_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None:
+def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None:
     """Across restarts and new partitions, in batches that are divided by backlog."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 300)
@@ -141,7 +141,7 @@ def test_dead_letters_stream_too(shop: Shop, tmp_path: Path) -> None:
     assert shop.take(frame, tmp_path) == [[("3-0", "attempts")]]
 
 
-def test_a_topic_that_is_gone_and_a_stream_made_anew(shop: Shop, tmp_path: Path) -> None:
+def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Path) -> None:
     """P2: the query fails and keeps its checkpoint. With failOnDataLoss=false, it continues."""
     for name in ("hits-a", "hits-b"):
         shop.topic(name, 1)
@@ -186,7 +186,7 @@ def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
     assert shop.link.execute("HGET", shop.keys.trim("access", 0), "holds:spark:etl") is None
 
 
-def test_a_query_tells_how_far_behind_it_is(shop: Shop, tmp_path: Path) -> None:
+def test_query_reports_its_lag(shop: Shop, tmp_path: Path) -> None:
     """P7: in the progress of each batch."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 30)

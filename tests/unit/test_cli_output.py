@@ -148,7 +148,7 @@ def test_lines_of_strips_only_line_ends(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "plain") == EXPECTED
 
 
-def test_gzip_is_recognised_whatever_the_name(tmp_path: Path) -> None:
+def test_gzip_is_recognized_under_any_name(tmp_path: Path) -> None:
     half = len(CONTENT) // 2
     members = gzip.compress(CONTENT[:half]) + gzip.compress(CONTENT[half:])
     (tmp_path / "plain.log").write_bytes(members)

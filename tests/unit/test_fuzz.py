@@ -224,7 +224,7 @@ def test_a_file_of_bytes_is_read_or_refused(tmp_path: Path, raw: bytes) -> None:
         max_size=3,
     ),
 )
-def test_whatever_is_stated_is_understood_or_refused(
+def test_any_configuration_is_read_or_refused(
     tmp_path: Path, tables: dict[str, Any], variables: dict[tuple[str, str], str]
 ) -> None:
     file = tmp_path / "streamq.toml"

@@ -393,7 +393,7 @@ def test_long_texts_are_cut():
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_whatever_is_raised_is_a_failure(error: BaseException):
+def test_every_exception_is_a_failure(error: BaseException):
     assert isinstance(handlers.outcome_of(raised(error), "traceback"), Failed)
 
 

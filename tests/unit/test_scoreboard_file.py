@@ -89,7 +89,7 @@ def board_in(memory: Path) -> Path:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, MemoryError, AssertionError])
-def test_unreadable_board_is_put_aside_whatever_is_raised(
+def test_unreadable_board_is_renamed_after_any_exception(
     memory: Path,
     lock: InstanceLock,
     told: list[str],

@@ -254,7 +254,7 @@ def test_without_anything_planted_nothing_is_found(seed: int):
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_whatever_is_planted_is_found(plant: Callable[[Soak], None]):
+def test_every_planted_fault_is_found(plant: Callable[[Soak], None]):
     missed = []
     for seed in SEEDS:
         soak = Soak(seed)
