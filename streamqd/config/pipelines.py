@@ -11,6 +11,7 @@ _TIME = Shape(
     re.compile(r"\w[\w-]*\s+\S.*"),
     'write a column and a unit or a pattern, such as "at milliseconds" or "at dd/MM/yyyy HH:mm"',
 )
+_EXTRA = Shape(re.compile("entry_key|_rescued"), 'write "entry_key" or "_rescued"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +35,10 @@ class Pipeline:
         ' milliseconds or microseconds since 1970, or a pattern of Spark, as in ["at milliseconds",'
         ' "day dd/MM/yyyy"]. Other columns: ISO 8601, or seconds.',
         shape=_TIME,
+    )
+    extra: tuple[str, ...] = setting(
+        (),
+        "More columns of that table: entry_key is the key of the entry, and _rescued has the fields"
+        " of the payload that are no columns, as JSON.",
+        shape=_EXTRA,
     )

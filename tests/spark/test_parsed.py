@@ -61,10 +61,15 @@ class Press:
             key = self.shop.keys.stream("orders", partition)
             self.shop.link.execute("XADD", key, f"{self._next}-0", *fields)
 
-    def run(self, schema: str = SCHEMA, event_time: str | None = None, **changes: Any) -> Done:
-        settings = replace(
-            self.settings, pipelines={"orders": Pipeline(schema or None, event_time)}
-        )
+    def run(
+        self,
+        schema: str = SCHEMA,
+        event_time: str | None = None,
+        extra: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> Done:
+        pipelines = {"orders": Pipeline(schema or None, event_time, (), extra)}
+        settings = replace(self.settings, pipelines=pipelines)
 
         def ask() -> Any:
             self.asked += 1
@@ -306,6 +311,22 @@ def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
     comments = {each.name: each.metadata.get("comment") for each in press.table().schema().fields}
     assert (comments["id"], comments["amount"]) == ("the number", "in cents")
     assert [row["id"] for row in sorted(press.rows(), key=lambda row: row["entry_id"])] == [None, 2]
+
+
+def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
+    """T13: the key was not in the table, and unknown fields vanished."""
+    press.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
+    press.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
+    press.run("id long, tags map<string,int>", extra=("entry_key", "_rescued"))
+    found = {row["id"]: (row["entry_key"], row["_rescued"]) for row in press.rows()}
+    assert found == {
+        1: (b"k", '{"who": {"n": 1.50}}'),
+        2: (b"k", None),
+        3: (b"k", '{"more": 5}'),
+    }
+    press.add(b'{"id": 4, "more": 5}')
+    press.run("id long, tags map<string,int>")
+    assert [row["_rescued"] for row in press.rows() if row["id"] == 4] == [None]
 
 
 UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [

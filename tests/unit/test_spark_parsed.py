@@ -26,7 +26,7 @@ from streamqd.spark.pipelines.derived import (
 from streamqd.spark.pipelines.fitting import Fitter
 from streamqd.spark.pipelines.reasons import JudgedRows
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
-from streamqd.spark.pipelines.strict import fault, forbidden
+from streamqd.spark.pipelines.strict import fault, forbidden, rescued
 from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
@@ -216,6 +216,12 @@ def test_last_id_of_a_date_is_its_last_millisecond() -> None:
     for date in ("1970-01-01", "2025-11-20", "9999-12-30"):
         last, _ = last_id(date)
         assert (date_of(last), date_of(last + 1) > date) == (date, True)
+
+
+def test_rescued_fields_are_as_they_were() -> None:
+    payload = b'{"a": 1, "b": 1.50, "\\u00fc": {"c" : [1e400]}, "d": null}'
+    assert rescued(payload, {"a"}) == '{"b": 1.50, "ü": {"c" : [1e400]}, "d": null}'
+    assert rescued(payload, {"a", "b", "ü", "d"}) is None
 
 
 # --- two tables in step ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd.errors import Refused
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns besides the schema's
+
+
+KEY, RESCUED = "entry_key", "_rescued"  # columns that the configuration may add
+
+
+def extra_columns(names: Sequence[str]) -> pa.Schema:
+    """Return the additional columns of these names."""
+    import pyarrow as pa
+
+    kinds = {KEY: pa.binary(), RESCUED: pa.string()}
+    return pa.schema([(name, kinds[name]) for name in dict.fromkeys(names)])
 
 
 def parsed_columns() -> pa.Schema:

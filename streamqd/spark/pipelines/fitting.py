@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.pipelines.conversion import BEYOND_US
-from streamqd.spark.pipelines.derived import OWN
+from streamqd.spark.pipelines.derived import KEY, OWN, RESCUED
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, remove
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
 from streamqd.spark.pipelines.schemas import BAD, UNITS, derails, form_of
-from streamqd.spark.pipelines.strict import faults
+from streamqd.spark.pipelines.strict import faults, rescued
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +44,7 @@ class PairFolders(NamedTuple):
     parsed: tuple[Path, pa.Schema]
     quarantine: tuple[Path, pa.Schema]
     read: Callable[[Sequence[WrittenFile]], DataFrame]
+    extra: Sequence[str] = ()
 
 
 def fitted(
@@ -54,7 +55,7 @@ def fitted(
     Files of undecided rows exist only in between. After a kill, they are purged like all files
     without a commit.
     """
-    begin = partial(Fitter, into.parsed, into.quarantine)
+    begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra)
     prover = Prover(kind, event_time, now_us)
     first = written(rows.select(*KEPT), partial(begin, prover))
     if not first.undecided:
@@ -195,8 +196,13 @@ class Fitter:
         parsed: tuple[Path, pa.Schema],
         quarantine: tuple[Path, pa.Schema],
         judge: Callable[[pa.RecordBatch], JudgedRows],
+        extra: Sequence[str] = (),
     ) -> None:
-        """Open the writer. Each schema is that of the files, without the partition column."""
+        """Open the writer. Each schema is that of the files, without the partition column.
+
+        `extra` are the additional columns of the parsed table, of `derived.extra_columns`.
+        """
+        self._extra = extra
         self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))
         self._bad, self._undecided = (
             _ByDate(DateWriter(quarantine[0], "date", quarantine[1])) for _ in range(2)
@@ -228,13 +234,25 @@ class Fitter:
         import pyarrow as pa
 
         row, schema = rows["row"], self._schemas[0]
-        # A column that the schema has no longer stays in the table.
         has = {field.name for field in row.type}
-        fields = [
-            row.field(each.name) if each.name in has else pa.nulls(len(row), each.type)
-            for each in list(schema)[len(OWN) - 1 :]
-        ]
-        return _as(schema, [rows["partition"], rows["id"], rows["timestamp"], *fields])
+        own = dict(zip(OWN[1:], (rows["partition"], rows["id"], rows["timestamp"]), strict=True))
+        if KEY in self._extra:
+            own[KEY] = rows["key"]
+        if RESCUED in self._extra:
+            values = rows["value"].to_pylist()
+            own[RESCUED] = pa.array([rescued(each, has) for each in values], pa.string())
+        # A column that the schema has no longer stays in the table.
+        return _as(
+            schema,
+            [
+                own[each.name]
+                if each.name in own
+                else row.field(each.name)
+                if each.name in has
+                else pa.nulls(len(row), each.type)
+                for each in schema
+            ],
+        )
 
     def _unfit(self, rows: pa.RecordBatch, reasons: Any) -> pa.RecordBatch:
         import pyarrow as pa

@@ -119,6 +119,7 @@ def _fitted(
         _in_files(pair.parsed),
         _in_files(pair.quarantine),
         partial(tables.read_files, rows.sparkSession, pair.quarantine),
+        pipeline.extra,
     )
     now_us = round(time.time() * 1e6)
     try:
@@ -137,7 +138,7 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
 
     kind = schemas.read_schema(pipeline.schema or "", pipeline.times)
     columns = schemas.stored(kind)
-    taken = [name for name in kind.names if name.lower() in OWN]
+    taken = [name for name in kind.names if name.lower() in (*OWN, *pipeline.extra)]
     if taken:
         raise Refused(
             f"the schema has a column {taken[0]}, but every parsed table already has a column of"
@@ -151,7 +152,8 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
             f"event_time is {time_of}, which is not a timestamp or date of the schema; name one,"
             " or remove event_time to use the time of the entry"
         )
-    return kind, pa.schema([*derived.parsed_columns(), *columns])
+    more = derived.extra_columns(pipeline.extra)
+    return kind, pa.schema([*derived.parsed_columns(), *columns, *more])
 
 
 def _chunks(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +181,24 @@ def _depth(found: dict[str, Any]) -> int:
         inner = [each.values() if type(each) is dict else each for each in level]
         level = [value for each in inner for value in each if type(value) in (dict, list)]
     return depth
+
+
+def rescued(payload: bytes, known: Collection[str]) -> str | None:
+    """Return the fields of a valid payload that are not known, as they are. None without any."""
+    fields: dict[str, bytes] = _raw()(payload)
+    found = [
+        f"{json.dumps(name, ensure_ascii=False)}: {bytes(value).decode()}"
+        for name, value in fields.items()
+        if name not in known
+    ]
+    return f"{{{', '.join(found)}}}" if found else None
+
+
+@cache
+def _raw() -> Callable[[bytes], Any]:
+    import msgspec
+
+    return msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 # --- the fast reader ------------------------------------------------------------------------------
