@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from streamqd.admin import audit
 from streamqd.admin.audit import AuditEntry
+from streamqd.console.formats import instant
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.store import topics
 
@@ -38,11 +39,14 @@ def show(visit: Visit) -> Context:
 
 def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
     """Return the arguments of a command. Filters by key and headers are parts of messages."""
-    reader = visit.reader
-    return {
-        name: reader.text(str(value)) if name in _BODY else value
-        for name, value in entry.arguments.items()
-    }
+    shown: dict[str, object] = {}
+    for name, value in entry.arguments.items():
+        time = name.removesuffix("_unix_ms")
+        if time != name and isinstance(value, int):
+            shown[time] = instant(value)
+        else:
+            shown[name] = visit.reader.text(str(value)) if name in _BODY else value
+    return shown
 
 
 VIEWS = (ConsoleView("audit", "/audit", "Audit log", show, label="Audit", key="a"),)
