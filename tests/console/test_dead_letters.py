@@ -75,6 +75,7 @@ def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, die
     page.get_by_role("button", name="Replay", exact=True).dblclick()
 
     assert "2 dead letters replayed" in ended(page)
+    assert "2 of 2" in page.inner_text(".verdict")
     rows = [
         e for e in audit.page(fleet.store, TOPIC, limit=50).entries if e.command == "dlq replay"
     ]

@@ -241,7 +241,7 @@ def replay(visit: Visit) -> ActResult:
                 progress=job.progress,
                 examining=job.examining,
             )
-        job.failed = done.result == "failed"
+        job.done, job.failed = done.replayed, done.result == "failed"
         return _replayed(done, stated)
 
     job = backend.jobs.start(visit.person.name, f"Replay to {target}", topic, stated, letters, work)
@@ -311,7 +311,7 @@ def purge(visit: Visit) -> ActResult:
                 progress=job.progress,
                 examining=job.examining,
             )
-        job.failed = done.result == "failed"
+        job.done, job.failed = done.purged, done.result == "failed"
         text = f"{plural(done.purged, 'dead letter')} purged"
         if done.result != "done":
             return f"{text}; {done.result}{f': {done.error}' if done.error else ''}."
