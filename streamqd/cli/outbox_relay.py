@@ -150,7 +150,7 @@ def _show(state: OutboxState) -> None:
     ]
     for label, text in lines:
         click.echo(f"{label:<8}{text if label == 'relay' and not state.relay else printable(text)}")
-    for problem in (state.problem, state.error):
+    for problem in dict.fromkeys((state.problem, state.error)):
         if problem:
             click.echo(f"{styled('problem', 'bad')}: {printable(problem)}")
     if state.dead_rows:

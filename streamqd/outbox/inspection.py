@@ -11,6 +11,7 @@ from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.schema import named
 
+STATEMENT_MS = 10_000  # a lock of the table must not hold the doctor
 # Each returns the deleted rows that still take space, the unused bytes and all bytes, or NULL.
 _SPACE = {
     "postgresql": (
@@ -50,6 +51,8 @@ def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState
 
 
 def _read(database: Database) -> OutboxTableState:
+    if database.dialect == "postgresql":  # the drivers of the others have such a bound
+        database.run(f"SET statement_timeout = {STATEMENT_MS}")
     rows, oldest = database.backlog(COUNTED_MAX)
     newest = database.dead(1)
     name = database.table.name

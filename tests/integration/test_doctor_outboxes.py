@@ -176,6 +176,29 @@ def test_a_database_that_does_not_answer_is_one_finding(clinic: Clinic) -> None:
     found = clinic.finding("outboxes.database")
     assert found["severity"] == "note"  # the relay is on another host
     assert found["text"].endswith("; its relay can")
+    problem = found["text"].partition("from this host: ")[2].removesuffix("; its relay can")
+    clinic.relay(error=problem, cause="refused", failing_ms=65_000)
+    assert [each["check"] for each in clinic.run("--only", "outboxes")["findings"]] == [
+        "outboxes.failing"
+    ]
+
+
+def test_a_locked_table_is_one_finding(
+    tmp_path: Path,
+    server: Server,
+    link: Connection,
+    new_database_server: Callable[[str], DatabaseServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streamqd.outbox.inspection.STATEMENT_MS", 200)
+    clinic = Clinic(tmp_path, server.url, link)
+    clinic.settle_in()
+    clinic.offer(new_database_server("postgresql"))
+    with contextlib.closing(clinic.database.connect(clinic.url_of_database)) as other:
+        other.execute("LOCK TABLE streamqd_outbox")
+        found = clinic.finding("outboxes.database")
+    assert "did not answer (canceling statement due to statement timeout" in found["text"]
+    clinic.silent("outboxes.database")
 
 
 def test_a_variable_that_is_missing_is_one_finding(
