@@ -99,10 +99,10 @@ def test_a_healthy_outbox_has_no_findings(clinic: Clinic) -> None:
 
 
 def test_an_outbox_without_a_relay_is_a_problem(clinic: Clinic) -> None:
-    clinic.send(3, age=120)
+    clinic.send(3, age=7200)
     found = clinic.finding("outboxes.no-relay")
     assert found["severity"] == "problem"
-    assert found["text"] == "no relay holds the outbox shop: 3 rows wait, the oldest 2 min 0 s"
+    assert found["text"] == "no relay holds the outbox shop: 3 rows wait, the oldest 2 h 0 min"
     assert "`streamqd outbox run shop`" in found["fix"]
     assert found["evidence"]["rows"] == 3
 
@@ -129,18 +129,18 @@ def test_a_relay_that_keeps_failing_is_a_problem(clinic: Clinic) -> None:
     clinic.send(2, age=60)
     clinic.relay(error="the database did not answer", cause="database", failing_ms=1000)
     clinic.silent("outboxes.failing")
-    clinic.relay(error="the database did not answer", cause="database", failing_ms=65_000)
+    clinic.relay(error="the database did not answer", cause="database", failing_ms=3 * 3_600_000)
     found = clinic.finding("outboxes.failing")
     assert found["severity"] == "problem"
     assert found["text"].startswith(
-        f"the relay of the outbox shop ({OWNER}) has met an obstacle for 65 s, and 2 rows wait, the"
+        f"the relay of the outbox shop ({OWNER}) has met an obstacle for 3 h 0 min, and 2 rows wait"
     )
     assert found["text"].endswith(": the database did not answer")
     assert "`streamqd outbox check shop`" in found["fix"]
 
 
 def test_a_relay_that_waits_for_room_is_a_warning(clinic: Clinic) -> None:
-    clinic.relay(error="access/0: full", cause="backlog", topic=TOPIC, failing_ms=65_000)
+    clinic.relay(error="access/0: full", cause="backlog", topic=TOPIC, failing_ms=3 * 3_600_000)
     found = clinic.finding("outboxes.failing")
     assert found["severity"] == "warning"
     assert f"`streamqd why {TOPIC}`" in found["fix"]
@@ -148,10 +148,10 @@ def test_a_relay_that_waits_for_room_is_a_warning(clinic: Clinic) -> None:
 
 def test_rows_that_age_beside_a_working_relay_are_a_warning(clinic: Clinic) -> None:
     clinic.relay()
-    clinic.send(2, age=299)
+    clinic.send(2, age=200)
     clinic.silent("outboxes.waiting")
-    clinic.send(1, age=2)
-    assert "3 rows wait, the oldest 5 min" in clinic.finding("outboxes.waiting")["text"]
+    clinic.send(1, age=7200)
+    assert "3 rows wait, the oldest 2 h" in clinic.finding("outboxes.waiting")["text"]
 
 
 def test_dead_rows_are_counted_in_the_table_with_the_newest_error(clinic: Clinic) -> None:
@@ -177,7 +177,7 @@ def test_a_database_that_does_not_answer_is_one_finding(clinic: Clinic) -> None:
     assert found["severity"] == "note"  # the relay is on another host
     assert found["text"].endswith("; its relay can")
     problem = found["text"].partition("from this host: ")[2].removesuffix("; its relay can")
-    clinic.relay(error=problem, cause="refused", failing_ms=65_000)
+    clinic.relay(error=problem, cause="refused", failing_ms=3 * 3_600_000)
     assert [each["check"] for each in clinic.run("--only", "outboxes")["findings"]] == [
         "outboxes.failing"
     ]
@@ -315,20 +315,27 @@ def test_why_names_the_obstacle_of_a_relay(
     clinic: Clinic, cause: str, topic: str, advice: str
 ) -> None:
     clinic.relay(
-        rows=1, oldest_ms=90_000, error="because", cause=cause, topic=topic, failing_ms=65_000
+        rows=1,
+        oldest_ms=90_000,
+        error="because",
+        cause=cause,
+        topic=topic,
+        failing_ms=3 * 3_600_000,
     )
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
     assert (
-        "the relay of the outbox shop, which feeds access, has met an obstacle for 65 s, and has 1"
-        " row of all its topics, the oldest 90 s old: because"
+        "the relay of the outbox shop, which feeds access, has met an obstacle for 3 h 0 min, and"
+        " has 1 row of all its topics, the oldest 90 s old: because"
     ) in one_line(found)
     assert advice in one_line(found)
 
 
 def test_why_leaves_out_outboxes_of_other_topics(clinic: Clinic) -> None:
     """One has no record in the topic, and one waits for another topic."""
-    clinic.relay(rows=5, error="other/1: full", cause="backlog", topic="other", failing_ms=65_000)
+    clinic.relay(
+        rows=5, error="other/1: full", cause="backlog", topic="other", failing_ms=3 * 3_600_000
+    )
     outbox.register(clinic.store, "away")
     clinic.store.execute("HSET", clinic.keys.outbox("away"), "epoch", 7, "rows", 5)
     found = clinic.why(TOPIC)
