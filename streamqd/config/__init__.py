@@ -6,6 +6,7 @@ the sections that they need, and do not read the environment themselves.
 
 from __future__ import annotations
 
+from streamqd.config.archive_store import ArchiveStore
 from streamqd.config.checks import useless, warnings
 from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
@@ -21,6 +22,7 @@ from streamqd.config.secrets import masked, scrub
 from streamqd.config.topics import Retention, Topic
 
 __all__ = [
+    "ArchiveStore",
     "Console",
     "Consumer",
     "Daemon",

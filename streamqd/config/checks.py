@@ -9,6 +9,7 @@ import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from streamqd.config.archive_store import ArchiveStore, names_secrets, options_fault
 from streamqd.config.consumers import GROUP, Consumer
 from streamqd.config.endpoint import url_fault
 from streamqd.config.exposure import check_exposure, exposed
@@ -39,6 +40,7 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     _check_console(settings.console, problems)
     check_exposure(settings, problems, environ)
     _check_keys(settings.keys, problems)
+    _check_archive(settings.archive, settings.source, problems)
     for name, topic in settings.topics.items():
         _check_retention(topic.retention, ("topics", name, "retention"), problems)
     for name, pipeline in settings.pipelines.items():
@@ -49,6 +51,16 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     for at, outbox in enumerate(settings.outboxes):
         _check_outbox_files(outbox, ("outboxes", at), settings.source, problems, environ)
     check_names(settings.outboxes, problems, environ)
+
+
+def _check_archive(archive: ArchiveStore, source: str, problems: Problems) -> None:
+    path = ("archive", "options")
+    if not problems.ok(path):
+        return
+    if fault := options_fault(archive.options):
+        problems.add(path, fault)
+    elif names_secrets(archive.options):
+        _check_inline_password(path, source, problems, "the environment")
 
 
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:
@@ -122,16 +134,18 @@ def _check_outbox_files(
         _check_file(file, (*path, "password_file"), problems, environ)
 
 
-def _check_inline_password(path: TomlPath, source: str, problems: Problems) -> None:
-    """Add a problem if others can read the password in a URL of the file or the command line."""
+def _check_inline_password(
+    path: TomlPath, source: str, problems: Problems, instead: str = "password_file"
+) -> None:
+    """Add a problem if others can read the password in the file or the command line."""
     origin = problems.origins.get(path)
     if origin == "command line":
-        problems.add(path, "other users can see a password on the command line; use password_file")
+        problems.add(path, f"other users can see a password on the command line; use {instead}")
     elif origin is None and (mode := _mode(Path(source))) is not None and mode & 0o077:
         problems.add(
             path,
             f"contains a password, but other users may read {source} (mode {mode:04o}); use"
-            f" password_file, or run chmod 600 {source}",
+            f" {instead}, or run chmod 600 {source}",
         )
 
 

@@ -130,7 +130,8 @@ def plain(setting: Setting, value: Any) -> Any:
         case Kind.TEXTS:
             return list(value)
         case Kind.JSON:
-            return json.loads(value)
+            found = json.loads(value)
+            return dict.fromkeys(found, "***") if setting.secret and found else found
         case Kind.TABLE:
             return _plain_table(value)
         case _:

@@ -11,6 +11,7 @@ import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from streamqd.config.archive_store import ArchiveStore
 from streamqd.config.consumers import Consumer
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
@@ -362,6 +363,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     telemetry: Telemetry = field(default_factory=Telemetry)
     keys: KeyPrefixes = field(default_factory=KeyPrefixes)
+    archive: ArchiveStore = field(default_factory=ArchiveStore)
     topics: dict[str, Topic] = field(default_factory=dict)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
     consumers: tuple[Consumer, ...] = ()
@@ -390,6 +392,7 @@ SECTIONS: dict[str, type] = {
     "log": Log,
     "telemetry": Telemetry,
     "keys": KeyPrefixes,
+    "archive": ArchiveStore,
 }
 # Sections with one table per name: [topics.NAME].
 NAMED_SECTIONS: dict[str, type] = {"topics": Topic, "pipelines": Pipeline}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 URL_VARIABLE = "STREAMQ_REDIS__URL"
 _OURS = "STREAMQ_"
+_STORE_OPTIONS = "STREAMQ_ARCHIVE__OPTIONS"  # may contain credentials of an object store
 # The repetitions are bounded, to limit the time for untrusted text.
 _IN_TEXT = re.compile(r"([a-zA-Z0-9.+-]{1,40}://[^:/\s]{0,4096}):[^\s]{0,4096}@")
 _PARAMETER_IN_TEXT = re.compile(r"([?&]password=)[^&\s]*", re.IGNORECASE)
@@ -36,10 +37,11 @@ def has_password(url: str) -> bool:
 
 
 def scrub(environ: MutableMapping[str, str]) -> None:
-    """Remove passwords from the URLs in STREAMQ_ variables, before user code runs.
+    """Remove passwords from STREAMQ_ variables, before user code runs.
 
-    The address remains, so that a connection with it fails with an authentication error.
+    The address in a URL remains, so that a connection with it fails with an authentication error.
     """
+    environ.pop(_STORE_OPTIONS, None)
     for name, text in list(environ.items()):
         if name.startswith(_OURS) and has_password(text):
             environ[name] = _replaced(text, "", "")

@@ -151,6 +151,7 @@ def test_dead_letters_do_not_show_passwords() -> None:
 
 def test_inherited_environment_has_no_password() -> None:
     environ = {"STREAMQ_REDIS__URL": URL, "STREAMQ_URL": "redis://:p@h", "DATABASE_URL": URL}
+    environ["STREAMQ_ARCHIVE__OPTIONS"] = '{ aws_secret_access_key = "s3cret" }'
     secrets.scrub(environ)
     assert environ == {
         "STREAMQ_REDIS__URL": "redis://me@localhost:6379/0",

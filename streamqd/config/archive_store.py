@@ -1,0 +1,59 @@
+"""The settings of an archive in an object store."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.config.setting import JsonText, setting
+
+UNSAFE = "aws_s3_allow_unsafe_rename"  # makes a commit overwrite that of another writer
+_SECRET = re.compile(r"secret|password|token|credential|sas|_key(?!_?id)|service_account")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveStore:
+    """Object stores of `streamqd pipeline` and `streamqd trace`. The daemon ignores them."""
+
+    options: JsonText = setting(
+        "{}",
+        "Options of the client for s3://, gs:// and abfss://, in addition to the environment and"
+        ' the profile, such as { aws_region = "eu-central-1" }. Prefer the environment for'
+        " credentials.",
+        secret=True,
+    )
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """The options by name, in lower case."""
+        found: dict[str, Any] = json.loads(self.options)
+        return {name.lower(): _text(value) for name, value in found.items()}
+
+
+def options_fault(options: str) -> str:
+    """Return a clause on options that cannot be used, or ''. Never quotes a value."""
+    found = json.loads(options)
+    if not isinstance(found, dict):
+        return "is not a table; write [archive.options]"
+    for name, value in found.items():
+        if not isinstance(value, str | bool | int):
+            return f"has {name}, which is not a string; write it in quotes"
+        if name.lower() == UNSAFE:
+            return f"has {name}, with which two writers overwrite each other; remove it"
+    return ""
+
+
+def names_secrets(options: str) -> bool:
+    """Return True if one of the options is a credential."""
+    return any(is_secret(name) for name in json.loads(options))
+
+
+def is_secret(name: str) -> bool:
+    """Return True for the name of an option or a variable whose value must not be shown."""
+    return _SECRET.search(name.lower()) is not None
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
