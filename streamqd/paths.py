@@ -16,6 +16,44 @@ from streamqd.errors import Malformed, Refused
 
 # `Path` turns `s3a://bucket` into `s3a:/bucket`. A one-letter scheme is a path, as on Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+# Schemes of object stores, each with its usual form. `s3a` is Hadoop's name for the same store.
+_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss"}
+_STORE_FORMS = (
+    "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or"
+    " abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
+)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
+_OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # a part of an object's name, without a need of escapes
+
+
+def store_url(named: str | Path) -> str | None:
+    """Return the URL of a directory in an object store, None for any other name.
+
+    `s3a` becomes `s3`, and the URL has no slash at its end. Raises Malformed for a URL that cannot
+    be used. Its message does not repeat a password.
+    """
+    text = str(named)
+    found = _SCHEME.match(text)
+    scheme = _STORES.get(found[1].lower()) if found else None
+    if found is None or scheme is None:
+        return None
+    bucket, *parts = text[found.end() :].removeprefix("/").rstrip("/").split("/")
+    if ":" in bucket:
+        raise Malformed(
+            f"a {scheme}:// address must not contain a password or a port; set credentials and the"
+            " endpoint in the environment, the profile or [archive.options]"
+        )
+    if (
+        not text[found.end() - 1 :].startswith("//")
+        or not _BUCKET.fullmatch(bucket)
+        or ("@" in bucket) != (scheme == "abfss")
+        or any(not _OBJECT.fullmatch(each) or set(each) == {"."} for each in parts)
+    ):
+        raise Malformed(
+            f"{text} is not the address of a directory; write {_STORE_FORMS}, with only A-Z a-z 0-9"
+            " . _ - = + in its parts"
+        )
+    return f"{scheme}://" + "/".join((bucket, *parts))
 
 
 def local_folder(named: str | Path) -> Path:
@@ -34,7 +72,7 @@ def local_folder(named: str | Path) -> Path:
         return Path(unquote("/" + rest.removeprefix("//").partition("/")[2]))
     raise Malformed(
         f"{text} is not a directory of this machine, so nothing was written; pass a path or"
-        " file:///PATH (mount object stores, or use NFS)"
+        " file:///PATH (only --archive and --out take an object store, checkpoints do not)"
     )
 
 

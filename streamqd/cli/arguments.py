@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from streamqd.config.values import parse_duration, parse_size
-from streamqd.paths import local_folder
+from streamqd.paths import local_folder, store_url
 from streamqd.policy.fingerprint import LENGTH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -128,6 +128,21 @@ class FolderPath(click.Path):
         return super().convert(local_folder(value), param, ctx)
 
 
+class Directory(click.ParamType[Path | str]):
+    """A local directory, as a path or file:///PATH, or the URL of one in an object store.
+
+    Converts to a Path or to the URL. Any other URI raises Malformed.
+    """
+
+    name = "path"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Return the local path or the URL."""
+        return store_url(value) or FOLDER.convert(value, param, ctx)
+
+
 def _moment(value: object) -> tuple[float, bool]:
     """Parse a date or time in UTC, unix milliseconds, or an age such as `12h`.
 
@@ -176,6 +191,7 @@ def _fingerprint(value: object) -> str:
 
 DURATION = Parsed("duration", parse_duration)  # seconds, written as in the configuration
 FOLDER = FolderPath()
+DIRECTORY = Directory()
 SIZE = Parsed("size", parse_size)  # bytes, written as in the configuration
 MOMENT = Parsed("time", _moment)
 HEADER = Parsed("header", _header)

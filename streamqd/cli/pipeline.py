@@ -15,7 +15,7 @@ import click
 
 from streamqd.cli import answers
 from streamqd.cli import shell as shells
-from streamqd.cli.arguments import DURATION, FOLDER, SIZE, Command, json_option
+from streamqd.cli.arguments import DIRECTORY, DURATION, FOLDER, SIZE, Command, json_option
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
@@ -27,21 +27,31 @@ from streamqd.words import count
 if TYPE_CHECKING:
     from streamqd.spark.pipelines.compact import Compacted
     from streamqd.spark.pipelines.standing import Standing
+    from streamqd.spark.pipelines.storage import Archive
 
 TOPICS = click.option(
     "-t", "--topic", "topics", metavar="TOPIC", multiple=True,
     help="Only this topic. May be repeated. Default: all.",
 )  # fmt: skip
 ARCHIVE = click.option(
-    "-a", "--archive", "folder", type=FOLDER, required=True,
-    help="Directory of the archive. All Spark processes need it under the same path.",
+    "-a", "--archive", "folder", type=DIRECTORY, required=True,
+    help="Directory of the archive: a path that all Spark processes share, or an s3://, gs:// or"
+    " abfss:// URL.",
 )  # fmt: skip
 MAYBE_ARCHIVE = click.option(
-    "-a", "--archive", "folder", type=FOLDER,
-    help="Directory of the archive. Default: read Redis only.",
+    "-a", "--archive", "folder", type=DIRECTORY,
+    help="Directory or URL of the archive. Default: read Redis only.",
 )  # fmt: skip
 _ARCHIVED = ("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "seconds")
 TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f")
+
+
+def _opened(session: Session, folder: Path | str | None, *, create: bool = False) -> Archive | None:
+    """Return the archive, None without a directory. Raises Refused."""
+    from streamqd.spark.pipelines.storage import Archive
+
+    stored = session.settings.archive.pairs
+    return None if folder is None else Archive(folder, create=create, options=stored)
 
 
 def spark_options(command: Command) -> Command:
@@ -87,7 +97,7 @@ def archive(
     session: Session,
     *,
     topics: tuple[str, ...],
-    folder: Path,
+    folder: Path | str,
     every: float | None,
     batch_rows: int,
     allow_loss: bool,
@@ -169,7 +179,7 @@ def compact(
     session: Session,
     *,
     topics: tuple[str, ...],
-    folder: Path,
+    folder: Path | str,
     target: int,
     grace: float,
 ) -> CommandResult:
@@ -207,7 +217,7 @@ def reparse(
     session: Session,
     *,
     topic: str,
-    folder: Path,
+    folder: Path | str,
     quarantine_only: bool,
     allow_loss: bool,
     master: str | None,
@@ -269,7 +279,7 @@ def replay(
     session: Session,
     *,
     topic: str,
-    folder: Path | None,
+    folder: Path | str | None,
     tier: str,
     target: str,
     since: dt.datetime | None,
@@ -285,7 +295,6 @@ def replay(
 ) -> CommandResult:
     """Send messages of TOPIC again. The header x-replay-of contains the original entry ID."""
     from streamqd.spark.pipelines import replay as replays
-    from streamqd.spark.pipelines.storage import Archive
 
     choice = replays.ReplayFilter(
         since=_utc(since),
@@ -296,7 +305,7 @@ def replay(
         tier=tier,
     )
     with lend_engine(session, "replay", master, conf) as engine:
-        archive = None if folder is None else Archive(folder)
+        archive = _opened(session, folder)
         done = replays.replay(
             session.settings, engine(), topic, choice,
             archive=archive, target=target, rate=rate, name=name, dry_run=dry_run,
@@ -327,7 +336,7 @@ def run(
     session: Session,
     *,
     job: str,
-    folder: Path | None,
+    folder: Path | str | None,
     checkpoints: Path,
     arguments: tuple[str, ...],
     master: str | None,
@@ -341,7 +350,6 @@ def run(
     with lend_engine(session, job, master, conf) as engine:
         from streamqd.spark.pipelines import run as jobs
         from streamqd.spark.pipelines.checkpoints import hold
-        from streamqd.spark.pipelines.storage import Archive
 
         function = jobs.load(job, session.settings.base_dir)
         with hold(session.settings, checkpoints):
@@ -349,7 +357,7 @@ def run(
                 engine(),
                 session.settings,
                 checkpoints.absolute(),
-                None if folder is None else Archive(folder),
+                _opened(session, folder),
                 dict(_pair("--set", each) for each in arguments),
             )
             returned = jobs.run(made, function)
@@ -371,8 +379,8 @@ def _utc(moment: dt.datetime | None) -> dt.datetime | None:
 @TOPICS
 @MAYBE_ARCHIVE
 @click.option(
-    "-o", "--out", type=FOLDER, required=True,
-    help="Directory of the report. An earlier report there is compared and replaced.",
+    "-o", "--out", type=DIRECTORY, required=True,
+    help="Directory or URL of the report. An earlier report there is compared and replaced.",
 )  # fmt: skip
 @click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
 @click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
@@ -388,8 +396,8 @@ def report(
     session: Session,
     *,
     topics: tuple[str, ...],
-    folder: Path | None,
-    out: Path,
+    folder: Path | str | None,
+    out: Path | str,
     since: dt.datetime | None,
     until: dt.datetime | None,
     schemas: tuple[str, ...],
@@ -407,11 +415,10 @@ def report(
         need_spark("jinja2")
         from streamqd.spark.pipelines import report as reports
         from streamqd.spark.pipelines.report_queries import ReportScope
-        from streamqd.spark.pipelines.storage import Archive
 
         scope = ReportScope(
             topics=topics,
-            archive=None if folder is None else Archive(folder),
+            archive=_opened(session, folder),
             since=_utc(since),
             until=_utc(until),
             schemas=dict(_pair("--schema", each) for each in schemas),
@@ -420,7 +427,7 @@ def report(
     return CommandResult(document, lambda: _show_report(document, out))
 
 
-def _show_report(document: dict[str, Any], out: Path) -> None:
+def _show_report(document: dict[str, Any], out: Path | str) -> None:
     table(
         ("SEVERITY", "ABOUT", "FINDING", "COMMAND"),
         [
@@ -429,7 +436,7 @@ def _show_report(document: dict[str, Any], out: Path) -> None:
         ],
     )
     found = count(len(document["findings"]), "finding")
-    click.echo(f"{found} in {count(len(document['topics']), 'topic')}: {out / 'report.html'}")
+    click.echo(f"{found} in {count(len(document['topics']), 'topic')}: {out}/report.html")
 
 
 @pipeline.command()
@@ -473,7 +480,7 @@ def sql(
     session: Session,
     *,
     query: str,
-    folder: Path | None,
+    folder: Path | str | None,
     stream: bool,
     follow: bool,
     mode: str,
@@ -496,7 +503,6 @@ def sql(
     """
     from streamqd.spark import need_spark
     from streamqd.spark.pipelines.prompt import Prompt
-    from streamqd.spark.pipelines.storage import Archive
 
     if stream:
         if folder is not None and not into:
@@ -516,7 +522,7 @@ def sql(
             "--follow, --to, --into, --partitions and --checkpoint need --stream"
         )
     with lend_engine(session, "sql", master, conf) as engine:
-        archive = None if folder is None else Archive(folder)
+        archive = _opened(session, folder)
         fits = answers.refused_by("json" if as_json else "table")
         found = Prompt(engine(), session.settings, archive).ask(query, fits=fits)
     if as_json:
@@ -525,7 +531,7 @@ def sql(
         answers.show(found.columns, found.rows, "table")
 
 
-def _check_into(folder: Path | None, mode: str, target: str, checkpoint: Path | None) -> None:
+def _check_into(folder: Path | str | None, mode: str, target: str, checkpoint: Path | None) -> None:
     if folder is None:
         raise click.UsageError("--into needs --archive, the directory of the table")
     if checkpoint is None:
@@ -542,14 +548,13 @@ def _check_into(folder: Path | None, mode: str, target: str, checkpoint: Path | 
 def _stand(
     session: Session,
     asked: Standing,
-    folder: Path | None,
+    folder: Path | str | None,
     checkpoint: Path | None,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
     from streamqd.spark.pipelines import standing
-    from streamqd.spark.pipelines.storage import Archive
 
     form = "json" if as_json else "table"
 
@@ -557,7 +562,7 @@ def _stand(
         answers.show(names, rows, form)
 
     with lend_engine(session, "sql", master, conf) as engine:
-        archive = None if folder is None else Archive(folder, create=True)
+        archive = _opened(session, folder, create=True)
         asked = dataclasses.replace(asked, archive=archive)
         fits = answers.refused_by(form)
         done = standing.run(engine(), session.settings, asked, show, checkpoint, fits)
@@ -583,7 +588,7 @@ def _stand(
 def shell(
     session: Session,
     *,
-    folder: Path | None,
+    folder: Path | str | None,
     form: str,
     master: str | None,
     conf: tuple[str, ...],
@@ -595,10 +600,9 @@ def shell(
     from a pipe run in order, up to the first error.
     """
     from streamqd.spark.pipelines.prompt import Prompt
-    from streamqd.spark.pipelines.storage import Archive
 
     with lend_engine(session, "shell", master, conf) as engine:
-        archive = None if folder is None else Archive(folder)
+        archive = _opened(session, folder)
         prompt = Prompt(engine(), session.settings, archive)
         form = "json" if as_json else form
         (shells.converse if sys.stdin.isatty() else shells.work_off)(prompt, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from streamqd.admin import as_json as plain
 from streamqd.admin import trace as admin
 from streamqd.admin.condition import in_words
-from streamqd.cli.arguments import FOLDER
+from streamqd.cli.arguments import DIRECTORY
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import printable, sentence
 from streamqd.cli.session import Session
@@ -22,11 +23,11 @@ from streamqd.words import age, count
 @click.command(short_help="Show where one message is, in every group.")
 @click.argument("uid")
 @click.option(
-    "-a", "--archive", "folder", type=FOLDER,
-    help="Also search this directory of `pipeline archive`. Needs no Spark.",
+    "-a", "--archive", "folder", type=DIRECTORY,
+    help="Also search this directory or URL of `pipeline archive`. Needs no Spark.",
 )  # fmt: skip
 @answering
-def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
+def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandResult:
     """Show where one message is: in its partition and in every group.
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
@@ -46,12 +47,12 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
     found = admin.trace(session.fleet, name)
     looked = None
     if folder is not None and found.where != "scheduled":
-        looked = _look(folder, found)
+        looked = _look(folder, found, session.settings.archive.pairs)
     document = plain(found) | {"archive": plain(looked)}
     return CommandResult(document, lambda: _show(found, folder, looked))
 
 
-def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
+def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
     click.echo(printable(found.uid))
     for line in (*_message(found), *_archive(found, folder, looked)):
         sentence(line, "  ", 4)
@@ -68,12 +69,12 @@ def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
         )
 
 
-def _look(folder: Path, found: admin.Trace) -> Any:
+def _look(folder: Path | str, found: admin.Trace, options: Mapping[str, str]) -> Any:
     # Imported here because other commands do not need it.
     try:
         from streamqd.spark.pipelines.lookup import look
 
-        return look(folder, found.topic, found.partition, found.id)
+        return look(folder, found.topic, found.partition, found.id, options)
     except SparkError as error:
         raise Refused(f"the archive cannot be read: {error}") from None
 
@@ -113,7 +114,7 @@ def _in(found: admin.Trace) -> str:
     return f"in {age(left)}" if left > 0 else "now: it is due"
 
 
-def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
+def _archive(found: admin.Trace, folder: Path | str | None, looked: Any) -> list[str]:
     if looked is not None and looked.file:
         place = "archived: in" if looked.found else "not in the archive, whose file of its time is"
         return [f"{place} {looked.file}"]

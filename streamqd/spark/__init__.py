@@ -164,8 +164,9 @@ def read_topic(
     """Read a topic (or `TOPIC:dlq`) as it is now, with filters pushed down.
 
     Options are those of the data source. `settings` replace its address. With `archivePath`, the
-    folder of an archive, archived entries are read too, each entry once. `tier` is all, hot (only
-    entries that are not archived) or cold (only archived entries).
+    path or the URL of an archive, archived entries are read too, each entry once. `tier` is all,
+    hot (only entries that are not archived) or cold (only archived entries). The options of an
+    object store are those of `settings`, in addition to the environment.
     """
     register(spark)
     given = of_settings(settings) if settings is not None else {}
@@ -175,7 +176,8 @@ def read_topic(
         from streamqd.spark.pipelines import tables
         from streamqd.spark.pipelines.storage import Archive
 
-        archive = Archive(folder) if folder else None
+        stored = None if settings is None else settings.archive.pairs
+        archive = Archive(folder, options=stored) if folder else None
         return tables.tiered(spark, given, topic, archive, tier or "all")
     reader = spark.read.format("streamq").options(**given)
     return reader.option("subscribe", topic).option("pushdown", "true").load()

@@ -84,7 +84,8 @@ class Shop:
     def rows(self, reader: Any, start: Any, end: Any) -> Sequence[Any]:
         # Spark carries readers and parts between processes.
         parts = pickle.loads(pickle.dumps(reader.partitions(start, end)))
-        names = [part.split()[0] for part in writer.FileSource({}).schema().split(", ")]
+        source = writer.file_source(self.table.folder, "files")({})
+        names = [part.split()[0] for part in source.schema().split(", ")]
         make = types.Row(*names)
         carried = pickle.loads(pickle.dumps(reader))
         return [make(*row) for part in parts for row in carried.read(part)]
@@ -158,7 +159,7 @@ def test_a_second_try_of_a_task_is_not_in_the_table(shop: Shop) -> None:
     shop.rows(reader, {"batch": 0}, {"batch": 1})
     assert shop.batch(reader)
     assert len(shop.archived()) == 4
-    assert len(list(shop.table.folder.rglob("*.parquet"))) == 2
+    assert len(list(shop.table.folder.path.rglob("*.parquet"))) == 2
 
 
 def test_failed_archive_task_removes_its_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +175,7 @@ def test_failed_archive_task_removes_its_files(shop: Shop, monkeypatch: pytest.M
     monkeypatch.setattr(parts.OpenFile, "_write_group", fail)
     with pytest.raises(OSError, match="No space left"):
         shop.batch(shop.reader())
-    assert list(shop.table.folder.rglob("*.parquet")) == []
+    assert list(shop.table.folder.path.rglob("*.parquet")) == []
 
 
 @pytest.mark.parametrize("ids", [("2-0",), ("2-0", "9-0")])
@@ -230,15 +231,11 @@ def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("pipeline", "archive", "--archive"),
-        ("pipeline", "compact", "--archive"),
-        ("pipeline", "report", "--out"),
         ("pipeline", "run", "jobs:copy", "--checkpoints"),
         ("pipeline", "sql", "--stream", "SELECT * FROM topic_access", "--checkpoint"),
-        ("trace", "access/0/1-0", "--archive"),
     ],
 )
-def test_an_object_store_is_refused_before_anything_is_written(
+def test_checkpoints_in_an_object_store_are_refused_before_anything_is_written(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """T2: `--checkpoint s3a://bucket/ck` exited with 0 and created a local folder `s3a:`."""
@@ -248,6 +245,35 @@ def test_an_object_store_is_refused_before_anything_is_written(
     done = CliRunner().invoke(cli, [*command, "s3a://bucket/ck"])
     assert done.exit_code == 2
     assert done.stderr.startswith("Error: s3a://bucket/ck is not a directory of this machine")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pipeline", "archive", "--archive"),
+        ("pipeline", "compact", "--archive"),
+        ("pipeline", "report", "--out"),
+        ("trace", "access/0/1-0", "--archive"),
+    ],
+)
+@pytest.mark.parametrize("address", ["hdfs://host/a", "s3:/bucket/a", "s3://key:secret@bucket/a"])
+def test_an_address_that_is_no_directory_is_refused_before_a_write(
+    shop: Shop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    address: str,
+) -> None:
+    """T2: such an address created a local folder, and the command exited with 0."""
+    monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = CliRunner().invoke(cli, [*command, address])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
     assert list(Path().iterdir()) == []
 
 
@@ -273,7 +299,7 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
     archive.derived("bbb", PARSED, parsed_columns())
     for kind, name in ((RAW, "aaa"), (PARSED, "bbb"), (RESULTS, "ccc")):
         archive.derived(name, kind, columns)
-        (archive.folder(name, kind) / "_delta_log" / f"{0:020d}.json").write_text("{")
+        (archive.folder(name, kind).path / "_delta_log" / f"{0:020d}.json").write_text("{")
     archive.derived("ddd", RESULTS, columns)
     file = tmp_path / "streamq.toml"
     file.write_text(f'[redis]\nurl = "{shop.server.url}"\n')
@@ -286,7 +312,7 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
     assert [each["topic"] for each in found["topics"]] == ["access", "bbb", "results/ddd"]
     assert (found["topics"][0]["files_before"], found["topics"][0]["files_after"]) == (3, 1)
     for each, name in zip(found["problems"], names, strict=True):
-        assert each.startswith(f"{archive.root / name} cannot be read: ")
+        assert each.startswith(f"{archive.root}/{name} cannot be read: ")
     assert done.exit_code == 1
     assert done.stderr.count("Error: ") == 3
     assert done.stderr.count("\n") == 3
@@ -313,4 +339,4 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
     assert look(folder, "access", 0, "2000-0").file == ""
     assert look(folder, "other", 0, "1001-0").found is False
     with pytest.raises(Refused, match="is not an archive"):
-        look(folder / "nowhere", "access", 0, "1001-0")
+        look(f"{folder}/nowhere", "access", 0, "1001-0")

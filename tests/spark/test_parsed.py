@@ -488,7 +488,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     press.run()
     press.add(FITS % 2, b"worse")
     press.run()
-    folder = archive.folder("orders", QUARANTINE)
+    folder = archive.folder("orders", QUARANTINE).path
     press.table(QUARANTINE).restore(0)
     press.add(FITS % 3)
     with pytest.raises(Refused, match="are from different times; restore both"):
@@ -506,7 +506,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     press.run()
     assert press.ids() == [1, 2, 3, 4]
     assert len(press.rows(QUARANTINE)) == 3
-    archive.folder("orders", PARSED).rename(press.folder / "too")
+    archive.folder("orders", PARSED).path.rename(press.folder / "too")
     with pytest.raises(Refused, match="a parsed table that no longer exists; remove it as well"):
         press.run()
     folder.rename(press.folder / "three")

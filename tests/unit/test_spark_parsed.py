@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamqd.errors import Refused
+from streamqd.spark.location import location
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import parsed, storage, strict
 from streamqd.spark.pipelines.derived import (
@@ -174,7 +175,7 @@ def test_payload_check_accepts_any_bytes(payload: bytes) -> None:
 def test_a_file_for_each_stretch_of_a_date(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.int64())])
     rows = pa.RecordBatch.from_pydict({"a": [1, 2]}, schema=schema)
-    writer = DateWriter(tmp_path, "event_date", schema)
+    writer = DateWriter(location(tmp_path), "event_date", schema)
     writer.write("2025-01-01", rows.slice(0, 0))
     for date in ("2025-01-01", "2025-01-01", "2025-01-02"):
         writer.write(date, rows)
@@ -193,7 +194,8 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     good, bad = parsed_columns().remove(0), quarantine_columns().remove(0)
     good = good.append(pa.field("a", pa.int64()))
     told = pa.array([None, "it is not JSON", None])
-    folders = (tmp_path / "parsed", good), (tmp_path / "quarantine", bad)
+    place = location(tmp_path)
+    folders = (place.within("parsed"), good), (place.within("quarantine"), bad)
     fitter = Fitter(*folders, lambda rows: JudgedRows(rows, told, undecided=[2]))
     columns = {
         "partition": pa.array([0, 0, 0], pa.int32()),
@@ -314,7 +316,7 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
     table, quarantine = made(archive)
     (file,) = unfit(quarantine, "1-0")
     table.append([], at(1), owed=Owed(0, (file,)))
-    (quarantine.folder / file.path).unlink()
+    (quarantine.folder.path / file.path).unlink()
     with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
         opened(archive, "orders")
 
@@ -323,11 +325,11 @@ def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> Non
     """T4: a new quarantine was created, and the rows of the first were in neither table."""
     table, quarantine = made(archive)
     opened(archive, "orders")
-    shutil.rmtree(quarantine.folder)
+    shutil.rmtree(quarantine.folder.path)
     assert opened(archive, "orders") is not None, "nothing was committed yet"
     files = unfit(quarantine, "1-0")
     table.append([], at(1), owed=Owed(0, tuple(files)))
-    shutil.rmtree(quarantine.folder)
+    shutil.rmtree(quarantine.folder.path)
     with pytest.raises(Refused, match="quarantine/orders is missing, and so are the rows"):
         opened(archive, "orders")
 
@@ -336,7 +338,7 @@ def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
     table = archive.derived("even", RESULTS, pa.schema([("a", pa.int64())]))
     assert table is not None
     table.append([], {}, of=("query", 0))
-    commit = table.folder / "_delta_log" / f"{1:020d}.json"
+    commit = table.folder.path / "_delta_log" / f"{1:020d}.json"
     commit.write_text(commit.read_text().replace('"version":0', '"version":"0x"'))
     found = archive.derived("even", RESULTS)
     assert found is not None

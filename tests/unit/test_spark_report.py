@@ -17,6 +17,7 @@ from streamqd.admin.reading import Unreadable
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.cli import cli
 from streamqd.errors import Refused
+from streamqd.spark.location import location
 from streamqd.spark.pipelines import report as reports
 from streamqd.spark.pipelines.chart import bars, count_step, time_labels
 from streamqd.spark.pipelines.report_findings import FORMAT, compared, judged
@@ -391,10 +392,10 @@ def test_report_page_without_topics_says_so() -> None:
 
 def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    assert reports._last(out) is None
-    reports._write(out, hostile())
+    assert reports._last(location(out)) is None
+    reports._write(location(out), hostile())
     assert {each.name for each in out.iterdir()} == {"report.json", "report.html"}
-    assert reports._last(out) == json.loads(json.dumps(hostile()))
+    assert reports._last(location(out)) == json.loads(json.dumps(hostile()))
 
 
 @pytest.mark.parametrize(
@@ -403,7 +404,7 @@ def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
 def test_folder_without_a_report_is_never_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text, "latin-1")
     with pytest.raises(Refused, match="was not written by a report"):
-        reports._last(tmp_path)
+        reports._last(location(tmp_path))
 
 
 def test_where_a_report_may_go(tmp_path: Path) -> None:
@@ -411,14 +412,14 @@ def test_where_a_report_may_go(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
         with pytest.raises(Refused, match="not a directory"):
-            reports._last(tmp_path / name)
+            reports._last(location(tmp_path / name))
     with pytest.raises(Refused, match="cannot be written"):
-        reports._write(tmp_path / "file" / "below", document(living()))
+        reports._write(location(tmp_path / "file" / "below"), document(living()))
 
 
 def test_failed_report_leaves_no_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "report.html").mkdir(parents=True)
     with pytest.raises(Refused, match="cannot be written"):
-        reports._write(out, document(living()))
+        reports._write(location(out), document(living()))
     assert [each.name for each in out.iterdir()] == ["report.html"]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from streamqd import config
 from streamqd.errors import Malformed, Refused
 from streamqd.spark import rows as columns
+from streamqd.spark.location import location
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import compact, storage
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
@@ -87,7 +88,7 @@ def seen(archive: Archive) -> list[int]:
 
 
 def test_part_writer_writes_one_file_per_date(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, 1)
+    writer = PartWriter(location(tmp_path), 1)
     writer.write(table([]))
     writer.write(table([DAY - 2, DAY - 1, DAY, 3 * DAY]))
     writer.write(table([3 * DAY + 7]))
@@ -104,7 +105,7 @@ def test_part_writer_writes_one_file_per_date(tmp_path: Path) -> None:
 
 
 def written_again(folder: Path) -> list[WrittenFile]:
-    writer = PartWriter(folder, 1)
+    writer = PartWriter(location(folder), 1)
     writer.write(table([DAY - 2]))
     return writer.finish()
 
@@ -114,7 +115,7 @@ def test_ids_beyond_the_calendar_belong_to_its_last_day() -> None:
 
 
 def test_long_files_are_divided(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, 0, rows_max=10)
+    writer = PartWriter(location(tmp_path), 0, rows_max=10)
     for first in range(0, 100, 5):
         writer.write(table(range(first, first + 5)))
     assert [each.rows for each in writer.finish()] == [10] * 10
@@ -122,7 +123,7 @@ def test_long_files_are_divided(tmp_path: Path) -> None:
 
 def test_buffered_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "GROUP_BYTES", 1000)
-    writer = PartWriter(tmp_path, 0)
+    writer = PartWriter(location(tmp_path), 0)
     for number in range(1, 101):
         writer.write(table([number]))
     file = parquet.ParquetFile(tmp_path / writer.finish()[0].path)
@@ -133,7 +134,7 @@ def test_buffered_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
     """A file's first and last row define its range of ids."""
-    writer = PartWriter(tmp_path, 0)
+    writer = PartWriter(location(tmp_path), 0)
     writer.write(table([5, 6]))
     with pytest.raises(ValueError, match="follows the later entry"):
         writer.write(table([4]))
@@ -144,7 +145,7 @@ def test_a_link_within_a_table_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "date=1970-01-01").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="symbolic link"):
-        PartWriter(tmp_path / "table", 0).write(table([1]))
+        PartWriter(location(tmp_path / "table"), 0).write(table([1]))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -222,7 +223,7 @@ def test_missing_short_and_broken_files_are_not_committed(archive: Archive) -> N
     ):
         with pytest.raises(ArchiveError, match=what):
             made.append([spoilt], {PLACE: Position((3, 0), 3)})
-    (made.folder / file.path).write_bytes(b"PAR1 nonsense")
+    (made.folder.path / file.path).write_bytes(b"PAR1 nonsense")
     with pytest.raises(ArchiveError, match="cannot be read"):
         made.append([file], {PLACE: Position((3, 0), 3)})
     assert (opened(archive).version, opened(archive).positions) == (0, {})
@@ -279,10 +280,10 @@ def test_a_restore_of_spark_counts_too(archive: Archive, null: str | None) -> No
     made = opened(archive)
     for low in (0, 3, 6):
         add(made, low, low + 3)
-    restored_by_spark(made.folder, 4, {"version": "2", "timestamp": null})
+    restored_by_spark(made.folder.path, 4, {"version": "2", "timestamp": null})
     assert opened(archive).positions == {PLACE: Position((6, 0), 6)}
     moment = dt.datetime.fromtimestamp(storage_time(made, 1) / 1000, dt.UTC).isoformat()
-    restored_by_spark(made.folder, 5, {"version": null, "timestamp": moment})
+    restored_by_spark(made.folder.path, 5, {"version": null, "timestamp": moment})
     assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
@@ -307,11 +308,11 @@ def test_a_restore_that_is_not_understood_is_never_passed_over(
 ) -> None:
     made = opened(archive)
     add(made, 0, 3)
-    restored_by_spark(made.folder, 2, given)
+    restored_by_spark(made.folder.path, 2, given)
     what = "restore in version 2 of the table cannot be read.*restore that version by its number"
     with pytest.raises(ArchiveError, match=what):
         opened(archive)
-    restored_by_spark(made.folder, 3, {"version": "1"})
+    restored_by_spark(made.folder.path, 3, {"version": "1"})
     assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
@@ -319,7 +320,7 @@ def test_table_with_unsupported_features_is_refused(archive: Archive) -> None:
     made = opened(archive)
     protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7}
     protocol |= {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
-    path = made.folder / "_delta_log" / f"{1:020d}.json"
+    path = made.folder.path / "_delta_log" / f"{1:020d}.json"
     path.write_text(json.dumps({"protocol": protocol}))
     with pytest.raises(ArchiveError, match="another program added deletionVectors"):
         opened(archive)
@@ -344,7 +345,7 @@ def mapped(schema: Any, numbers: Iterator[int]) -> None:
 def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode: str) -> None:
     """Protocols before features only have a number, so the table property decides."""
     made = opened(archive)
-    log = made.folder / "_delta_log"
+    log = made.folder.path / "_delta_log"
     first = [json.loads(each) for each in (log / f"{0:020d}.json").read_text().splitlines()]
     metadata = next(each["metaData"] for each in first if "metaData" in each)
     metadata["configuration"]["delta.columnMapping.mode"] = mode
@@ -363,7 +364,7 @@ def test_files_of_a_killed_creation_are_not_a_table(tmp_path: Path) -> None:
     root.mkdir()
     (root / "_archive.json.tmp").write_text("{")
     archive = Archive(root, create=True)
-    log = archive.folder("access") / "_delta_log"
+    log = archive.folder("access").path / "_delta_log"
     log.mkdir(parents=True)
     assert archive.topics() == []
     assert archive.table("access") is None
@@ -410,7 +411,7 @@ def test_foreign_table_is_left_alone(archive: Archive) -> None:
 
 def test_unreadable_table_raises_one_sentence(archive: Archive) -> None:
     made = opened(archive)
-    log = made.folder / "_delta_log"
+    log = made.folder.path / "_delta_log"
     for spoilt in ('{"commitInfo":{"streamqd":"junk"}}', "junk"):
         (log / f"{1:020d}.json").write_text(spoilt)
         with pytest.raises(ArchiveError, match="cannot be read") as caught:
@@ -430,9 +431,9 @@ def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Pat
     with pytest.raises(Refused, match="is not an archive"):
         Archive(tmp_path / "nothing")
     for address in ("s3://bucket/archive", "s3:/bucket/archive"):
-        with pytest.raises(Malformed, match="is not a directory of this machine"):
+        with pytest.raises(Malformed, match="is not the address of a directory"):
             Archive(Path(address), create=True)
-    (archive.folder("access") / "strange").mkdir(parents=True)
+    (archive.folder("access").path / "strange").mkdir(parents=True)
     with pytest.raises(Refused, match="neither empty nor a table"):
         archive.table("access", create=True)
     assert archive.table("orders") is None
@@ -476,7 +477,7 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_lost(small_disk: Path) -> None
 
 
 def everything(archive: Archive) -> set[Path]:
-    return set(archive.root.parent.rglob("*"))
+    return set(archive.root.path.parent.rglob("*"))
 
 
 @given(
@@ -498,18 +499,18 @@ def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) 
     with suppress(Refused):
         made = archive.table(topic, create=True)
         assert made is not None
-        assert made.folder.parent.parent == archive.root
+        assert made.folder.path.parent.parent == archive.root.path
     assert before <= everything(archive)
-    assert {each for each in everything(archive) - before if archive.root not in each.parents} == (
-        set()
-    )
+    assert {
+        each for each in everything(archive) - before if archive.root.path not in each.parents
+    } == (set())
 
 
 def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
     """S1: through a link below the root, rows would be written to another folder."""
     (tmp_path / "elsewhere").mkdir()
-    (archive.root / "tables").mkdir()
-    (archive.root / "tables" / "access").symlink_to(tmp_path / "elsewhere")
+    (archive.root.path / "tables").mkdir()
+    (archive.root.path / "tables" / "access").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="symbolic link"):
         archive.table("access", create=True)
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -553,7 +554,7 @@ def test_started_reader_finishes_within_the_grace(archive: Archive) -> None:
     assert compact.purge(made, 3600.0) == 0
     assert before.to_pyarrow_table().num_rows == 3
     assert compact.purge(made, 0.0) == 4
-    assert not (made.folder / orphans[0].path).exists()
+    assert not (made.folder.path / orphans[0].path).exists()
     assert seen(archive) == [1, 2, 3]
     assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
@@ -562,18 +563,18 @@ def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> Non
     """S1: targets of links and files of other programs in the folder stay."""
     made = opened(archive)
     [file] = add(made, 0, 1)
-    orphan = made.folder / written(made, 1, 2)[0].path
+    orphan = made.folder.path / written(made, 1, 2)[0].path
     outside = tmp_path / "outside" / "partition=0"
     outside.mkdir(parents=True)
-    here = (made.folder / file.path).parent
-    kept = [outside / "a.parquet", made.folder / "notes.txt", here / "notes.txt"]
-    kept.append(made.folder / "copy" / "b.parquet")
+    here = (made.folder.path / file.path).parent
+    kept = [outside / "a.parquet", made.folder.path / "notes.txt", here / "notes.txt"]
+    kept.append(made.folder.path / "copy" / "b.parquet")
     kept[-1].parent.mkdir()
     for each in kept:
         each.touch()
-    (made.folder / "date=2000-01-01").symlink_to(outside.parent)
-    (made.folder / "date=2000-01-02").mkdir()
-    (made.folder / "date=2000-01-02" / "partition=0").symlink_to(outside)
+    (made.folder.path / "date=2000-01-01").symlink_to(outside.parent)
+    (made.folder.path / "date=2000-01-02").mkdir()
+    (made.folder.path / "date=2000-01-02" / "partition=0").symlink_to(outside)
     (here / "linked.parquet").symlink_to(kept[0])
     assert compact.purge(made, 0.0) == 1
     assert not orphan.exists()
@@ -589,7 +590,7 @@ def test_a_file_that_cannot_be_purged_is_a_sentence(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(ArchiveError, match=r"parquet cannot be deleted: Read-only file system"):
         compact.purge(made, 0.0)
-    assert made.locate(orphan).exists()
+    assert Path(made.locate(orphan)).exists()
 
 
 def test_compaction_tolerates_a_batch_of_another_run(archive: Archive) -> None:
@@ -608,7 +609,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
 ) -> None:
     made = opened(archive)
     files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
-    gone = made.folder / files[0].path
+    gone = made.folder.path / files[0].path
     gone.rename(gone.with_suffix(".aside"))
     compact.tidy(made, 1)  # it is not writable
     assert "the small files of access were not merged" in caplog.text
@@ -632,7 +633,7 @@ def test_the_log_does_not_grow_with_age(archive: Archive, monkeypatch: pytest.Mo
     made = opened(archive)
     for low in range(31):
         add(made, low, low + 1)
-    log = list((made.folder / "_delta_log").glob("*.json"))
+    log = list((made.folder.path / "_delta_log").glob("*.json"))
     assert len(log) < 15
     assert seen(archive) == [*range(1, 32)]
     assert opened(archive).positions == {PLACE: Position((31, 0), 31)}
@@ -653,9 +654,14 @@ def test_committed_files_are_synced_to_disk(
         settled.add(os.fstat(number).st_ino)
 
     def lost() -> list[str]:
-        log = made.folder / "_delta_log"
-        files = [made.folder / each.path for each in made.files()]
-        folders = [*made.folder.parents[:2], made.folder, log, *(each.parent for each in files)]
+        log = made.folder.path / "_delta_log"
+        files = [made.folder.path / each.path for each in made.files()]
+        folders = [
+            *made.folder.path.parents[:2],
+            made.folder.path,
+            log,
+            *(each.parent for each in files),
+        ]
         kept = [*log.glob("*.json"), *log.glob("*.parquet"), *log.glob("_last_checkpoint")]
         every = [*folders, *files, *kept]
         return [each.name for each in every if each.stat().st_ino not in settled]
@@ -668,7 +674,7 @@ def test_committed_files_are_synced_to_disk(
     for low in range(11):
         add(made, low, low + 1)
         assert lost() == []
-    assert list((made.folder / "_delta_log").glob("*.checkpoint.parquet"))
+    assert list((made.folder.path / "_delta_log").glob("*.checkpoint.parquet"))
     compact.rewrite(made, 1 << 20)
     assert lost() == []
     assert len(made.files()) == 1

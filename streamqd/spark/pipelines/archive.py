@@ -19,6 +19,7 @@ from streamqd import config
 from streamqd.errors import Refused, SparkError
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register_once
+from streamqd.spark.location import Location, source_name
 from streamqd.spark.offsets import Offsets, Position, StreamFacts
 from streamqd.spark.options import of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
@@ -74,7 +75,7 @@ class Archiver:
     def __init__(
         self,
         settings: config.Settings,
-        folder: Path,
+        folder: str | Path | Location,
         spark: Callable[[], SparkSession],
         on_progress: OnProgress,
         *,
@@ -97,7 +98,7 @@ class Archiver:
         self.progress_key = self.keys.progress(secrets.token_hex(4))
         self.link = self._connect()
         self.meter_link = self._connect()
-        self.archive = Archive(folder, create=True)
+        self.archive = Archive(folder, create=True, options=settings.archive.pairs)
         self.problems: dict[str, Refused | SparkError] = {}  # of a run: why a topic is not parsed
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
@@ -256,14 +257,12 @@ class _Run:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
-        from streamqd.spark.pipelines.writer import FOLDER, FORMAT, FileSource
+        from streamqd.spark.pipelines.writer import FORMAT, file_source
 
-        register_once(spark, FileSource)
-        options = self._given | {
-            FOLDER: str(self._table.folder),
-            "minPartitions": str(spark.sparkContext.defaultParallelism),
-        }
-        stream = spark.readStream.format(FORMAT).options(**options).load()
+        name = source_name(FORMAT, self._table.folder)
+        register_once(spark, file_source(self._table.folder, name))
+        options = self._given | {"minPartitions": str(spark.sparkContext.defaultParallelism)}
+        stream = spark.readStream.format(name).options(**options).load()
         with tempfile.TemporaryDirectory(prefix="streamqd-archive-") as checkpoint:
             writer = stream.writeStream.foreachBatch(self._store)
             writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)

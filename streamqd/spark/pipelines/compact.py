@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import re
-import stat
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -23,7 +22,7 @@ from urllib.parse import unquote
 
 from streamqd import config
 from streamqd.errors import Refused, SparkError
-from streamqd.paths import below
+from streamqd.spark.location import Location
 from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, tables
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -63,7 +62,7 @@ class Compacted:
 
 def compact(
     settings: config.Settings,
-    folder: Path,
+    folder: str | Path | Location,
     wanted: Sequence[str] = (),
     *,
     target: int = TARGET,
@@ -77,11 +76,11 @@ def compact(
         raise Refused(
             "the grace period must be at least 1h, because a run may still write these files"
         )
-    archive = Archive(folder)
+    archive = Archive(folder, options=settings.archive.pairs)
     known = archive.topics()
     missing = [name for name in wanted if name not in known]
     if missing:
-        raise Refused(f"{folder} contains no data of topic {missing[0]}")
+        raise Refused(f"{archive.root} contains no data of topic {missing[0]}")
     keys = Keys(settings.keys.control, settings.keys.streams)
     done: list[Compacted] = []
     problems: list[Refused | SparkError] = []
@@ -220,25 +219,17 @@ def purge(table: ArchiveTable, grace: float) -> int:
     count = 0
     for name in table.unnamed(grace):
         try:
-            path = _ours(table, name)
-            if path is not None:
-                path.unlink(missing_ok=True)
+            if _is_ours(table, name) and table.folder.remove(name):
                 count += 1
         except OSError as error:
             raise ArchiveError(
-                f"{table.folder / name} cannot be deleted: {error.strerror}"
+                f"{table.folder}/{name} cannot be deleted: {table.folder.said(error)}"
             ) from error
     return count
 
 
-def _ours(table: ArchiveTable, name: str) -> Path | None:
-    """Return the regular file of a name, or None if it is outside the layout of a table."""
+def _is_ours(table: ArchiveTable, name: str) -> bool:
+    """Return True for the name of a file in the layout of a table."""
     layout = zip(table.partitioned, (_DATE, _NUMBER), strict=False)
     folders = "".join(f"{column}={value}/" for column, value in layout)
-    if not re.fullmatch(rf"{folders}[^/]+\.parquet", name):
-        return None
-    try:
-        path = below(table.folder, name)
-        return path if stat.S_ISREG(path.lstat().st_mode) else None
-    except (Refused, FileNotFoundError):  # a link in its path, or deleted by now
-        return None
+    return re.fullmatch(rf"{folders}[^/]+\.parquet", name) is not None

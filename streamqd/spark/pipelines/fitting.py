@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streamqd.spark.location import Location
 from streamqd.spark.pipelines.conversion import BEYOND_US
 from streamqd.spark.pipelines.derived import KEY, OWN, RESCUED
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, remove
@@ -41,8 +41,8 @@ class PairFolders(NamedTuple):
     `read` returns the rows of files that are written to the folder of the quarantine.
     """
 
-    parsed: tuple[Path, pa.Schema]
-    quarantine: tuple[Path, pa.Schema]
+    parsed: tuple[Location, pa.Schema]
+    quarantine: tuple[Location, pa.Schema]
     read: Callable[[Sequence[WrittenFile]], DataFrame]
     extra: Sequence[str] = ()
 
@@ -167,7 +167,7 @@ def _day(value: Column, kind: DataType) -> Column:
 class Plain:
     """Writes rows of a frame into files of a table without partition columns."""
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+    def __init__(self, folder: Location, schema: pa.Schema) -> None:
         """Open the writer. `schema` has the frame's columns."""
         self._schema = schema
         self._files = DateWriter(folder, "", schema)
@@ -193,8 +193,8 @@ class Fitter:
 
     def __init__(
         self,
-        parsed: tuple[Path, pa.Schema],
-        quarantine: tuple[Path, pa.Schema],
+        parsed: tuple[Location, pa.Schema],
+        quarantine: tuple[Location, pa.Schema],
         judge: Callable[[pa.RecordBatch], JudgedRows],
         extra: Sequence[str] = (),
     ) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import parquet
 
 from streamqd.spark.entries import LONG_MAX
+from streamqd.spark.location import Location
 from streamqd.spark.offsets import Id, read_id
-from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.pipelines.parts import WrittenFile
+from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +26,38 @@ class Looked:
     found: bool
 
 
-def look(folder: Path, topic: str, partition: int, entry_id: str) -> Looked:
-    """Look for one entry. Raises Refused without an archive, ArchiveError for a broken one."""
-    table = Archive(folder).table(topic)
+def look(
+    folder: str | Path | Location,
+    topic: str,
+    partition: int,
+    entry_id: str,
+    options: Mapping[str, str] | None = None,
+) -> Looked:
+    """Look for one entry. Raises Refused without an archive, ArchiveError for a broken one.
+
+    `options` are those of `[archive]`, for object stores.
+    """
+    table = Archive(folder, options=options).table(topic)
     wanted = read_id(entry_id)
     looked = Looked("", False)
     for file in [] if table is None else table.files(partition):
         assert table is not None
         if file.first <= wanted <= file.last:
-            path = table.locate(file)
-            looked = Looked(str(path), _is_in(path, wanted))
+            looked = Looked(table.locate(file), _is_in(table, file, wanted))
             if looked.found:
                 break
     return looked
 
 
-def _is_in(path: Path, wanted: Id) -> bool:
+def _is_in(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
     # The columns hold halves of ids up to 63 bits.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
-    # Opened alone, so that the names of its folders add no columns.
-    with path.open("rb") as raw:
-        ids = [("id_ms", "==", ms), ("id_seq", "==", seq)]
-        return bool(parquet.read_table(raw, columns=["id_ms"], filters=ids).num_rows)
+    try:
+        # Opened alone, so that the names of its folders add no columns.
+        with table.folder.open_input(file.path) as raw:
+            ids = [("id_ms", "==", ms), ("id_seq", "==", seq)]
+            return bool(parquet.read_table(raw, columns=["id_ms"], filters=ids).num_rows)
+    except OSError as error:
+        raise ArchiveError(
+            f"{table.locate(file)} cannot be read: {table.folder.said(error)}"
+        ) from table.folder.cause(error)

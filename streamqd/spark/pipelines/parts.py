@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from streamqd.paths import below
+from streamqd.spark.location import Location
 from streamqd.spark.offsets import PART_MAX, Id
 
 FILE_ROWS_MAX = 5_000_000
@@ -55,15 +54,18 @@ class WrittenFile(NamedTuple):
 class OpenFile:
     """A Parquet file being written. Its buffer is bounded, for any number of rows."""
 
-    def __init__(self, folder: Path, within: str, schema: pa.Schema, **options: Any) -> None:
+    def __init__(self, folder: Location, within: str, schema: pa.Schema, **options: Any) -> None:
         """Create it in a folder of the table in `folder`. `options` are those of pyarrow."""
         self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
         self.rows = 0
-        self._whole = below(folder, self.path)
-        self._whole.parent.mkdir(parents=True, exist_ok=True)
+        self._sink = folder.open_output(self.path)
         self.metadata: list[parquet.FileMetaData] = []  # of the closed file
         self._writer = parquet.ParquetWriter(
-            self._whole, schema, compression="zstd", metadata_collector=self.metadata, **options
+            self._sink.target,
+            schema,
+            compression="zstd",
+            metadata_collector=self.metadata,
+            **options,
         )
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = self._held_rows = 0
@@ -78,17 +80,17 @@ class OpenFile:
             self._write_group()
 
     def close(self) -> int:
-        """Write the rest and flush it to the disk. Return the size in bytes."""
+        """Write the rest and store it durably. Return the size in bytes."""
         self._write_group()
         self._writer.close()
-        with self._whole.open("rb") as file:
-            os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
+        return self._sink.close()
 
     def abandon(self) -> None:
         """Close the file without its buffered rows, whose writing may fail again."""
         with suppress(Exception):
             self._writer.close()
+        with suppress(Exception):
+            self._sink.close()
 
     def _write_group(self) -> None:
         if self._held:
@@ -112,7 +114,7 @@ class PartWriter:
     Long ones are split into several files. Its buffer is bounded by bytes, for any number of rows.
     """
 
-    def __init__(self, folder: Path, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
+    def __init__(self, folder: Location, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
         self._folder = folder
         self._partition = partition
         self._rows_max = rows_max
@@ -181,7 +183,7 @@ class PartWriter:
 class DateWriter:
     """Writes rows of dates into one file for each stretch of a date, or of none, in their order."""
 
-    def __init__(self, folder: Path, column: str, schema: pa.Schema) -> None:
+    def __init__(self, folder: Location, column: str, schema: pa.Schema) -> None:
         """Prepare the writer. `column` is the partition column of the table, "" for none."""
         self._folder = folder
         self._column = column
@@ -225,10 +227,11 @@ class DateWriter:
         self._file = None
 
 
-def remove(folder: Path, files: Sequence[WrittenFile], begun: OpenFile | None = None) -> None:
+def remove(folder: Location, files: Sequence[WrittenFile], begun: OpenFile | None = None) -> None:
     """Remove files that no table names."""
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
-        below(folder, path).unlink(missing_ok=True)
+        with suppress(OSError):  # a purge removes it later
+            folder.remove(path)
 
 
 def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused
+from streamqd.spark.location import DiskFolder, Location, location
 from streamqd.spark.pipelines import derived, parsed, tables
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
@@ -32,7 +33,7 @@ class Reparsed:
 
 def reparse(
     settings: config.Settings,
-    folder: Path,
+    folder: str | Path | Location,
     topic: str,
     spark: Callable[[], SparkSession],
     *,
@@ -45,7 +46,13 @@ def reparse(
     PipelineError.
     """
     began = time.monotonic()
-    archive = Archive(folder)
+    place = location(folder)
+    if not isinstance(place, DiskFolder):
+        raise Refused(
+            f"reparse does not support object stores; remove {place}/parsed/{topic} and"
+            f" {place}/quarantine/{topic}, and run `streamqd pipeline archive`"
+        )
+    archive = Archive(place)
     pipeline = settings.pipelines.get(topic, config.Pipeline())
     if not pipeline.schema:
         raise Refused(f"pipelines.{topic}.schema is not set; set it to the columns of the payloads")
@@ -77,4 +84,4 @@ def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
             " they would be lost; pass --quarantine-only, or --allow-loss to remove them"
         )
     for table in made:
-        shutil.rmtree(table.folder)
+        shutil.rmtree(table.folder.address)

@@ -20,8 +20,8 @@ from streamqd import config
 from streamqd.admin import fleet
 from streamqd.admin.published import Fleet
 from streamqd.errors import Refused
-from streamqd.paths import local_folder, write_whole
 from streamqd.spark import rows, streams
+from streamqd.spark.location import DiskFolder, Location, location
 from streamqd.spark.pipelines import report_findings as judge
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines import tables
@@ -40,14 +40,17 @@ _LETTERS = rows.ddl(rows.columns(dead=True, headers=True, fields=False))
 
 
 def report(
-    settings: config.Settings, spark: Callable[[], SparkSession], out: Path, scope: ReportScope
+    settings: config.Settings,
+    spark: Callable[[], SparkSession],
+    out: str | Path | Location,
+    scope: ReportScope,
 ) -> dict[str, Any]:
-    """Write a report into the folder `out`. Return its figures, for comparison with the next one.
+    """Write a report into the directory `out`. Return its figures, to compare with the next ones.
 
     `spark` is called for a session only if there are entries to read. Raises Refused, Malformed,
     PipelineError.
     """
-    out = local_folder(out)
+    out = location(out, settings.archive.pairs)
     began, last = time.monotonic(), _last(out)
     if scope.since and scope.until and scope.since >= scope.until:
         raise Refused("the start of the window must be before its end")
@@ -157,30 +160,36 @@ def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
     }
 
 
-def _last(out: Path) -> dict[str, Any] | None:
+def _last(out: Location) -> dict[str, Any] | None:
     """Return the figures of the last report in a folder. Raises Refused if it is not one."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
+    if isinstance(out, DiskFolder) and (
+        out.path.is_symlink() or (out.path.exists() and not out.path.is_dir())
+    ):
         raise Refused(f"{out} is not a directory")
-    if not (out / FIGURES).exists() and not (out / PAGE).exists():
+    try:
+        there = set(out.names()) & {FIGURES, PAGE}
+    except OSError as error:
+        raise Refused(f"{out} cannot be read: {out.said(error)}") from error
+    if not there:
         return None
     try:
-        with (out / FIGURES).open("rb") as file:
+        with out.open_input(FIGURES) as file:
             found = json.loads(file.read(BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not str(found.get("format", "")).startswith(judge.FAMILY):
-        raise Refused(f"{out / FIGURES} was not written by a report, so it is not overwritten")
+        raise Refused(f"{out}/{FIGURES} was not written by a report, so it is not overwritten")
     return found
 
 
-def _write(out: Path, document: Mapping[str, Any]) -> None:
+def _write(out: Location, document: Mapping[str, Any]) -> None:
     """Write page and figures, each atomically."""
     from streamqd.spark.pipelines.report_page import page
 
     figures = json.dumps(document, indent=2) + "\n"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / PAGE, page(document))
-        write_whole(out / FIGURES, figures)
+        out.make()
+        out.write(PAGE, page(document).encode("utf-8", "replace"))
+        out.write(FIGURES, figures.encode("utf-8", "replace"))
     except OSError as error:
-        raise Refused(f"the report cannot be written to {out}: {error.strerror}") from error
+        raise Refused(f"the report cannot be written to {out}: {out.said(error)}") from error

@@ -1,4 +1,4 @@
-"""An archive: a folder with Delta tables, for each topic its entries and the derived tables.
+"""An archive: a directory with Delta tables, for each topic its entries and the derived tables.
 
     <archive>/_archive.json                                      names the archive
     <archive>/tables/<topic>/_delta_log/                         the files that count, the position
@@ -14,10 +14,8 @@ The next batch starts at the newest note. A file that no commit names is not in 
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import json
 import math
-import os
 import re
 import time
 import uuid
@@ -29,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.config.setting import NAME
 from streamqd.errors import Refused, SparkError
-from streamqd.paths import below, local_folder
 from streamqd.spark import need, offsets, rows
+from streamqd.spark.location import Location, location
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.pipelines.parts import WrittenFile
 
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
 FORMAT = 2
 NOTE = "streamqd"  # key of the note in a commit's metadata
 MARK = "streamqd.compaction"  # key that marks a commit of ours, unlike those of other programs
+COMMIT = "streamqd.commit"  # key of a random text, by which a writer recognizes its own commit
 _SIGN = "_archive.json"  # marks the folder as an archive and names it
 _LOG = "_delta_log"
 _APP = "streamqd"  # of the application transaction, whose version is the number of the batch
@@ -56,9 +55,6 @@ _MAPPING = "delta.columnMapping.mode"
 _LONG_MAX = (1 << 63) - 1
 _HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}  # files look the same
 _AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # in a path: escapes of URLs, patterns of names
-_VERSION = re.compile(r"[0-9]{20}\.|_last_checkpoint$")  # names of files in a log
-_ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
-_BACKTRACE = re.compile(r"[0-9]+: ")
 
 
 class ArchiveError(SparkError):
@@ -131,37 +127,55 @@ class Archive:
     raises Refused.
     """
 
-    def __init__(self, root: str | Path, *, create: bool = False) -> None:
-        """Open the folder. Raises Refused when it is none and may not be made, Malformed."""
+    def __init__(
+        self,
+        root: str | Path | Location,
+        *,
+        create: bool = False,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Open the folder. Raises Refused when it is none and may not be made, Malformed.
+
+        `options` are those of `[archive]`, for object stores.
+        """
         need("deltalake", "msgspec", "pyarrow")
-        root = local_folder(root)
-        odd = _AMBIGUOUS.search(str(root.absolute()))
+        self.root = location(root, options)
+        odd = _AMBIGUOUS.search(str(self.root))
         if odd:
             raise Refused(
-                f"the path {root} contains {odd[0]}, which has a special meaning in Spark or Delta"
+                f"the path {self.root} contains {odd[0]}, which has a special meaning in Spark or"
+                " Delta"
             )
-        self.root = root.absolute()
         try:
             self.id = self._opened(create=create)
         except FileNotFoundError:
             raise Refused(
-                f"{root} is not an archive; create it with `streamqd pipeline archive`"
+                f"{self.root} is not an archive; create it with `streamqd pipeline archive`"
             ) from None
         except OSError as error:
-            raise Refused(f"{root} cannot be an archive: {error.strerror}") from error
+            raise Refused(
+                f"{self.root} cannot be an archive: {self.root.said(error)}"
+            ) from self.root.cause(error)
 
     def _opened(self, *, create: bool) -> str:
         """Return the ID of the archive, created if there is none. Raises Refused, OSError."""
-        sign = self.root / _SIGN
-        if create and not sign.exists():
+        try:
+            content = self.root.read(_SIGN)
+        except FileNotFoundError:
+            if not create:
+                raise
             _make_folder(self.root)
             if _holds_more_than(self.root, f"{_SIGN}.tmp"):
-                raise Refused(f"{self.root} is neither empty nor an archive")
-            _write(sign, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n")
+                raise Refused(f"{self.root} is neither empty nor an archive") from None
+            sign = json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n"
+            self.root.write(_SIGN, sign.encode())
+            # Read again, because another run may have replaced it. If it does so only later, the
+            # two runs have different leases, and one of them is refused at its first commit.
+            content = self.root.read(_SIGN)
         try:
-            return str(json.loads(sign.read_bytes())["id"])
+            return str(json.loads(content)["id"])
         except (ValueError, KeyError, TypeError) as error:
-            raise Refused(f"{sign} cannot be read: {error}") from error
+            raise Refused(f"{self.root}/{_SIGN} cannot be read: {error}") from error
 
     @property
     def lease_name(self) -> str:
@@ -174,14 +188,15 @@ class Archive:
 
     def names(self, kind: TableKind) -> list[str]:
         """Return the names of the tables of a kind, mostly names of topics."""
-        folders = [each.parent for each in self.root.glob(f"{kind.folder}/*/{_LOG}")]
-        return sorted(each.name for each in folders if NAME.fullmatch(each.name) and _is_made(each))
+        with _translated(self.root, "read"):
+            found = self.root.within(kind.folder).tables()
+        return sorted(each for each in found if NAME.fullmatch(each))
 
-    def folder(self, topic: str, kind: TableKind = RAW) -> Path:
+    def folder(self, topic: str, kind: TableKind = RAW) -> Location:
         """Return the folder of a topic's table. Raises Refused for an invalid name."""
         if not NAME.fullmatch(topic):
             raise Refused(f"{topic!r} is not a valid name of a topic or table")
-        return below(self.root, kind.folder, topic)
+        return self.root.within(kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
         """Return the table of a topic, None when there is none. Raises Refused, ArchiveError."""
@@ -215,7 +230,7 @@ class ArchiveTable:
     `append` is the fence between two runs: if two start at the same state, one is refused.
     """
 
-    def __init__(self, folder: Path, topic: str, kind: TableKind = RAW) -> None:
+    def __init__(self, folder: Location, topic: str, kind: TableKind = RAW) -> None:
         """Open it. Raises ArchiveError for a table that is broken, or is not one of an archive."""
         from deltalake import DeltaTable
 
@@ -223,7 +238,7 @@ class ArchiveTable:
         self.topic = topic
         self.kind = kind
         with _translated(folder, "read"):
-            self.delta: DeltaTable = DeltaTable(str(folder))
+            self.delta: DeltaTable = DeltaTable(folder.address, storage_options=_options(folder))
             fields = _columns(self.delta.schema())
             metadata = self.delta.metadata()
             features = set(self.delta.protocol().reader_features or ()) - _HARMLESS
@@ -286,9 +301,9 @@ class ArchiveTable:
         """Return the values of a file of this date and partition, as `divided` reads them."""
         return dict(zip(self.partitioned, (date, str(partition)), strict=False))
 
-    def locate(self, file: WrittenFile) -> Path:
-        """Return the path of a file."""
-        return below(self.folder, file.path)
+    def locate(self, file: WrittenFile) -> str:
+        """Return the path or the URL of a file."""
+        return f"{self.folder}/{file.path}"
 
     def verify(self, files: Iterable[WrittenFile]) -> None:
         """Check that every file exists with its rows. Raises ArchiveDamagedError."""
@@ -298,11 +313,14 @@ class ArchiveTable:
         for file in files:
             path = self.locate(file)
             try:
-                found = parquet.read_metadata(path).num_rows
+                with self.folder.open_input(file.path) as opened:
+                    found = parquet.read_metadata(opened).num_rows
             except FileNotFoundError:
                 raise ArchiveDamagedError(f"{path} is missing") from None
             except (OSError, pa.ArrowException) as error:
-                raise ArchiveDamagedError(f"{path} cannot be read: {_one_line(error)}") from error
+                raise ArchiveDamagedError(
+                    f"{path} cannot be read: {self.folder.said(error)}"
+                ) from self.folder.cause(error)
             if found != file.rows:
                 raise ArchiveDamagedError(f"{path} has {found} rows, not {file.rows}")
 
@@ -310,10 +328,7 @@ class ArchiveTable:
         """Verify files, and have them reach the disk."""
         listed = list(files)
         self.verify(listed)
-        paths = [self.locate(each) for each in listed]
-        above = {each for path in paths for each in path.parents}
-        for path in [*paths, *(each for each in above if each.is_relative_to(self.folder))]:
-            _flush(path)
+        self.folder.settle(each.path for each in listed)
 
     def unnamed(self, grace: float) -> list[str]:
         """Return the names of all files that no version of the last `grace` seconds names."""
@@ -329,14 +344,16 @@ class ArchiveTable:
     def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
         """Return the actions of each commit from version `first` on, if the log still has them."""
         for number in range(first, self.version + 1):
-            path = self.folder / _LOG / f"{number:020d}.json"
+            name = f"{_LOG}/{number:020d}.json"
             try:
-                lines = path.read_text(encoding="utf-8").splitlines()
+                lines = self.folder.read(name).decode().splitlines()
                 yield [json.loads(each) for each in lines if each]
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
-                raise ArchiveError(f"{path} cannot be read: {_one_line(error)}") from error
+                raise ArchiveError(
+                    f"{self.folder}/{name} cannot be read: {self.folder.said(error)}"
+                ) from self.folder.cause(error)
 
     # --- writing ---
 
@@ -363,15 +380,16 @@ class ArchiveTable:
         self.settle(files)
         number = batch or max(self.note.batch, self.done(_APP)) + 1
         new = BatchNote(number, self.positions | positions, owed)
+        mark = uuid.uuid4().hex
         cleans = number % _CHECKPOINT == 0
-        with self.changing():
+        with self._despite_a_lost_reply(mark), self.changing():
             self.delta.create_write_transaction(
                 [_action(file, self.values(file.date, file.partition)) for file in files],
                 "overwrite" if replace else "append",
                 self.delta.schema(),
                 list(self.partitioned),
                 commit_properties=self._carrying(
-                    new, (_APP, number), *(() if of is None else (of,))
+                    new, mark, (_APP, number), *(() if of is None else (of,))
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans),
             )
@@ -379,6 +397,25 @@ class ArchiveTable:
             raise Refused(
                 f"another run wrote to {self.folder} at the same time; run the command again"
             )
+
+    @contextmanager
+    def _despite_a_lost_reply(self, mark: str) -> Iterator[None]:
+        """Ignore an error of a commit that is in the table, as an object store may report one.
+
+        If the reply is lost, the client sends the commit again, and finds its own one in its place.
+        """
+        try:
+            yield
+        except (Refused, ArchiveError):
+            if not (self.folder.repeats and self._has_commit(mark)):
+                raise
+
+    def _has_commit(self, mark: str) -> bool:
+        with suppress(Refused, ArchiveError):
+            self.reload()
+            with _translated(self.folder, "read"):
+                return any(each.get(COMMIT) == mark for each in self.delta.history(10))
+        return False
 
     def done(self, query: str) -> int:
         """Return the number of a query's last batch in the table, -1 for none."""
@@ -424,9 +461,9 @@ class ArchiveTable:
         with _translated(self.folder, "written"):
             yield
         self.reload()
-        log = self.folder / _LOG
-        for number in range(before + 1, self.version + 1):
-            _flush_commit(log, number)
+        with _translated(self.folder, "written"):
+            for number in range(before + 1, self.version + 1):
+                self.folder.settle_commit(number)
 
     def reload(self) -> None:
         """Look at the table as it is now."""
@@ -434,11 +471,13 @@ class ArchiveTable:
             self.delta.update_incremental()
         self.note = self._newest_note()
 
-    def _carrying(self, note: BatchNote, *transactions: tuple[str, int]) -> CommitProperties:
+    def _carrying(
+        self, note: BatchNote, mark: str, *transactions: tuple[str, int]
+    ) -> CommitProperties:
         from deltalake import CommitProperties, Transaction
 
         return CommitProperties(
-            custom_metadata={NOTE: note.text(self.topic)},
+            custom_metadata={NOTE: note.text(self.topic), COMMIT: mark},
             app_transactions=[Transaction(*each) for each in transactions],
         )
 
@@ -493,44 +532,58 @@ def _restored(commit: dict[str, Any]) -> tuple[int, int]:
         ) from error
 
 
-def _check_free(folder: Path) -> None:
+def _check_free(folder: Location) -> None:
     """Raise Refused for a folder in which a table cannot be made."""
-    if not _is_made(folder) and folder.exists() and _holds_more_than(folder, _LOG):
+    with _translated(folder, "read"):
+        free = folder.has_table() or not _holds_more_than(folder, _LOG)
+    if not free:
         raise Refused(f"{folder} is neither empty nor a table; move it away")
 
 
-def _created(folder: Path, topic: str, kind: TableKind, columns: pa.Schema) -> None:
+def _created(folder: Location, topic: str, kind: TableKind, columns: pa.Schema) -> None:
     from deltalake import CommitProperties, DeltaTable
+    from deltalake.exceptions import DeltaError
 
-    folder.mkdir(parents=True, exist_ok=True)
-    DeltaTable.create(
-        str(folder),
-        _delta_schema(columns),
-        partition_by=list(kind.partitioned),
-        name=topic,
-        configuration=_CONFIGURATION | kind.configured(),
-        commit_properties=CommitProperties(custom_metadata={NOTE: NOTHING.text(topic)}),
-    )
-    _flush_commit(folder / _LOG, 0)
-    for each in (folder, *folder.parents[:2]):
-        _flush(each)
-
-
-def _make_folder(folder: Path) -> None:
+    folder.make()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            folder.address,
+            _delta_schema(columns),
+            partition_by=list(kind.partitioned),
+            name=topic,
+            configuration=_CONFIGURATION | kind.configured(),
+            storage_options=_options(folder),
+            # A creation that comes second must fail: its note would be the newest, at no entry.
+            commit_properties=CommitProperties(
+                max_commit_retries=0, custom_metadata={NOTE: NOTHING.text(topic)}
+            ),
+        )
+    except DeltaError:
+        if not folder.has_table():  # it was not created by another run meanwhile
+            raise
+    folder.settle_commit(0)
+    folder.settle_new()
+
+
+def _make_folder(folder: Location) -> None:
+    try:
+        folder.make()
     except FileNotFoundError as error:  # as below /proc
         raise Refused(f"{folder} cannot be created: {error.strerror}") from error
 
 
-def _is_made(folder: Path) -> bool:
+def _is_made(folder: Location) -> bool:
     """Return True if there is a table. A run killed while creating one leaves an empty log."""
-    log = folder / _LOG
-    return log.is_dir() and any(_VERSION.match(each.name) for each in log.iterdir())
+    with _translated(folder, "read"):
+        return folder.has_table()
 
 
-def _holds_more_than(folder: Path, name: str) -> bool:
-    return any(each.name != name for each in folder.iterdir())
+def _holds_more_than(folder: Location, name: str) -> bool:
+    return any(each != name for each in folder.names())
+
+
+def _options(folder: Location) -> dict[str, str] | None:
+    return dict(folder.options) or None
 
 
 def _described(field: Any) -> str:
@@ -598,51 +651,15 @@ def _owed(found: Any) -> Owed | None:
 
 
 @contextmanager
-def _translated(folder: Path, verb: str) -> Iterator[None]:
-    """Convert exceptions of deltalake to one sentence."""
+def _translated(folder: Location, verb: str) -> Iterator[None]:
+    """Convert exceptions of deltalake to one sentence, without credentials."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     try:
         yield
     except CommitFailedError as error:
-        raise Refused(
-            f"another run wrote to {folder} at the same time; run the command again"
-        ) from error
+        text = f"another run wrote to {folder} at the same time; run the command again"
+        raise Refused(text) from folder.cause(error)
     except (DeltaError, OSError) as error:
-        raise ArchiveError(f"{folder} cannot be {verb}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    """Return deltalake's message in one line: its causes follow after arrows, then a backtrace."""
-    lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
-    kept = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
-    return ": ".join(each for each in kept if each) or type(error).__name__
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    new = path.with_name(path.name + ".tmp")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    _flush(path.parent)
-
-
-def _flush_commit(log: Path, number: int) -> None:
-    """Flush a commit to the disk, and the checkpoint created after it."""
-    _flush(log / f"{number:020d}.json")
-    for name in (f"{number:020d}.checkpoint.parquet", "_last_checkpoint"):
-        with suppress(FileNotFoundError):
-            _flush(log / name)
-    _flush(log)
-
-
-def _flush(path: Path) -> None:
-    """Have a file, or the names in a folder, reach the disk. deltalake does not do that."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        said = folder.said(error)
+        raise ArchiveError(f"{folder} cannot be {verb}: {said}") from folder.cause(error)

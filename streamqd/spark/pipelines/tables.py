@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark import offsets, read_topic, rows
+from streamqd.spark.location import BucketFolder
 from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
 from streamqd.spark.pipelines.parts import WrittenFile
@@ -53,8 +54,12 @@ def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[Written
     schema = from_arrow_schema(arrow_columns(table))
     if not files:
         return spark.createDataFrame([], schema)
+    if isinstance(table.folder, BucketFolder):
+        from streamqd.spark.pipelines import bucket_files
+
+        return bucket_files.read(spark, table, files, schema)
     reader = spark.read.schema(schema).option("basePath", str(table.folder))
-    return reader.parquet(*(str(table.locate(each)) for each in files))
+    return reader.parquet(*(table.locate(each) for each in files))
 
 
 def arrow_columns(table: ArchiveTable) -> pa.Schema:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -21,6 +20,7 @@ from pyspark.sql.types import Row, StructType
 
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, rows
+from streamqd.spark.location import Location
 from streamqd.spark.offsets import Offsets, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, read_options
 from streamqd.spark.pipelines import batches
@@ -31,7 +31,6 @@ from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog, report_loss
 
 FORMAT = "streamq_files"
-FOLDER = "folder"  # option: of the table
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
 # A row is a file, or (without a path) the position where a task stopped (`last`), or the plan.
@@ -41,20 +40,27 @@ _DDL = (
 )
 
 
-class FileSource(DataSource):
-    """Entries of a topic, written into files: a row for each. For the archive only."""
+def file_source(folder: Location, name: str) -> type[DataSource]:
+    """Return a data source of this name, whose tasks write into the table in `folder`.
 
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
+    The folder is in the class, not in the options of the source: it may contain credentials, and
+    Spark shows options in plans and event logs.
+    """
 
-    def schema(self) -> str:
-        return _DDL
+    class FileSource(DataSource):
+        """Entries of a topic, written into files: a row for each. For the archive only."""
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002
-        given = dict(self.options)
-        folder = Path(given.pop(FOLDER))
-        return FileStreamReader(read_options(given, {}), folder)
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> str:
+            return _DDL
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002
+            return FileStreamReader(read_options(dict(self.options), {}), folder)
+
+    return FileSource
 
 
 class PlanPartition(InputPartition):
@@ -77,7 +83,7 @@ class PartPartition(InputPartition):
 class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches after the table, until it has all entries present at the start."""
 
-    def __init__(self, options: ReadOptions, folder: Path) -> None:
+    def __init__(self, options: ReadOptions, folder: Location) -> None:
         self.options = options
         self.folder = folder
         self._target: Offsets = {}

@@ -1,0 +1,454 @@
+"""Directories of archives and reports: on a disk, or in an object store.
+
+A directory in an object store is accessed by the client that deltalake contains, so tables and all
+other files use the same options, credentials and retries. An object exists completely or not at
+all, and is stored durably when its writer is closed. So flushing is for disks only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from streamqd.config.archive_store import is_secret
+from streamqd.errors import Refused
+from streamqd.paths import below, local_folder, store_url
+
+if TYPE_CHECKING:
+    from pyarrow.fs import PyFileSystem
+
+_LOG = "_delta_log"
+# A commit is the creation of an object that must not exist, which S3 has as a conditional PUT.
+_SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
+# With another endpoint than Amazon's, deltalake reads no profile unless it is told to.
+_PROFILES = {"aws_force_credential_load": "true"}
+_CODE = re.compile(r"<?Code>(\w+)</Code>")
+_SECRET_MIN = 6  # characters of a value that is worth hiding
+
+
+_ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
+_BACKTRACE = re.compile(r"[0-9]+: ")
+
+
+def one_line(error: Exception) -> str:
+    """Return deltalake's message in one line: its causes follow after arrows, then a backtrace."""
+    lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
+    said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
+    return ": ".join(each for each in said if each) or type(error).__name__
+
+
+class Location(Protocol):
+    """A directory of an archive or a report. It is a value: picklable, and without open files.
+
+    Names are relative to it, as in `date=2026-11-21/partition=3/X.parquet`. All methods may raise
+    OSError, and Refused for a name that leads out of it.
+    """
+
+    @property
+    def address(self) -> str:
+        """The path or the URL, as deltalake takes it."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Options of deltalake's client. May contain credentials."""
+
+    @property
+    def repeats(self) -> bool:
+        """True if a write whose reply is lost is sent again."""
+
+    def within(self, *parts: str) -> Location:
+        """Return a directory inside."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file. Raises FileNotFoundError."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Create or replace a file atomically and durably."""
+
+    def remove(self, name: str) -> bool:
+        """Remove a file. Return False for a name that is not a regular file."""
+
+    def names(self) -> list[str]:
+        """Return the names of the files and directories inside, none if it does not exist."""
+
+    def tables(self) -> list[str]:
+        """Return the names of the directories inside that contain a Delta table."""
+
+    def has_table(self) -> bool:
+        """Return True if it contains a Delta table. An empty log is none."""
+
+    def make(self) -> None:
+        """Create the directory."""
+
+    def open_input(self, name: str) -> Any:
+        """Open a file for pyarrow to read. Close it."""
+
+    def open_output(self, name: str) -> FileInMaking:
+        """Create a file for pyarrow to write."""
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Have files, and the names of their directories, reach the disk."""
+
+    def settle_commit(self, number: int) -> None:
+        """Have a commit of the table in it, and the checkpoint after it, reach the disk."""
+
+    def settle_new(self) -> None:
+        """Have a new directory, and the two above it, reach the disk."""
+
+    def said(self, error: Exception) -> str:
+        """Return the text of an error in one line and without credentials."""
+
+    def cause(self, error: Exception) -> Exception | None:
+        """Return the error if it may be shown as the cause of another one, else None."""
+
+
+class FileInMaking(Protocol):
+    """A file that is being written."""
+
+    @property
+    def target(self) -> Any:
+        """The path or the file that pyarrow writes to."""
+
+    def close(self) -> int:
+        """Store the file durably. Return its size in bytes. pyarrow has finished it."""
+
+
+def location(named: str | Path | Location, options: Mapping[str, str] | None = None) -> Location:
+    """Return the directory of a path or a URL, without accessing it. Raises Malformed.
+
+    `options` are for object stores.
+    """
+    if isinstance(named, DiskFolder | BucketFolder):
+        return named
+    url = store_url(str(named))
+    if url is None:
+        return DiskFolder(local_folder(str(named)).absolute())
+    if not url.startswith("s3:"):
+        return BucketFolder(url, dict(options or {}))
+    return BucketFolder(url, {**_PROFILES, **(options or {}), **_SAFE})
+
+
+_numbers = itertools.count(1)
+
+
+def source_name(kind: str, folder: Location) -> str:
+    """Return the name of the data source of Spark for a directory, the same one each time."""
+    return _source_name(kind, folder.address, tuple(sorted(folder.options.items())))
+
+
+@functools.cache
+def _source_name(kind: str, address: str, options: tuple[tuple[str, str], ...]) -> str:  # noqa: ARG001
+    return f"{kind}_{next(_numbers)}"
+
+
+# --- on a disk ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFolder:
+    """A directory of a local file system or NFS. Names are checked as by `paths.below`."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def address(self) -> str:
+        return str(self.path)
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def repeats(self) -> bool:
+        return False
+
+    def within(self, *parts: str) -> DiskFolder:
+        return DiskFolder(below(self.path, *parts))
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        new = self.path / f"{name}.tmp"
+        try:
+            with new.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path / name)
+        finally:
+            new.unlink(missing_ok=True)
+        _flush(self.path)
+
+    def remove(self, name: str) -> bool:
+        try:
+            path = below(self.path, name)
+            if not stat.S_ISREG(path.lstat().st_mode):
+                return False
+        except (Refused, FileNotFoundError):  # a link in its path, or deleted by now
+            return False
+        path.unlink(missing_ok=True)
+        return True
+
+    def names(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        return [each.name for each in self.path.iterdir()]
+
+    def tables(self) -> list[str]:
+        folders = [each.parent for each in self.path.glob(f"*/{_LOG}")]
+        return [each.name for each in folders if DiskFolder(each).has_table()]
+
+    def has_table(self) -> bool:
+        log = self.path / _LOG
+        return log.is_dir() and any(_is_version(each.name) for each in log.iterdir())
+
+    def make(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def open_input(self, name: str) -> Any:
+        return below(self.path, name).open("rb")
+
+    def open_output(self, name: str) -> DiskFile:
+        path = below(self.path, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return DiskFile(path)
+
+    def settle(self, names: Iterable[str]) -> None:
+        paths = [below(self.path, each) for each in names]
+        above = {each for path in paths for each in path.parents}
+        for path in (*paths, *(each for each in above if each.is_relative_to(self.path))):
+            _flush(path)
+
+    def settle_commit(self, number: int) -> None:
+        log = self.path / _LOG
+        _flush(log / f"{number:020d}.json")
+        for name in (f"{number:020d}.checkpoint.parquet", "_last_checkpoint"):
+            with suppress(FileNotFoundError):
+                _flush(log / name)
+        _flush(log)
+
+    def settle_new(self) -> None:
+        for each in (self.path, *self.path.parents[:2]):
+            _flush(each)
+
+    def said(self, error: Exception) -> str:
+        return getattr(error, "strerror", None) or one_line(error)
+
+    def cause(self, error: Exception) -> Exception | None:
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFile:
+    """A file on a disk that is being written."""
+
+    target: Path
+
+    def close(self) -> int:
+        with self.target.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+
+def _is_version(name: str) -> bool:
+    """Return True for a file of a log that makes a table."""
+    number, dot, _ = name.partition(".")
+    return name == "_last_checkpoint" or (bool(dot) and len(number) == 20 and number.isdecimal())
+
+
+def _flush(path: Path) -> None:
+    """Have a file, or the names in a folder, reach the disk. deltalake does not do that."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+# --- in an object store ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFolder:
+    """A directory of an object store: all objects whose names start with those of the URL."""
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    def within(self, *parts: str) -> BucketFolder:
+        return BucketFolder(f"{self.url}/{_checked(*parts)}", self.options)
+
+    def read(self, name: str) -> bytes:
+        with self.spoken(), self.system.open_input_file(_checked(name)) as file:
+            return bytes(file.read())
+
+    def write(self, name: str, content: bytes) -> None:
+        sink = self.open_output(name)
+        sink.write(content)
+        sink.close()
+
+    def remove(self, name: str) -> bool:
+        with self.spoken():
+            [found] = self.system.get_file_info([_checked(name)])
+            if not found.is_file:  # a store deletes a missing object without an error
+                return False
+            self.system.delete_file(_checked(name))
+            return True
+
+    def names(self) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        with self.spoken():
+            found = self.system.get_file_info(FileSelector("", allow_not_found=True))
+        return [PurePosixPath(each.path).name for each in found]
+
+    def tables(self) -> list[str]:
+        return [each for each in self.names() if self.within(each).has_table()]
+
+    def has_table(self) -> bool:
+        from deltalake import DeltaTable
+
+        with self.spoken():
+            return DeltaTable.is_deltatable(self.url, dict(self.options))
+
+    def make(self) -> None:
+        pass
+
+    def open_input(self, name: str) -> Any:
+        with self.spoken():
+            return self.system.open_input_file(_checked(name))
+
+    def open_output(self, name: str) -> BucketFile:
+        with self.spoken():
+            return BucketFile(self, self._client.create(_checked(name)))
+
+    def settle(self, names: Iterable[str]) -> None:
+        pass
+
+    def settle_commit(self, number: int) -> None:
+        pass
+
+    def settle_new(self) -> None:
+        pass
+
+    def said(self, error: Exception) -> str:
+        # The answer of a store can contain the key's ID or the whole token.
+        text, opening, answer = one_line(error).partition("<")
+        if opening and (code := _CODE.search(answer)):
+            text += code[1]
+        named = {**os.environ, **self.options}
+        values = {each for name, each in named.items() if is_secret(name) or "key" in name.lower()}
+        for value in sorted(values, key=len, reverse=True):
+            if len(value) >= _SECRET_MIN:
+                text = text.replace(value, "***")
+        return text
+
+    def cause(self, error: Exception) -> Exception | None:  # noqa: ARG002
+        return None  # Spark writes the texts of all causes into its logs
+
+    @contextmanager
+    def spoken(self) -> Iterator[None]:
+        """Convert errors of the client inside to one line without credentials."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(self.said(error)) from None
+        except OSError as error:
+            raise OSError(self.said(error)) from None
+
+    @property
+    def system(self) -> PyFileSystem:
+        """The file system of pyarrow below the URL, for reading."""
+        return self._client.system
+
+    @property
+    def _client(self) -> StoreClient:
+        return _client(os.getpid(), self.url, tuple(sorted(self.options.items())))
+
+
+class BucketFile:
+    """An object that is being written. It exists only after `close`."""
+
+    closed = False
+
+    def __init__(self, folder: BucketFolder, stream: Any) -> None:
+        self._folder = folder
+        self._stream = stream
+        self._size = 0
+
+    @property
+    def target(self) -> BucketFile:
+        """The file to which pyarrow writes: deltalake's own does not take pyarrow's buffers."""
+        return self
+
+    def write(self, content: Any) -> int:
+        """Add bytes, or a buffer of pyarrow."""
+        written = memoryview(content).nbytes
+        with self._folder.spoken():
+            self._stream.write(bytes(content))
+        self._size += written
+        return written
+
+    def flush(self) -> None:
+        """Do nothing: the client sends parts as they fill."""
+
+    def close(self) -> int:
+        """Complete the object. Return its size in bytes."""
+        if not self.closed:
+            self.closed = True
+            with self._folder.spoken():
+                self._stream.close()
+        return self._size
+
+
+class StoreClient(NamedTuple):
+    """The client of deltalake below one URL: pyarrow's form of it, and its way to write."""
+
+    system: PyFileSystem
+    create: Callable[[str], Any]  # from a name
+
+
+@functools.lru_cache(maxsize=64)
+def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> StoreClient:  # noqa: ARG001
+    """Return the client below a URL. A forked process must not use that of its parent."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    class BucketHandler(DeltaStorageHandler):
+        """Writes without the file of pyarrow, whose buffers deltalake 1.6 does not take."""
+
+        def create(self, name: str) -> Any:
+            return self._handler.open_output_stream(name)
+
+    handler = BucketHandler(url, dict(options))
+    return StoreClient(PyFileSystem(handler), handler.create)
+
+
+def _checked(*parts: str) -> str:
+    joined = PurePosixPath(*parts)
+    if joined.is_absolute() or not joined.parts or ".." in joined.parts:
+        raise Refused(f"{str(joined)!r} is not a name in an archive")
+    return str(joined)

@@ -1,0 +1,265 @@
+"""Reading tables of an object store in Spark: its tasks read the Parquet files with pyarrow.
+
+Spark's own reader needs a file system of Hadoop for each kind of store, which no Python package
+contains. Filters select the files, and row groups within files. Spark applies them again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from streamqd.spark import register_once
+from streamqd.spark.location import BucketFolder, source_name
+from streamqd.spark.pipelines.parts import WrittenFile
+from streamqd.spark.pipelines.storage import ArchiveTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "streamq_table"
+_FILES = "files"  # option: the files of a read, as JSON
+_TASK_BYTES = 64 << 20  # of files that one task reads
+_ROWS = 8192  # of a batch
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_SIGNS = {
+    EqualTo: "=",
+    In: "in",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+# Spark and pyarrow compare values of these types alike. NaN, for example, they do not.
+_COMPARED = ("byte", "short", "integer", "long", "string", "binary", "date", "timestamp")
+
+
+class Condition(NamedTuple):
+    """A condition on a column. With the sign `in`, `value` is a tuple."""
+
+    column: str
+    sign: str
+    value: Any
+
+
+class ListedFile(NamedTuple):
+    """A file of a table. `first_ms` and `last_ms` are bounds of `id_ms`."""
+
+    path: str
+    date: str
+    partition: int
+    size: int
+    first_ms: int
+    last_ms: int
+
+
+class FilesPartition(InputPartition):
+    """The input of one task."""
+
+    def __init__(self, files: Sequence[ListedFile]) -> None:
+        super().__init__([each.path for each in files])
+        self.files = tuple(files)
+
+
+def read(
+    spark: SparkSession, table: ArchiveTable, files: Sequence[WrittenFile], schema: StructType
+) -> DataFrame:
+    """Return the rows of some files of a table, with all its columns."""
+    folder = table.folder
+    assert isinstance(folder, BucketFolder)
+    name = source_name(FORMAT, folder)
+    register_once(spark, _source(folder, name, table.partitioned))
+    listed = [
+        (each.path, each.date, each.partition, each.size, each.first[0], each.last[0])
+        for each in files
+    ]
+    return spark.read.format(name).schema(schema).option(_FILES, json.dumps(listed)).load()
+
+
+def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> type[DataSource]:
+    """Return a data source for one table.
+
+    The folder is in the class, not in an option: it may contain credentials, and Spark shows
+    options in plans and event logs.
+    """
+
+    class BucketTableSource(DataSource):
+        """Files of one table."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            listed = [ListedFile(*each) for each in json.loads(self.options[_FILES])]
+            return BucketTableReader(folder, schema, partitioned, listed)
+
+    return BucketTableSource
+
+
+class BucketTableReader(DataSourceReader):
+    """Reads files of one table that may hold rows which fulfil all conditions."""
+
+    def __init__(
+        self,
+        folder: BucketFolder,
+        schema: StructType,
+        partitioned: tuple[str, ...],
+        files: Sequence[ListedFile],
+    ) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._partitioned = partitioned
+        self._files = files
+        self._conditions: list[Condition] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
+        for each in filters:
+            condition = self._understood(each)
+            if condition is not None:
+                self._conditions.append(condition)
+            yield each
+
+    def _understood(self, given: Filter) -> Condition | None:
+        sign = _SIGNS.get(type(given))
+        path: tuple[str, ...] = getattr(given, "attribute", ())
+        value = getattr(given, "value", None)
+        if sign is None or len(path) != 1 or value is None or path[0] not in self._schema.names:
+            return None
+        if self._schema[path[0]].dataType.typeName() not in _COMPARED:
+            return None
+        if sign == "in":
+            value = tuple(each for each in value if each is not None)
+        return Condition(path[0], sign, value)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        tasks: list[list[ListedFile]] = []
+        size = _TASK_BYTES
+        for file in self._files:
+            if all(_may_hold(self._bounds(file, each.column), each) for each in self._conditions):
+                if size + file.size > _TASK_BYTES:
+                    tasks.append([])
+                    size = 0
+                tasks[-1].append(file)
+                size += file.size
+        return [FilesPartition(each) for each in tasks] or [FilesPartition(())]
+
+    def _bounds(self, file: ListedFile, column: str) -> tuple[Any, Any] | None:
+        """Return the least and the greatest value that a column can have in a file, if known."""
+        if column in self._partitioned:
+            value = self._divided(file)[column]
+            return value, value
+        if column == "id_ms":
+            return file.first_ms, file.last_ms
+        if column == "timestamp" and "id_ms" in self._schema.names:
+            return _moment(file.first_ms, 0), _moment(file.last_ms, 1)
+        return None
+
+    def _divided(self, file: ListedFile) -> dict[str, Any]:
+        """Return the values of the columns by which the table is divided."""
+        values = (dt.date.fromisoformat(file.date) if file.date else None, file.partition)
+        return dict(zip(self._partitioned, values, strict=False))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read files. Raises OSError."""
+        import pyarrow as pa
+        from pyarrow import dataset
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        assert isinstance(partition, FilesPartition)
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        kind = dataset.ParquetFileFormat()
+        system = self._folder.system
+        wanted = None
+        for each in self._conditions:
+            one = _expression(each, schema)
+            wanted = one if wanted is None else wanted & one
+        for file in partition.files:
+            values = None
+            for name, value in self._divided(file).items():
+                one = dataset.field(name) == pa.scalar(value, schema.field(name).type)
+                values = one if values is None else values & one
+            made = kind.make_fragment(file.path, system, values)
+            whole = dataset.FileSystemDataset([made], schema, kind, system)
+            with self._folder.spoken():
+                for batch in whole.to_batches(
+                    filter=wanted, batch_size=_ROWS, batch_readahead=2, use_threads=False
+                ):
+                    if batch.num_rows:
+                        yield _as(schema, batch)
+
+
+def _moment(unix_ms: int, more_ms: int) -> dt.datetime:
+    """Return the time of an ID, or the last time for one that is beyond the calendar."""
+    try:
+        return _EPOCH + dt.timedelta(milliseconds=unix_ms + more_ms)
+    except OverflowError:
+        return dt.datetime.max.replace(tzinfo=dt.UTC)
+
+
+def _may_hold(bounds: tuple[Any, Any] | None, condition: Condition) -> bool:
+    """Return False if no value within the bounds fulfils a condition."""
+    if bounds is None:
+        return True
+    low, high = bounds
+    _, sign, value = condition
+    match sign:
+        case "=":
+            return bool(low <= value <= high)
+        case "in":
+            return any(low <= each <= high for each in value)
+        case ">" | ">=":
+            return bool(high > value if sign == ">" else high >= value)
+        case _:
+            return bool(low < value if sign == "<" else low <= value)
+
+
+def _expression(condition: Condition, schema: pa.Schema) -> Any:
+    """Return a condition in the form of pyarrow."""
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    column, kind = dataset.field(condition.column), schema.field(condition.column).type
+    if condition.sign == "in":
+        return column.isin(pa.array(condition.value, kind))
+    value = pa.scalar(condition.value, kind)
+    match condition.sign:
+        case "=":
+            return column == value
+        case ">":
+            return column > value
+        case ">=":
+            return column >= value
+        case "<":
+            return column < value
+        case _:
+            return column <= value
+
+
+def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with exactly the types that Spark expects."""
+    import pyarrow as pa
+
+    columns = [batch.column(each.name) for each in schema]
+    cast = [
+        each if each.type == field.type else each.cast(field.type)
+        for each, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(cast, schema=schema)

@@ -1,0 +1,469 @@
+"""Archives in an object store, without Spark: commits, faults, two writers and credentials."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.errors import Malformed, Refused
+from streamqd.paths import store_url
+from streamqd.spark.location import BucketFolder, location
+from streamqd.spark.offsets import Position
+from streamqd.store import topics
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support.servers import Server
+
+pytest.importorskip("deltalake")
+pytest.importorskip("moto")
+pa = pytest.importorskip("pyarrow")
+
+from streamqd.spark import rows as columns  # noqa: E402
+from streamqd.spark.pipelines import compact, storage  # noqa: E402
+from streamqd.spark.pipelines import derived as pairs  # noqa: E402
+from streamqd.spark.pipelines.lookup import look  # noqa: E402
+from streamqd.spark.pipelines.parts import PartWriter, WrittenFile  # noqa: E402
+from streamqd.spark.pipelines.storage import (  # noqa: E402
+    Archive,
+    ArchiveDamagedError,
+    ArchiveError,
+    ArchiveTable,
+)
+from tests.support.s3 import KEY, SECRET, BucketServer, Trouble  # noqa: E402
+
+PLACE = ("access", 0)
+EVERY = columns.columns(dead=False, headers=True, fields=True)
+SCHEMA = columns.arrow_schema([each for each in EVERY if each.name not in ("topic", "partition")])
+COMMITS = r"_delta_log/[0-9]+\.json"
+
+
+@pytest.fixture(scope="module")
+def buckets() -> Iterator[BucketServer]:
+    with BucketServer() as made:
+        yield made
+
+
+@pytest.fixture
+def store(buckets: BucketServer) -> BucketServer:
+    buckets.heal()
+    return buckets
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    return f"s3://bucket/{re.sub(r'[^a-z0-9_]+', '-', request.node.name.lower())}"
+
+
+def opened(archive: Archive) -> ArchiveTable:
+    made = archive.table("access", create=True)
+    assert made is not None
+    return made
+
+
+def written(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
+    writer = PartWriter(into.folder, 0)
+    found = [
+        {"id": f"{each}-0", "id_ms": each, "id_seq": 0, "value": b"v"}
+        for each in range(low + 1, high + 1)
+    ]
+    writer.write(pa.RecordBatch.from_pylist(found, SCHEMA))
+    return writer.finish()
+
+
+def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
+    files = written(into, low, high)
+    into.append(files, {PLACE: Position((high, 0), high)})
+    return files
+
+
+def seen(archive: Archive, store: BucketServer) -> list[int]:
+    """Return the archived IDs as other programs read them."""
+    deltalake = pytest.importorskip("deltalake")
+    table = deltalake.DeltaTable(str(archive.folder("access")), storage_options=store.options)
+    return sorted(table.to_pyarrow_table(columns=["id_ms"])["id_ms"].to_pylist())
+
+
+def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: str) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    add(made, 0, 3)
+    add(opened(archive), 3, 5)
+    again = Archive(url.replace("s3://", "s3a://"), options=store.options)
+    assert (again.id, again.topics(), str(again.root)) == (archive.id, ["access"], url)
+    assert opened(again).positions == {PLACE: Position((5, 0), 5)}
+    assert seen(again, store) == [1, 2, 3, 4, 5]
+    found = look(url, "access", 0, "4-0", store.options)
+    assert found.found
+    assert found.file.startswith(f"{url}/tables/access/date=1970-01-01/partition=0/")
+    assert not look(url, "access", 0, "9-0", store.options).found
+    with pytest.raises(Refused, match="is not an archive; create it"):
+        Archive(f"{url}/other", options=store.options)
+    with pytest.raises(Refused, match="neither empty nor an archive"):
+        Archive(f"{url}/tables", create=True, options=store.options)
+
+
+def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> None:
+    polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
+    archive = Archive(url, create=True, options=store.options)
+    add(opened(archive), 0, 3)
+    frame = polars.scan_delta(f"{url}/tables/access", storage_options=store.options).collect()
+    assert sorted(frame["id_ms"].to_list()) == [1, 2, 3]
+    deltalake = pytest.importorskip("deltalake")
+    table = deltalake.DeltaTable(f"{url}/tables/access", storage_options=store.options)
+    dataset = table.to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by its name
+    [(count,)] = duckdb.sql("SELECT count(*) FROM dataset").fetchall()
+    assert count == 3
+
+
+def test_one_of_two_writers_is_refused_by_the_store(store: BucketServer, url: str) -> None:
+    """Both start at one state. The commit is a conditional PUT, and only one is accepted."""
+    archive = Archive(url, create=True, options=store.options)
+    add(opened(archive), 0, 2)
+    tables = [opened(archive), opened(archive)]
+    files = [written(each, 2, 5) for each in tables]
+    ready, results = threading.Barrier(2), []
+
+    def commit(number: int) -> None:
+        ready.wait(10)
+        try:
+            tables[number].append(files[number], {PLACE: Position((5, 0), 5)})
+            results.append("committed")
+        except Refused as error:
+            results.append(str(error))
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    said = f"another run wrote to {url}/tables/access at the same time; run the command again"
+    assert sorted(results) == [said, "committed"]
+    assert seen(archive, store) == [1, 2, 3, 4, 5]
+
+
+def test_two_creations_of_a_table_make_one(store: BucketServer, url: str) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    ready, made = threading.Barrier(2), []
+
+    def create() -> None:
+        ready.wait(10)
+        try:
+            made.append(opened(archive).version)
+        except (Refused, ArchiveError) as error:
+            made.append(str(error))
+
+    threads = [threading.Thread(target=create) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert made == [0, 0]
+    add(opened(archive), 0, 1)
+    assert seen(archive, store) == [1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", COMMITS), ("PUT", r"\.parquet"), ("POST", r"\.parquet"), ("GET", r"\.json")],
+)
+def test_a_throttled_request_is_sent_again(
+    store: BucketServer, url: str, method: str, path: str
+) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    store.fail(method, path, Trouble.SLOW_DOWN, times=2)
+    add(made, 0, 3)
+    add(opened(archive), 3, 4)
+    assert seen(archive, store) == [1, 2, 3, 4]
+
+
+def test_a_commit_whose_reply_is_lost_counts_once(store: BucketServer, url: str) -> None:
+    """The store has the commit, and the client that sends it again finds its own one there."""
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    for number in range(3):
+        store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
+        add(made, 10 * number, 10 * number + 2)
+    assert made.note.batch == 3
+    assert seen(archive, store) == [1, 2, 11, 12, 21, 22]
+    assert opened(archive).positions == made.positions
+
+
+def test_a_commit_that_never_arrives_leaves_the_table_as_it_was(
+    store: BucketServer, url: str
+) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    add(made, 0, 2)
+    files = written(made, 2, 4)
+    store.fail("PUT", COMMITS, Trouble.EXPIRED, times=1000)
+    with pytest.raises(ArchiveError, match="tables/access cannot be written: ") as caught:
+        made.append(files, {PLACE: Position((4, 0), 4)})
+    assert (KEY in str(caught.value), SECRET in str(caught.value)) == (False, False)
+    assert "\n" not in str(caught.value)
+    store.heal()
+    assert seen(archive, store) == [1, 2]
+    add(opened(archive), 2, 4)
+    assert seen(archive, store) == [1, 2, 3, 4]
+
+
+def test_a_part_that_cannot_be_written_leaves_no_object(store: BucketServer, url: str) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
+    with pytest.raises(OSError, match=r"Forbidden|privileges|denied"):
+        written(made, 0, 2)
+    store.heal()
+    assert made.unnamed(0) == []
+    add(made, 0, 2)
+    assert seen(archive, store) == [1, 2]
+
+
+def test_credentials_are_in_no_error(store: BucketServer, url: str) -> None:
+    """The server repeats the credentials in its answers, as S3 does with the ID of the key."""
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    add(made, 0, 2)
+    store.fail("GET", ".", Trouble.EXPIRED, times=10_000)
+    store.fail("HEAD", ".", Trouble.EXPIRED, times=10_000)
+    said = []
+    for work in (
+        lambda: Archive(url, options=store.options),
+        archive.topics,
+        lambda: archive.table("access"),
+        lambda: archive.table("orders", create=True),
+        made.reload,
+        lambda: made.verify(made.files()),
+        lambda: look(url, "access", 0, "1-0", store.options),
+    ):
+        with pytest.raises((Refused, ArchiveError)) as caught:
+            work()
+        said.append(str(caught.value))
+    assert not [each for each in said if KEY in each or SECRET in each or "\n" in each]
+    assert KEY not in repr(archive.root)
+
+
+def test_small_files_in_a_bucket_are_merged_and_purged(store: BucketServer, url: str) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    for low in range(5):
+        add(made, low, low + 1)
+    [orphan] = written(made, 100, 101)
+    old, new = compact.rewrite(made, 1 << 20)
+    assert (len(old), [each.rows for each in new]) == (5, [5])
+    assert compact.purge(made, 3600.0) == 0
+    assert compact.purge(made, 0.0) == 6
+    assert compact.purge(made, 0.0) == 0
+    assert seen(archive, store) == [1, 2, 3, 4, 5]
+    with pytest.raises(ArchiveDamagedError, match="is missing"):
+        made.verify([orphan])
+
+
+def test_a_merge_whose_reply_is_lost_changes_no_row(store: BucketServer, url: str) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    for low in range(compact.FAN_IN):
+        add(made, low, low + 1)
+    store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
+    compact.tidy(made, 1)
+    assert seen(archive, store) == [*range(1, compact.FAN_IN + 1)]
+    add(opened(archive), compact.FAN_IN, compact.FAN_IN + 1)
+    assert seen(archive, store) == [*range(1, compact.FAN_IN + 2)]
+
+
+def test_the_log_in_a_bucket_does_not_grow_with_age(
+    store: BucketServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_CHECKPOINT", 5)
+    short = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 days"}
+    monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | short)
+    archive = Archive(url, create=True, options=store.options)
+    made = opened(archive)
+    for low in range(21):
+        add(made, low, low + 1)
+    log = [each for each in made.folder.within("_delta_log").names() if each.endswith(".json")]
+    assert len(log) < 10
+    assert seen(archive, store) == [*range(1, 22)]
+
+
+def test_owed_files_in_a_bucket_are_committed_later(store: BucketServer, url: str) -> None:
+    archive = Archive(url, create=True, options=store.options)
+    archive.derived("orders", pairs.PARSED, pairs.parsed_columns())
+    pair = pairs.opened(archive, "orders")
+    assert pair is not None
+    pair.parsed.append([], {("orders", 0): Position((1, 0))}, owed=storage.Owed(0, ()))
+    again = pairs.opened(archive, "orders")  # killed in between
+    assert again is not None
+    assert again.quarantine.positions == {("orders", 0): Position((1, 0))}
+
+
+def test_report_in_a_bucket_is_written_and_read_again(store: BucketServer, url: str) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("jinja2")
+    from streamqd.spark.pipelines import report as reports
+    from tests.unit.test_spark_report import document, living
+
+    out = location(url, store.options)
+    assert reports._last(out) is None
+    written_document = document(living())
+    reports._write(out, written_document)
+    assert sorted(out.names()) == ["report.html", "report.json"]
+    assert reports._last(out) == json.loads(json.dumps(written_document))
+    out.write("report.json", b"{}")
+    with pytest.raises(Refused, match="was not written by a report, so it is not overwritten"):
+        reports._last(out)
+    store.fail("PUT", "report", Trouble.EXPIRED, times=100)
+    store.fail("POST", "report", Trouble.EXPIRED, times=100)
+    with pytest.raises(Refused, match="the report cannot be written") as caught:
+        reports._write(out, written_document)
+    assert KEY not in str(caught.value)
+
+
+def test_commands_without_spark_take_a_bucket(
+    store: BucketServer, url: str, server: Server, link: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    """The options come from the configuration, and the commands print the URL."""
+    archive = Archive(url, create=True, options=store.options)
+    for low in range(3):
+        add(opened(archive), low, low + 1)
+    topics.create(Store(link, keys), "access", config.Topic(partitions=1))
+    link.execute("XADD", keys.stream("access", 0), "2-0", "payload", "x")
+    lines = ["[redis]", f'url = "{server.url}"', "[keys]"]
+    lines += [f'control = "{keys.control}"', f'streams = "{keys.streams}"', "[archive.options]"]
+    lines += [f'{name} = "{value}"' for name, value in store.options.items()]
+    file = tmp_path / "streamq.toml"
+    file.write_text("\n".join([*lines, ""]))
+    file.chmod(0o600)
+
+    def ask(*arguments: str) -> Any:
+        done = CliRunner().invoke(cli, ["-c", str(file), *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    [merged] = ask("pipeline", "compact", "--archive", url)["topics"]
+    assert (merged["files_before"], merged["files_after"]) == (3, 1)
+    found = ask("trace", "access/0/2-0", "--archive", url.replace("s3:", "s3a:"))["archive"]
+    assert found["found"]
+    assert found["file"].startswith(f"{url}/tables/access/date=1970-01-01/partition=0/")
+    done = CliRunner().invoke(cli, ["-c", str(file), "pipeline", "reparse", "access", "-a", url])
+    assert done.exit_code == 8
+    assert "reparse does not support object stores; remove" in done.stderr
+    shown = CliRunner().invoke(cli, ["-c", str(file), "config", "show"])
+    assert "aws_secret_access_key" in shown.stdout
+    assert SECRET not in shown.stdout
+
+
+# --- addresses and credentials --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["environment", "profile", "options"])
+def test_credentials_come_from_the_environment_a_profile_or_options(
+    store: BucketServer, url: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
+    for name in (*store.options, "aws_profile", "aws_session_token"):
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # asks no service of the host
+    options: dict[str, str] = dict(store.place)
+    if source == "environment":
+        options = {}
+        for name, value in store.options.items():
+            monkeypatch.setenv(name.upper(), value)
+    elif source == "profile":
+        lines = [f"{name} = {value}" for name, value in secret.items()]
+        text = "\n".join(["[profile mine]", *lines]) + "\n"
+        (tmp_path / "AWS_CONFIG_FILE").write_text(text)
+        monkeypatch.setenv("AWS_PROFILE", "mine")
+    else:
+        options |= secret
+    archive = Archive(url, create=True, options=options)
+    add(opened(archive), 0, 2)
+    assert seen(archive, store) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("S3A://bucket/a", "s3://bucket/a"),
+        ("gs://my.bucket/a=1", "gs://my.bucket/a=1"),
+        ("abfss://box@acc.dfs.core.windows.net/a", "abfss://box@acc.dfs.core.windows.net/a"),
+        ("s3://bucket", "s3://bucket"),
+        ("/data/s3", None),
+        ("file:///data", None),
+        ("hdfs://host/a", None),
+    ],
+)
+def test_store_url_has_one_form(named: str, found: str | None) -> None:
+    assert store_url(named) == found
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["s3:/bucket/a", "s3://", "s3://bucket//a", "s3://bucket/../a", "s3://bucket/a b", "s3://b/a%20",
+     "s3://key:secret@bucket/a", "s3://me@bucket/a", "abfss://box/a", "gs://b/a?x=1", "gs://b/./a"],
+)  # fmt: skip
+def test_store_url_refuses_what_is_no_directory(named: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        store_url(named)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("gs://bucket/a", {"google_service_account_key": "{}"}),
+        ("abfss://box@acc.dfs.core.windows.net/a", {"azure_storage_account_key": "a2V5"}),
+    ],
+)
+def test_options_of_other_stores_reach_their_client(named: str, options: dict[str, str]) -> None:
+    """Only the parsing is tested: no trustworthy server of these stores is a Python package."""
+    made = location(named, options)
+    assert isinstance(made, BucketFolder)
+    assert dict(made.options) == options
+    assert str(made.within("tables", "access")) == f"{named}/tables/access"
+
+
+def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> None:
+    file = tmp_path / "streamq.toml"
+
+    def loaded(text: str, mode: int = 0o600) -> Any:
+        file.write_text(text)
+        file.chmod(mode)
+        return config.load(file, environ={})
+
+    settings = loaded(
+        '[archive.options]\nAWS_REGION = "eu-central-1"\naws_secret_access_key = "hush"\n'
+        "aws_allow_http = true\n"
+    )
+    assert settings.archive.pairs == {
+        "aws_region": "eu-central-1", "aws_secret_access_key": "hush", "aws_allow_http": "true",
+    }  # fmt: skip
+    assert "hush" not in json.dumps(config.shown(settings))
+    for text, mode, said in (
+        ('[archive]\noptions = "x"', 0o600, "archive.options: is not a table"),
+        ("[archive.options]\na = []", 0o600, "archive.options: has a, which is not a string"),
+        ('[archive.options]\naws_s3_allow_unsafe_rename = "true"', 0o600, "two writers overwrite"),
+        ('[archive.options]\naws_secret_access_key = "hush"', 0o644, "other users may read"),
+    ):
+        with pytest.raises(config.load.__globals__["ConfigError"], match=said) as caught:
+            loaded(text, mode)
+        assert "hush" not in str(caught.value)
+
+
+def test_unsafe_commits_cannot_be_asked_for() -> None:
+    made = location("s3://bucket/a", {"aws_s3_allow_unsafe_rename": "true"})
+    assert made.options["aws_s3_allow_unsafe_rename"] == "false"
+    assert made.options["aws_conditional_put"] == "etag"

@@ -1,0 +1,273 @@
+"""The pipelines on an archive in an object store: each entry once, without a jar."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.config import ArchiveStore, Pipeline, Topic
+from streamqd.spark import read_topic
+from streamqd.spark.pipelines import standing, tables
+from streamqd.spark.pipelines.archive import Archiver, Done
+from streamqd.spark.pipelines.compact import compact
+from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
+from streamqd.spark.pipelines.prompt import Prompt
+from streamqd.spark.pipelines.queries import PipelineError
+from streamqd.spark.pipelines.replay import ReplayFilter, replay
+from streamqd.spark.pipelines.standing import Standing
+from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, TableKind
+from streamqd.store import topics
+from tests.spark.conftest import Shop
+from tests.support.killed_archive import POINTS, strike
+from tests.support.s3 import KEY, SECRET, BucketServer, Trouble
+from tests.support.spark_process import QUICK
+
+deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("moto")
+
+ROOT = Path(__file__).parents[2]
+START = 1_763_683_195_000  # five seconds before midnight, UTC
+SCHEMA = "id int, tags map<string,string>"
+
+
+class KilledError(Exception):
+    """Replaces SIGKILL where the process must survive."""
+
+
+@pytest.fixture(scope="module")
+def server_of_buckets() -> Iterator[BucketServer]:
+    with BucketServer() as made:
+        yield made
+
+
+class Desk:
+    """A topic with a schema, a ledger, and an archive in a bucket."""
+
+    def __init__(self, shop: Shop, store: BucketServer, url: str) -> None:
+        self.shop, self.store, self.url = shop, store, url
+        self.settings = replace(
+            config.Settings(),
+            redis=shop.server.settings,
+            archive=ArchiveStore(json.dumps(store.options)),
+            pipelines={"orders": Pipeline(SCHEMA)},
+        )
+        topics.create(shop.store, "orders", Topic(partitions=2))
+        self.ledger: Counter[tuple[int, str]] = Counter()
+        self._next = START
+
+    def add(self, count: int, *, wrong: int = 0) -> None:
+        """Add entries, the last `wrong` of which do not fit the schema."""
+        for number in range(count):
+            self._next += 1000
+            body = b"[]" if number >= count - wrong else b'{"id": %d, "tags": {"a": "b"}}' % number
+            key = self.shop.keys.stream("orders", number % 2)
+            fields = ("payload", body, "key", "k", "headers", '{"h":"1"}')
+            self.shop.link.execute("XADD", key, f"{self._next}-0", *fields)
+            self.ledger[number % 2, f"{self._next}-0"] += 1
+
+    def run(self, **changes: Any) -> Done:
+        archiver = Archiver(
+            self.settings, self.url, lambda: self.shop.spark, lambda _: None, **changes
+        )
+        try:
+            [done] = archiver.run(["orders"])
+            for problem in archiver.problems.values():
+                raise problem
+            return done
+        finally:
+            archiver.close()
+
+    @property
+    def archive(self) -> Archive:
+        return Archive(self.url, options=self.store.options)
+
+    def rows(self, kind: TableKind = RAW, name: str = "orders") -> list[dict[str, Any]]:
+        """Return the rows that an independent reader of Delta tables sees."""
+        place = f"{self.url}/{kind.folder}/{name}"
+        table = deltalake.DeltaTable(place, storage_options=self.store.options)
+        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return found
+
+    def archived(self) -> Counter[tuple[int, str]]:
+        return Counter((row["partition"], row["id"]) for row in self.rows())
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        return Prompt(self.shop.spark, self.settings, self.archive).ask(query).rows
+
+
+@pytest.fixture
+def desk(
+    shop: Shop, server_of_buckets: BucketServer, request: pytest.FixtureRequest
+) -> Iterator[Desk]:
+    server_of_buckets.heal()
+    yield Desk(
+        shop, server_of_buckets, f"s3://bucket/{re.sub(r'[^a-z_]+', '-', request.node.name)}"
+    )
+    server_of_buckets.heal()
+
+
+def test_archive_and_parsed_tables_in_a_bucket(desk: Desk) -> None:
+    desk.add(20, wrong=3)
+    done = desk.run()
+    assert (done.rows, done.parsed, done.quarantined) == (20, 17, 3)
+    desk.add(6, wrong=1)
+    assert (desk.run().rows, desk.run().rows) == (6, 0)
+    assert desk.archived() == desk.ledger
+    assert {row["entry_id"] for row in desk.rows(PARSED)} | {
+        row["id"] for row in desk.rows(QUARANTINE)
+    } == {entry for _, entry in desk.ledger}
+    assert len(desk.rows(PARSED)) == 22
+    trim = desk.shop.keys.trim("orders", 0)
+    last = max(entry for partition, entry in desk.ledger if partition == 0)
+    assert desk.shop.link.execute("HGET", trim, "archived").decode() == last
+
+
+def test_tiers_of_a_bucket_have_each_entry_once(desk: Desk) -> None:
+    desk.add(12)
+    desk.run()
+    desk.shop.link.execute("XTRIM", desk.shop.keys.stream("orders", 0), "MAXLEN", 0)
+    desk.add(4)
+    spark = desk.shop.spark
+    frame = read_topic(spark, "orders", settings=desk.settings, archivePath=desk.url)
+    rows = frame.collect()
+    assert Counter((row.partition, row.id) for row in rows) == desk.ledger
+    assert {bytes(row.headers[0].value) for row in rows} == {b"1"}
+    cold = read_topic(spark, "orders", settings=desk.settings, archivePath=desk.url, tier="cold")
+    assert cold.count() == 12
+    disk = spark.createDataFrame(cold.collect(), cold.schema)
+    moment = dt.datetime.fromtimestamp(START / 1000 + 6, dt.UTC)
+    for where in (
+        "partition = 1", "partition IN (0, 7)", f"id_ms > {START + 5000}",
+        f"timestamp >= timestamp'{moment:%Y-%m-%d %H:%M:%S}'", "key IS NULL", "id_ms < 3",
+        f"id = '{START + 3000}-0'", "key = X'6B' AND partition = 0", "partition IS NOT NULL",
+        f"NOT (id_ms <= {START + 5000} OR partition = 1)",
+    ):  # fmt: skip
+        found = sorted(row.id for row in cold.where(where).collect())
+        assert found == sorted(row.id for row in disk.where(where).collect()), where
+    desk.store.requests()
+    assert cold.where("partition = 0 AND id_ms < 5").count() == 0
+    assert not [each for each in desk.store.requests() if ".parquet" in each]
+
+
+def test_sql_replay_and_results_on_a_bucket(desk: Desk, tmp_path: Path) -> None:
+    desk.add(10, wrong=2)
+    desk.run()
+    assert desk.ask("SELECT count(*), count(tags['a']) FROM parsed_orders") == [(8, 8)]
+    assert desk.ask("SELECT count(*) FROM quarantine_orders") == [(2,)]
+    assert desk.ask("SELECT count(*) FROM topic_orders") == [(10,)]
+    topics.create(desk.shop.store, "again", Topic(partitions=1))
+    choice = ReplayFilter(tier="cold", where="partition = 1")
+    sent = replay(
+        desk.settings, desk.shop.spark, "orders", choice, archive=desk.archive, target="again"
+    )
+    assert (sent.rows, sent.sent) == (5, 5)
+    query = "SELECT id, string(value) AS line FROM topic_orders"
+    for count in (10, 13):
+        asked = Standing(query, into="lines", archive=desk.archive)
+        checkpoint = tmp_path / "checkpoint"
+        standing.run(desk.shop.spark, desk.settings, asked, lambda *_: None, checkpoint)
+        assert len(desk.rows(RESULTS, "lines")) == count
+        desk.add(3)
+    assert desk.ask("SELECT count(*) FROM table_lines") == [(13,)]
+
+
+def test_compaction_of_a_bucket_changes_no_row(desk: Desk) -> None:
+    for _ in range(3):
+        desk.add(4, wrong=2)
+        desk.run()
+    [raw, parsed, quarantine], problems = compact(desk.settings, desk.url)
+    assert problems == []
+    assert (raw.rows, raw.files_before, raw.files_after) == (8, 4, 2)  # of the second date
+    assert (parsed.rows, quarantine.rows) == (4, 4)
+    assert desk.archived() == desk.ledger
+    frame = tables.cold(desk.shop.spark, "orders", desk.archive.table("orders"))
+    assert Counter((row.partition, row.id) for row in frame.collect()) == desk.ledger
+    assert desk.ask("SELECT count(*), sum(id) FROM parsed_orders") == [(6, 3)]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_run_on_a_bucket_is_broken_off(desk: Desk, point: str) -> None:
+    desk.add(12, wrong=2)
+
+    def blow() -> None:
+        raise KilledError
+
+    undo = strike(point, 2, blow)
+    try:
+        with pytest.raises(KilledError):
+            desk.run(batch_rows=4)
+    finally:
+        undo()
+    seen = desk.archived()
+    assert max(seen.values()) == 1
+    assert seen <= desk.ledger
+    desk.add(3)
+    desk.run(batch_rows=4)
+    assert desk.archived() == desk.ledger
+    assert (len(desk.rows(PARSED)), len(desk.rows(QUARANTINE))) == (13, 2)
+
+
+@pytest.mark.slow
+def test_run_on_a_bucket_is_killed(desk: Desk, tmp_path: Path) -> None:
+    """Real kills with changed core counts. Each run continues where the last one was killed."""
+    file = tmp_path / "streamq.toml"
+    lines = [f'[redis]\nurl = "{desk.shop.server.url}"', f'[pipelines.orders]\nschema = "{SCHEMA}"']
+    options = [f'{name} = "{value}"' for name, value in desk.store.options.items()]
+    file.write_text("\n".join([*lines, "[archive.options]", *options, ""]), "utf-8")
+    file.chmod(0o600)
+    for number, point in enumerate(POINTS):
+        desk.add(6, wrong=1)
+        command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]
+        command += ["--config", str(file), "pipeline", "archive", "--archive", desk.url]
+        command += ["--batch-rows", "3", "--master", f"local[{1 + number % 3}]", *QUICK]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert SECRET not in ended.stdout + ended.stderr
+        seen = desk.archived()
+        assert seen <= desk.ledger
+    desk.run()
+    assert desk.archived() == desk.ledger
+    assert len(desk.rows(PARSED)) + len(desk.rows(QUARANTINE)) == desk.ledger.total()
+
+
+def test_run_with_expired_credentials_is_repeated(desk: Desk) -> None:
+    desk.add(4)
+    desk.run()
+    desk.add(4)
+    desk.store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
+    desk.store.fail("POST", r"\.parquet", Trouble.EXPIRED, times=1000)
+    with pytest.raises((PipelineError, ArchiveError)) as caught:
+        desk.run()
+    assert not any(each in str(caught.value) for each in (KEY, SECRET, "\n"))
+    desk.store.heal()
+    assert desk.run().rows == 4
+    assert desk.archived() == desk.ledger
+
+
+def test_credentials_are_in_no_plan_and_no_event_log(
+    desk: Desk, event_log: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    desk.add(6, wrong=1)
+    desk.run()
+    frame = read_topic(desk.shop.spark, "orders", settings=desk.settings, archivePath=desk.url)
+    assert frame.where("partition = 1").count() == 3
+    frame.explain("extended")
+    assert desk.ask("SELECT count(*) FROM parsed_orders") == [(5,)]
+    shown = capfd.readouterr()
+    logs = [each.read_text() for each in event_log.rglob("*") if each.is_file()]
+    assert any("streamq_table" in each for each in logs)
+    for text in (shown.out, shown.err, *logs):
+        assert SECRET not in text
+        assert KEY not in text
