@@ -91,7 +91,7 @@ def _counted(*each: str) -> Counter[str]:
 
 def test_row_ledger_compares_whole_rows(client: redis.Redis, ledger: Path, tmp_path: Path) -> None:
     rows = read_ledger(ledger)
-    assert in_table(tmp_path / "table") == {}
+    assert in_table(str(tmp_path / "table")) == {}
     lines = []
     for partition in range(PARTITIONS):
         for name, entry in client.xrange(stream("logs", partition)):
@@ -119,12 +119,12 @@ def test_row_ledger_compares_whole_rows(client: redis.Redis, ledger: Path, tmp_p
         }
     )
     deltalake.write_deltalake(str(tmp_path / "table"), columns)
-    assert in_table(tmp_path / "table") == rows
+    assert in_table(str(tmp_path / "table")) == rows
     origins = Counter((f"logs/{row.partition}/{row.id}", row.content) for row in rows)
     assert replayed(client, "again", 1) == origins
 
     deltalake.write_deltalake(str(tmp_path / "table"), columns.slice(5, 1), mode="append")
-    (line,) = faults("archive", in_table(tmp_path / "table"), rows, whole=False)
+    (line,) = faults("archive", in_table(str(tmp_path / "table")), rows, whole=False)
     assert line.startswith("archive: 1 more often than written, as Row(")
     last = client.xrevrange(stream("again", 0), count=1)[0][1]
     client.xadd(stream("again", 0), last | {b"payload": b"another"})
@@ -138,7 +138,7 @@ def test_row_ledger_compares_parsed_and_quarantined_rows(
     fits, does_not = read_parsed(ledger)
     assert (fits + does_not).total() == 300
     assert min(fits.total(), does_not.total()) > 0
-    assert in_parsed(tmp_path / "parsed") == {}
+    assert in_parsed(str(tmp_path / "parsed")) == {}
     good = [{"entry_partition": p, "entry_id": name, "number": n} for p, name, n in fits]
     bad = [
         {"partition": partition, "id": name.decode(), "value": entry[b"payload"]}
@@ -148,9 +148,9 @@ def test_row_ledger_compares_parsed_and_quarantined_rows(
     ]
     deltalake.write_deltalake(str(tmp_path / "parsed"), pa.Table.from_pylist(good[1:]))
     deltalake.write_deltalake(str(tmp_path / "quarantine"), pa.Table.from_pylist(bad))
-    (line,) = faults("parsed", in_parsed(tmp_path / "parsed"), fits, whole=True)
+    (line,) = faults("parsed", in_parsed(str(tmp_path / "parsed")), fits, whole=True)
     assert line.startswith("parsed: 1 lost, as Parsed(")
-    assert in_quarantine(tmp_path / "quarantine") == does_not
+    assert in_quarantine(str(tmp_path / "quarantine")) == does_not
 
 
 def test_row_ledger_reads_the_archived_position(client: redis.Redis) -> None:

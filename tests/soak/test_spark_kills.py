@@ -3,8 +3,8 @@
 The pipelines are an archive with its parsed tables, a query between two topics, and a replay of the
 archive. The number of cores changes with every run. After every kill, an independent checker
 (tests/support/row_ledger.py) finds no lost and no duplicate row. Skipped unless KILLS sets the
-number of kills: `make soak NAME=spark`. SEED repeats the random choices. RESULT names the result
-file.
+number of kills: `make soak NAME=spark`. With STORE=s3, the archive is in a bucket. SEED repeats the
+random choices. RESULT names the result file.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from streamqd.store.client import Connection
 from tests.support import copy_job, spark_process
 from tests.support.killed_archive import POINTS
 from tests.support.machine import processor
+from tests.support.s3 import BucketServer
 from tests.support.servers import Server
 from tests.support.spark_process import QUICK, executors, family, need_spark, pipeline, said
 from tests.support.waiting import wait_until
@@ -51,6 +52,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("KILLS") or "20")
+STORE = os.environ.get("STORE", "disk")
 SEED = int(os.environ.get("SEED") or secrets.randbelow(1 << 32))
 PARTITIONS = 3
 PATIENCE = 300
@@ -82,12 +84,13 @@ class Kill:
 class Soak:
     """Topics with their ledgers, and the pipelines over them."""
 
-    def __init__(self, server: Server, folder: Path) -> None:
+    def __init__(self, server: Server, folder: Path, store: BucketServer | None) -> None:
         self.folder = folder
         self.client = redis.Redis.from_url(server.url)
         self.chance = random.Random(SEED)
-        self.archive = folder / "archive"
-        self.table = self.archive / "tables" / "logs"
+        self.store = store
+        self.archive = f"{folder}/archive" if store is None else "s3://bucket/archive"
+        self.table = f"{self.archive}/tables/logs"
         self.config = folder / "streamq.toml"
         self.config.write_text(
             f'[redis]\nurl = "{server.url}"\n[pipelines.logs]\nschema = "{row_ledger.SCHEMA}"\n',
@@ -133,8 +136,8 @@ class Soak:
             row for row in logs.elements() if row_ledger.order(row.id) <= told[row.partition]
         )
         fits, does_not = row_ledger.read_parsed(self.ledgers["logs"])
-        parsed = row_ledger.in_parsed(self.archive / "parsed" / "logs")
-        quarantine = row_ledger.in_quarantine(self.archive / "quarantine" / "logs")
+        parsed = row_ledger.in_parsed(f"{self.archive}/parsed/logs")
+        quarantine = row_ledger.in_quarantine(f"{self.archive}/quarantine/logs")
         copied = row_ledger.in_stream(self.client, copy_job.TARGET, PARTITIONS)
         copies = Counter(row.content for row in copied.elements())
         ordered = Counter(row.content for row in orders.elements())
@@ -161,7 +164,7 @@ class Soak:
             "sink": ["run", "tests.support.copy_job:copy", "--checkpoints", str(self.folder / "c")],
             "replay": ["replay", "logs", "--to", "again", "--name", "again", "--from", tier],
         }
-        archive = [] if work == "sink" else ["--archive", str(self.archive), "--json"]
+        archive = [] if work == "sink" else ["--archive", self.archive, "--json"]
         return [*given[work], *archive, *QUICK]
 
     def master(self, work: str, kind: str) -> tuple[int, int, list[str]]:
@@ -236,9 +239,14 @@ class Soak:
 
     def _sign(self, work: str) -> Callable[[], bool]:
         """Return a function that tells whether a run started from now on has written."""
-        if work in ("archive", "parsed"):
+        kind = {"archive": "tables", "parsed": "parsed"}.get(work)
+        if kind and self.store is not None:
+            store = self.store
+            store.requests()
+            return lambda: any(f"/{kind}/" in each for each in store.requests() if _adds(each))
+        if kind:
             began = time.time_ns()
-            folder = self.table if work == "archive" else self.archive / "parsed"
+            folder = Path(self.archive, kind)
             # Files of a killed run are older.
             return lambda: any(
                 each.stat().st_ctime_ns > began for each in folder.rglob("*.parquet")
@@ -250,6 +258,11 @@ class Soak:
         """Return the number of XADD calls of the server."""
         stats = self.client.info("commandstats")
         return int(stats.get("cmdstat_xadd", {}).get("calls", 0))
+
+
+def _adds(request: str) -> bool:
+    """Return True for a request that writes a part of a Parquet file."""
+    return request.startswith("PUT ") and request.endswith(".parquet")
 
 
 def pythons(pid: int) -> list[psutil.Process]:
@@ -277,11 +290,18 @@ def test_killed_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     need_spark()
-    print(f"\nKILLS={KILLS} SEED={SEED}", flush=True)
+    print(f"\nKILLS={KILLS} STORE={STORE} SEED={SEED}", flush=True)
     mark = secrets.token_hex(8)
     monkeypatch.setenv(MARK, mark)
     began = time.monotonic()
-    soak = Soak(server, tmp_path)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(BucketServer()) if STORE == "s3" else None
+        for name, value in ({} if store is None else store.environment).items():
+            monkeypatch.setenv(name, value)
+        _kill_and_check(Soak(server, tmp_path, store), server, mark, began)
+
+
+def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None:
     every = [(work, kind) for work, kinds in STRIKES.items() for kind in kinds]
     soak.chance.shuffle(every)
     wanted = [every[number % len(every)] for number in range(KILLS)]
@@ -320,7 +340,7 @@ def _compare_by_spark(soak: Soak) -> None:
         "SELECT partition, count(*) AS entries, sum(crc32(CAST(id AS BINARY))) AS ids"
         " FROM topic_logs GROUP BY partition"
     )
-    asked = ["sql", query, "--json", "--archive", str(soak.archive), *QUICK, "--master", "local[2]"]
+    asked = ["sql", query, "--json", "--archive", soak.archive, *QUICK, "--master", "local[2]"]
     with pipeline(soak.folder, soak.config, *asked) as running:
         assert running.wait(PATIENCE) == 0, said(soak.folder)
     by_spark = json.loads((soak.folder / "pipeline.out").read_text())
@@ -342,7 +362,7 @@ def _write_result(soak: Soak, server: Server, kills: list[Kill], runs: int, seco
         " the parsed table and its quarantine, in the target of a streaming query and in that of a"
         " replay; at the end each row once in each of them, and in Spark's answer over archive and"
         " stream; no process is left",
-        "command": f"make soak NAME=spark KILLS={KILLS} SEED={SEED}",
+        "command": f"make soak NAME=spark STORE={STORE} KILLS={KILLS} SEED={SEED}",
         "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
         "seed": SEED,
         "kills": len(kills),

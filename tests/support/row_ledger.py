@@ -132,7 +132,7 @@ def _number(payload: bytes) -> int | None:
 # --- tables and topics ----------------------------------------------------------------------------
 
 
-def in_table(folder: Path) -> Counter[Row]:
+def in_table(folder: str) -> Counter[Row]:
     """Return the rows in a topic's Delta table, empty if there is no table."""
     found: Counter[Row] = Counter()
     for row in _rows(folder, "partition", "id", "value", "key", "headers", "fields"):
@@ -142,13 +142,13 @@ def in_table(folder: Path) -> Counter[Row]:
     return found
 
 
-def in_parsed(folder: Path) -> Counter[Parsed]:
+def in_parsed(folder: str) -> Counter[Parsed]:
     """Return the rows in the parsed table of a topic."""
     names = ("entry_partition", "entry_id", "number")
     return Counter(Parsed(*(row[name] for name in names)) for row in _rows(folder, *names))
 
 
-def in_quarantine(folder: Path) -> Counter[Parsed]:
+def in_quarantine(folder: str) -> Counter[Parsed]:
     """Return the rows in the quarantine of a topic."""
     names = ("partition", "id", "value")
     return Counter(
@@ -156,9 +156,9 @@ def in_quarantine(folder: Path) -> Counter[Parsed]:
     )
 
 
-def _rows(folder: Path, *names: str) -> Iterator[dict[str, Any]]:
-    if DeltaTable.is_deltatable(str(folder)):
-        for batch in DeltaTable(str(folder)).to_pyarrow_dataset().to_batches(columns=[*names]):
+def _rows(folder: str, *names: str) -> Iterator[dict[str, Any]]:
+    if DeltaTable.is_deltatable(folder):
+        for batch in DeltaTable(folder).to_pyarrow_dataset().to_batches(columns=[*names]):
             yield from batch.to_pylist()
 
 
