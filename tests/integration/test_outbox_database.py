@@ -82,13 +82,13 @@ def test_two_urls_of_one_table_have_one_identity(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     same, other = {
-        "postgresql": ("postgres@", "relay@"),
-        "mysql": ("root@", "relay@"),
+        "postgresql": ("postgres@", "second@"),
+        "mysql": ("root@", "second@"),
         "sqlite": ("sqlite:////", "sqlite:////./"),
     }[database.dialect]
     create = {
-        "postgresql": ["CREATE ROLE relay LOGIN"],
-        "mysql": ["CREATE USER relay", "GRANT ALL ON *.* TO relay"],
+        "postgresql": ["CREATE ROLE second LOGIN"],
+        "mysql": ["CREATE USER second", "GRANT ALL ON *.* TO second"],
         "sqlite": [],
     }[database.dialect]
     made = database_server.connect(database_url, autocommit=True)
