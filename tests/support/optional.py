@@ -15,7 +15,7 @@ from streamqd.spark import SparkMissingError
 
 PACKAGES = frozenset(
     {
-        *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "flask", "jinja2"),
+        *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "flask", "jinja2", "moto"),
         *(
             "opentelemetry",
             "pandas",
