@@ -291,14 +291,14 @@ def test_killed_again_and_again(
 ) -> None:
     need_spark()
     print(f"\nKILLS={KILLS} STORE={STORE} SEED={SEED}", flush=True)
-    mark = secrets.token_hex(8)
-    monkeypatch.setenv(MARK, mark)
-    began = time.monotonic()
     with contextlib.ExitStack() as stack:
+        # Before the mark, because the server stays until the end.
         store = stack.enter_context(BucketServer()) if STORE == "s3" else None
         for name, value in ({} if store is None else store.environment).items():
             monkeypatch.setenv(name, value)
-        _kill_and_check(Soak(server, tmp_path, store), server, mark, began)
+        mark = secrets.token_hex(8)
+        monkeypatch.setenv(MARK, mark)
+        _kill_and_check(Soak(server, tmp_path, store), server, mark, time.monotonic())
 
 
 def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None:
