@@ -45,7 +45,7 @@ class Found(NamedTuple):
 class Search(NamedTuple):
     """The result of a search. `found` is None if no partition has the message.
 
-    `trimmed` is true when a partition has lost entries of that time, and `complete` is false when
+    `trimmed` is true when a partition has lost entries of this time, and `complete` is false when
     a partition has entries that were not examined.
     """
 
@@ -69,7 +69,7 @@ def read_uid(text: str) -> OutboxUid | None:
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     """Search all partitions: delayed sends, entries from the send on, and the newest entries."""
     bad, keys, numbers = BadValues(), store.keys, range(partitions)
-    # Delayed sends come first: one that becomes due during the search is found in its stream.
+    # Delayed sends come first: if one becomes due during the search, its stream has it.
     waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, ask(store, waiting, bad), strict=True):
         if score is not None:

@@ -2,7 +2,7 @@
 
 Spark accepts many more forms than are converted here, for example a hundred forms of a time. A
 value in another form stays open: Spark decides about its row. So this module may be ignorant, but
-never wrong: each value is what Spark makes of it, and each wrong row is wrong for Spark.
+never wrong: each value equals the value of Spark, and each wrong row is wrong for Spark.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _kinds(values: Iterable[Any]) -> set[type]:
 
 
 def _others(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
-    """Return the values that are neither null nor of these types, by their rows."""
+    """Return the values that are not null and have other types, by their rows."""
     return {
         at: value
         for at, value in enumerate(values)
@@ -79,7 +79,7 @@ def _without(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
 
 
 def _begins_with_letter(text: Any) -> bool:
-    """Return True for a text that is no number and no date in any form. A time may be `T10:00`."""
+    """Return True for a text that is neither a number nor a date. A time may be `T10:00`."""
     return type(text) is str and text[:1].isascii() and text[:1].isalpha() and text[0] not in "tT"
 
 

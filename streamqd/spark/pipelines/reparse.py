@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reparsed:
-    """The number of rows that fit the schema now, and of those that do not."""
+    """The number of rows that fit the schema now, and the number of other rows."""
 
     topic: str
     parsed: int = 0
