@@ -261,9 +261,9 @@ class Publisher:
         counts = self._ledger.partitions(name for name, _ in routed)
         for name, count in sorted(routed):
             if (now := counts[name]) != count:
-                became = f"has {now} partitions" if now else "does not exist"
+                became = f"now has {now} partitions" if now else "no longer exists"
                 return (
-                    f"the topic {name} now {became}, but had {count} partitions when rows were"
+                    f"the topic {name} {became}, but had {count} partitions when rows were"
                     " staged for it"
                 )
         return ""

@@ -5,7 +5,9 @@ The playwright of this process is started once. Its event loop stays in the thre
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,10 @@ def browser() -> Iterator[Any]:
     """Debian's chromium."""
     from playwright.sync_api import sync_playwright
 
+    if sys.version_info < (3, 12):
+        # The default waits for the driver in a thread, and a process with threads must not fork
+        # the workers of other tests.
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
         yield opened

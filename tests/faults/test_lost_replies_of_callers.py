@@ -99,7 +99,7 @@ def rehearse(
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize(
-    ("scene", "fault"),
+    ("scenario", "fault"),
     [pytest.param(*case, id=f"{case[0].__name__}-{case[1].name.lower()}") for case in CASES],
 )
 def test_no_lost_command_loses_or_doubles_anything(
@@ -110,7 +110,7 @@ def test_no_lost_command_loses_or_doubles_anything(
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("fault", WHOLE, ids=lambda each: each.name.lower())
-@pytest.mark.parametrize("scene", UNTAUGHT, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("scenario", UNTAUGHT, ids=lambda each: each.__name__)
 def test_no_lost_call_by_the_source_loses_or_doubles_anything(
     rehearse: Callable[..., Rehearsal], scenario: Scenario, fault: Fault
 ):

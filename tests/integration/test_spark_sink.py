@@ -412,7 +412,7 @@ def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
 def test_staged_rows_that_redis_lost(shop: Shop) -> None:
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     shop.link.execute("DEL", shop.left_over()[0])
-    with pytest.raises(staging.NotPublishedError, match="of the staged rows; nothing"):
+    with pytest.raises(staging.NotPublishedError, match="of the staged rows, so nothing"):
         shop.publish(parts)
     assert shop.all_written() == []
     shop.batch([rows(*LETTERS)])
@@ -573,7 +573,7 @@ def test_rows_that_are_staged_after_their_topic_was_deleted(
     topics_deletion.delete(Store(shop.link, shop.keys), "out", force=True)
     late.send({("out", 0): rows("y")})
     parts = [late.message(counts)]
-    with pytest.raises(staging.NotPublishedError, match="the topic out does not exist now"):
+    with pytest.raises(staging.NotPublishedError, match="the topic out no longer exists"):
         shop.publish(parts)
     sink.TopicStreamWriter(shop.options()).abort(parts, 3)
     assert shop.staged() == []

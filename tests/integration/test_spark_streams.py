@@ -317,7 +317,7 @@ def test_reader_finds_entries_trimmed_during_the_read(
     lenient = shop.options(fetchSize=10, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "streamqd.spark"):
         assert read(lenient, lambda: shop.trim("98-0")) == 33
-    assert "continuing with the remaining entries" in caplog.text
+    assert "Continuing with the remaining entries" in caplog.text
 
 
 def test_reader_finds_entries_trimmed_before_the_first_fetch(shop: Shop) -> None:

@@ -117,6 +117,7 @@ def test_command_list_is_complete() -> None:
         *("control", "control list", "control clear"),
         *("pipeline", "pipeline archive", "pipeline compact", "pipeline replay"),
         *("pipeline run", "pipeline sql", "pipeline shell", "pipeline report"),
+        "pipeline reparse",
     }
 
 

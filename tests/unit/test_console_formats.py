@@ -43,6 +43,6 @@ def test_prose_escapes_and_never_changes_a_name(text, html):
     assert str(formats.prose(text)) == html
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0.0 %"), (0.00001, "<0.1 %"), (1.0, "100 %")])
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0"), (0.00001, "<0.1 %"), (1.0, "100 %")])
 def test_percent_never_rounds_a_share_to_nothing(share, text):
     assert formats.percent(share) == text

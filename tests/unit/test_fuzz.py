@@ -283,7 +283,7 @@ scores = st.floats(allow_nan=False) | st.integers(0, 2**53).map(float)
 @given(st.lists(st.tuples(st.sampled_from(ORDERS) | raws, raws, scores), max_size=4))
 def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) -> None:
     known = directives.read([part for name, raw, _ in told for part in (name, raw)])
-    assert isinstance(known.strange, dict)
+    assert isinstance(known.unreadable, dict)
     heartbeats = [part for name, _, score in told for part in (name, b"%.17g" % score)]
     infos = [part for name, raw, _ in told for part in (name, raw)]
     for heartbeat in members.heartbeats(heartbeats, infos):
