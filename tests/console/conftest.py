@@ -1,13 +1,11 @@
 """Fixtures of the console: a fleet of two groups, consoles, and pages of a real browser.
 
-The playwright of this process is started once. Its event loop stays in the thread of the tests.
+The event loop of playwright is in the thread of the tests.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,15 +23,15 @@ HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 Browse = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's chromium."""
+    """Debian's chromium, with its driver.
+
+    A thread waits for the driver. It must end with this module, because a process that has threads
+    cannot fork the workers of other tests.
+    """
     from playwright.sync_api import sync_playwright
 
-    if sys.version_info < (3, 12):
-        # The default waits for the driver in a thread, and a process with threads must not fork
-        # the workers of other tests.
-        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
         yield opened
