@@ -15,22 +15,23 @@ _HEAD = f"""\
 # The fault battery
 
 This page lists faults, the required behavior, and the tests that show it on real servers, with
-real processes and real signals. A test is marked with its rows. The test suite fails if a row has
-no test or this page is outdated. At most {UNTESTED_MAX} rows may be without a test, with
-a description of the attempts.
+real processes and real signals. Each test is marked with its rows. The test suite fails if a
+row has no test or this page is outdated. At most {UNTESTED_MAX} rows may have no test, if they
+describe the attempts to write one.
 
 `make verify NAME=faults` runs the tests and writes this page. `docs/internals/faults.json` has the
-outcomes. Tests that talk to a server run on each of three servers, other tests once. A row is shown
-on a server when all of its tests that talk to one have passed there, none was skipped, and no
-other test of the row has failed. After a run, the test suite requires this of each row and server,
+outcomes. Tests that talk to a server run on each of three servers, other tests once. A row counts
+as shown on a server if all of its tests that talk to a server passed there, none was skipped, and
+no other test of the row failed. After a run, the test suite requires this of each row and server,
 except where the row names a server and a reason.
 """
 
 _ABOUT_SPEED = """\
-The seconds from the fault until a backlog is handled at the rate before the fault, and for 3 s from
-then on: the range of the servers. There is one partition, with eight runs of 50 ms at a time. F7
-and F8 have two instances with a partition each, and leases of 5 s. F9, F11 and F14 count from when
-the server can be reached again. At 0.0, no window of 0.5 s shows a loss of 20%."""
+The time from the fault until the daemon handles a backlog at the same rate as before the fault, for
+at least 3 s. Each range covers all servers. The test has one partition, with eight runs of 50 ms at
+a time. F7 and F8 have two instances with one partition each, and leases of 5 s. For F9, F11 and
+F14, the time starts when the server is reachable again. 0.0 means that the rate did not drop by 20%
+in any window of 0.5 s."""
 
 
 def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:

@@ -40,26 +40,28 @@ ROWS = (
     Row(
         "F1",
         "A worker dies in the middle of a message: a segmentation fault, kill -9, `os._exit`.",
-        "The message that ran is charged with one crash, and no other. The supervisor replaces the"
-        " fence's token first and forks the next worker then. The rest of the batch is untouched.",
+        "The message that ran is charged with one crash, and no other message is charged. The"
+        " supervisor first replaces the token of the fence, and then forks the next worker. The"
+        " rest of the batch is untouched.",
     ),
     Row(
         "F2",
         "A worker dies after a handler has returned and before it is acknowledged.",
-        "The supervisor acknowledges it together with the new token: it does not run again.",
+        "The supervisor acknowledges the message in the step that sets the new token, so it does"
+        " not run again.",
         no_speed="as F1: the process is replaced in the same way",
     ),
     Row(
         "F3",
-        "A worker dies whenever it starts: while it imports code or opens its connections.",
-        "No message is charged. Restarts wait longer and longer until the breaker opens. The"
-        " lease is returned once per cool-down, and the partition is not sent to an instance"
-        " where it crashes.",
+        "A worker dies at each start: while it imports code or opens its connections.",
+        "No message is charged. Restarts wait longer each time, until the crash loop is"
+        " reported. The lease is released once per cool-down, and the partition does not move to an"
+        " instance where it crashes.",
         no_speed="never, until the code is changed",
     ),
     Row(
         "F4",
-        "A handler hangs with the interpreter's lock held: its soft limit cannot run.",
+        "A handler hangs and holds the interpreter's lock, so its soft limit has no effect.",
         "At the hard limit, the supervisor kills the worker with all its child processes,"
         " charges that message alone and names the limit as the cause.",
         no_speed="as F1, from the kill at the hard limit",
@@ -67,29 +69,29 @@ ROWS = (
     Row(
         "F5",
         "The kernel kills a worker because memory is short.",
-        "Workers are chosen before the supervisor. The partition continues with a new process,"
-        " and the crash record names the kernel as the cause.",
+        "The kernel chooses a worker, not the supervisor. The partition continues with a new"
+        " process, and the crash record names the kernel as the cause.",
         no_speed="as F1",
     ),
     Row(
         "F6",
         "The supervisor is killed with SIGKILL.",
-        "All its processes exit within a second, even those that cannot listen. A successor on"
+        "All its processes exit within a second, even those that cannot react. A successor on"
         " the host continues with its leases immediately: finished messages are acknowledged,"
         " and a message that ran alone is charged. Other instances take the leases over within"
         " one TTL. Nothing is lost.",
     ),
     Row(
         "F7",
-        "A host is lost with all its processes, the server too.",
+        "A host is lost with all its processes, including the server.",
         "Another instance takes over within one TTL. Pending messages run in rounds under a"
-        " durable mark. Nothing that the server had written is lost.",
+        " durable mark. Nothing that the server wrote to disk is lost.",
     ),
     Row(
         "F8",
         "A worker or a whole instance pauses for longer than the TTL and resumes.",
-        "Every call of the old owner is refused and changes nothing. It starts no message and"
-        " exits.",
+        "Every call of the old owner is refused and changes nothing. The old"
+        " owner starts no message and exits.",
     ),
     Row(
         "F9",
@@ -109,9 +111,11 @@ ROWS = (
     ),
     Row(
         "F11",
-        "The network swallows everything between an instance and the server, or one direction.",
+        "The network drops all packets between an instance and the server, or those of one"
+        " direction.",
         "At its own deadline, before the lease can have expired, a worker stops starting"
-        " messages. Results of running ones are refused once another instance has taken over.",
+        " messages. Redis rejects the results of running messages once another instance has taken"
+        " over.",
     ),
     Row(
         "F12",
@@ -119,19 +123,19 @@ ROWS = (
         "Every script is safe to repeat, and every caller handles the loss: nothing is lost,"
         " and no effect happens twice. After a read, pending entries are listed. A send reports"
         " an unknown outcome, unless its dedup ID makes a repetition safe.",
-        no_speed="no time: the call is repeated on a new connection, as F13",
+        no_speed="as F13: the call is repeated on a new connection",
     ),
     Row(
         "F13",
         "A connection is reset in the middle of a pipeline, at any byte.",
-        "Half a command is not executed, and executed commands are found: nothing is lost,"
-        " nothing happens twice.",
+        "An incomplete command is not executed. Commands that were executed before the reset are"
+        " detected: nothing is lost, and nothing happens twice.",
     ),
     Row(
         "F14",
         "The server restarts without the last writes of its append-only file.",
-        "Lost acknowledgements repeat exactly those messages. Only messages sent within the"
-        " lost tail are missing. Work continues with new epochs.",
+        "Messages whose acknowledgement was lost run again, and no others. Only messages that were"
+        " sent in the lost part of the file are missing. Work continues with new epochs.",
     ),
     Row(
         "F15",
@@ -156,21 +160,22 @@ ROWS = (
     Row(
         "F18",
         "A failover loses the last writes.",
-        "Epochs are greater than all earlier ones. Lost acknowledgements repeat runs. Lost sends"
-        " are the documented window.",
+        "Epochs are greater than all earlier ones. Messages whose acknowledgement was lost run"
+        " again. Sends can be lost within the documented window.",
         no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F19",
         "Two masters at the same time.",
-        "With `min-replicas-to-write`, the minority refuses writes, and the start checks"
-        " recommend it. Writes accepted by the minority are the documented window.",
+        "With `min-replicas-to-write`, the master in the minority rejects writes, and the start"
+        " checks recommend the setting. Writes that it accepted before can be lost within the"
+        " documented window.",
         no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F20",
-        "NOSCRIPT: the server has forgotten the scripts.",
-        "The call is repeated once with the source of the script and equal arguments.",
+        "NOSCRIPT: the server no longer has the scripts.",
+        "The call is repeated once, with the source of the script and the same arguments.",
     ),
     Row(
         "F21",
@@ -178,7 +183,7 @@ ROWS = (
         "Reading, handling and acknowledging continue, because they free memory. Retries and"
         " dead letters stay pending until there is room, producers get an error, and leases are"
         " kept.",
-        no_speed="no time: messages are handled all the while",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F22",
@@ -192,103 +197,106 @@ ROWS = (
     Row(
         "F23",
         "The server may evict keys.",
-        "The daemon refuses to start and names the setting to change. A setting overrides that.",
+        "The daemon refuses to start and names the setting to change. `redis.allow_eviction`"
+        " overrides this.",
         no_speed="the daemon does not start",
     ),
     Row(
         "F24",
         "Slots of a cluster move: MOVED, ASK, TRYAGAIN.",
-        "Calls follow or wait, even for longer than a lease lasts. Nothing is lost, and nothing"
-        " runs twice.",
+        "Calls follow the redirection or wait, even for longer than a lease lasts. Nothing is lost,"
+        " and nothing runs twice.",
         no_speed="not measured: it depends on how long the slots move",
     ),
     Row(
         "F25",
         "Another client trims the stream: entries are pending, and their bodies are gone.",
-        "They are settled and counted on every version. A running one is settled with the body"
-        " in the worker, and no process waits for the others.",
-        no_speed="no time: messages are handled all the while",
+        "The pending entries are acknowledged and counted with every version of the server. For an"
+        " entry that is running, the worker uses the body in its memory. No process waits for a"
+        " missing body.",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F26",
         "An operator destroys a group, moves its position, or deletes its consumer under load.",
         "A destroyed group is created again without skipping unread messages, and work"
-        " continues without a crash. The commands for all this are refused as long as anything"
-        " is owned or pending.",
+        " continues without a crash. The streamqd commands for these actions are refused"
+        " while the partition is owned or has pending entries.",
         no_speed="not measured: it depends on the command",
     ),
     Row(
         "F27",
         "A message kills the whole host.",
-        "Inherited entries run in rounds under a durable mark. A second loss accuses the entries of"
-        " the marks, which run alone then. The killer is charged at its third host and becomes a"
-        " dead letter. No other message is charged.",
+        "Inherited entries run in rounds under a durable mark. After a second loss, the entries"
+        " that the marks name are accused and run alone. The killer is charged at its third"
+        " host and becomes a dead letter. No other message is charged.",
         no_speed="not measured: three hosts are lost, each as in F7",
     ),
     Row(
         "F28",
         "All instances restart, or all leases expire, at the same time.",
-        "Acquiring is spread and bounded. The fleet comes to rest in balance.",
+        "Instances acquire partitions at a bounded rate and at different times. Then the fleet is"
+        " balanced, and no partition moves.",
         no_speed="not measured: as F7 for all partitions",
     ),
     Row(
         "F29",
         "A group without readers holds the trimming.",
-        "It is named with the amount it keeps, in metrics, by the alert and by the doctor. Only"
-        " an explicit deletion frees the stream.",
-        no_speed="no time: messages are handled all the while",
+        "Metrics, the alert and the doctor name the group and the number of entries that it keeps."
+        " Only an explicit deletion frees the stream.",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F30",
         "Giant payloads.",
         "Fetched messages are bounded by bytes, memory stays near that bound, and leases are kept.",
-        no_speed="no time: messages are handled all the while",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F31",
         "Signals: SIGTERM once or twice, the deadline, signals to all processes, a signal while the"
         " supervisor forks.",
-        "The first signal drains, repeated ones shorten the drain, the last kills. Workers obey"
-        " only their supervisor. Messages that had not started are untouched, and leases are"
+        "The first signal starts the drain, later ones shorten it, and the last one kills. Workers"
+        " obey only their supervisor. Messages that had not started are untouched, and leases are"
         " released last.",
         no_speed="the daemon stops",
     ),
     Row(
         "F32",
         "Two supervisors with the same ID.",
-        "One exits with code 5 and a message, and acquires nothing more.",
+        "One exits with code 5 and a message, and acquires no more partitions.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set back. The other tests of the row have passed there."
         },
-        no_speed="no time: the first supervisor is not disturbed",
+        no_speed="no interruption: the first supervisor is not affected",
     ),
     Row(
         "F33",
-        "Forking with threads, locks, descriptors and TLS sessions.",
-        "A child has no connection of its parent and no descriptor that it does not need."
+        "Forking with threads, locks, file descriptors and TLS sessions.",
+        "A child keeps no connection of its parent and no file descriptor that it does not need."
         " Nothing deadlocks, and the parent's sessions continue.",
         not_on=_WITHOUT_TLS,
-        no_speed="no time: messages are handled all the while",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F34",
         "No process reads the log, or its disk is full.",
         "No process waits for the log. Lines are dropped and counted, and leases are kept.",
-        no_speed="no time: messages are handled all the while",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F35",
         "A hostile payload.",
         "Decoding is bounded and executes nothing. The message becomes a dead letter, and the"
         " worker continues.",
-        no_speed="no time: messages are handled all the while",
+        no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F36",
         "A host name does not resolve, a certificate expires or is replaced.",
-        "Connecting is repeated with growing delays, an expired certificate is refused by name,"
-        " and a reload reads new certificates.",
+        "Connecting is repeated with growing delays, the error about an expired"
+        " certificate names it, and a reload reads new certificates.",
         not_on=_WITHOUT_TLS,
         no_speed="as F11, once the name or the certificate is right",
     ),
@@ -296,25 +304,25 @@ ROWS = (
         "F37",
         "A process started by a handler survives the kill of its worker.",
         "It is killed with the worker's process group. A process that has left the group is"
-        " adopted, never stays a zombie, and exits with the service. The supervisor can never"
-        " hit itself.",
+        " adopted, never stays a zombie, and exits with the service. The supervisor cannot kill its"
+        " own group.",
         no_speed="as F1",
     ),
     Row(
         "F38",
-        "A connection dies silently while new connections work: a proxy that swallows, a NAT"
-        " that forgets.",
+        "A connection dies silently while new connections work: a proxy drops its packets, or a NAT"
+        " loses its entry.",
         "A busy partition continues within 3 s, and an idle one starts a message within 2 s."
-        " Nothing is lost, and nothing is handled twice. The daemon waits for a server that"
-        " pauses, with few more connections.",
+        " Nothing is lost, and nothing is handled twice. While the server only"
+        " pauses, the daemon waits and opens few new connections.",
     ),
     Row(
         "F39",
         "The relay of an outbox dies, pauses for longer than its lease, or loses Redis or its"
         " database.",
         "Each committed row is in its topic once, and no row that was rolled back. Rows of a key"
-        " keep their order. Another relay takes over, and rows wait in the database while it or"
-        " Redis is away.",
+        " keep their order. Another relay takes over. Rows wait in the database while Redis or the"
+        " relay is unavailable.",
         no_speed="not measured: the backlog is in the database",
     ),
 )
