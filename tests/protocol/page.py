@@ -23,11 +23,11 @@ _HEAD = """\
 
 `tests/protocol/partition.pml` is the protocol of one partition and one group as a model for
 [Spin](https://spinroot.com): two instances, each with a supervisor and a worker, the server, the
-housekeeper, and another client. Every script is one atomic step, any process may pause for
-any time, and the lease may expire at any moment. A budget limits the faults: a worker
-dies, a host is lost, the reply of a call is lost, and a call is **executed late**, at any later
-time, after its sender gave up and after newer calls. Without late packets, the worst bugs stay
-invisible.
+housekeeper, and another client. Every script is one atomic step. Any process may pause for
+any time, and the lease may expire at any moment. A budget limits the number of faults: a worker
+dies, a host is lost, the reply of a call is lost, or a call is **executed late**. A late call
+runs after its sender gave up, and after newer calls. Without late calls, the model would miss the
+worst bugs.
 
 Spin visits every reachable state and checks these invariants in each:
 
@@ -35,18 +35,19 @@ Spin visits every reachable state and checks these invariants in each:
    dead, acknowledged, or pending at another client.
 2. A superseded token changes nothing.
 3. The owner starts nothing that is not pending.
-4. A handler is started at most once, and once more for each failure, each crash of its own, and
-   each loss of its owner after its start.
+4. The handler of a message starts at most once, and once more for each failure, for each crash that
+   it causes, and for each owner that is lost after the start.
 5. No message is charged with more crashes than it caused, except for the mark of a replaced owner,
    which is charged once.
 6. The owner's first starts are in the order of the stream.
 7. In every final state with an owner of the partition, all messages are settled.
 
-The bounds are small, so this is evidence but not a proof. The model leaves out two groups,
-trimming, time itself (the worker's trust deadline, the second look before a takeover), the mark
-without suspects, retries that hold their place, adoption, a server that restarts without its last
-writes, and more than one late call at a time. The contract tests and the fault battery cover these.
-A mark charges at the first loss in this model. The model of rounds has the accusation before it.
+The bounds are small, so this is evidence and not a proof. The model leaves out a second group,
+trimming, and time itself: the deadline until which a worker trusts its lease, and the second look
+before a takeover. It also leaves out a mark without suspects, retries that wait in place, adoption,
+a server that restarts without its last writes, and more than one late call at a time. The contract
+tests and the fault battery cover these. In this model, a mark charges its message after the first
+lost owner. The model of rounds below also covers the accusation, which comes before the charge.
 
 `tests/protocol/rounds.pml` models
 [recovery in rounds](../explanation/decisions/0029-suspects-run-in-rounds.md): one or two partitions
@@ -55,12 +56,12 @@ its process whenever it runs, and a *killer* takes down its host. A budget pays 
 of a process and for other losses of a host. Spin checks:
 
 1. An innocent message is charged only for an external fault while it ran alone.
-2. A message starts at most 1 + log2(lanes) times, once more for each crash that it causes, and as
-   often again for each lost host.
+2. A message starts at most 1 + log2(lanes) times, and once more for each crash that it causes. Each
+   lost host allows the same number of starts again.
 3. Without external kills, a message takes down at most three hosts.
 4. A message starts only after earlier messages of its key.
-5. In every final state, all messages are acknowledged or dead-lettered. No run is endless, because
-   the starts are bounded.
+5. In every final state, all messages are acknowledged or dead-lettered. The number
+   of starts is bounded, so every run ends.
 
 `tests/protocol/schedule.pml` models one [schedule](../how-to/schedule-messages.md): two
 housekeepers, edits, an operator who pauses and resumes it, and a clock that is set back. A
@@ -69,17 +70,17 @@ housekeeper may die between two steps, and a call may be executed late. Spin che
 1. No tick is sent twice.
 2. Nothing is sent before it is due.
 3. Nothing is sent while the schedule is paused.
-4. Nothing is sent by a specification that was replaced.
-5. In every final state, each past tick was sent, or left out by `misfire` or an edit.
+4. A specification that was replaced sends nothing.
+5. In every final state, each past tick was sent, or skipped because of `misfire` or an edit.
 
 The model leaves out moves to another partition, removal, orphans and overlap. The kill points of
 `tests/acceptance/test_schedules.py` and the contract tests cover these.
 
 `tests/protocol/outbox.pml` models one
 [outbox](../explanation/decisions/0035-an-outbox-with-its-record-in-the-partition.md): two relays, a
-table of rows with two keys, and a topic that may grow. A relay may die or pause anywhere, also
-past its lease. The reply of a publish or of a delete may be lost, and one of them may be executed
-late. Spin checks:
+table of rows with two keys, and a topic that may grow. A relay may die or pause at any step, even
+for longer than its lease. The reply of a publish or of a delete may be lost, and one of them may be
+executed late. Spin checks:
 
 1. No row is in the topic twice.
 2. The rows of a key are in the order in which they were committed.
@@ -111,15 +112,35 @@ counterexamples. Numbers in brackets are tokens, other numbers messages.
 _FOUND = """
 ## What the model found
 
-The model found a bug with an edit at the moment of a tick. The edit read the clock and computed
-the next due time, a housekeeper sent that tick, and the edit made it due again: the new
-specification sent it a second time. Now `schedule_fire` compares the last tick.
+The model found two bugs.
 
-The model found a bug with the late copy of a reclaim. `message_reclaim` compared only the token. A
-copy of it, executed after the worker had reconnected and listed its pending entries, moved another
-client's entry into the owner's list without notice. The entry waited for the next comparison of
-counts, half a minute later. Now the script compares the session, as the read and the mark do.
+In the first, a schedule was edited while a tick was due. The edit read the clock and computed the
+next due time. Then a housekeeper sent that tick, and the edit made the same tick due again, so it
+was sent twice. Now `schedule_fire` compares the last tick.
+
+In the second, a reclaim was executed late. `message_reclaim` compared only the token. The worker
+had reconnected and listed its pending entries before the call ran. The call then moved an entry of
+another client into the worker's list, and the worker did not see it until it compared its counts
+half a minute later. Now the script also compares the session, as the read and the mark do.
 """
+
+
+_ONE = {
+    "messages": "message",
+    "faults": "fault",
+    "acquisitions": "acquisition",
+    "expiries": "expiry",
+    "releases": "release",
+    "reloads": "reload",
+    "reads by another client": "read by another client",
+    "edits": "edit",
+    "pauses": "pause",
+    "steps back of the clock": "step back of the clock",
+    "poison messages": "poison message",
+    "killers": "killer",
+    "kills": "kill",
+    "lost hosts": "lost host",
+}  # words of a scope -> their singular
 
 
 def line(result: Checked) -> str:
@@ -144,19 +165,20 @@ def scope(result: Checked) -> str:
         "GROWTH": "growth",
         "RELEASES": "releases",
         "RELOADS": "reloads",
-        "FOREIGN": "foreign reads",
+        "FOREIGN": "reads by another client",
         "TICKS": "ticks",
         "EDITS": "edits",
         "PAUSES": "pauses",
-        "BACKS": "steps back",
+        "BACKS": "steps back of the clock",
         "PARTITIONS": "partitions",
         "LANES": "lanes",
-        "POISONS": "poison",
+        "POISONS": "poison messages",
         "KILLERS": "killers",
         "KILLS": "kills",
         "LOSSES": "lost hosts",
     }
-    return ", ".join(f"{defines[name]} {word}" for name, word in words.items() if defines.get(name))
+    counts = ((defines[name], word) for name, word in words.items() if defines.get(name))
+    return ", ".join(f"{n} {_ONE.get(word, word) if n == 1 else word}" for n, word in counts)
 
 
 def digest() -> str:
