@@ -138,7 +138,7 @@ def _scoped_session(scoped: Any, table: str, row: SentRow) -> None:
 
 
 def _sqlalchemy(connection: Any, table: str, row: SentRow) -> None:
-    # As its first statement would do. Only afterwards is it known if a transaction is open.
+    # The first statement would do the same. Only now is it known if a transaction is open.
     if not connection.in_transaction():
         connection.begin()
     if _sqlalchemy_commits(connection):

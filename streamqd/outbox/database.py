@@ -1,4 +1,4 @@
-"""The relay's side of a database: read the oldest rows, delete the sent ones, bury the bad ones.
+"""The relay's side of a database: read the oldest rows, delete sent rows, bury bad rows.
 
 No transaction is open between two calls, so a stopped relay holds no locks. After an error the
 connection is closed, and the next call opens another.
@@ -22,7 +22,7 @@ BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most o
 # Two parameters for each row. The oldest bound of SQLite is 999, and that of PostgreSQL 65,535.
 ROWS_PER_STATEMENT = {"sqlite": 400}
 ROWS_PER_OTHER = 4096
-DETAIL_CHARS_MAX = 1_000  # of the error of a dead row
+DETAIL_CHARS_MAX = 1_000  # characters of a dead row's error
 
 
 def connect(
@@ -43,7 +43,7 @@ def connect(
     return database
 
 
-class _Gone(Exception):  # noqa: N818 - it is no error, but rolls a transaction back
+class _Gone(Exception):  # noqa: N818 - it only rolls a transaction back
     """Another relay has moved or deleted the row."""
 
 
@@ -89,7 +89,7 @@ class Database:
             with contextlib.suppress(*opened.errors):
                 opened.connection.close()
 
-    # --- what the relay does ---
+    # --- rows ---
 
     def oldest(self, limit: int) -> list[OutboxRow]:
         """Return the oldest rows by ID, at most `limit` and about 8 MiB, of one new snapshot.
@@ -108,7 +108,7 @@ class Database:
             ) from None
 
     def still_there(self, rows: Sequence[OutboxRow]) -> set[str]:
-        """Return the uids of those rows that still exist, after a delete without an answer."""
+        """Return the uids of those rows that still exist, after a delete without a reply."""
         found: set[str] = set()
         for count, values in self._parts(rows):
             uids = self.rows(self.table.there(count), values)
@@ -125,13 +125,13 @@ class Database:
         if len(parts) == 1:
             deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
-            # One commit, because each costs a write to the disk.
+            # All in one commit, because each commit costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
                     deleted += cursor.rowcount
-        # Others may have been deleted before. But a trigger or a policy can keep a row without an
-        # error, and it would be sent again with a later batch.
+        # Missing rows may have been deleted before. But a trigger or a policy can keep a row
+        # without an error, and the row would be sent again with a later batch.
         if deleted < len(rows) and (left := self.still_there(rows)):
             raise DatabaseRefused(
                 f"{len(left)} sent rows of the outbox {self.table.name} are still there after their"
@@ -243,5 +243,5 @@ class Database:
             text = drivers.refused_text(f"the database of {name} returned an error", error, advice)
             raise DatabaseRefused(text) from error
         except BaseException:
-            self.close()  # an interrupted statement leaves its answer in the connection
+            self.close()  # an interrupted statement leaves its reply in the connection
             raise

@@ -1,4 +1,4 @@
-"""The drivers of the databases: opening a connection by a URL, and what their errors mean.
+"""The drivers of the databases: opening a connection by a URL, and the meaning of their errors.
 
 A driver is imported when its first connection is opened. All connections are in autocommit mode and
 return texts as bytes, because no text in a table is trusted before it is decoded.
@@ -23,7 +23,7 @@ from streamqd.errors import DatabaseRefused, DatabaseUnavailable
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
 from streamqd.words import harmless
 
-Wait = Callable[[float, int | None], None]  # seconds, and a descriptor or None
+Wait = Callable[[float, int | None], None]  # seconds, and a file descriptor or None
 
 TIMEOUT = 10.0  # seconds of silence after which a connection counts as lost
 ERROR_CHARS_MAX = 300
@@ -33,8 +33,8 @@ ERROR_CHARS_MAX = 300
 class Opened:
     """One open connection. `wait` returns after seconds, a notification or a readable descriptor.
 
-    `errors` are the exceptions of the driver. `refusal` returns advice for an error with which the
-    server answered, or None if the connection is lost.
+    `errors` are the exceptions of the driver. `refusal` returns advice if the server returned an
+    error, or None if the connection is lost.
     """
 
     dialect: Dialect
@@ -58,7 +58,7 @@ def opened(
 
 
 def refused_text(what: str, error: Exception, advice: str) -> str:
-    """Return the sentence for an error with which a database answered."""
+    """Return the sentence for an error that a database returned."""
     return f"{what} ({text_of(error)})" + (f"; {advice}" if advice else "")
 
 

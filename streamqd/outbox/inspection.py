@@ -1,4 +1,4 @@
-"""The doctor's look at the tables of an outbox: their rows and the space that they take."""
+"""Read the state of an outbox's tables for the doctor: their rows, and the space that they use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.schema import named
 
-STATEMENT_MS = 10_000  # a lock of the table must not hold the doctor
+STATEMENT_MS = 10_000  # bound of a statement, because a lock of the table must not stop the doctor
 # Each returns the deleted rows that still take space, the unused bytes and all bytes, or NULL.
 _SPACE = {
     "postgresql": (

@@ -27,7 +27,7 @@ class Outbox:
     `table` is the name of the table, which `streamqd outbox create` creates. `settings` (from
     `config.load`) are those of the command line by default: the file in STREAMQ_CONFIG, or else
     ./streamq.toml if it exists. With `traces`, each send has an OpenTelemetry span, whose context
-    travels in the headers. None means the setting `telemetry.traces`.
+    travels in the headers. With None, the setting `telemetry.traces` decides.
 
     Raises TypeError or ValueError for an invalid table name, and ConfigError.
     """
@@ -65,14 +65,14 @@ class Outbox:
         """Insert one message in the open transaction, and return its ID for `streamqd trace`.
 
         `connection` is one of psycopg, sqlite3, PyMySQL or Django, or a session or connection of
-        SQLAlchemy. One INSERT is executed. Commit, rollback and savepoints remain yours. The other
-        arguments are those of `Producer.send`. `delay` counts from now, by this host's clock. A
-        message without a key is routed by its ID. A partition that does not exist is found by the
-        relay, which moves the row to the dead rows.
+        SQLAlchemy. One INSERT is executed. Commits, rollbacks and savepoints are up to the caller.
+        The other arguments are those of `Producer.send`. `delay` counts from now, by this host's
+        clock. A message without a key is routed by its ID. If the partition does not exist, the
+        relay moves the row to the dead rows.
 
         Raises Refused when the connection commits each statement, MessageTooLarge, and TypeError
-        or ValueError for a message that cannot be encoded. Nothing was inserted then. Errors of the
-        database are raised unchanged, in the classes of its driver.
+        or ValueError for a message that cannot be encoded. In these cases, nothing was
+        inserted. Errors of the database are raised unchanged, in the classes of its driver.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires)
         with self._span(topic) as span:

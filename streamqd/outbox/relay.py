@@ -2,8 +2,8 @@
 
 It holds its outbox by a lease with an epoch. Its first contact with a topic fences all partitions
 of the topic and returns the rows of the last batches. The relay then reads its rows again: rows in
-a record are in the topic, and are only deleted. No transaction is open while Redis is called, and
-no clock decides whether a row is sent. See decision 0034.
+a record are already in the topic, so the relay only deletes them. No transaction is open
+while Redis is called, and no clock decides whether a row is sent. See decision 0035.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from streamqd.store.store import Store
 
 CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
 FENCES_MAX = 512  # calls in one write
-PAGES_MAX = 16  # batches of rows that wait, which may be ahead of rows that can be sent
+PAGES_MAX = 16  # batches that are read to find rows that can be sent behind rows that wait
 COUNTED_MAX = 10_000  # rows counted for the figures
 PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failure
 WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a sign of life
-CONFIRM_MS = 1000  # how long replicas may take to confirm a batch
-FAILING_SECONDS = 10.0  # of an obstacle of another relay, after which a burst no longer waits
+CONFIRM_MS = 1000  # milliseconds in which replicas must confirm a batch
+FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another relay's obstacle
 LEFT = 1  # exit code of a burst that left rows
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
 _AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
@@ -109,7 +109,7 @@ class _Pass:
 
     more: bool = False  # rows were sent or buried, so others may be next
     again: bool = False  # the rows must be read again first
-    held: int = 0  # rows that wait for an obstacle
+    held: int = 0  # rows that wait because of an obstacle
     obstacle: _Obstacle | None = None  # the first one
 
     def hold(self, rows: int, obstacle: _Obstacle) -> None:
@@ -158,7 +158,7 @@ class Relay:
         self._keep_at = 0.0  # monotonic
         self._topics: dict[str, _Topic] = {}
         self._settled: list[OutboxRow] = []  # rows in their topics that are not known to be deleted
-        self._blocked: dict[tuple[str, int], _Hold] = {}  # by place
+        self._blocked: dict[tuple[str, int], _Hold] = {}  # by topic and partition
         self._spread = len(store.connection.together(("{a}", "{b}"))) > 1
         self._pages = 1  # batches to read: more while all rows of fewer batches wait
         self._figures = _Figures()
@@ -167,7 +167,7 @@ class Relay:
         self._burst = False
         self._identified = False  # the identity of the table was read
         self._stuck = False  # no row of the last pass could be sent
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive failed turns
         self.left = ""  # why a burst left rows, as one sentence
         self._redis = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
         self._away = logs.Episode("outbox.database_lost", "outbox.database_recovered")
@@ -178,8 +178,9 @@ class Relay:
     def run(self, *, burst: bool = False) -> int:
         """Relay rows until a stop is requested, or with `burst` until no row can be sent.
 
-        Return 0, or LEFT if a burst left rows: `left` is the reason. Every outage is waited for. A
-        burst raises DatabaseRefused, RedisRefused or BadValue if waiting would not help.
+        Return 0, or LEFT if a burst left rows: `left` is the reason. The relay waits until an
+        outage is over. A burst raises DatabaseRefused, RedisRefused or BadValue if waiting would
+        not help.
         """
         self._burst = burst
         logs.event("outbox.started", outbox=self._options.name, owner=self._owner)
@@ -388,7 +389,7 @@ class Relay:
             self._identified = True
 
     def _keep_while_away(self) -> None:
-        """Keep the lease although the database is unavailable, and publish why."""
+        """Keep the lease although the database is unavailable, and publish the reason."""
         if not self._epoch or time.monotonic() < self._keep_at:
             return
         self._keep_at = time.monotonic() + self._options.lease_ttl / 3

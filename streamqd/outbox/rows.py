@@ -1,6 +1,6 @@
-"""One row of an outbox: a message encoded into columns, and decoded from hostile ones.
+"""One row of an outbox: encode a message into columns, and decode hostile columns.
 
-It uses no connection. A row that cannot be decoded has a fault, and harms no other row.
+Uses no connection. A row that cannot be decoded has a fault, and harms no other row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OutboxRow(NamedTuple):
     """One row, as read by the relay.
 
     With a `fault` (a sentence), the row cannot be sent, and only `id` is certain: the other fields
-    are empty as far as they could not be read. `expires` has the name and value of the wire field.
+    are empty if they could not be read. `expires` has the name and value of the wire field.
     """
 
     id: int
@@ -103,7 +103,7 @@ def new_uid(unix_ms: int) -> str:
 
 
 def unix_ms_of(uid: str) -> int:
-    """Return the time in a uid, by the sender's clock. Any 32 hex digits have one."""
+    """Return the time in a uid, in unix ms by the sender's clock. Accepts any 32 hex digits."""
     return int(uid[:12], 16)
 
 
@@ -166,8 +166,8 @@ def _sound(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None
 def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
     """Return the row of hostile columns: `table.COLUMNS`, and two sizes in bytes, or None.
 
-    A size is None when it is not too large. Raises ValueError for an ID that is no integer of 64
-    bits: such a row could be neither deleted nor moved.
+    A size is None unless it is too large. Raises ValueError if the ID is not a 64-bit integer,
+    because such a row can be neither deleted nor moved.
     """
     *values, payload_size, other_size = columns
     number = values[0]
@@ -199,7 +199,7 @@ def decode_dead(columns: Sequence[Any]) -> DeadRow:
 
 
 def readable_uid(value: Any) -> str:
-    """Return a uid as a decoded row has it: '' for one that is not 32 hex digits."""
+    """Return a uid as in a decoded row, or '' if it is not 32 hex digits."""
     try:
         return _uid("uid", value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Create the tables of an outbox, and check those that exist."""
+"""Create the tables of an outbox, and check existing ones."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ _LOST_COMMITS = {
 # Each identifies a server or a file, and the table in it.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
 _IDENTITY = {
-    # No two servers started in the same microsecond.
+    # Two servers do not start in the same microsecond.
     "postgresql": (
         "SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) AS text),"
         " CAST(current_database() AS text), CAST(to_regclass(%s)::oid AS text)"
     ),
-    # Two servers in containers can be alike in all but the time of the table.
+    # Two servers in containers can differ only in the creation time of the table.
     "mysql": (
         "SELECT @@hostname, @@port, @@datadir, table_schema, table_name, create_time"
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
@@ -110,7 +110,7 @@ _TRIGGER = (
 
 @dataclass(frozen=True, slots=True)
 class OutboxCheck:
-    """The state of an outbox's tables: problems that stop it, and notes on how it works."""
+    """The state of an outbox's tables: problems that stop the relay, and notes that do not."""
 
     table: str
     dialect: str
@@ -137,7 +137,7 @@ def create(database: Database, *, notify: bool = True) -> None:
 def check(database: Database) -> OutboxCheck:
     """Compare both tables with the columns that are needed, and try the relay's statements.
 
-    They are tried on no rows, so nothing changes. Raises DatabaseUnavailable.
+    The statements match no rows, so nothing changes. Raises DatabaseUnavailable.
     """
     table = database.table
     problems: list[str] = []
@@ -152,7 +152,7 @@ def check(database: Database) -> OutboxCheck:
 def identity(database: Database) -> str:
     """Return a text that is equal for two URLs of one table, '' if the table does not exist.
 
-    It changes when a server of PostgreSQL restarts. Raises DatabaseUnavailable.
+    The text changes when a PostgreSQL server restarts. Raises DatabaseUnavailable.
     """
     found = database.rows(_IDENTITY[database.dialect], named(database, database.table.name))
     if not found or None in found[0]:

@@ -42,7 +42,7 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
     alive_at = 0.0
 
     def stopping() -> bool:
-        """Look for a command, and show the supervisor that this process makes progress."""
+        """Return True if the relay must stop. Also reports progress to the supervisor."""
         nonlocal alive_at
         if time.monotonic() >= alive_at:
             alive_at = time.monotonic() + ALIVE_SECONDS

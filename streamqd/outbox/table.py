@@ -1,6 +1,6 @@
 """The tables of an outbox: their columns, and the statements in each dialect of SQL.
 
-It executes nothing. Names are quoted, because `key` and `partition` are words of SQL.
+It executes nothing. Names are quoted, because `key` and `partition` are reserved words of SQL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ __all__ = ["COLUMNS", "DIALECTS", "SENT_COLUMNS", "TABLE", "Dialect", "OutboxTab
 
 BINARY, TEXT, INTEGER = "binary", "text", "integer"
 
-# What a sender inserts. `id` is the order of the relay, `uid` identifies a message permanently.
+# The columns that a sender inserts. The relay sends in the order of `id`. `uid` identifies the
+# message permanently.
 SENT_COLUMNS = (
     *("uid", "topic", "key", "partition", "payload", "headers", "expires"),
     *("due_unix_ms", "created_unix_ms"),
@@ -44,11 +45,11 @@ class Dialect:
 
     name: str
     quotes: str
-    marker: str  # of a parameter
+    marker: str  # placeholder of a parameter
     types: dict[str, str]
     kinds: dict[str, frozenset[str]]
     bytes_of: str  # size of a column in bytes
-    options: str = ""  # of a new table
+    options: str = ""  # clause after the columns of a new table
 
     def quoted(self, name: str) -> str:
         """Return a name as an identifier, with a schema before the dot."""
@@ -187,7 +188,7 @@ class OutboxTable:
         return f"DELETE FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
 
     def bury(self) -> str:
-        """Return the statement that copies a row to the dead ones, for error, time and ID."""
+        """Return the statement that copies a row to the dead rows, for error, time and ID."""
         columns, marker = self._listed(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
@@ -230,7 +231,7 @@ class OutboxTable:
         """Return the statements that create missing tables. `notify` matters in PostgreSQL."""
         made = [
             self._created(self._table, KINDS),
-            # A dead row may lack any value, so that no row is too bad to be buried.
+            # A dead row may lack any value, so that every bad row can be stored.
             self._created(self._dead, DEAD_KINDS, null=frozenset(DEAD_KINDS)),
         ]
         if notify and self._is("postgresql"):
@@ -251,7 +252,7 @@ class OutboxTable:
             types = self.dialect.types
             # The type of the ID excludes NULL itself.
             end = "" if name in null or name == "id" else " NOT NULL"
-            # Of two rows with one uid, the relay would send one.
+            # The relay would send only one of two rows with the same uid.
             end += " UNIQUE" if end and name == "uid" else ""
             lines.append(f"    {self.dialect.quoted(name)} {types.get(name, types[kind])}{end}")
         inner = ",\n".join(lines)
@@ -281,7 +282,7 @@ class OutboxTable:
         if self._is("postgresql"):  # two arrays: each parameter costs the driver time
             return "id = ANY(CAST(%s AS bigint[])) AND uid = ANY(CAST(%s AS text[]))"
         markers = ", ".join([self.dialect.marker] * count)
-        # SQLite stores any type in any column, and bytes are never equal to a text.
+        # SQLite stores any type in any column, and bytes never equal a string.
         uid = "CAST(uid AS text)" if self._is("sqlite") else "uid"
         return f"{self.dialect.quoted('id')} IN ({markers}) AND {uid} IN ({markers})"
 
