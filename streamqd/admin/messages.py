@@ -1,7 +1,7 @@
 """One list of messages for all kinds: how it is ordered, filtered and read page by page.
 
-Each kind has a function that returns its `MessageList`: `tail.messages` (all messages of a topic),
-`pending.messages`, `delayed.messages` (delayed sends), `retries.messages` and
+Each kind of message has a function that returns its `MessageList`: `tail.messages` (all messages of
+a topic), `pending.messages`, `delayed.messages` (delayed sends), `retries.messages` and
 `dead_letters.messages`. Their modules also define the rows, the details of one message, and the
 actions. Nothing here depends on a kind.
 """
@@ -75,7 +75,7 @@ class FoundMessage(NamedTuple, Generic[Item]):
 class MessageFilter:
     """A filter over messages. A message must match each field that is set.
 
-    `ids` are names, `PARTITION:PLACE`, and are only for actions. `error_class` is the class with
+    `ids` are names, `PARTITION:PLACE`. Only actions use them. `error_class` is the class with
     its module, or its last part. `key` is exact. `headers` are pairs that must all be present, and
     no retry or delayed send matches them. `since_unix_ms` (inclusive) and `until_unix_ms`
     (exclusive) bound `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry waits
@@ -97,7 +97,7 @@ class MessageFilter:
     def takes(self, unix_ms: int, fields: Mapping[bytes, bytes]) -> bool:
         """Return True if a message with this time and these fields matches.
 
-        Does not compare names and partitions.
+        Does not compare IDs and partitions.
         """
         if self.since_unix_ms is not None and unix_ms < self.since_unix_ms:
             return False
@@ -129,7 +129,7 @@ class MessageFilter:
 
     def stated(self) -> dict[str, Any]:
         """Return the filters that are set, for the audit log."""
-        names = {"ids": "letter_ids"}  # in the log, as only dead letters are listed there
+        names = {"ids": "letter_ids"}  # the name in the log, which lists only dead letters
         found = {
             names.get(each.name, each.name): getattr(self, each.name)
             for each in fields(self)
@@ -149,10 +149,11 @@ EVERY = MessageFilter()
 class MessagePage(Generic[Row]):
     """A page of a list, with the rows of its kind.
 
-    `total` counts all messages of the list, whatever the filter. Pass `cursor` for the next page
-    ('' on the last one). If `complete` is False, the look stopped at its budget: there may be more
-    matching messages, after `cursor` if it is not ''. `unreadable` are values in Redis that cannot
-    be read. A message without a readable position has no row, and an unreadable counter is 0.
+    `total` counts all messages of the list, with or without a match. Pass `cursor` for the next
+    page ('' on the last page). If `complete` is False, the search stopped at its budget. There may
+    be more matching messages, after `cursor` unless it is ''. `unreadable` are values in
+    Redis that cannot be read. A message without a readable position has no row, and an unreadable
+    counter is 0.
     """
 
     now_unix_ms: int
@@ -167,7 +168,7 @@ class MessagePage(Generic[Row]):
 class MessageList(Generic[Item, Row]):
     """The messages of one kind over all partitions of a topic, in one order. Writes nothing.
 
-    An object serves one look. `partitions` is the number of partitions and `total` returns the
+    An instance is for one search. `partitions` is the number of partitions and `total` returns the
     number of messages. `order` returns the sort key of a position, with a ValueError if this list
     has no such position. `read` returns one or more sorted readers of some partitions, for a
     filter, from a position on, and for a number of rows. Readers may return messages that do not
@@ -226,7 +227,7 @@ class MessageList(Generic[Item, Row]):
     def every(
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield at most that many matching messages, read page by page. Raises Refused."""
+        """Yield at most `most` matching messages, read page by page. Raises Refused."""
         found = self.examine(choice, most)
         some = (each for each in found if choice.takes(each.unix_ms, each.fields))
         return itertools.islice(some, most)

@@ -2,7 +2,7 @@
 
 A directory in an object store is accessed by the client that deltalake contains, so tables and all
 other files use the same options, credentials and retries. An object exists completely or not at
-all, and is stored durably when its writer is closed. So flushing is for disks only.
+all, and it is durable once its writer is closed. Only disks therefore need to be flushed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 # A commit is the creation of an object that must not exist, which S3 has as a conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
-# With another endpoint than Amazon's, deltalake reads no profile unless it is told to.
+# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set.
 _PROFILES = {"aws_force_credential_load": "true"}
 _CODE = re.compile(r"<?Code>(\w+)</Code>")
-_SECRET_MIN = 6  # characters of a value that is worth hiding
+_SECRET_MIN = 6  # characters; shorter values are not masked, because they occur in ordinary text
 
 
 _ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -39,17 +39,17 @@ _BACKTRACE = re.compile(r"[0-9]+: ")
 
 
 def one_line(error: Exception) -> str:
-    """Return deltalake's message in one line: its causes follow after arrows, then a backtrace."""
+    """Return deltalake's message, which has causes after arrows and a backtrace, as one line."""
     lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
     said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
     return ": ".join(each for each in said if each) or type(error).__name__
 
 
 class Location(Protocol):
-    """A directory of an archive or a report. It is a value: picklable, and without open files.
+    """A directory of an archive or a report. Its instances are picklable and have no open files.
 
-    Names are relative to it, as in `date=2026-11-21/partition=3/X.parquet`. All methods may raise
-    OSError, and Refused for a name that leads out of it.
+    Names are relative to the directory, as in `date=2026-11-21/partition=3/X.parquet`. All methods
+    may raise OSError, and Refused for a name that leads out of the directory.
     """
 
     @property
@@ -83,25 +83,25 @@ class Location(Protocol):
         """Return the names of the directories inside that contain a Delta table."""
 
     def has_table(self) -> bool:
-        """Return True if it contains a Delta table. An empty log is none."""
+        """Return True if it contains a Delta table. An empty log does not count as a table."""
 
     def make(self) -> None:
         """Create the directory."""
 
     def open_input(self, name: str) -> Any:
-        """Open a file for pyarrow to read. Close it."""
+        """Open a file for pyarrow to read. The caller closes it."""
 
     def open_output(self, name: str) -> FileInMaking:
         """Create a file for pyarrow to write."""
 
     def settle(self, names: Iterable[str]) -> None:
-        """Have files, and the names of their directories, reach the disk."""
+        """Flush files, and the names of their directories, to the disk. No-op in a store."""
 
     def settle_commit(self, number: int) -> None:
-        """Have a commit of the table in it, and the checkpoint after it, reach the disk."""
+        """Flush a commit of the table in this directory, and the checkpoint after it."""
 
     def settle_new(self) -> None:
-        """Have a new directory, and the two above it, reach the disk."""
+        """Flush a new directory, and the two above it, to the disk."""
 
     def said(self, error: Exception) -> str:
         """Return the text of an error in one line and without credentials."""
@@ -118,7 +118,7 @@ class FileInMaking(Protocol):
         """The path or the file that pyarrow writes to."""
 
     def close(self) -> int:
-        """Store the file durably. Return its size in bytes. pyarrow has finished it."""
+        """Store the file durably after pyarrow has written it. Return its size in bytes."""
 
 
 def location(named: str | Path | Location, options: Mapping[str, str] | None = None) -> Location:
@@ -140,7 +140,7 @@ _numbers = itertools.count(1)
 
 
 def source_name(kind: str, folder: Location) -> str:
-    """Return the name of the data source of Spark for a directory, the same one each time."""
+    """Return the name of Spark's data source for a directory. Equal arguments give equal names."""
     return _source_name(kind, folder.address, tuple(sorted(folder.options.items())))
 
 
@@ -196,7 +196,7 @@ class DiskFolder:
             path = below(self.path, name)
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
-        except (Refused, FileNotFoundError):  # a link in its path, or deleted by now
+        except (Refused, FileNotFoundError):  # a link in its path, or already deleted
             return False
         path.unlink(missing_ok=True)
         return True
@@ -263,13 +263,13 @@ class DiskFile:
 
 
 def _is_version(name: str) -> bool:
-    """Return True for a file of a log that makes a table."""
+    """Return True for a file of a log that contains a version of a table."""
     number, dot, _ = name.partition(".")
     return name == "_last_checkpoint" or (bool(dot) and len(number) == 20 and number.isdecimal())
 
 
 def _flush(path: Path) -> None:
-    """Have a file, or the names in a folder, reach the disk. deltalake does not do that."""
+    """Flush a file, or the names in a directory, to the disk. deltalake does not flush."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -355,7 +355,7 @@ class BucketFolder:
         pass
 
     def said(self, error: Exception) -> str:
-        # The answer of a store can contain the key's ID or the whole token.
+        # The reply of a store can contain the key's ID or the whole token.
         text, opening, answer = one_line(error).partition("<")
         if opening and (code := _CODE.search(answer)):
             text += code[1]
@@ -381,7 +381,7 @@ class BucketFolder:
 
     @property
     def system(self) -> PyFileSystem:
-        """The file system of pyarrow below the URL, for reading."""
+        """The pyarrow file system of the URL, for reading."""
         return self._client.system
 
     @property
@@ -401,7 +401,7 @@ class BucketFile:
 
     @property
     def target(self) -> BucketFile:
-        """The file to which pyarrow writes: deltalake's own does not take pyarrow's buffers."""
+        """The file to which pyarrow writes. deltalake's own file rejects buffers of pyarrow."""
         return self
 
     def write(self, content: Any) -> int:
@@ -425,20 +425,20 @@ class BucketFile:
 
 
 class StoreClient(NamedTuple):
-    """The client of deltalake below one URL: pyarrow's form of it, and its way to write."""
+    """The client of deltalake for one URL: a pyarrow file system, and a function for writing."""
 
     system: PyFileSystem
-    create: Callable[[str], Any]  # from a name
+    create: Callable[[str], Any]  # opens the object of a name for writing
 
 
 @functools.lru_cache(maxsize=64)
 def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> StoreClient:  # noqa: ARG001
-    """Return the client below a URL. A forked process must not use that of its parent."""
+    """Return the client for a URL. A forked process must not use the client of its parent."""
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
 
     class BucketHandler(DeltaStorageHandler):
-        """Writes without the file of pyarrow, whose buffers deltalake 1.6 does not take."""
+        """A handler that writes without deltalake's own file, which rejects buffers of pyarrow."""
 
         def create(self, name: str) -> Any:
             return self._handler.open_output_stream(name)

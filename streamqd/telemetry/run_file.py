@@ -6,10 +6,10 @@ housekeeper exports the spans in the files of dead processes (`killed`).
 
 A file has cells of one size. A cell is the length of its record, 0 when it is free, then the record
 as JSON. The length is written last, so a reader never sees half a record. Cells are written with
-`pwrite`: on a full disk, it raises OSError where a mapped page would kill the process.
+`pwrite`, which raises OSError on a full disk. A write to a mapped page would kill the process.
 
 Instances may share a `state_dir`, even from containers that do not see each other's processes. The
-name of a file therefore contains that of the instance.
+name of a file therefore contains the name of the instance.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CELL_BYTES = 2048
 BATCH_CELL_BYTES = 64 * 1024
 NO_CELL = -1  # all cells are used, or the record is too long
 _MAGIC = b"streamqd runs 1\n"
-_HEAD = struct.Struct("<16sI12x")  # magic, bytes of a cell
+_HEAD = struct.Struct("<16sI12x")  # magic, size of a cell in bytes
 _LENGTH = struct.Struct("<I")
 _FILE_BYTES_MAX = 256 << 20
 _NAME = re.compile(r"(?P<instance>.+)-(?P<identity>(?P<pid>[0-9]{1,9})-[0-9]+)")
 
 
 class BadRunFile(ValueError):  # noqa: N818 - it names a file, as the caller's log line does
-    """A file of runs is damaged. The text is the reason."""
+    """The file is damaged. The text of the exception is the reason."""
 
 
 class RunFile:
-    """The file of this process. `put` and `clear` are for any thread."""
+    """The file of this process. Any thread may call `put` and `clear`."""
 
     def __init__(self, state_dir: Path, instance: str, cells: int, cell_bytes: int) -> None:
         """Create the file, named after the instance and this process. Raises OSError."""
@@ -137,7 +137,8 @@ def _record(text: bytes) -> dict[str, Any]:
 def _identity(pid: int) -> str:
     """Return the ID and the start time of a process, '' if it does not run.
 
-    The start is in clock ticks since the boot of the host, which no change of the clock affects.
+    The start time is in clock ticks since the boot of the host. Setting the clock does not change
+    it.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

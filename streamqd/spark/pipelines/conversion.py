@@ -1,8 +1,8 @@
-"""JSON values into Arrow columns, as far as the result of Spark's own conversion is certain.
+"""Convert JSON values to Arrow columns, if the result of Spark's own conversion is certain.
 
-Spark accepts many more forms than are converted here, for example a hundred forms of a time. A
-value in another form stays open: Spark decides about its row. So this module may be ignorant, but
-never wrong: each value equals the value of Spark, and each wrong row is wrong for Spark.
+Spark accepts many more forms than this module, for example a hundred forms of a time. A row with a
+value in another form is undecided, and Spark converts it. This module may leave any row undecided,
+but it must not differ from Spark: each value equals Spark's, and Spark rejects each wrong row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyarrow import compute
 from streamqd.spark.pipelines.strict import SECONDS_MAX, Number
 
 _US = 1_000_000
-BEYOND_US = 253_402_300_800 * _US  # of the year 10,000, from 1970. No reader knows later times.
+BEYOND_US = 253_402_300_800 * _US  # start of the year 10,000. Most readers reject later times.
 _EMPTY: dict[str, Any] = {}
 _DAY = (
     "(?:[1-9][0-9]{3}-(?:"
@@ -37,7 +37,7 @@ _FLOAT_MIN, _FLOAT_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 class Converted(NamedTuple):
     """A column: its values, the rows that do not fit, and the rows that Spark must decide.
 
-    The values of both kinds of rows are of no meaning.
+    The values in these rows have no meaning.
     """
 
     column: pa.Array
@@ -71,7 +71,7 @@ def _others(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
 
 
 def _without(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
-    """Return the values, null in these rows."""
+    """Return the values, with null in these rows."""
     kept = list(values)
     for at in rows:
         kept[at] = None
@@ -123,7 +123,7 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Convert by way of doubles. If a double is between two floats, its digits would decide."""
+    """Convert through doubles. Spark decides in the middle of two floats, and near the bounds."""
     doubles, wrong, undecided = _doubles(pa.float64(), values)
     size = compute.abs(doubles)
     between = compute.equal(compute.bit_wise_and(doubles.view(pa.int64()), _LOW_BITS), _MIDPOINT)
@@ -136,7 +136,7 @@ def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     if _kinds(values) <= {str}:
         return Converted(pa.array(values, kind), set(), set())
-    # An integer 0 may have been -0. Spark prints floats, arrays and objects in its own way.
+    # An integer 0 may have been -0. Only Spark knows its text of floats, arrays and objects.
     undecided = {at for at, value in _others(values, str, bool).items() if not _is_plain(value)}
     texts = [_text(value) for value in _without(values, undecided)]
     return Converted(pa.array(texts, kind), set(), undecided)
@@ -171,7 +171,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
-    """Return the texts that match, others as null, and the rows of the others."""
+    """Return the texts with null where they do not match, and the rows of these nulls."""
     matches = compute.match_substring_regex(texts, pattern)
     if not matches.false_count:
         return texts, set()

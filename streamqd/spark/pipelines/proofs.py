@@ -1,4 +1,4 @@
-"""Verdicts on payloads without Spark, wherever they are certain."""
+"""Judge payloads without Spark, if the verdict is certain."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from streamqd.spark.pipelines.strict import decoded, is_ordinary
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_SAMPLED = 64  # one of so many payloads is searched for names of another case
-DATES_MAX = 16  # of one batch. Spark sorts rows of more dates, so that each gets one file.
+_SAMPLED = 64  # one of this many payloads is searched for names that differ in case
+DATES_MAX = 16  # in one batch. Spark sorts batches with more, so that each date gets one file.
 
 
 class Prover:
-    """Judges rows of a raw table. A value: each task gets a copy.
+    """The function that judges rows of a raw table. An instance is a value: each task gets a copy.
 
-    Most payloads are decoded once, and their values converted column by column. If a value has a
-    form whose result only Spark knows, its row stays undecided.
+    Most payloads are decoded once, and their values are converted column by column. If only Spark
+    can convert a value, its row stays undecided.
     """
 
     def __init__(self, kind: StructType, event_time: str, now_us: int) -> None:
@@ -61,13 +61,13 @@ class Prover:
         return JudgedRows(rows, reasons, sorted(undecided), self._alike(objects))
 
     def _alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
-        """Return names in some of the objects, and the columns that they may have meant."""
+        """Return names in a sample of the objects, each with a column that differs only in case."""
         names = set[str]().union(*objects[::_SAMPLED]).difference(self._kind.names)
         columns = {each.lower(): each for each in self._kind.names}
         return frozenset((each, columns[each.lower()]) for each in names if each.lower() in columns)
 
     def _dates(self, columns: dict[str, pa.Array], dates: pa.Array) -> pa.Array:
-        """Return the dates under which rows are stored, if they fit."""
+        """Return the date under which each row is stored if it fits."""
         if not self._event_time:
             return dates
         found = days_of(self._kind[self._event_time].dataType, columns[self._event_time])

@@ -1,4 +1,4 @@
-"""Parses the archived entries of a topic again, after its schema was changed."""
+"""Parse the archived entries of a topic again, after its schema was changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reparse(
 ) -> Reparsed:
     """Parse all archived entries of a topic again, or only those in its quarantine.
 
-    It may be killed at any time and repeated. Raises Refused, Malformed, ArchiveError,
+    This can be killed at any time and repeated. Raises Refused, Malformed, ArchiveError,
     PipelineError.
     """
     began = time.monotonic()
@@ -73,7 +73,7 @@ def reparse(
 
 
 def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
-    """Remove both derived tables of a topic. Raises Refused if rows could not be made again."""
+    """Remove both derived tables of a topic. Raises Refused if raw entries of rows are missing."""
     kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
     made = [table for kind in kinds if (table := archive.derived(raw.topic, kind)) is not None]
     rows = sum(each.rows for table in made for each in table.files())
