@@ -1,5 +1,6 @@
--- Free the oldest entries in whole nodes. That is faster than copying them, but still takes time.
--- By the server's defaults a node holds 100 entries or 4 KiB, or a single larger entry.
+-- Free the oldest entries in whole nodes. Freeing a node is faster than copying its entries, but
+-- still takes time. By default, a node of the server holds 100 entries or 4 KiB, or a single larger
+-- entry.
 local FREED_MAX = 16777216
 local NODE = 100
 local STEP = 128

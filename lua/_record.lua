@@ -1,5 +1,5 @@
--- The record of trimming, written with the trim itself, because the server keeps no account of
--- removed entries. Fields that keep their value are not written again. Needs _groups, _ids,
+-- The record of trimming, written with the trim itself, because the server does not
+-- record removed entries. Unchanged fields are not written again. Needs _groups, _ids,
 -- _numbers.
 
 local function note_trim(stream, trim, removed, record)

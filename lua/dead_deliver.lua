@@ -1,7 +1,7 @@
 -- dead_deliver: moving -> ready
 --
--- Write a dead letter that has left its slot into its new stream, once. The name of the letter is
--- remembered for `window_ms`, so that an interrupted move can be repeated.
+-- Write a dead letter that moves to another slot into its new stream, once. Its name is remembered
+-- for `window_ms`, so that an interrupted move can be repeated.
 --
 -- KEYS[1]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[2]  dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>
@@ -15,7 +15,7 @@
 -- Returns  NOGROUP  the group does not exist on its retry stream
 --
 -- Cost     O(1) + size of the body
--- Repeat   safe within the window: the second answers DUP
+-- Repeat   safe within the window: the second call returns DUP
 -- @include _groups
 -- @include _lists
 

@@ -1,25 +1,25 @@
 -- dead_replay: dead -> ready
 --
 -- Put a dead letter back into the retry stream of its own group, or into the partition for every
--- group. It is one step, so it cannot happen twice. Fields that only a dead letter has (why, where
--- and when it died) are dropped. Fields of an entry (payload, key, headers, originalId, counters)
--- are kept, with the changes that the caller sends.
+-- group. It is one step, so it cannot happen twice. Fields that only a dead letter has (reason,
+-- place and time of the failure) are dropped. Fields of an entry (payload, key, headers,
+-- originalId, counters) are kept, with the changes that the caller sends.
 --
 -- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[3]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  letter_id  id      the letter
+-- ARGV[1]  letter_id  id      the dead letter
 -- ARGV[2]  group      str     group of the target retry stream, '' = the target is the partition
 -- ARGV[3..] changed   list    names and values: retryCount 0, crashCount 0, replayCount + 1
 --
 -- Returns  OK        [2] new id
--- Returns  GONE      no such letter: already replayed or purged
--- Returns  MISMATCH  the letter belongs to another group        [2] that group
--- Returns  MOVING    the letter is moving to another slot       [2] its destination
+-- Returns  GONE      no such dead letter: already replayed or purged
+-- Returns  MISMATCH  it belongs to another group                 [2] that group
+-- Returns  MOVING    it is moving to another slot                [2] its destination
 -- Returns  NOGROUP   the group does not exist on its retry stream
 --
--- Cost     O(log n + size of a body), n = letters
+-- Cost     O(log n + size of a body), n = dead letters
 -- Repeat   idempotent: the second call returns GONE
 -- @include _groups
 -- @include _fields

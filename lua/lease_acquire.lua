@@ -14,7 +14,7 @@
 -- KEYS[4]  stream      STREAM  stream:topic:{T:p:i}
 -- KEYS[5]  retry       STREAM  stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  token       token   new, random; reused only to repeat this very call
+-- ARGV[1]  token       token   new, random; reused only to repeat the same call
 -- ARGV[2]  seen_epoch  int     epoch that the caller saw, 0 = none
 -- ARGV[3]  ttl_ms      int     lifetime of the lease
 -- ARGV[4]  owner       str     instance id

@@ -2,8 +2,8 @@
 --
 -- Move due entries: retries of a group into its retry stream, scheduled sends into the partition.
 -- Not fenced: each move is atomic and idempotent, so any process may run it, repeatedly or
--- concurrently. One bad item must not block later ones. If an item is too wide to write, only the
--- fields that streamqd knows are moved. An item that cannot be read is postponed and stays.
+-- concurrently. One bad item must not block later ones. If an item has too many fields to write,
+-- only the fields of streamqd are moved. An item that cannot be read is postponed and stays.
 --
 -- KEYS[1]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}

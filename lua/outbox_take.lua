@@ -1,8 +1,8 @@
 -- outbox_take: free -> held (epoch + 1 or later)
 --
--- Make a relay the only one of its outbox. Every call sets a new epoch, also for the relay that
--- holds the outbox. A relay that lost a reply takes its outbox again and fences its records with
--- the new epoch. So a late copy of the lost call is refused.
+-- Give an outbox to one relay. Every call sets a new epoch, even for the relay that holds the
+-- outbox. A relay that lost a reply takes its outbox again and fences its records with the new
+-- epoch, so a late copy of the lost call is refused.
 --
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease

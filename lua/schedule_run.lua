@@ -2,8 +2,8 @@
 --
 -- Write one message of a schedule now. Its due time does not change.
 --
--- KEYS[1]  schedules  HASH    streaming:mq:schedule:{T:p:i}         of each name: specification, …
--- KEYS[2]  last       HASH    streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
+-- KEYS[1]  schedules  HASH    streaming:mq:schedule:{T:p:i}         name -> specification, …
+-- KEYS[2]  last       HASH    streaming:mq:schedule:last:{T:p:i}    name -> last tick, counts
 -- KEYS[3]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[4]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
 --
@@ -14,9 +14,9 @@
 -- ARGV[5..] fields     list   names and values
 --
 -- Returns  OK       written                                                   [2] id
--- Returns  CHANGED  its specification changed, or it is gone
+-- Returns  CHANGED  the specification changed, or the schedule does not exist
 -- Returns  AGAIN    the instant is not later than that of its last message: pass a later one
--- Returns  MOVED    the topic has another partition count, or is gone         [2] the count
+-- Returns  MOVED    the topic has another partition count, or does not exist  [2] the count
 --
 -- Cost     O(1) + size of the body
 -- Repeat   idempotent: the second call returns AGAIN

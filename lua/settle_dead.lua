@@ -11,20 +11,19 @@
 --
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
--- ARGV[3]  adjacent  flag    1 = no other entry lies between those of a stream, so they are read
---                            together
+-- ARGV[3]  adjacent  flag    1 = the entries of each stream are adjacent, so they are read together
 -- ARGV[4..] entries  list    shared changes first: field_count, that many names and values; then
 --                            for each entry: place, field_count, that many names and values that
 --                            change in it. If they include `payload`, they are the whole body of an
 --                            entry that has lost its own
 --
--- Returns  OK      [2] a word for each entry [3] the letter's id for each entry, or ''
+-- Returns  OK      [2] a word for each entry [3] id of the dead letter for each entry, or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Entry    MOVED   dead-lettered
--- Entry    GONE    not pending. Nothing done (already settled, or passed twice in this call)
--- Entry    MISSING   pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat with
---                  all fields, or, beyond 7,000 names and values, with the important ones
+-- Entry    MOVED    dead-lettered
+-- Entry    GONE     not pending. Nothing done (already settled, or passed twice in this call)
+-- Entry    MISSING  pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat
+--                   with all fields, or, beyond 7,000 names and values, with the important ones
 --
 -- Cost     O(e x (log n + size of a body)), e = entries, n = pending entries
 -- Repeat   idempotent: the second call returns GONE for each

@@ -5,8 +5,8 @@
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  first   str   where the page starts, as XRANGE takes it: -, +, an id, or ( and an id
--- ARGV[2]  last    str   where the range stops
+-- ARGV[1]  first   str   start of the page in the form of XRANGE: -, +, an id, or ( and an id
+-- ARGV[2]  last    str   end of the range, in the same form
 -- ARGV[3]  count   int   at most this many entries
 -- ARGV[4]  newest  flag  1 = from the newest entry to the oldest
 --

@@ -1,7 +1,7 @@
 -- stream_step: no transition, reads only
 --
 -- Return the position `count` entries after another. A stream has no ranks, so entries must be
--- counted. Here no body is transferred.
+-- counted. Counting them in a script transfers no body.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or its :dlq
 --
