@@ -26,9 +26,9 @@ below, and measures the cost of all its processes and of the server: at rest,
 cores, Python {python}, {server}. Server and daemon share these cores. The data is in
 [growth.json](benchmarks/growth.json).
 
-CPU is in milliseconds per second, or in microseconds per message. *Ours* is the sum of supervisor,
-housekeeper and all workers. These are figures of one machine, measured once: compare the
-first with the last, not neighbors.
+CPU is in milliseconds per second, or in microseconds per message. *Ours* is the CPU time of
+streamqd: of the supervisor, the housekeeper and all workers. The figures are from one run on one
+machine, so compare the first with the last, not neighbors.
 
 Results:
 
@@ -36,7 +36,8 @@ Results:
 
 ## By units
 
-A shape is topics x partitions x groups. Each unit, a partition and a group, has a worker.
+A shape is topics x partitions x groups. A *unit* is an assignment: a partition and a group. Each
+unit has one worker.
 
 ![Cost of units at rest and of each message at work](benchmarks/growth-units.svg)
 
@@ -44,9 +45,9 @@ At rest, with empty streams:
 
 {rest}
 
-At work, from the end of a pause until everything is handled:
+At work, from the end of a pause until all messages are handled. At the start,
 {messages:,} messages of {bytes:,} bytes wait, with the same number in each partition and at
-least {least:,}. Each group handles all messages. The handler does nothing.
+least {least:,} there. Each group handles all messages. The handler does nothing.
 
 {work}
 
@@ -143,12 +144,13 @@ def _by_units(what: str, rows: list[Row]) -> str:
     )
     per_unit = [row["rest"]["ours, ms/s"] * 1000 / row["units"] for row in (few, many)]
     return (
-        f"- **More {what}**, {few['units']:,} to {many['units']:,} units. At rest, ours goes from"
-        f" {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f} ms of each second:"
-        f" {ours:,.0f} µs for each further unit, and {redis:,.0f} µs of Redis. Divided by the"
-        f" units that is {per_unit[0]:,.0f} and {per_unit[1]:,.0f} µs. At work, worker and"
-        f" Redis together take {cost(few):,.1f} µs for a message with {few['units']:,} and"
-        f" {cost(many):,.1f} with {many['units']:,} ({_change(cost(few), cost(many))})."
+        f"- **More {what}**, from {few['units']:,} to {many['units']:,} units. At rest, streamqd"
+        f" uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f} ms of each"
+        f" second. Each further unit adds {ours:,.0f} µs, and {redis:,.0f} µs in Redis. Per unit,"
+        f" streamqd uses {per_unit[0]:,.0f} µs with the fewest units and {per_unit[1]:,.0f} µs with"
+        f" the most. At work, worker and Redis together use {cost(few):,.1f} µs per message with"
+        f" {few['units']:,} and {cost(many):,.1f} µs with {many['units']:,}"
+        f" ({_change(cost(few), cost(many))})."
     )
 
 
@@ -156,9 +158,9 @@ def _by_amount(kind: str, rows: list[Row]) -> str:
     """Compare the cost at rest at the smallest amount above zero and at the largest."""
     few, many = next((row for row in rows if row["amount"]), rows[0]), rows[-1]
     parts = [
-        f"{name} goes from {few[key]:,.1f} to {many[key]:,.1f} ms of each second"
+        f"{name} from {few[key]:,.1f} to {many[key]:,.1f} ms of each second"
         f" ({_change(few[key], many[key])})"
-        for name, key in (("ours", "ours, ms/s"), ("Redis", "redis, ms/s"))
+        for name, key in (("streamqd goes", "ours, ms/s"), ("Redis", "redis, ms/s"))
     ]
     return (
         f"- **{kind.capitalize()}**, {few['amount']:,} to {many['amount']:,}, at rest:"
