@@ -275,7 +275,7 @@ def _unfenced(each: UnitFacts) -> bool:
 
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """There is a lease, and the fence has no token or another one (seen twice)."""
+    """A lease exists, but the fence has no token or a different one (seen twice)."""
     for (topic, group), units in by_group(filter(_unfenced, facts.units)).items():
         names = " ".join(facts.keys.lease(*each.unit) for each in units[:4])
         yield CheckResult(

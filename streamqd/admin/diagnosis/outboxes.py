@@ -193,7 +193,7 @@ def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("outboxes.shared-table", Severity.PROBLEM, Need.OUTBOXES)
 def _shared(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The relays of two outboxes hold one table: each row is sent twice."""
+    """Two outboxes have the same table, and each has a relay: rows are sent twice."""
     views: list[OutboxView] = [each.view for each in facts.outboxes]
     for some in outboxes.shared(views):
         names = " and ".join(each.name for each in some)

@@ -123,7 +123,7 @@ def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("schedules.overlap", Severity.WARNING, Need.SCHEDULES)
 def _overlap(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A schedule skips ticks for a group that does not read its topic: no tick is skipped."""
+    """The group in `overlap` does not read the topic, so the schedule skips no tick."""
     by_topic: dict[tuple[str, str], list[ScheduleRow]] = {}
     for row in facts.schedules.rows:
         if group := facts.schedules.without_group.get(row.name):
