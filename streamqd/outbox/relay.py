@@ -38,7 +38,7 @@ from streamqd.store.store import Store
 
 CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
 FENCES_MAX = 512  # calls in one write
-PAGES_MAX = 16  # batches that are read to find rows that can be sent behind rows that wait
+PAGES_MAX = 16  # batches that are read to find rows that can be sent after rows that wait
 COUNTED_MAX = 10_000  # rows counted for the figures
 PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failure
 WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a sign of life
@@ -598,7 +598,7 @@ class Relay:
         return True
 
     def _confirm(self) -> None:
-        """Wait until `wait_replicas` replicas have what was written. Raises RedisUnavailable."""
+        """Wait until `wait_replicas` replicas have the written rows. Raises RedisUnavailable."""
         wanted = self._options.wait_replicas
         if not wanted:
             return

@@ -1,7 +1,7 @@
 """The running spans of one worker, in a file that outlives the process.
 
-A span is exported after it ends, so the span of a run that kills its process would be lost. The
-worker writes each running span into its file, and removes it there when the run ends. The
+A span is exported after it finishes, so the span of a run that kills its process would be lost. The
+worker writes each running span into its file, and removes it there when the run finishes. The
 housekeeper exports the spans in the files of dead processes (`killed`).
 
 A file has cells of one size. A cell is the length of its record, 0 when it is free, then the record

@@ -76,7 +76,7 @@ ROWS = (
     Row(
         "F6",
         "The supervisor is killed with SIGKILL.",
-        "All its processes exit within a second, even those that cannot react. A successor on"
+        "All its processes exit within a second, even a process that cannot react. A successor on"
         " the host continues with its leases immediately: finished messages are acknowledged,"
         " and a message that ran alone is charged. Other instances take the leases over within"
         " one TTL. Nothing is lost.",

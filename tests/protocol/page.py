@@ -61,7 +61,7 @@ of a process and for other losses of a host. Spin checks:
 3. Without external kills, a message takes down at most three hosts.
 4. A message starts only after earlier messages of its key.
 5. In every final state, all messages are acknowledged or dead-lettered. The number
-   of starts is bounded, so every run ends.
+   of starts is bounded, so every run is finite.
 
 `tests/protocol/schedule.pml` models one [schedule](../how-to/schedule-messages.md): two
 housekeepers, edits, an operator who pauses and resumes it, and a clock that is set back. A
