@@ -158,7 +158,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
-def test_a_busy_partition_goes_on_after_three_seconds(
+def test_a_busy_partition_continues_within_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
     """C3: its worker waits for an answer or a message on a dead connection."""
@@ -183,7 +183,7 @@ def test_a_busy_partition_goes_on_after_three_seconds(
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
-def test_an_idle_partition_begins_a_message_within_two_seconds(
+def test_an_idle_partition_starts_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
     """C3: a worker that waits for messages has no deadline, so the housekeeper checks."""
@@ -248,7 +248,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("shape", quick.first(1, SHAPES))
-def test_a_server_that_stands_still_is_waited_for_with_few_probes(
+def test_a_paused_server_gets_few_probes_while_the_daemon_waits(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
     """C3: new connections get no answer either, so the server is silent."""

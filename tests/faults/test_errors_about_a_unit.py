@@ -179,7 +179,9 @@ SHARES = {"supervisor": 4, "housekeeper": 3}
         for share in range(count)
     ],
 )
-def test_errors_of_every_call_for_a_unit_are_its_own(life: Life, role: str, share: int) -> None:
+def test_an_error_of_any_call_affects_only_its_assignment(
+    life: Life, role: str, share: int
+) -> None:
     """B3: after an error of any call for a unit the others continue, and so does it, later."""
     steps: list[tuple[Callable[[], None], list[Site]]] = []
     known: set[Site] = set()

@@ -102,7 +102,7 @@ def rehearse(
     ("scenario", "fault"),
     [pytest.param(*case, id=f"{case[0].__name__}-{case[1].name.lower()}") for case in CASES],
 )
-def test_no_lost_command_loses_or_doubles_anything(
+def test_a_lost_command_loses_or_repeats_no_message(
     rehearse: Callable[[Scenario], Rehearsal], scenario: Scenario, fault: Fault
 ):
     print(rehearse(scenario).survive(fault), "commands were lost")
@@ -111,7 +111,7 @@ def test_no_lost_command_loses_or_doubles_anything(
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("fault", WHOLE, ids=lambda each: each.name.lower())
 @pytest.mark.parametrize("scenario", UNTAUGHT, ids=lambda each: each.__name__)
-def test_no_lost_call_by_the_source_loses_or_doubles_anything(
+def test_a_lost_eval_loses_or_repeats_no_message(
     rehearse: Callable[..., Rehearsal], scenario: Scenario, fault: Fault
 ):
     """The server has no script: each call gets NOSCRIPT and is repeated, which is lost."""

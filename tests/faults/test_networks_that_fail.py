@@ -31,7 +31,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 @pytest.mark.fault("F11")
 @pytest.mark.parametrize("direction", ["requests", "replies", "both"])
-def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_it_is_back(
+def test_an_isolated_owner_starts_and_changes_nothing(
     make: Make, proxy: FaultProxy, direction: str
 ):
     """Its packets arrive late, after another instance has taken over."""
@@ -83,9 +83,7 @@ def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_i
 
 
 @pytest.mark.fault("F11")
-def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
-    make: Make, proxy: FaultProxy
-):
+def test_a_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: FaultProxy):
     """Its own connection works, that of its supervisor does not: only the time shows it."""
     ttl = 3.0
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "10m"}

@@ -28,7 +28,7 @@ TTL = 2.0
 
 
 @pytest.mark.fault("F7")
-def test_after_the_loss_of_a_host_with_its_server_another_goes_on(
+def test_another_host_continues_after_a_host_and_server_loss(
     make: Make, fresh_server: ProcessServer
 ):
     """Nothing shows what ran, so the inherited entries run alone, each under its mark."""
@@ -167,7 +167,7 @@ def obey(message: Message) -> None:
 
 
 @pytest.mark.fault("F37")
-def test_what_leaves_its_group_is_adopted_and_no_zombie(new_daemon: NewDaemon):
+def test_a_process_outside_its_group_is_adopted_and_reaped(new_daemon: NewDaemon):
     daemon = new_daemon(code=RUNAWAY)
     with daemon:
         (uid,) = daemon.send(["daemonise"])
@@ -191,7 +191,7 @@ def test_what_leaves_its_group_is_adopted_and_no_zombie(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F34")
-def test_a_daemon_whose_log_is_on_a_full_disk_goes_on_working(
+def test_a_daemon_with_its_log_on_a_full_disk_keeps_working(
     server: ProcessServer, link: object, tmp_path: Path
 ):
     consumer = {"max_attempts": 2, "backoff": {"kind": "fixed", "base": "10ms"}}

@@ -66,7 +66,7 @@ def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
 
 @pytest.mark.promise
 @pytest.mark.fault("F10")
-def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
+def test_a_lost_owner_is_replaced_after_the_clock_is_set_back(
     make: Make, fresh_server: ProcessServer
 ):
     """Its leases last an hour more, and its last heartbeat looks recent for as long."""
@@ -91,7 +91,7 @@ def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
 
 
 @pytest.mark.fault("F10", "F32")
-def test_who_died_before_a_clock_is_set_back_is_nobodys_twin(
+def test_an_instance_dead_before_a_clock_step_is_no_duplicate(
     make: Make, fresh_server: ProcessServer
 ):
     """The next run is on another host, or after a boot: no lock proves the death of this one."""
@@ -133,9 +133,7 @@ def test_a_retry_is_due_by_the_servers_clock_alone(make: Make, fresh_server: Pro
 
 
 @pytest.mark.fault("F9")
-def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
-    make: Make, fresh_server: ProcessServer
-):
+def test_a_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: ProcessServer):
     """All leases expire at once, but no instance takes one, and there is no stampede."""
     with pair(make, 2 * TTL, 32) as (first, second):
         first.send(["ok"] * 64)
@@ -158,7 +156,7 @@ def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
 
 
 @pytest.mark.fault("F14")
-def test_a_lost_tail_of_the_file_repeats_and_loses_exactly_what_was_in_it(
+def test_a_lost_file_tail_repeats_and_loses_only_its_content(
     make: Make, fresh_server: ProcessServer
 ):
     """A power loss: the file ends at its last sync."""
@@ -240,7 +238,7 @@ def settle_after(daemon: Daemon, refuse: Callable[[], None], accept: Callable[[]
 
 
 @pytest.mark.fault("F22")
-def test_without_replicas_everything_waits_and_nothing_runs_twice(make: Make):
+def test_missing_replicas_delay_messages_but_repeat_none(make: Make):
     with make(partitions=2, daemon={"lease_ttl": f"{TTL}s"}) as daemon:
 
         def replicas(count: int) -> None:
@@ -264,7 +262,7 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.mark.fault("F22")
-def test_a_full_disk_makes_everything_wait_and_nothing_run_twice(
+def test_a_full_disk_delays_messages_but_repeats_none(
     binary: Path, small_disk: Path, tmp_path: Path
 ):
     server = ProcessServer(

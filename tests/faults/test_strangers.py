@@ -25,7 +25,7 @@ def unread(daemon: Daemon, uids: list[str]) -> set[str]:
 
 
 @pytest.mark.fault("F25")
-def test_a_foreign_trim_under_load_costs_only_what_it_took(new_daemon: NewDaemon):
+def test_a_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
     """Fetched entries have their body in the worker, and failures are settled with it."""
     with new_daemon(consumer={"max_attempts": 1}) as daemon:
         daemon.send(["ok"] * 300)  # reads grow with quick handlers

@@ -145,7 +145,7 @@ NONE = "tests/unit/test_process.py::test_descriptors_are_closed_but_for_those_to
     ],
     ids=["everything", "what-talks-to-the-server"],
 )
-def test_a_test_is_told_of_the_server_that_it_had(
+def test_a_test_records_the_server_that_it_used(
     tmp_path: Path,
     scope: str,
     on_run: dict[str, str],
