@@ -1,20 +1,19 @@
 -- dead_mark: dead -> moving
 --
 -- Record the destination of a dead letter that moves to another slot. It stays a dead letter until
--- it has arrived, and until then it cannot be moved elsewhere. The first mark stands, so a resumed
--- move continues to the same destination.
+-- it arrives there, and cannot be moved elsewhere in the meantime. A second mark does not replace
+-- the first, so a resumed move continues to the same destination.
 --
 -- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  letter_id  id      the letter
--- ARGV[2]  target     str     its destination, '' = clear the mark, because the target refused the
---                             letter
+-- ARGV[1]  letter_id  id      the dead letter
+-- ARGV[2]  target     str     its destination, '' = clear the mark, because the target refused it
 --
 -- Returns  OK    marked, now or before     [2] destination [3] ms since it was marked
--- Returns  GONE  no such letter: already replayed or purged
+-- Returns  GONE  no such dead letter: already replayed or purged
 --
--- Cost     O(log n + size of a body), n = letters
+-- Cost     O(log n + size of a body), n = dead letters
 -- Repeat   idempotent: returns the first mark
 -- @include _clock
 -- @include _numbers

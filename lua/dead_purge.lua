@@ -1,21 +1,21 @@
 -- dead_purge: dead -> gone
 --
 -- Delete dead letters by id, or the oldest ones before an id. The dead-letter stream is the only
--- stream with deletions, so it is never trimmed. Marks of letters that move to another slot are
--- deleted with them: this is also the last step of a move.
+-- stream with deletions, so it is never trimmed. The mark of a dead letter that moves to another
+-- slot is deleted with it, so this is also the last step of a move.
 --
 -- KEYS[1]  dlq     STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving  HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  before  id      delete letters before this id, '' = only the letters in `ids`
--- ARGV[2]  count   int     at most this many of the letters before it
--- ARGV[3..] ids    list    letters to delete
+-- ARGV[1]  before  id      delete dead letters before this id, '' = only those in `ids`
+-- ARGV[2]  count   int     at most this many of the dead letters before it
+-- ARGV[3..] ids    list    dead letters to delete
 --
--- Returns  OK      [2] removed [3] 1 = there may be more letters before that id
+-- Returns  OK      [2] removed [3] 1 = there may be more dead letters before that id
 --
--- Cost     O((count + ids) x log n) + at most 512 KiB of bodies plus four more, n = letters
--- Repeat   safe: the next call removes the next letters. Named letters are gone. Works when memory
---          is full
+-- Cost     O((count + ids) x log n) + at most 512 KiB of bodies plus four more, n = dead letters
+-- Repeat   safe: the next call removes the next dead letters. Ids that are already removed are
+--          ignored. Works when memory is full
 -- @include _bytes
 -- @include _ids
 -- @include _after

@@ -1,7 +1,7 @@
 -- group_delete: present -> absent, for a group on a partition
 --
 -- Remove a group with all its state: position, pending entries, retry stream, delayed retries,
--- counters, fence and lease. Dead letters stay. From then on the worker of an owner is refused.
+-- counters, fence and lease. Dead letters stay. Later calls of the owner's worker are refused.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G

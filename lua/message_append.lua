@@ -14,7 +14,7 @@
 --
 -- Returns  OK     written     [2..] ids; if the server refused a message, one list of them with the
 --                 error last, and no later message is written
--- Returns  MOVED  the topic has another partition count, or is gone    [2] the count, or ''
+-- Returns  MOVED  the topic has a different partition count, or none    [2] the count, or ''
 --
 -- Cost     O(m) + size of the bodies, m = messages
 -- Repeat   writes again

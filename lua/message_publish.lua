@@ -24,7 +24,7 @@
 --                 the backlog that left no room for the others, or ''
 -- Returns  DUP    already written with this dedup id [2] id of that entry (or scheduled send)
 -- Returns  FULL   the backlog is at its limit        [2] backlog
--- Returns  MOVED  the topic has another partition count, or is gone     [2] the count, or ''
+-- Returns  MOVED  the topic has a different partition count, or none     [2] the count, or ''
 --
 -- Cost     O(m) + size of the bodies, m = messages; with a limit, if the stream has that many
 --          entries: O(g), g = groups, and the size of one body, plus one more for each group whose

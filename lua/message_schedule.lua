@@ -17,7 +17,7 @@
 --
 -- Returns  OK   scheduled, now or by an earlier copy of this call     [2] due, unix ms
 -- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
--- Returns  MOVED  the topic has another partition count, or is gone    [2] the count, or ''
+-- Returns  MOVED  the topic has a different partition count, or none    [2] the count, or ''
 --
 -- Cost     O(log n) + size of the body, n = scheduled messages
 -- Repeat   safe until the message is due; after that only with a dedup id

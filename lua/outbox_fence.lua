@@ -14,7 +14,7 @@
 -- Returns  OK      fenced     [2] rows of the last batch: 32 hex digits of the uid and 16
 --                 of the id each, without separators
 -- Returns  FENCED  a later relay has fenced the partition     [2] its epoch
--- Returns  MOVED   the topic has another partition count, or is gone     [2] the count, or ''
+-- Returns  MOVED   the topic has a different partition count, or none     [2] the count, or ''
 --
 -- Cost     O(b), b = rows of a batch
 -- Repeat   idempotent: the second call returns the same

@@ -24,7 +24,7 @@
 -- Returns  FULL      the backlog is at its limit     [2] backlog
 -- Returns  FENCED    a later relay has fenced the partition     [2] its epoch
 -- Returns  UNFENCED  this epoch has not fenced the partition, or its record was deleted
--- Returns  MOVED     the topic has another partition count, or is gone     [2] the count, or ''
+-- Returns  MOVED     the topic has a different partition count, or none     [2] the count, or ''
 --
 -- Cost     O(r) + size of the bodies, r = rows; with a limit, as message_publish
 -- Repeat   idempotent until the next batch of the partition. Works for recorded rows when memory

@@ -1,8 +1,8 @@
 -- retry_cancel: delayed -> dead, or delayed -> nothing
 --
 -- Remove delayed retries before they are due. Each becomes a dead letter: its body plus the fields
--- that describe the failure. With `drop`, no dead letter is written. Scheduled sends are cancelled
--- with `drop` only.
+-- that describe the failure. With `drop`, no dead letter is written. Scheduled sends can
+-- only be canceled with `drop`.
 --
 -- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
@@ -11,7 +11,7 @@
 -- ARGV[1]  drop      flag    1 = no dead letter is written
 -- ARGV[2..] entries  list    for each: place, field_count, that many changed names and values
 --
--- Returns  OK  [2] a word for each entry [3] the letter's id for each entry, or ''
+-- Returns  OK  [2] a word for each entry [3] id of the dead letter for each entry, or ''
 --
 -- Entry    MOVED       no longer delayed
 -- Entry    GONE        it was not delayed. Nothing done

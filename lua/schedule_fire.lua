@@ -23,7 +23,7 @@
 --                             and values
 --
 -- Returns  OK     [2] a word for each tick [3] server time, unix ms
--- Returns  MOVED  the topic has another partition count, or is gone. Nothing done    [2] the count
+-- Returns  MOVED  the topic has a different partition count, or none. Nothing done    [2] the count
 --
 -- Entry    FIRED     written
 -- Entry    SKIPPED   advanced without a message, as requested

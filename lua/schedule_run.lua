@@ -16,7 +16,7 @@
 -- Returns  OK       written                                                   [2] id
 -- Returns  CHANGED  the specification changed, or the schedule does not exist
 -- Returns  AGAIN    the instant is not later than that of its last message: pass a later one
--- Returns  MOVED    the topic has another partition count, or does not exist  [2] the count
+-- Returns  MOVED    the topic has a different partition count, or none           [2] the count
 --
 -- Cost     O(1) + size of the body
 -- Repeat   idempotent: the second call returns AGAIN

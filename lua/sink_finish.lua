@@ -9,7 +9,7 @@
 -- ARGV[2]  ttl_ms  int   how long the record is kept from now
 --
 -- Returns  OK     published
--- Returns  OTHER  the record belongs to another batch, or is gone
+-- Returns  OTHER  the record belongs to another batch, or does not exist
 --
 -- Cost     O(1)
 -- Repeat   idempotent. Works when memory is full
