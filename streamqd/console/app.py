@@ -260,7 +260,8 @@ class ConsoleApp:
     def _problem(
         self, request: Request, status: HTTPStatus, text: str, *, away: bool = False
     ) -> Response:
-        live_url = self._live_url(request) if away and request.method == "GET" else ""
+        # The overview is live, the missing page perhaps not. Its next event reloads the page.
+        live_url = self._pages.url("/live", page="/") if away and request.method == "GET" else ""
         return self._html(
             request,
             "problem.html",

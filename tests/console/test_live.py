@@ -114,7 +114,7 @@ def test_keys_search_and_navigation(overview):
 def test_point_11_redis_away_is_a_banner_and_recovers(fleet, new_console, users_file, browse):
     """The server is stopped as a whole, so that its clients wait without an answer."""
     console = new_console(fleet, "--users", str(users_file))
-    page, other = browse(console), browse(console)
+    page, other, still = browse(console), browse(console), browse(console)
     page.goto(console.url)
     page.wait_for_selector("#pulse[data-state=live]")
     server = psutil.Process(int(info(fleet)["process_id"]))
@@ -125,6 +125,9 @@ def test_point_11_redis_away_is_a_banner_and_recovers(fleet, new_console, users_
         shown = page.inner_text("#banner")
         answer = other.goto(console.url)
         text = other.inner_text("body")
+        still.goto(f"{console.url}topics")
+        still.wait_for_selector("#pulse[data-state=waiting]", timeout=30_000)
+        banner = still.inner_text("#banner")
     finally:
         server.resume()
 
@@ -134,6 +137,8 @@ def test_point_11_redis_away_is_a_banner_and_recovers(fleet, new_console, users_
     assert "Traceback" not in text
     page.wait_for_selector("#banner", state="hidden", timeout=30_000)
     other.wait_for_selector("#groups", timeout=30_000)
+    assert "Redis does not answer" in banner
+    still.wait_for_selector("#topics", timeout=30_000)
     assert fleet.running
 
 
