@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
-from streamqd.admin.assignments import AssignmentRow, by_group
+from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
 from streamqd.admin.checks import Finding, judged
 from streamqd.admin.condition import ALARMING, in_words
 from streamqd.admin.fleet import GroupStatus
@@ -24,12 +24,14 @@ from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.config import Settings
 from streamqd.store.directives import Directive
-from streamqd.words import age, count, plural
+from streamqd.words import age, count, lasting, plural, short
 
 SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
 GROWING = 0.5  # messages per second by which a lag grows to be reported
+LATE_MS = 60_000  # age of the oldest unread message that is reported also if the lag does not grow
 NAMED = 4  # topics with dead letters that are named
 FAILING = "failing"  # the condition of a group whose runs fail
+BEHIND = "behind"  # the condition of a group whose workers are ready, and too slow
 ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
 # Causes that pass, or that become a problem if they last. The others are problems.
@@ -65,7 +67,8 @@ class GroupNow:
 
     `level` is alarm, warn or note for a `condition` (in words) other than the usual one, else ''.
     `lag` is None if the server cannot count it: it is at least `least_lag` then.
-    `failed_share` is the part of the runs of the last 10 s that failed.
+    `failed_share` is the part of the last runs that failed, weighted by their age. `failure` is the
+    last failure of the last 5 minutes. A run takes `mean_seconds`.
     """
 
     topic: str
@@ -84,8 +87,24 @@ class GroupNow:
     acked: float | None
     failed: float | None
     failed_share: float | None
+    failure: RecentFailure | None
+    mean_seconds: float | None
     oldest_unix_ms: int | None
+    oldest_unread_unix_ms: int | None
     lag_per_second: float | None
+
+    @property
+    def growth(self) -> float:
+        """How fast the lag grows per second. Of an uncounted lag, the rates tell it."""
+        if self.lag is not None:
+            return self.lag_per_second or 0.0
+        return (self.arriving or 0.0) - (self.acked or 0.0) - (self.failed or 0.0)
+
+    def is_behind(self, now_unix_ms: int) -> bool:
+        """Return True if its lag grows, or if a message has been unread for long."""
+        since = self.oldest_unread_unix_ms
+        late = since is not None and now_unix_ms - since >= LATE_MS
+        return bool(self.least_lag) and (late or self.growth > GROWING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +189,12 @@ def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
             worst[place] = level, found.cause.word
     rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
     groups = [
-        _group(each, rows[each.topic, each.group], *worst.get((each.topic, each.group), ("", "")))
+        _behind(
+            _group(
+                each, rows[each.topic, each.group], *worst.get((each.topic, each.group), ("", ""))
+            ),
+            seen.now_unix_ms,
+        )
         for each in fleets.group_rows(seen.assignments, seen.state.control)
     ]
     groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
@@ -179,7 +203,7 @@ def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
         *_of_instances(seen),
         *(_of_cause(found, text) for found, text in causes),
         *_of_failures(groups, explained),
-        *_of_lag(groups, explained),
+        *_of_lag(groups, explained, seen.now_unix_ms),
         *_of_dead_letters(slow.dead),
         *_of_schedules(slow.schedules),
         *_of_findings(slow.outboxes, "outboxes"),
@@ -221,6 +245,7 @@ def _least(values: Iterable[int | None]) -> int | None:
 def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause: str) -> GroupNow:
     acked, failed = _sum(row.acked for row in rows), _sum(row.failed for row in rows)
     runs = (acked or 0.0) + (failed or 0.0)
+    failures = [each for row in rows if (each := row.last_failure) is not None]
     word = in_words(status.condition)
     if status.condition in ("paused", "stopped"):
         level = level or NOTE
@@ -230,7 +255,8 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
         word = cause.replace("-", " ")  # not all partitions have it, or it is no state
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
-    if runs and (failed or 0.0) / runs >= why.FAILING_SHARE and status.condition == "ready":
+    fails = runs and (failed or 0.0) / runs >= why.FAILING_SHARE
+    if fails and failures and status.condition == "ready":
         word, level = FAILING, level or ALARM
     return GroupNow(
         topic=status.topic,
@@ -249,9 +275,20 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
         acked=acked,
         failed=failed,
         failed_share=(failed or 0.0) / runs if runs else None,
+        failure=min(failures, key=lambda each: each.seconds_ago, default=None),
+        mean_seconds=max((row.mean_seconds or 0.0 for row in rows), default=0.0) or None,
         oldest_unix_ms=status.oldest_unix_ms,
+        oldest_unread_unix_ms=_least(row.oldest_unread_unix_ms for row in rows),
         lag_per_second=_sum(row.lag_per_second for row in rows),
     )
+
+
+def _behind(group: GroupNow, now_unix_ms: int) -> GroupNow:
+    """Return a group with a warning if it is behind and nothing worse is known of it."""
+    if group.level or not group.is_behind(now_unix_ms):
+        return group
+    word = BEHIND if group.condition == "ready" else group.condition
+    return replace(group, level=WARN, condition=word)
 
 
 # --- troubles -------------------------------------------------------------------------------------
@@ -291,32 +328,41 @@ def _of_cause(found: why.UnitCause, text: str) -> Trouble:
 
 
 def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
-    """Report groups whose runs fail, such as those whose messages are dead-lettered immediately."""
+    """Report groups whose last runs failed, and which have not run since."""
     for each in groups:
-        if each.condition == FAILING and (each.topic, each.group) not in explained:
-            share = f"{each.failed_share or 0:.0%} of the runs"
-            text = f"the handler of {each.topic}/{each.group} fails: {share} of the last 10 s"
-            fix = "fix the handler or its dependency, then replay the dead letters"
-            yield Trouble(ALARM, text, fix, "group", each.topic, each.group)
-
-
-def _of_lag(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
-    """Report groups that fall back for no other reason that is reported."""
-    for each in groups:
-        growing = (each.lag_per_second or 0.0) > GROWING and each.lag
-        if not growing or each.level == NOTE or (each.topic, each.group) in explained:
+        if each.condition != FAILING or (each.topic, each.group) in explained:
             continue
+        text = f"{each.failed_share or 0:.0%} of the last runs of {each.topic}/{each.group} failed"
+        if each.failure is not None:
+            text += f"; last: {each.failure.error}, {lasting(each.failure.seconds_ago)} ago"
+        fix = "fix the handler or its dependency"
+        if each.dead:
+            fix += f"; `streamqd dlq stats {each.topic}` counts its dead letters by error"
+        elif each.delayed:
+            fix += f"; `streamqd retry list {each.topic} {each.group}` shows the messages"
+        yield Trouble(ALARM, text, fix, "group", each.topic, each.group)
+
+
+def _of_lag(
+    groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
+) -> Iterator[Trouble]:
+    """Report groups that are behind for no other reason that is reported."""
+    for each in groups:
+        pair = (each.topic, each.group)
+        if each.level != WARN or pair in explained or not each.is_behind(now_unix_ms):
+            continue
+        unread = f"{each.least_lag:,}{' or more' if each.lag is None else ''} unread"
+        text = f"{each.topic}/{each.group} is behind: {unread}"
+        if each.arriving is not None and each.acked is not None:
+            text += f", {each.arriving:,.1f}/s arrive and {each.acked:,.1f}/s are handled"
+        if each.mean_seconds is not None:
+            text += f", a run takes {short(each.mean_seconds)}"
+        fix = "make the handler faster, or grow the topic"
+        if each.growth < -GROWING:
+            left = lasting(each.least_lag / -each.growth)
+            fix = f"wait: at this rate it takes {left} to catch up"
         yield Trouble(
-            WARN,
-            f"the lag of {each.topic}/{each.group} grows by {each.lag_per_second:,.1f}/s:"
-            f" {each.lag:,} unread",
-            "messages arrive faster than they are handled: make the handler faster, or grow the"
-            " topic",
-            "group",
-            each.topic,
-            each.group,
-            None,
-            each.oldest_unix_ms,
+            WARN, text, fix, "group", each.topic, each.group, None, each.oldest_unread_unix_ms
         )
 
 

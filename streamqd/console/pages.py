@@ -36,6 +36,7 @@ _COMMANDS = (
         "dead",
     ),
     (re.compile(r"streamqd pause (?P<topic>[^\s/-][^\s/]*)/(?P<group>[^\s/]+)"), "topic"),
+    (re.compile(r"streamqd retry list (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "retries"),
     (re.compile(r"streamqd doctor.*"), "doctor"),
 )
 

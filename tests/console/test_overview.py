@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_rows
+from streamqd.admin.instances import InstanceRow
+from streamqd.admin.published import FleetState
+from streamqd.admin.schedules import ScheduleTotals
+from streamqd.admin.snapshot import FleetSnapshot
+from streamqd.console import overview
+from streamqd.console.overview import SlowFacts, Trouble
+from streamqd.store.directives import Directives
 from tests.support import optional
 
 pytestmark = optional.need("starlette")
 
 from tests.console.test_access import logged_in  # noqa: E402
+
+NOW = 1_795_000_000_000
+OFFERS = frozenset({("clicks", "analytics")})
+WEST = InstanceRow("west", "working", "h", "1", NOW, NOW, True, True, 1, 0.0, offers=OFFERS)
+NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
 
 
 @pytest.fixture
@@ -33,3 +47,54 @@ def test_an_outbox_without_a_relay_leads_to_its_findings(fleet, users_file, new_
     assert "holds the outbox shop: 5 rows wait" in text
     assert target == "/doctor?area=outboxes"
     assert "outboxes.no-relay" in client.get(target).text
+
+
+def unit(acked=0.0, failed=0.0, **more) -> AssignmentRow:
+    """Return a partition of clicks/analytics whose worker is ready."""
+    raw = {"topic": "clicks", "partition": 0, "group": "analytics", "state": "ready", "epoch": 7}
+    raw |= {"rates": {"acked": acked, "failed": failed}}
+    (row,) = published_rows("west", {"assignments": [raw]})
+    return replace(row, lease="owned", lag=0, pending=0, delayed=0, dead_letters=0, **more)
+
+
+def troubles(*rows: AssignmentRow) -> list[Trouble]:
+    state = FleetState(NOW, 15.0, (), Directives())
+    seen = FleetSnapshot("default", state, instances=[WEST], assignments=rows)
+    return list(overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles)
+
+
+def behind(**more) -> AssignmentRow:
+    """Return a partition with more unread messages than the server counts."""
+    row = unit(4.0, arriving=5.0, mean_seconds=0.25, oldest_unread_unix_ms=NOW - 1_000)
+    return replace(row, lag=None, lag_at_least=1_500, **more)
+
+
+def test_a_group_whose_lag_grows_beyond_what_is_counted_is_behind():
+    [found] = troubles(behind())
+
+    assert found.text == (
+        "clicks/analytics is behind: 1,500 or more unread, 5.0/s arrive and 4.0/s are handled,"
+        " a run takes 250ms"
+    )
+    assert found.fix.startswith("make the handler faster")
+    assert troubles(behind(arriving=4.0)) == [], "it keeps up, and nothing is old"
+
+
+def test_a_group_with_an_old_message_is_behind_until_it_has_caught_up():
+    [found] = troubles(behind(arriving=1.0, oldest_unread_unix_ms=NOW - 90_000))
+
+    assert "1.0/s arrive and 4.0/s are handled" in found.text
+    assert found.fix == "wait: at this rate it takes 8 min 20 s to catch up"
+    assert found.since_unix_ms == NOW - 90_000
+
+
+def test_a_group_whose_last_runs_failed_says_when():
+    """Its rate falls with time while it does not run. The share of failures stays."""
+    failure = RecentFailure("shop.Declined", 9, 200.0, "clicks", 0, "analytics", "west")
+    [found] = troubles(unit(failed=1e-6, failures=(failure,)))
+
+    assert found.text == (
+        "100% of the last runs of clicks/analytics failed; last: shop.Declined, 3 min 20 s ago"
+    )
+    assert "dead letters" not in found.fix, "it has none"
+    assert troubles(unit(failed=1e-9)) == [], "none within 5 minutes"
