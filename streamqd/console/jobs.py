@@ -24,7 +24,8 @@ class ConsoleJob:
 
     `total` is the number that it should change, None if that is not known. `done` are changed, and
     `examined` of `letters` are read. `result` is a sentence once it has finished. `failed` means
-    that it did not do its work.
+    that it did not do its work. A replay starts at `replayed_since_unix_ms`
+    of Redis, which is None for other jobs: its messages can die again only later.
     """
 
     id: str
@@ -33,6 +34,7 @@ class ConsoleJob:
     topic: str
     total: int | None
     letters: int
+    replayed_since_unix_ms: int | None = None
     started: float = field(default_factory=time.monotonic)
     done: int = 0
     examined: int = 0
@@ -92,12 +94,15 @@ class Jobs:
         total: int | None,
         letters: int,
         run: Callable[[ConsoleJob], str],
+        *,
+        replayed_since_unix_ms: int | None = None,
     ) -> ConsoleJob:
         """Start a job. `run` does the work and returns a sentence. Raises Refused when full."""
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
                 raise Refused(f"{JOBS_MAX} jobs run already; wait for one, or stop one")
-            job = ConsoleJob(str(next(self._numbers)), person, title, topic, total, letters)
+            number = str(next(self._numbers))
+            job = ConsoleJob(number, person, title, topic, total, letters, replayed_since_unix_ms)
             self._jobs[job.id] = job
             for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:
                 del self._jobs[old.id]

@@ -76,6 +76,7 @@ def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, die
 
     assert "2 dead letters replayed" in ended(page)
     assert "2 of 2" in page.inner_text(".verdict")
+    page.wait_for_selector("text=2 replayed messages have died again", timeout=30_000)
     rows = [
         e for e in audit.page(fleet.store, TOPIC, limit=50).entries if e.command == "dlq replay"
     ]
@@ -107,7 +108,7 @@ def test_point_7_an_unsafe_replay_wants_the_name_of_the_topic(console, browse, f
     assert "Type orders to confirm: every group receives them" in page.inner_text(".confirm")
     page.fill("input[name=typed-name]", "order")
     confirm(page, "Replay")
-    assert "nothing was changed: type orders" in page.inner_text("main .problem")
+    assert "Nothing was changed: type orders" in page.inner_text("main .problem")
     assert letter.id in {each.id for each in letters(fleet)}
     page.fill("input[name=typed-name]", TOPIC)
     confirm(page, "Replay")
@@ -130,7 +131,7 @@ def test_point_7_a_large_replay_wants_the_name_of_the_topic(console, browse, fle
     page.eval_on_selector("input[name=typed-name]", "each => each.remove()")
     confirm(page, "Replay")
 
-    assert "nothing was changed: type orders" in page.inner_text("main .problem")
+    assert "Nothing was changed: type orders" in page.inner_text("main .problem")
     assert dead_letters.count(fleet.store, TOPIC, many) == 1_002
 
 
@@ -225,7 +226,7 @@ def test_a_purge_wants_the_name_of_the_topic(console, browse, fleet, died):
 
     page.fill("input[name=typed-name]", "order")
     confirm(page, "Delete for good")
-    assert "nothing was changed: type orders" in page.inner_text("main .problem")
+    assert "Nothing was changed: type orders" in page.inner_text("main .problem")
     page.fill("input[name=typed-name]", TOPIC)
     confirm(page, "Delete for good")
 

@@ -244,7 +244,16 @@ def replay(visit: Visit) -> ActResult:
         job.done, job.failed = done.replayed, done.result == "failed"
         return _replayed(done, stated)
 
-    job = backend.jobs.start(visit.person.name, f"Replay to {target}", topic, stated, letters, work)
+    title = f"Replay to {target}"
+    job = backend.jobs.start(
+        visit.person.name,
+        title,
+        topic,
+        stated,
+        letters,
+        work,
+        replayed_since_unix_ms=_present(visit),
+    )
     return ActResult("The replay has started.", "job", {"job": job.id})
 
 

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import time
+
+from streamqd.admin import dead_letters
+from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
+from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, ConsoleView, Context, Preview, Visit
+
+BUDGET = 1_000  # dead letters that the page of a replay examines, the newest first
+SECONDS = 0.3  # after which it stops anyway
 
 
 def show_job(visit: Visit) -> Context:
-    """Return one job with its progress."""
-    return {"job": visit.desk.backend.jobs.get(visit.path["job"])}
+    """Return one job with its progress, and how many replayed messages have died again."""
+    job = visit.desk.backend.jobs.get(visit.path["job"])
+    again, complete = _again(visit, job)
+    return {"job": job, "again": again, "again_complete": complete}
+
+
+def _again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
+    """Return how many replayed messages have died since, and True if that is all of them."""
+    if job.replayed_since_unix_ms is None:
+        return None, True
+    until = time.monotonic() + SECONDS
+    choice = MessageFilter(since_unix_ms=job.replayed_since_unix_ms)
+    found = dead_letters.causes(
+        visit.desk.store,
+        job.topic,
+        choice,
+        budget=BUDGET,
+        stop=lambda: time.monotonic() >= until,
+    )
+    return sum(each.replayed for each in found.causes), found.complete
 
 
 def preview_stop(visit: Visit) -> Preview:
