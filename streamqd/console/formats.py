@@ -14,9 +14,9 @@ NONE = "\u2013"
 # First words of clauses. Any other first word may be a name, which stays as it is.
 _STARTS = frozenset(
     {
-        *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "messages", "more"),
-        *("no", "none", "on", "paused", "read", "report", "run", "schedules", "send", "start"),
-        *("stop", "stopped", "the", "wait", "write"),
+        *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "make", "messages"),
+        *("more", "no", "none", "nothing", "on", "paused", "read", "report", "run", "schedules"),
+        *("send", "start", "stop", "stopped", "the", "wait", "write"),
     }
 )
 
