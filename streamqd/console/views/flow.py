@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from streamqd.console.formats import rate
 from streamqd.console.overview import GroupNow
 from streamqd.console.view import ConsoleView, Context, Visit
 
@@ -49,11 +50,13 @@ def show(visit: Visit) -> Context:
     for topic, groups in shown.items():
         height = len(groups) * (BOX + GAP) - GAP
         middle = y + height // 2
-        arriving = max((each.arriving or 0.0 for each in groups), default=0.0)
-        boxes.append(FlowBox(LEFT, middle - BOX // 2, topic, f"{arriving:,.1f}/s in", "", topic))
+        known = [each.arriving for each in groups if each.arriving is not None]
+        arriving = _per_second(max(known, default=None), " in")
+        boxes.append(FlowBox(LEFT, middle - BOX // 2, topic, arriving, "", topic))
         for each in groups:
             out = each.acked or 0.0
-            figure = f"{out:,.1f}/s" + (f", {_unread(each)} unread" if each.lag != 0 else "")
+            unread = f"{_unread(each)} unread" if each.lag != 0 else ""
+            figure = ", ".join(part for part in (_per_second(each.acked), unread) if part)
             boxes.append(FlowBox(RIGHT, y, each.group, figure, each.level, topic, each.group))
             lines.append(_line(LEFT + WIDTH, middle, RIGHT, y + BOX // 2, out))
             y += BOX + GAP
@@ -69,6 +72,11 @@ def show(visit: Visit) -> Context:
         "topics": shown,
         "left_out": len(by_topic) - len(shown),
     }
+
+
+def _per_second(value: float | None, direction: str = "") -> str:
+    """Return a rate as the table shows it, '' if it is unknown."""
+    return "" if value is None else f"{rate(value)}/s{direction}"
 
 
 def _unread(group: GroupNow) -> str:
