@@ -869,7 +869,7 @@ def _running(f: WaitFacts) -> str:
 
 
 def _waiting(f: WaitFacts) -> str:
-    lag = "more than 1,000" if f.row.lag is None else f"{f.row.lag:,}"
+    lag = f"{f.row.lag_at_least:,} or more" if f.row.lag is None else f"{f.row.lag:,}"
     oldest = _until(f.now_unix_ms, f.row.oldest_unix_ms)
     age = "" if oldest is None else f", the oldest {lasting(oldest)} old"
     return f"{lag} unread and {f.row.pending or 0:,} pending{age}"
