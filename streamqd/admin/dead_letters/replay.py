@@ -38,6 +38,7 @@ from streamqd.policy.partitioning import crc32_partition
 from streamqd.store import dead, directives
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
+from streamqd.words import plural
 
 _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # the counters of a replayed letter
 
@@ -579,10 +580,10 @@ def _notes(
         return [], []
     warnings, notes = list[str](), list[str]()
     for each in receivers:
-        who, of = f"the group {each.group}", f"of {each.partitions}"
+        who, of = f"the group {each.group}", f"of {plural(each.partitions, 'partition')}"
         if each.same_worker and target.topic is None:
             warnings.append(
-                f"{who}: the worker that failed still runs on {each.same_worker} {of} partitions,"
+                f"{who}: the worker that failed still runs on {each.same_worker} {of},"
                 " so the same code would run again"
             )
         elif each.owned and target.topic is None:
@@ -592,13 +593,11 @@ def _notes(
             )
         if each.owned < each.partitions:
             warnings.append(
-                f"{who}: no instance owns {each.partitions - each.owned} {of} partitions, and dead"
+                f"{who}: no instance owns {each.partitions - each.owned} {of}, and dead"
                 " letters wait there for an owner"
             )
         if each.paused:
-            warnings.append(
-                f"{who}: {each.paused} {of} partitions are paused, and dead letters wait there"
-            )
+            warnings.append(f"{who}: {each.paused} {of} are paused, and dead letters wait there")
     if not receivers:
         warnings.append("no group reads the target, so the messages stay unread")
     if any(each.reason == "crashes" for each in causes):
