@@ -169,3 +169,18 @@ def test_point_16_fifty_pages_cost_redis_what_one_costs(fleet, console, browse):
 
     assert fifty < one * 1.5
     assert rss < 150
+
+
+def test_a_page_without_a_session_leads_to_the_login(console, browse):
+    page = browse(console)
+    page.goto(console.url)
+    page.wait_for_selector("#pulse[data-state=live]")
+    page.click("#pause")
+    answer = page.context.request.post(
+        f"{console.url}logout", headers={"Sec-Fetch-Site": "same-origin"}
+    )
+    assert answer.ok
+
+    page.click("#pause")
+
+    page.wait_for_selector("input[name=password]", timeout=30_000)

@@ -40,8 +40,16 @@
     stream.onerror = () => {
       setState("waiting");
       setBanner("The console does not answer. The figures are old; this page tries again.");
-      if (stream && stream.readyState === EventSource.CLOSED) retry = setTimeout(open, 3000);
+      if (stream && stream.readyState === EventSource.CLOSED) { retry = setTimeout(open, 3000); leaveWithoutSession(); }
     };
+  };
+  // A stream does not say why it was refused. Without a session, the page itself asks for one.
+  const leaveWithoutSession = async () => {
+    try {
+      const answer = await fetch(liveUrl, { redirect: "manual" });
+      if (answer.body) answer.body.cancel();
+      if (answer.status === 401 || answer.type === "opaqueredirect") location.reload();
+    } catch { /* the console is away */ }
   };
   const showPause = () => {
     pauseButton.textContent = paused ? "Resume" : "Pause";
