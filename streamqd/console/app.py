@@ -185,8 +185,7 @@ class ConsoleApp:
                 if person is None:
                     return self._unknown(request)
                 if not person.may(rule.role):
-                    text = f"This needs the role {rule.role.word}; you are {person.role.word}."
-                    return self._problem(request, HTTPStatus.FORBIDDEN, text)
+                    return self._forbidden(request, rule.role)
             return await self._answered(rule, request)
 
         return answer
@@ -216,6 +215,13 @@ class ConsoleApp:
             logs.event("console.failed", logging.ERROR, path=rule.path, exc=error)
             text = "An internal error occurred. Its traceback is in the log of the console."
             return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+    def _forbidden(self, request: Request, wanted: Role) -> Response:
+        """Answer a person whose role does not suffice."""
+        text = f"This needs the role {wanted.word}; you are {request.state.person.role.word}."
+        if self._access.settings.read_only:
+            text = "This console is read-only: it changes nothing for anybody."
+        return self._problem(request, HTTPStatus.FORBIDDEN, text)
 
     def _enter(self, request: Request) -> Response:
         """Exchange the token of a link for a session, and remove it from the URL."""

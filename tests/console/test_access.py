@@ -96,7 +96,9 @@ def test_the_token_of_the_link_works_once(fleet, new_console):
     assert "SameSite=Strict" in cookie
     assert client.get("/").status == 200
     assert again.status == 401
+    assert "You are not logged in" in again.text
     assert token not in again.text
+    assert "Go to the overview" not in again.text, "it leads nowhere without a session"
     assert following.status == 303
     assert Client(console.port).get("/").status == 401
 
@@ -193,7 +195,8 @@ def test_read_only_makes_everybody_a_viewer(fleet, users_file, new_console):
     answer = client.post(PAUSE, {"request-id": "1"}, OWN)
 
     assert answer.status == 403
-    assert "read only" in client.get("/").text
+    assert "This console is read-only" in answer.text
+    assert "default, read only" in client.get("/").text
 
 
 def test_a_proxy_names_the_person_only_if_it_is_trusted(fleet, new_console):
