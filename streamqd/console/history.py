@@ -62,6 +62,7 @@ class ConsoleHistory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[Pair, dict[int, array[int]]] = {}
+        self._lags: dict[str, tuple[int, dict[Pair, int]]] = {}  # of the last minute of instances
         self._covered: set[int] = set()  # minutes with an entry of any instance
         self._since = 0  # unix ms: from here on, entries are read
         self._last = ""  # ID of the newest entry that was read
@@ -152,9 +153,21 @@ class ConsoleHistory:
         minute = max(0, entry.until_unix_ms - MINUTE_MS // 2) // MINUTE_MS
         if entry.bad is None:
             self._covered.add(minute)
+        before, lags = self._lags.get(entry.instance, (minute, {}))
+        if before != minute:
+            lags = {}
+        # A housekeeper that ends writes an entry at once. Its lag is also in the entry before it,
+        # or in that of the next owner at the end of the minute.
+        whole = entry.until_unix_ms % MINUTE_MS < MINUTE_MS // 2
         for row in entry.rows:
-            some = self._groups.setdefault((row.topic, row.group), {})
-            _sum(some.setdefault(minute, array("I", bytes(4 * (_FIGURES + len(BUCKETS))))), row)
+            pair = row.topic, row.group
+            figures = self._groups.setdefault(pair, {}).setdefault(
+                minute, array("I", bytes(4 * (_FIGURES + len(BUCKETS))))
+            )
+            known = lags.get(pair, 0)
+            lags[pair] = max(known, row.lag) if whole else known
+            _sum(figures, row, lags[pair] - known)
+        self._lags[entry.instance] = minute, lags
 
     def _forget(self, now_unix_ms: int) -> None:
         """Drop the minutes older than a day or of the future, and more if too many are kept."""
@@ -169,6 +182,7 @@ class ConsoleHistory:
                 del some[minute]
             if not some:
                 del self._groups[pair]
+        self._lags = {name: each for name, each in self._lags.items() if each[0] >= last - 2}
 
     def _point(self, some: Mapping[int, array[int]], first: int, step: int) -> HistoryPoint:
         known = sum(each in self._covered for each in range(first, first + step))
@@ -186,10 +200,10 @@ class ConsoleHistory:
         )
 
 
-def _sum(figures: array[int], row: GroupMinute) -> None:
-    """Add the row of an instance to the figures of a minute."""
+def _sum(figures: array[int], row: GroupMinute, lag: int) -> None:
+    """Add the row of an instance and its new lag to the figures of a minute."""
     counts = row.counts
-    added = [counts["added"], counts["acked"], counts["failed"], row.lag]
+    added = [counts["added"], counts["acked"], counts["failed"], lag]
     for index, each in enumerate(added):
         figures[index] = min(_MOST, figures[index] + each)
     for bucket, runs in row.handled.items():

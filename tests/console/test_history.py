@@ -57,6 +57,20 @@ def test_sparks_sum_the_instances_of_a_minute(past):
     assert values == [120.0] * 60  # the last minute is not written yet
 
 
+@pytest.mark.parametrize("seconds", [18, 45])
+def test_a_housekeeper_that_ends_within_a_minute_adds_no_lag(past, seconds):
+    """`a` ends and starts again, and adds an entry of its own after so many seconds."""
+    store, name, now = past
+    begun = (now // MINUTE_MS - 1) * MINUTE_MS
+    store.execute("DEL", store.keys.history(name))
+    for until in (begun, begun + seconds * 1000, begun + MINUTE_MS):
+        append(store, name, "a", until, acked=20, lag=5)
+
+    points = ConsoleHistory().points(store, name, now, PAIR, 5, 1)
+
+    assert [each.lag for each in points if each.acked is not None] == [5, 5]
+
+
 def test_longer_range_reads_the_earlier_entries_once(past):
     store, name, now = past
     seen = ConsoleHistory()
