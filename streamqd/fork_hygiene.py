@@ -75,5 +75,5 @@ def _changes() -> dict[str, str | None]:
     """Return the variables to change for children, with their new text, or None to remove it."""
     shown = dict(os.environ)
     config.scrub(shown)
-    changed = {name: text for name, text in shown.items() if text != os.environ[name]}
+    changed = {name: shown.get(name) for name in os.environ if shown.get(name) != os.environ[name]}
     return changed | {name: None for name in _SUPERVISOR_ONLY if name in shown}

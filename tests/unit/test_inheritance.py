@@ -14,6 +14,8 @@ import pytest
 from streamqd import fork_hygiene, process
 
 URL = "STREAMQ_REDIS__URL"
+STORE = "STREAMQ_ARCHIVE__OPTIONS"
+NOT_PASSED_ON = {"NOTIFY_SOCKET", "WATCHDOG_USEC", STORE}
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +24,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     monkeypatch.setenv(URL, "redis://:secret@cache:6379/0")
+    monkeypatch.setenv(STORE, '{ aws_secret_access_key = "secret" }')
     threshold = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -49,13 +52,11 @@ def test_child_does_not_inherit_supervisor_variables(tmp_path: Path, frozen: boo
 
     seen = seen_by_child(tmp_path / "environment")
 
-    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & seen.keys()
+    assert not NOT_PASSED_ON & seen.keys()
     assert seen[URL] == "redis://@cache:6379/0"
     assert dict(os.environ) == mine
     expected = {**mine, URL: seen[URL]}
-    assert seen == {
-        k: v for k, v in expected.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")
-    }
+    assert seen == {k: v for k, v in expected.items() if k not in NOT_PASSED_ON}
 
 
 def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
