@@ -312,6 +312,36 @@ def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
     assert rows.count_rows(filter=pa.compute.field("entry_time") == moment) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "bounded"),
+    [
+        (pa.timestamp("us", tz="UTC"), [0, 253_402_300_799_999_999], False),
+        (pa.timestamp("us", tz="UTC"), [0, 253_402_300_799_999_000], True),
+        (pa.timestamp("us", tz="UTC"), [0, 253_402_300_800_000_000], False),
+        (pa.date32(), [-719_163, 0], False),
+        (pa.date32(), [-719_162, 2_932_896], True),
+        (pa.float64(), [1.0, float("inf")], False),
+        (pa.float32(), [float("-inf"), 1.0], False),
+    ],
+)
+def test_values_without_a_bound_are_stored(
+    archive: Archive, kind: Any, values: list[Any], bounded: bool
+) -> None:
+    """A task failed on such times. With an infinity in the log, all files lost their statistics."""
+    schema = pa.schema([("n", pa.int64()), ("x", kind)])
+    table = archive.derived("odd", RESULTS, schema)
+    assert table is not None
+    writer = DateWriter(table.folder, "", schema)
+    columns = {"n": pa.array([1, 2]), "x": pa.array(values, kind)}
+    writer.write("", pa.RecordBatch.from_pydict(columns, schema=schema))
+    table.append(writer.finish(), {})
+    (file,) = table.files()
+    (found,) = pa.table(table.delta.get_add_actions(flatten=True)).to_pylist()
+    assert (file.rows, found["max.n"]) == (2, 2)
+    assert (found.get("max.x") is not None) == bounded
+    assert table.delta.to_pyarrow_table().num_rows == 2
+
+
 def test_missing_owed_file_is_reported(archive: Archive) -> None:
     table, quarantine = made(archive)
     (file,) = unfit(quarantine, "1-0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -253,8 +254,11 @@ def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
             known = [one for one in seen if one.has_min_max]
             if len(known) + nulls.count(None) < len(seen) or not known:
                 continue
-            low = _lower(min(one.min for one in known))
-            high = _upper(max(one.max for one in known))
+            try:
+                low = _lower(min(one.min for one in known))
+                high = _upper(max(one.max for one in known))
+            except OverflowError:  # a time outside of Python's calendar, or in its last millisecond
+                continue
             if low is not None and high is not None:
                 found["minValues"][name], found["maxValues"][name] = low, high
     return json.dumps(found)
@@ -270,7 +274,8 @@ def _lower(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, str):
         return value[:_BOUND_CHARACTERS]
-    return value if type(value) in (int, float) else None
+    # JSON has no infinity: with one, readers of the log would lose the bounds of all files.
+    return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
 
 
 def _upper(value: Any) -> Any:
