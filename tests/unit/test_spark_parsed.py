@@ -43,6 +43,7 @@ from pyspark.sql.types import (  # noqa: E402
     StructType,
 )
 
+from streamqd.spark.pipelines.conversion import convert  # noqa: E402
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, date_of, last_id  # noqa: E402
 
 DAY = 86_400_000
@@ -224,6 +225,13 @@ def test_rescued_fields_are_as_they_were() -> None:
     payload = b'{"a": 1, "b": 1.50, "\\u00fc": {"c" : [1e400]}, "d": null}'
     assert rescued(payload, {"a"}) == '{"b": 1.50, "ü": {"c" : [1e400]}, "d": null}'
     assert rescued(payload, {"a", "b", "ü", "d"}) is None
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")])
+def test_a_text_that_spark_may_read_as_a_time_stays_undecided(kind: Any) -> None:
+    """Spark removes GMT, so the second text is a time. It was rejected without Spark."""
+    found = convert(kind, ["never", "GMT2025-11-20", "T10:00", None])
+    assert (found.wrong, found.undecided) == ({0}, {1, 2})
 
 
 # --- two tables in step ---------------------------------------------------------------------------

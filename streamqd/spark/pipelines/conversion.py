@@ -79,8 +79,17 @@ def _without(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
 
 
 def _begins_with_letter(text: Any) -> bool:
-    """Return True for a text that is neither a number nor a date. A time may be `T10:00`."""
-    return type(text) is str and text[:1].isascii() and text[:1].isalpha() and text[0] not in "tT"
+    """Return True for a text that is neither a number nor a date.
+
+    A time may be `T10:00`, and Spark removes `GMT` from dates and times, even at their start.
+    """
+    return (
+        type(text) is str
+        and text[:1].isascii()
+        and text[:1].isalpha()
+        and text[0] not in "tT"
+        and not text.startswith("GMT")
+    )
 
 
 # --- columns of single values ---------------------------------------------------------------------
