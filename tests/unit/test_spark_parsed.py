@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamqd.errors import Refused
-from streamqd.spark.location import location
+from streamqd.spark.location import BucketFolder, location
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import parsed, storage, strict
 from streamqd.spark.pipelines.derived import (
@@ -35,6 +35,8 @@ pytest.importorskip("pyarrow.compute")
 deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyspark")
 
+from pyspark.sql.datasource import EqualTo, LessThan  # noqa: E402
+from pyspark.sql.pandas.types import from_arrow_schema  # noqa: E402
 from pyspark.sql.types import (  # noqa: E402
     ArrayType,
     DecimalType,
@@ -43,6 +45,11 @@ from pyspark.sql.types import (  # noqa: E402
     StructType,
 )
 
+from streamqd.spark.pipelines.bucket_files import (  # noqa: E402
+    BucketTableReader,
+    FilesPartition,
+    ListedFile,
+)
 from streamqd.spark.pipelines.conversion import convert  # noqa: E402
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, date_of, last_id  # noqa: E402
 
@@ -318,6 +325,28 @@ def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
     rows = table.delta.to_pyarrow_dataset()
     assert rows.count_rows(filter=pa.compute.field("amount") > 2) == 0
     assert rows.count_rows(filter=pa.compute.field("entry_time") == moment) == 1
+
+
+def test_a_column_with_the_name_of_the_ids_bounds_no_files(archive: Archive) -> None:
+    """A query of a bucket missed files: it took this column for the IDs of entries."""
+    schema = pa.schema([("id_ms", pa.string()), ("timestamp", pa.timestamp("us", tz="UTC"))])
+    table = archive.derived("odd", RESULTS, schema)
+    assert table is not None
+    writer = DateWriter(table.folder, "", schema)
+    moment = dt.datetime(2025, 11, 20, tzinfo=dt.UTC)
+    columns: dict[str, list[Any]] = {"id_ms": ["b"], "timestamp": [moment]}
+    writer.write("", pa.RecordBatch.from_pydict(columns, schema=schema))
+    table.append(writer.finish(), {})
+    (file,) = table.files()
+    listed = ListedFile(file.path, "", 0, file.size, file.first[0], file.last[0])
+    folder = location("s3://bucket/archive/results/odd")
+    assert isinstance(folder, BucketFolder)
+    for condition in (EqualTo(("id_ms",), "b"), LessThan(("timestamp",), moment)):
+        reader = BucketTableReader(folder, from_arrow_schema(schema), (), [listed])
+        assert list(reader.pushFilters([condition])) == [condition]
+        (task,) = reader.partitions()
+        assert isinstance(task, FilesPartition)
+        assert task.files == (listed,)
 
 
 @pytest.mark.parametrize(

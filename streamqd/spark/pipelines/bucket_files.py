@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from streamqd.spark import register_once
 from streamqd.spark.location import BucketFolder, source_name
 from streamqd.spark.pipelines.parts import WrittenFile
-from streamqd.spark.pipelines.storage import ArchiveTable
+from streamqd.spark.pipelines.storage import RAW, ArchiveTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,7 @@ class Condition(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A file of a table. `first_ms` and `last_ms` are bounds of `id_ms`."""
+    """A file of a table. `first_ms` and `last_ms` are bounds of the IDs in a raw table."""
 
     path: str
     date: str
@@ -166,9 +166,11 @@ class BucketTableReader(DataSourceReader):
         if column in self._partitioned:
             value = self._divided(file)[column]
             return value, value
+        if self._partitioned != RAW.partitioned:
+            return None  # columns with the names below are those of a schema or a query
         if column == "id_ms":
             return file.first_ms, file.last_ms
-        if column == "timestamp" and "id_ms" in self._schema.names:
+        if column == "timestamp":
             return _moment(file.first_ms, 0), _moment(file.last_ms, 1)
         return None
 

@@ -266,7 +266,10 @@ class ArchiveTable:
         return self.delta.version()
 
     def files(self, partition: int | None = None) -> list[WrittenFile]:
-        """Return the files of the table. Only bounds are known of the second half of IDs."""
+        """Return the files of the table, with bounds of the IDs in a raw table.
+
+        Only the first half of IDs is known.
+        """
         import pyarrow as pa
 
         with _translated(self.folder, "read"):
@@ -274,7 +277,9 @@ class ArchiveTable:
         found: list[dict[str, Any]] = actions.to_pylist()
         files = []
         for each in found:
-            least, most = each.get("min.id_ms"), each.get("max.id_ms")
+            least = most = None
+            if self.kind == RAW:  # in another table, it is a column of the schema or the query
+                least, most = each.get("min.id_ms"), each.get("max.id_ms")
             files.append(
                 WrittenFile(
                     each["path"],
