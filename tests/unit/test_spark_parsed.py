@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -24,8 +25,10 @@ from streamqd.spark.pipelines.derived import (
     parsed_columns,
     quarantine_columns,
 )
-from streamqd.spark.pipelines.fitting import Fitter
+from streamqd.spark.pipelines.fitting import ALIKE, Fitter
+from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import JudgedRows
+from streamqd.spark.pipelines.schemas import stored
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 from streamqd.spark.pipelines.strict import fault, forbidden, rescued
 from tests.support.quick import examples
@@ -40,6 +43,7 @@ from pyspark.sql.pandas.types import from_arrow_schema  # noqa: E402
 from pyspark.sql.types import (  # noqa: E402
     ArrayType,
     DecimalType,
+    LongType,
     MapType,
     StringType,
     StructType,
@@ -220,6 +224,32 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     assert [each.parent.parent.name for each in sorted(files)] == ["parsed", *["quarantine"] * 2]
     fitter.discard()
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
+def test_one_name_of_another_case_is_reported_for_a_column(tmp_path: Path) -> None:
+    """A payload with thousands of them filled the memory, and printed a warning for each."""
+    kind = StructType().add("amount", LongType()).add("id", LongType())
+    place = location(tmp_path)
+    columns = pa.schema([*parsed_columns(), *stored(kind)]).remove(0)
+    folders = (place.within("parsed"), columns), (place.within("bad"), quarantine_columns())
+    fitter = Fitter(*folders, Prover(kind, "", 0))
+    cases = ["".join(each) for each in itertools.product(*zip("amount", "AMOUNT", strict=True))]
+    for names in (cases[1:40], cases[40:]):
+        payload = json.dumps(dict.fromkeys(["ID", *names], 1)).encode()
+        fitter.write(
+            pa.RecordBatch.from_pydict(
+                {
+                    "partition": pa.array([0], pa.int32()),
+                    "id": pa.array(["1-0"]),
+                    "timestamp": pa.array([1], pa.timestamp("us", tz="UTC")),
+                    "date": pa.array([dt.date(2025, 1, 1)]),
+                    "key": pa.nulls(1, pa.binary()),
+                    "value": pa.array([payload]),
+                }
+            )
+        )
+    rows = fitter.finish().to_pylist()
+    assert sorted(row["date"] for row in rows if row["rows_are"] == ALIKE) == ["amount", "id"]
 
 
 def test_last_id_of_a_date_is_its_last_millisecond() -> None:

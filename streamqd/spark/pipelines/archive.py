@@ -185,7 +185,8 @@ class Archiver:
             self._noted(table.topic, error)
             return
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined
-        for name, column in sorted(fitted.alike):
+        found = {column: name for name, column in sorted(fitted.alike)}
+        for column, name in found.items():
             self._warn_once(
                 f"pipelines.{table.topic}: payloads have the name {ascii(name)[:100]}, and the"
                 f" schema has {column}, which is another column; correct the case of one of them"

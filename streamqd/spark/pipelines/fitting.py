@@ -209,14 +209,14 @@ class Fitter:
         )
         self._schemas = parsed[1], quarantine[1]
         self._judge = judge
-        self._alike: set[tuple[str, str]] = set()
+        self._alike: dict[str, str] = {}  # column -> name of another case
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
         import pyarrow as pa
 
         rows, reasons, undecided, alike = self._judge(batch)
-        self._alike |= alike
+        self._alike |= {column: name for name, column in alike}
         if undecided:
             rest = rows.take(pa.array(undecided, pa.int64()))
             self._undecided.add(rest["date"], self._unfit(rest, [None] * len(undecided)))
@@ -265,7 +265,8 @@ class Fitter:
         """Close the files. Return a row for each, and for each name of another case."""
         writers = {FIT: self._good, UNFIT: self._bad, UNDECIDED: self._undecided}
         none = (0, 0)
-        names = [WrittenFile(name, column, 0, 0, 0, none, none) for name, column in self._alike]
+        alike = self._alike.items()
+        names = [WrittenFile(name, column, 0, 0, 0, none, none) for column, name in alike]
         files = ((writer.finish(), what) for what, writer in writers.items())
         return _listing(*files, (names, ALIKE))
 

@@ -61,10 +61,14 @@ class Prover:
         return JudgedRows(rows, reasons, sorted(undecided), self._alike(objects))
 
     def _alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
-        """Return names in a sample of the objects, each with a column that differs only in case."""
+        """Return names in a sample of the objects, each with a column that differs only in case.
+
+        One name for each column, because one payload can have thousands.
+        """
         names = set[str]().union(*objects[::_SAMPLED]).difference(self._kind.names)
         columns = {each.lower(): each for each in self._kind.names}
-        return frozenset((each, columns[each.lower()]) for each in names if each.lower() in columns)
+        found = {columns[each.lower()]: each for each in names if each.lower() in columns}
+        return frozenset((name, column) for column, name in found.items())
 
     def _dates(self, columns: dict[str, pa.Array], dates: pa.Array) -> pa.Array:
         """Return the date under which each row is stored if it fits."""

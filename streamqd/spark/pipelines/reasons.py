@@ -36,7 +36,7 @@ class JudgedRows(NamedTuple):
 
     `rows` have the columns of the quarantine, `event_date`, and the columns of the schema in `row`.
     `reasons` are null for rows that fit. Spark must decide about the `undecided` rows. `alike` are
-    names in payloads, and the columns from which they differ only in case.
+    names in payloads, one for a column, and the columns from which they differ only in case.
     """
 
     rows: pa.RecordBatch
