@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamqd.errors import Refused
 from streamqd.spark.location import BucketFolder, location
 from streamqd.spark.offsets import Position
-from streamqd.spark.pipelines import parsed, storage, strict
+from streamqd.spark.pipelines import parsed, reparse, storage, strict
 from streamqd.spark.pipelines.derived import (
     PARSED,
     QUARANTINE,
@@ -463,6 +463,29 @@ def test_a_table_grows_and_never_changes(archive: Archive) -> None:
     for wrong in (("a", pa.string()), ("A", pa.int64()), ("b", pa.list_(pa.string()))):
         with pytest.raises(Refused, match="columns can be added, but not changed"):
             table.grow(pa.schema([wrong]))
+
+
+def test_entries_that_are_not_parsed_do_not_hide_a_loss(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old dates of the raw table were deleted. As many new entries made up for them."""
+    raw = archive.table("orders", create=True)
+    table, quarantine = made(archive)
+    assert raw is not None
+    files = unfit(quarantine, "1-0", "2-0")
+    table.append([], at(2), owed=Owed(0, tuple(files)))
+    quarantine.append(files, at(2), batch=1)
+    new, old = (
+        WrittenFile("x.parquet", "2025-01-01", 0, 2, 1, first, (first[0] + 1, 0))
+        for first in ((3, 0), (1, 0))
+    )
+    monkeypatch.setattr(raw, "files", lambda: [new])
+    with pytest.raises(Refused, match="2 parsed rows of orders have no archived entry any longer"):
+        reparse._remove(archive, raw, allow_loss=False)
+    assert ids(archive) == ["1-0", "2-0"]
+    monkeypatch.setattr(raw, "files", lambda: [old, new])
+    reparse._remove(archive, raw, allow_loss=False)
+    assert archive.names(PARSED) == archive.names(QUARANTINE) == []
 
 
 def test_chunks_advance_in_each_partition(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark.location import DiskFolder, Location, location
+from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, parsed, tables
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
@@ -77,7 +78,10 @@ def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
     kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
     made = [table for kind in kinds if (table := archive.derived(raw.topic, kind)) is not None]
     rows = sum(each.rows for table in made for each in table.files())
-    archived = sum(each.rows for each in raw.files())
+    # Entries that are not parsed yet do not replace entries that were deleted.
+    ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
+    parsed_from = [each for each in raw.files() if each.first <= ends.get(each.partition, ZERO)]
+    archived = sum(each.rows for each in parsed_from)
     if rows > archived and not allow_loss:
         raise Refused(
             f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
