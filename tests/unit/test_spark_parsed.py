@@ -488,6 +488,30 @@ def test_entries_that_are_not_parsed_do_not_hide_a_loss(
     assert archive.names(PARSED) == archive.names(QUARANTINE) == []
 
 
+def test_a_removal_that_was_killed_is_completed(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill could leave a part of a table, which no command removed or replaced."""
+    raw = archive.table("orders", create=True)
+    table, _ = made(archive)
+    assert raw is not None
+    for number in (1, 2):
+        table.append([], at(number))
+
+    def killed(folder: str | Path) -> None:
+        for commit in list(Path(folder).rglob(f"{0:020d}.json")):
+            commit.unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            reparse._remove(archive, raw, allow_loss=False)
+    reparse._remove(archive, raw, allow_loss=False)
+    for kind in (PARSED, QUARANTINE):
+        assert not list(Path(archive.folder("orders", kind).address).parent.iterdir())
+
+
 def test_chunks_advance_in_each_partition(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,5 +88,23 @@ def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
             f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
             " they would be lost; pass --quarantine-only, or --allow-loss to remove them"
         )
-    for table in made:
-        shutil.rmtree(table.folder.address)
+    for kind in kinds:
+        _discard(Path(archive.folder(raw.topic, kind).address))
+
+
+def _discard(folder: Path) -> None:
+    """Remove a directory: by its name first, so that a kill leaves it complete or not at all.
+
+    Raises Refused.
+    """
+    gone = folder.with_name(f".{folder.name}.removed")  # no topic has such a name
+    try:
+        with suppress(FileNotFoundError):  # it is there after a kill
+            shutil.rmtree(gone)
+        with suppress(FileNotFoundError):
+            folder.rename(gone)
+            shutil.rmtree(gone)
+    except OSError as error:
+        raise Refused(
+            f"{folder} cannot be removed: {error.strerror}; correct this, and run the command again"
+        ) from error
