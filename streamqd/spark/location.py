@@ -323,7 +323,9 @@ class BucketFolder:
 
         with self.spoken():
             found = self.system.get_file_info(FileSelector("", allow_not_found=True))
-        return [PurePosixPath(each.path).name for each in found]
+        names = [PurePosixPath(each.path).name for each in found]
+        # Consoles of stores create a directory as an empty object, which has no name inside.
+        return [each for each in names if each]
 
     def tables(self) -> list[str]:
         return [each for each in self.names() if self.within(each).has_table()]

@@ -27,6 +27,7 @@ from tests.support.servers import Server
 pytest.importorskip("deltalake")
 pytest.importorskip("moto")
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.fs")
 
 from streamqd.spark import rows as columns  # noqa: E402
 from streamqd.spark.pipelines import compact, storage  # noqa: E402
@@ -110,6 +111,20 @@ def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: 
         Archive(f"{url}/other", options=store.options)
     with pytest.raises(Refused, match="neither empty nor an archive"):
         Archive(f"{url}/tables", create=True, options=store.options)
+
+
+def test_a_directory_made_in_a_console_is_empty(store: BucketServer, url: str) -> None:
+    """Its object `NAME/` was taken for content, and no archive could be created there."""
+    system = pa.fs.S3FileSystem(
+        access_key=KEY, secret_key=SECRET, endpoint_override=store.url, region="us-east-1"
+    )
+    place = url.removeprefix("s3://")
+    system.create_dir(place)
+    archive = Archive(url, create=True, options=store.options)
+    system.create_dir(f"{place}/tables/access")
+    assert sorted(archive.root.names()) == ["_archive.json", "tables"]
+    opened(archive)
+    assert archive.topics() == ["access"]
 
 
 def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> None:
