@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 # A commit is the creation of an object that must not exist, which S3 has as a conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
-# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set.
+# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. But with
+# it, each client also asks the metadata service of Amazon's hosts, which others wait for in vain.
 _PROFILES = {"aws_force_credential_load": "true"}
+_KEYS = {"aws_access_key_id", "access_key_id"}
 _CODE = re.compile(r"<?Code>(\w+)</Code>")
 _SECRET_MIN = 6  # characters; shorter values are not masked, because they occur in ordinary text
 
@@ -133,7 +135,9 @@ def location(named: str | Path | Location, options: Mapping[str, str] | None = N
         return DiskFolder(local_folder(str(named)).absolute())
     if not url.startswith("s3:"):
         return BucketFolder(url, dict(options or {}))
-    return BucketFolder(url, {**_PROFILES, **(options or {}), **_SAFE})
+    named = {each.lower() for each in (*os.environ, *(options or {}))}
+    profiles = {} if named & _KEYS else _PROFILES
+    return BucketFolder(url, {**profiles, **(options or {}), **_SAFE})
 
 
 _numbers = itertools.count(1)

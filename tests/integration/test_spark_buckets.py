@@ -408,6 +408,18 @@ def test_credentials_come_from_the_environment_a_profile_or_options(
     assert seen(archive, store) == [1, 2]
 
 
+def test_given_credentials_need_no_service_of_the_host(
+    store: BucketServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client asked Amazon's metadata service for its region, which other hosts lack."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", store.url)
+    store.requests()
+    add(opened(Archive(url, create=True, options=store.options)), 0, 2)
+    assert [each for each in store.requests() if "/latest/" in each] == []
+
+
 @pytest.mark.parametrize(
     ("named", "found"),
     [
