@@ -30,7 +30,7 @@ def store_url(named: str | Path) -> str | None:
     """Return the URL of a directory in an object store, None for any other name.
 
     `s3a` becomes `s3`, and the URL has no slash at its end. Raises Malformed for a URL that cannot
-    be used. Its message does not repeat a password.
+    be used. Its message repeats neither a password nor a query, which may be a signature.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -50,8 +50,8 @@ def store_url(named: str | Path) -> str | None:
         or any(not _OBJECT.fullmatch(each) or set(each) == {"."} for each in parts)
     ):
         raise Malformed(
-            f"{text} is not the address of a directory; write {_STORE_FORMS}, with only A-Z a-z 0-9"
-            " . _ - = + in its parts"
+            f"{text.partition('?')[0]} is not the address of a directory; write {_STORE_FORMS},"
+            " with only A-Z a-z 0-9 . _ - = + in its parts and nothing after them"
         )
     return f"{scheme}://" + "/".join((bucket, *parts))
 
@@ -71,8 +71,9 @@ def local_folder(named: str | Path) -> Path:
     if found[1].lower() == "file" and rest.startswith(("///", "//localhost/")):
         return Path(unquote("/" + rest.removeprefix("//").partition("/")[2]))
     raise Malformed(
-        f"{text} is not a directory of this machine, so nothing was written; pass a path or"
-        " file:///PATH (only --archive and --out take an object store, checkpoints do not)"
+        f"{text.partition('?')[0]} is not a directory of this machine, so nothing was written; pass"
+        " a path or file:///PATH (only --archive and --out take an object store, checkpoints do"
+        " not)"
     )
 
 

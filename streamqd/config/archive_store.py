@@ -10,6 +10,7 @@ from typing import Any
 from streamqd.config.setting import JsonText, setting
 
 UNSAFE = "aws_s3_allow_unsafe_rename"  # makes a commit overwrite that of another writer
+_CONDITIONAL = {"aws_conditional_put", "conditional_put"}  # keeps two writers apart: always "etag"
 _SECRET = re.compile(r"secret|password|token|credential|sas|_key(?!_?id)|service_account")
 
 
@@ -42,6 +43,8 @@ def options_fault(options: str) -> str:
             return f"has {name}, which is not a string; write it in quotes"
         if name.lower() == UNSAFE:
             return f"has {name}, with which two writers overwrite each other; remove it"
+        if name.lower() in _CONDITIONAL:
+            return f"has {name}, which streamqd sets itself; remove it"
     return ""
 
 

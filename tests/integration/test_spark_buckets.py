@@ -440,7 +440,8 @@ def test_store_url_has_one_form(named: str, found: str | None) -> None:
 @pytest.mark.parametrize(
     "named",
     ["s3:/bucket/a", "s3://", "s3://bucket//a", "s3://bucket/../a", "s3://bucket/a b", "s3://b/a%20",
-     "s3://key:secret@bucket/a", "s3://me@bucket/a", "abfss://box/a", "gs://b/a?x=1", "gs://b/./a"],
+     "s3://key:secret@bucket/a", "s3://me@bucket/a", "abfss://box/a", "gs://b/a?x=1", "gs://b/./a",
+     "abfss://box@acc.dfs.core.windows.net/a?sv=1&sig=secret"],
 )  # fmt: skip
 def test_store_url_refuses_what_is_no_directory(named: str) -> None:
     with pytest.raises(Malformed) as caught:
@@ -483,6 +484,7 @@ def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> 
         ('[archive]\noptions = "x"', 0o600, "archive.options: is not a table"),
         ("[archive.options]\na = []", 0o600, "archive.options: has a, which is not a string"),
         ('[archive.options]\naws_s3_allow_unsafe_rename = "true"', 0o600, "two writers overwrite"),
+        ('[archive.options]\nConditional_Put = "disabled"', 0o600, "streamqd sets itself"),
         ('[archive.options]\naws_secret_access_key = "hush"', 0o644, "other users may read"),
     ):
         with pytest.raises(config.load.__globals__["ConfigError"], match=said) as caught:
