@@ -264,6 +264,13 @@ def test_rescued_fields_are_as_they_were() -> None:
     assert rescued(payload, {"a", "b", "ü", "d"}) is None
 
 
+def test_a_struct_without_fields_is_refused() -> None:
+    """A table was created, whose files no task could write."""
+    kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
+    with pytest.raises(Refused, match=r"a\.element is a struct without fields"):
+        stored(kind)
+
+
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")])
 def test_a_text_that_spark_may_read_as_a_time_stays_undecided(kind: Any) -> None:
     """Spark removes GMT, so the second text is a time. It was rejected without Spark."""

@@ -166,6 +166,11 @@ def _check(kind: DataType, within: str) -> None:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
+        if not kind.fields:  # Parquet has no such column
+            raise Refused(
+                f"the column {within.rstrip('.')} is a struct without fields; name its fields, or"
+                " make it a string, which has the JSON as text"
+            )
         known: set[str] = set()
         for each in kind.fields:
             if not _NAME.fullmatch(each.name):
