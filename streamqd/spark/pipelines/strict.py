@@ -184,8 +184,14 @@ def _depth(found: dict[str, Any]) -> int:
 
 
 def rescued(payload: bytes, known: Collection[str]) -> str | None:
-    """Return the fields of a valid payload that are not known, as they are. None without any."""
-    fields: dict[str, bytes] = _raw()(payload)
+    """Return the fields of a valid payload that are not known, as they are. None without any.
+
+    Return the whole payload if it is nested so deeply that it cannot be divided here.
+    """
+    try:
+        fields: dict[str, bytes] = _raw()(payload)
+    except RecursionError:  # the limit includes the callers, which are others than in `faults`
+        return payload.decode()
     found = [
         f"{json.dumps(name, ensure_ascii=False)}: {bytes(value).decode()}"
         for name, value in fields.items()
