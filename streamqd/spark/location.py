@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from streamqd.config.archive_store import is_secret
+from streamqd.config.secrets import masked
 from streamqd.errors import Refused
 from streamqd.paths import below, local_folder, store_url
 
@@ -370,7 +371,7 @@ class BucketFolder:
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _SECRET_MIN:
                 text = text.replace(value, "***")
-        return text
+        return masked(text)  # the address of an endpoint or a proxy
 
     def cause(self, error: Exception) -> Exception | None:  # noqa: ARG002
         return None  # Spark writes the texts of all causes into its logs

@@ -268,6 +268,12 @@ def test_credentials_are_in_no_error(store: BucketServer, url: str) -> None:
     assert KEY not in repr(archive.root)
 
 
+def test_a_password_in_an_endpoint_is_in_no_error() -> None:
+    made = location("s3://bucket/a", {"aws_endpoint_url": "http://me:hush-hush@127.0.0.1:1"})
+    told = made.said(OSError("Error performing HEAD http://me:hush-hush@127.0.0.1:1/a in 1 ms"))
+    assert told == "Error performing HEAD http://me:***@127.0.0.1:1/a in 1 ms"
+
+
 def test_small_files_in_a_bucket_are_merged_and_purged(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
