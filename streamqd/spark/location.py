@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from streamqd.config.archive_store import is_secret
 from streamqd.config.secrets import masked
-from streamqd.errors import Refused
+from streamqd.errors import Malformed, Refused
 from streamqd.paths import below, local_folder, store_url
 
 if TYPE_CHECKING:
@@ -33,6 +33,14 @@ _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
 # it, each client also asks the metadata service of Amazon's hosts, which others wait for in vain.
 _PROFILES = {"aws_force_credential_load": "true"}
 _KEYS = {"aws_access_key_id", "access_key_id"}
+_ENDPOINTS = {
+    "aws_endpoint_url",
+    "aws_endpoint_url_s3",
+    "aws_endpoint",
+    "endpoint_url",
+    "endpoint",
+}
+_ENDPOINT = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _CODE = re.compile(r"<?Code>(\w+)</Code>")
 _SECRET_MIN = 6  # characters; shorter values are not masked, because they occur in ordinary text
 
@@ -136,9 +144,21 @@ def location(named: str | Path | Location, options: Mapping[str, str] | None = N
         return DiskFolder(local_folder(str(named)).absolute())
     if not url.startswith("s3:"):
         return BucketFolder(url, dict(options or {}))
-    named = {each.lower() for each in (*os.environ, *(options or {}))}
-    profiles = {} if named & _KEYS else _PROFILES
+    given = {name.lower(): value for name, value in (options or {}).items()}
+    around = {name.lower(): value for name, value in os.environ.items()}
+    _check_endpoint(given if _ENDPOINTS & given.keys() else around)
+    profiles = {} if _KEYS & {*given, *around} else _PROFILES
     return BucketFolder(url, {**profiles, **(options or {}), **_SAFE})
+
+
+def _check_endpoint(named: Mapping[str, str]) -> None:
+    """Check the addresses for which the client would end with a panic of Rust. Raises Malformed."""
+    for name in sorted(_ENDPOINTS & named.keys()):
+        if not _ENDPOINT.match(named[name]):
+            raise Malformed(
+                f"the option or variable {name} is not a URL; write it as in"
+                " http://minio.internal:9000"
+            )
 
 
 _numbers = itertools.count(1)

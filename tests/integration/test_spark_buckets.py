@@ -498,6 +498,19 @@ def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> 
         assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["minio.internal:9000", "minio", "http://", ""])
+def test_an_endpoint_that_is_no_url_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client panicked, which is no error that a command can report."""
+    for name in ("AWS_ENDPOINT_URL", "aws_endpoint"):
+        with pytest.raises(Malformed, match=f"variable {name.lower()} is not a URL; write it"):
+            location("s3://bucket/a", {name: address})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    with pytest.raises(Malformed, match="variable aws_endpoint_url is not a URL"):
+        Archive("s3://bucket/a", create=True)
+
+
 def test_unsafe_commits_cannot_be_asked_for() -> None:
     made = location("s3://bucket/a", {"aws_s3_allow_unsafe_rename": "true"})
     assert made.options["aws_s3_allow_unsafe_rename"] == "false"
