@@ -54,7 +54,7 @@ from streamqd.spark.pipelines.bucket_files import (  # noqa: E402
     FilesPartition,
     ListedFile,
 )
-from streamqd.spark.pipelines.conversion import convert  # noqa: E402
+from streamqd.spark.pipelines.conversion import convert, convert_unit  # noqa: E402
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, date_of, last_id  # noqa: E402
 
 DAY = 86_400_000
@@ -275,6 +275,13 @@ def test_a_struct_without_fields_is_refused() -> None:
     kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
     with pytest.raises(Refused, match=r"a\.element is a struct without fields"):
         stored(kind)
+
+
+def test_a_text_that_spark_must_not_read_as_a_number_stays_undecided() -> None:
+    """Its reason was that of other wrong texts, with the reasons of other columns behind it."""
+    texts = ["free", "see1234", "x" * 1001]
+    assert convert(pa.decimal128(10, 2), texts)[1:] == ({0}, {1, 2})
+    assert convert_unit(pa.timestamp("us", tz="UTC"), texts, 1000)[1:] == ({0}, {1, 2})
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")])

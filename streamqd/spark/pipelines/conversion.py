@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import compute
 
-from streamqd.spark.pipelines.strict import SECONDS_MAX, Number
+from streamqd.spark.pipelines.strict import SECONDS_MAX, Number, is_huge
 
 _US = 1_000_000
 BEYOND_US = 253_402_300_800 * _US  # start of the year 10,000. Most readers reject later times.
@@ -90,6 +90,11 @@ def _begins_with_letter(text: Any) -> bool:
         and text[0] not in "tT"
         and not text.startswith("GMT")
     )
+
+
+def _is_no_number(text: Any) -> bool:
+    """Return True for a text that Spark may try to read as a number, and cannot."""
+    return _begins_with_letter(text) and not is_huge(text)
 
 
 # --- columns of single values ---------------------------------------------------------------------
@@ -175,7 +180,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     # Other numbers have to be rounded, or have too many digits.
     pattern = rf"^-?[0-9]{{1,{whole}}}{fraction}$" if whole else "^-?0$"
     certain, open_rows = _matching(texts, pattern)
-    wrong = {at for at in open_rows if _begins_with_letter(values[at])}
+    wrong = {at for at in open_rows if _is_no_number(values[at])}
     return Converted(certain.cast(kind), wrong | others.keys(), open_rows - wrong)
 
 
@@ -233,7 +238,7 @@ def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Conve
             found = Decimal(text) if _OF_UNIT.fullmatch(text) else None
             if found is not None and -limit < found < limit:
                 micros[at] = int(found * factor)
-            elif _begins_with_letter(value):
+            elif _is_no_number(value):
                 wrong.add(at)
             else:
                 undecided.add(at)

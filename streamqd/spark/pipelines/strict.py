@@ -90,9 +90,9 @@ def forbidden(kind: StructType) -> _Checks:
     for each in kind.fields:
         if form := form_of(each):  # Spark reads units as decimals, and patterns as strings
             if form in UNITS:
-                found.append((each.name, unlike(each), _is_huge))
+                found.append((each.name, unlike(each), is_huge))
             continue
-        if check := _somewhere(each.dataType, DecimalType, _is_huge):
+        if check := _somewhere(each.dataType, DecimalType, is_huge):
             found.append((each.name, unlike(each), check))
         if check := _somewhere(each.dataType, TimestampType, _is_beyond):
             found.append((each.name, out_of_range(each), check))
@@ -133,7 +133,7 @@ def _any_value(check: _Check, value: Any) -> bool:
     return isinstance(value, dict) and any(map(check, value.values()))
 
 
-def _is_huge(value: Any) -> bool:
+def is_huge(value: Any) -> bool:
     """Return True if a number, or a text, has so many digits that Spark would compute for hours."""
     if isinstance(value, Number):
         value = value.decode()
