@@ -26,6 +26,9 @@ class ArchiveStore:
         secret=True,
     )
 
+    def __repr__(self) -> str:
+        return f"ArchiveStore(options={'{}' if self.options == '{}' else '***'})"
+
     @property
     def pairs(self) -> dict[str, str]:
         """The options by name, in lower case."""

@@ -119,6 +119,8 @@ def test_settings_do_not_show_passwords() -> None:
     for text in (repr(settings), str(settings.redis), f"{settings}", repr((settings,))):
         assert "s3cret" not in text
         assert "redis://me:***@localhost" in text
+    stored = config.ArchiveStore('{"aws_secret_access_key": "s3cret"}')
+    assert "s3cret" not in f"{config.Settings(archive=stored)} {stored}"
     nodes = topology.parse("redis+sentinel://me:s3cret@a:1/mymaster")
     assert "s3cret" not in f"{nodes} {nodes!r}"
 
