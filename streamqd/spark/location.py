@@ -33,6 +33,7 @@ _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
 # it, each client also asks the metadata service of Amazon's hosts, which others wait for in vain.
 _PROFILES = {"aws_force_credential_load": "true"}
 _KEYS = {"aws_access_key_id", "access_key_id"}
+_REGIONS = {"aws_region", "region", "aws_default_region", "default_region"}
 _ENDPOINTS = {
     "aws_endpoint_url",
     "aws_endpoint_url_s3",
@@ -147,7 +148,8 @@ def location(named: str | Path | Location, options: Mapping[str, str] | None = N
     given = {name.lower(): value for name, value in (options or {}).items()}
     around = {name.lower(): value for name, value in os.environ.items()}
     _check_endpoint(given if _ENDPOINTS & given.keys() else around)
-    profiles = {} if _KEYS & {*given, *around} else _PROFILES
+    names = {*given, *around}
+    profiles = {} if _KEYS & names and _REGIONS & names else _PROFILES
     return BucketFolder(url, {**profiles, **(options or {}), **_SAFE})
 
 

@@ -424,6 +424,8 @@ def test_given_credentials_need_no_service_of_the_host(
     store.requests()
     add(opened(Archive(url, create=True, options=store.options)), 0, 2)
     assert [each for each in store.requests() if "/latest/" in each] == []
+    without = {name: value for name, value in store.options.items() if name != "aws_region"}
+    assert "aws_force_credential_load" in location(url, without).options, "a profile may have it"
 
 
 @pytest.mark.parametrize(
