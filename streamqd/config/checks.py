@@ -65,6 +65,9 @@ def _check_archive(archive: ArchiveStore, source: str, problems: Problems) -> No
 
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:
     event_time = (*path, "event_time")
+    timed = [each.split(maxsplit=1)[0] for each in pipeline.times]
+    if twice := [each for each in timed if timed.count(each) > 1]:
+        problems.add((*path, "times"), f"names {shown(twice[0])} twice; remove one of them")
     if pipeline.times and not pipeline.schema and problems.ok((*path, "schema"), (*path, "times")):
         problems.add(
             (*path, "times"),

@@ -300,6 +300,10 @@ MISTAKES = [
     ('[pipelines.a]\ntimes = ["at seconds"]', "pipelines.a.times: needs a schema"),
     ('[pipelines.a]\nschema = "at date"\ntimes = ["at"]', "write a column and a unit or a"),
     (
+        '[pipelines.a]\nschema = "at timestamp"\ntimes = ["at seconds", "at milliseconds"]',
+        'pipelines.a.times: names "at" twice; remove one of them',
+    ),
+    (
         '[pipelines.a]\nschema = "id long, that timestamp"\nevent_time = "at"',
         'pipelines.a.event_time: "at" is not a timestamp or date column of schema; name',
     ),
