@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 # A commit is the creation of an object that must not exist, which S3 has as a conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
-# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. But with
-# it, each client also asks the metadata service of Amazon's hosts, which others wait for in vain.
+# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. Then
+# each client also asks the metadata service of Amazon's hosts, and waits for it on other hosts.
 _PROFILES = {"aws_force_credential_load": "true"}
 _KEYS = {"aws_access_key_id", "access_key_id"}
 _REGIONS = {"aws_region", "region", "aws_default_region", "default_region"}
