@@ -220,7 +220,7 @@ class ConsoleApp:
         """Answer a person whose role does not suffice."""
         text = f"This needs the role {wanted.word}; you are {request.state.person.role.word}."
         if self._access.settings.read_only:
-            text = "This console is read-only: it changes nothing for anybody."
+            text = "This console is read-only for every role."
         return self._problem(request, HTTPStatus.FORBIDDEN, text)
 
     def _enter(self, request: Request) -> Response:

@@ -305,7 +305,7 @@ def test_a_form_without_a_request_id_changes_nothing(console):
     answer = client.post(PAUSE, {"reason": "x"}, OWN)
 
     assert answer.status == 409
-    assert "the form has no request id" in answer.text
+    assert "The form has no request id" in answer.text
 
 
 def test_an_unknown_group_is_a_sentence_with_its_status(console):
