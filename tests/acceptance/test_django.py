@@ -268,7 +268,7 @@ for attempt in (
         ('TASKS["default"]["OPTIONS"] = {"outbocks": 1}', "outbocks is unknown; set outbox, da"),
         ('TASKS["default"]["OPTIONS"] = {"outbox": 1}', "outbox must be True or False"),
         ('TASKS["default"]["OPTIONS"] = {"database": "x"}', "database 'x' is not in DATABASES"),
-        ('TASKS["default"]["QUEUES"] = ["a b"]', "the topic of queue 'a b' is 'a b', which can"),
+        ('TASKS["default"]["QUEUES"] = ["a b"]', "the topic of queue 'a b' is 'a b', which is not"),
         (f'TASKS["default"]["QUEUES"] = ["{"q" * 24}"]', "which has more than 23 characters"),
         ('INSTALLED_APPS.remove("streamqd.django"); import django.tasks.checks', "E001"),
     ],
