@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.console.access import new_user, role_of, write_user
-from tests.support import servers
+from tests.support import optional, servers
 from tests.support.console import CHROMIUM, CHROMIUM_OPTIONS, ConsoleProcess, Seen
 from tests.support.daemon import TOPIC, Daemon, daemons
 
@@ -21,6 +20,12 @@ PASSWORD = "correct horse"
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 Browse = Callable[..., Any]
+
+
+def pytest_runtest_setup() -> None:
+    """Skip the tests of this folder by name where its packages are not installed."""
+    for package in ("uvicorn", "starlette", "jinja2", "playwright"):
+        optional.skip_without(package)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,8 @@ def fleet(
 @pytest.fixture(scope="module")
 def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A users file with a viewer (vera), an operator (otto) and an admin (anna)."""
+    from streamqd.console.access import new_user, role_of, write_user
+
     path = tmp_path_factory.mktemp("users") / "users.txt"
     for name, role in (("vera", "viewer"), ("otto", "operator"), ("anna", "admin")):
         write_user(path, new_user(name, role_of(role), PASSWORD))
