@@ -15,7 +15,17 @@ from streamqd.spark import SparkMissingError
 
 PACKAGES = frozenset(
     {
-        *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "flask", "jinja2", "moto"),
+        *(
+            "asgiref",
+            "basedpyright",
+            "deltalake",
+            "duckdb",
+            "django",
+            "fastapi",
+            "flask",
+            "jinja2",
+            "moto",
+        ),
         *(
             "opentelemetry",
             "pandas",
