@@ -31,7 +31,13 @@ from streamqd.admin.dead_letters.replay import (
     plan,
     replay,
 )
-from streamqd.admin.dead_letters.selection import LetterCount, count, counted, total
+from streamqd.admin.dead_letters.selection import (
+    LetterCount,
+    count,
+    counted,
+    stop_after,
+    total,
+)
 
 __all__ = [
     "HOME",
@@ -60,6 +66,7 @@ __all__ = [
     "purge",
     "replay",
     "show",
+    "stop_after",
     "survey",
     "total",
 ]

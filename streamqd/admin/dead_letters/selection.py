@@ -7,6 +7,7 @@ replayed letter again that fails in the meantime. It holds one page in memory.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -129,6 +130,12 @@ Stop = Callable[[], bool]
 def never() -> bool:
     """Do not stop."""
     return False
+
+
+def stop_after(seconds: float) -> Stop:
+    """Return a function that stops a walk after `seconds` from now."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
 
 
 class LetterPage(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
@@ -81,14 +79,14 @@ def show(visit: Visit) -> Context:
         letters = dead_letters.messages(store, topic)
         page = letters.page(choice, limit=visit.limit, cursor=cursor, budget=BUDGET)
     else:
-        until = time.monotonic() + (SECONDS if visit.text("examine") else PAINT_SECONDS)
+        seconds = SECONDS if visit.text("examine") else PAINT_SECONDS
         causes, page = dead_letters.survey(
             store,
             topic,
             choice,
             limit=visit.limit,
             budget=budget,
-            stop=lambda: time.monotonic() >= until,
+            stop=dead_letters.stop_after(seconds),
         )
     reader = visit.reader
     return {

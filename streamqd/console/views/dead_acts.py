@@ -6,8 +6,7 @@ its dry run, so the job applies to the letters that existed then. It reads them 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from streamqd.admin import audit, dead_letters
@@ -20,6 +19,7 @@ from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
 from streamqd.console.views.dead import choice_of
 from streamqd.errors import Malformed
+from streamqd.store.store import Store
 from streamqd.words import plural
 
 LARGE = 1_000  # more dead letters are replayed only if the name of the topic is typed
@@ -142,7 +142,6 @@ def _examined(seen: ReplayPlan | LetterCount, act: str) -> str:
 
 
 def _plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
-    deadline = time.monotonic() + EXAMINING_SECONDS
     return dead_letters.plan(
         visit.desk.store,
         visit.path["topic"],
@@ -151,7 +150,7 @@ def _plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
         target=_target(visit),
         limit=_canary(visit),
         budget=_budget(visit),
-        stop=lambda: time.monotonic() >= deadline,
+        stop=dead_letters.stop_after(EXAMINING_SECONDS),
     )
 
 
@@ -224,45 +223,26 @@ def replay(visit: Visit) -> ActResult:
     at = _stated_at(visit)
     # Within the same budget as the dry run: what it does not examine needs the name of the topic.
     check_typed(visit.typed, topic if _risks(_plan(visit, at), _target(visit)) else "")
-    choice, stated = _choice_at(visit, at), _stated_count(visit)
-    target, person = _target(visit), audit.who()
-    backend, letters = visit.desk.backend, _checked(visit, choice)
+    choice, stated, target = _choice_at(visit, at), _stated_count(visit), _target(visit)
 
-    def work(job: ConsoleJob) -> str:
-        with backend.own_desk() as desk, audit.acting_as(person):
-            done = dead_letters.replay(
-                desk.store,
-                topic,
-                choice,
-                target=target,
-                rate=rate,
-                limit=canary,
-                stop=job.stop,
-                progress=job.progress,
-                examining=job.examining,
-            )
+    def work(store: Store, job: ConsoleJob) -> str:
+        done = dead_letters.replay(
+            store,
+            topic,
+            choice,
+            target=target,
+            rate=rate,
+            limit=canary,
+            stop=job.stop,
+            progress=job.progress,
+            examining=job.examining,
+        )
         job.done, job.failed = done.replayed, done.result == "failed"
         return _replayed(done, stated)
 
-    title = f"Replay to {target}"
-    job = backend.jobs.start(
-        visit.person.name,
-        title,
-        topic,
-        stated,
-        letters,
-        work,
-        replayed_since_unix_ms=_present(visit),
+    return _started(
+        visit, f"Replay to {target}", choice, work, replayed_since_unix_ms=_present(visit)
     )
-    return ActResult("The replay has started.", "job", {"job": job.id})
-
-
-def _checked(visit: Visit, choice: MessageFilter) -> int:
-    """Return the number of dead letters of the topic. Raises TopicMissing, Refused."""
-    topic, store = visit.path["topic"], visit.desk.store
-    if choice.ids:
-        dead_letters.count(store, topic, choice)  # raises Refused for a missing letter
-    return dead_letters.total(store, topic)
 
 
 def _replayed(done: ReplayResult, stated: int | None) -> str:
@@ -285,13 +265,12 @@ def _replayed(done: ReplayResult, stated: int | None) -> str:
 def preview_purge(visit: Visit) -> Preview:
     """Return the number of dead letters that a purge would delete."""
     topic, at = visit.path["topic"], _present(visit)
-    deadline = time.monotonic() + EXAMINING_SECONDS
     found = dead_letters.counted(
         visit.desk.store,
         topic,
-        choice_of(visit, at),
+        choice_of(visit, at),  # without a filter, the count is exact
         budget=_budget(visit),
-        stop=lambda: time.monotonic() >= deadline,
+        stop=dead_letters.stop_after(EXAMINING_SECONDS),
     )
     letters = _how_many(found.letters, complete=found.complete)
     sentences = [f"{letters} of {topic} would be deleted permanently."]
@@ -308,18 +287,11 @@ def purge(visit: Visit) -> ActResult:
     """Start the purge of the dry run that the person saw, as a job."""
     topic, stated = visit.path["topic"], _stated_count(visit)
     choice = _choice_at(visit, _stated_at(visit))
-    person, backend, letters = audit.who(), visit.desk.backend, _checked(visit, choice)
 
-    def work(job: ConsoleJob) -> str:
-        with backend.own_desk() as desk, audit.acting_as(person):
-            done = dead_letters.purge(
-                desk.store,
-                topic,
-                choice,
-                stop=job.stop,
-                progress=job.progress,
-                examining=job.examining,
-            )
+    def work(store: Store, job: ConsoleJob) -> str:
+        done = dead_letters.purge(
+            store, topic, choice, stop=job.stop, progress=job.progress, examining=job.examining
+        )
         job.done, job.failed = done.purged, done.result == "failed"
         text = f"{plural(done.purged, 'dead letter')} purged"
         if done.result != "done":
@@ -327,8 +299,43 @@ def purge(visit: Visit) -> ActResult:
         said = stated is not None and done.purged != stated
         return f"{text}; the dry run stated {stated:,}." if said else f"{text}."
 
-    job = backend.jobs.start(visit.person.name, "Purge", topic, stated, letters, work)
-    return ActResult("The purge has started.", "job", {"job": job.id})
+    return _started(visit, "Purge", choice, work)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def _started(
+    visit: Visit,
+    title: str,
+    choice: MessageFilter,
+    work: Callable[[Store, ConsoleJob], str],
+    *,
+    replayed_since_unix_ms: int | None = None,
+) -> ActResult:
+    """Start a job on the chosen dead letters, in the name of the person.
+
+    Raises TopicMissing, Refused.
+    """
+    topic, store = visit.path["topic"], visit.desk.store
+    if choice.ids:
+        dead_letters.count(store, topic, choice)  # raises Refused for a missing letter
+    person, backend = audit.who(), visit.desk.backend
+
+    def run(job: ConsoleJob) -> str:
+        with backend.own_desk() as desk, audit.acting_as(person):
+            return work(desk.store, job)
+
+    job = backend.jobs.start(
+        visit.person.name,
+        title,
+        topic,
+        _stated_count(visit),
+        dead_letters.total(store, topic),
+        run,
+        replayed_since_unix_ms=replayed_since_unix_ms,
+    )
+    return ActResult(f"The {title.split()[0].lower()} has started.", "job", {"job": job.id})
 
 
 ACTS = (

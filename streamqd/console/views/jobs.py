@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
@@ -25,14 +23,13 @@ def _again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
     """Return how many replayed messages have died since, and True if that is all of them."""
     if job.replayed_since_unix_ms is None:
         return None, True
-    until = time.monotonic() + SECONDS
     choice = MessageFilter(since_unix_ms=job.replayed_since_unix_ms)
     found = dead_letters.causes(
         visit.desk.store,
         job.topic,
         choice,
         budget=BUDGET,
-        stop=lambda: time.monotonic() >= until,
+        stop=dead_letters.stop_after(SECONDS),
     )
     return sum(each.replayed for each in found.causes), found.complete
 
