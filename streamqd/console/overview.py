@@ -38,8 +38,6 @@ _LEVELS = (ALARM, WARN, NOTE)
 _WILL_NEED = frozenset(
     {"caps-full", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
 )
-
-
 _OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
 
 
