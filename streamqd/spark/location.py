@@ -26,7 +26,7 @@ from streamqd.paths import below, local_folder, store_url
 if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
 
-_LOG = "_delta_log"
+LOG = "_delta_log"
 # A commit is the creation of an object that must not exist, which S3 has as a conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
 # With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. Then
@@ -44,8 +44,6 @@ _ENDPOINTS = {
 _ENDPOINT = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _CODE = re.compile(r"<?Code>(\w+)</Code>")
 _SECRET_MIN = 6  # characters; shorter values are not masked, because they occur in ordinary text
-
-
 _ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
 _BACKTRACE = re.compile(r"[0-9]+: ")
 
@@ -234,11 +232,11 @@ class DiskFolder:
         return [each.name for each in self.path.iterdir()]
 
     def tables(self) -> list[str]:
-        folders = [each.parent for each in self.path.glob(f"*/{_LOG}")]
+        folders = [each.parent for each in self.path.glob(f"*/{LOG}")]
         return [each.name for each in folders if DiskFolder(each).has_table()]
 
     def has_table(self) -> bool:
-        log = self.path / _LOG
+        log = self.path / LOG
         return log.is_dir() and any(_is_version(each.name) for each in log.iterdir())
 
     def make(self) -> None:
@@ -259,7 +257,7 @@ class DiskFolder:
             _flush(path)
 
     def settle_commit(self, number: int) -> None:
-        log = self.path / _LOG
+        log = self.path / LOG
         _flush(log / f"{number:020d}.json")
         for name in (f"{number:020d}.checkpoint.parquet", "_last_checkpoint"):
             with suppress(FileNotFoundError):

@@ -7,8 +7,10 @@ contains. Filters select the files, and row groups within files. Spark applies t
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import (
@@ -46,6 +48,13 @@ _SIGNS = {
     GreaterThanOrEqual: ">=",
     LessThan: "<",
     LessThanOrEqual: "<=",
+}
+_COMPARE = {
+    "=": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
 }
 # Spark and pyarrow compare values of these types alike. NaN, for example, they do not.
 _COMPARED = ("byte", "short", "integer", "long", "string", "binary", "date", "timestamp")
@@ -181,7 +190,6 @@ class BucketTableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read files. Raises OSError."""
-        import pyarrow as pa
         from pyarrow import dataset
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -189,15 +197,12 @@ class BucketTableReader(DataSourceReader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         kind = dataset.ParquetFileFormat()
         system = self._folder.system
-        wanted = None
-        for each in self._conditions:
-            one = _expression(each, schema)
-            wanted = one if wanted is None else wanted & one
+        wanted = _all(_expression(each, schema) for each in self._conditions)
         for file in partition.files:
-            values = None
-            for name, value in self._divided(file).items():
-                one = dataset.field(name) == pa.scalar(value, schema.field(name).type)
-                values = one if values is None else values & one
+            values = _all(
+                _expression(Condition(name, "=", value), schema)
+                for name, value in self._divided(file).items()
+            )
             made = kind.make_fragment(file.path, system, values)
             whole = dataset.FileSystemDataset([made], schema, kind, system)
             with self._folder.spoken():
@@ -222,15 +227,15 @@ def _may_hold(bounds: tuple[Any, Any] | None, condition: Condition) -> bool:
         return True
     low, high = bounds
     _, sign, value = condition
-    match sign:
-        case "=":
-            return bool(low <= value <= high)
-        case "in":
-            return any(low <= each <= high for each in value)
-        case ">" | ">=":
-            return bool(high > value if sign == ">" else high >= value)
-        case _:
-            return bool(low < value if sign == "<" else low <= value)
+    if sign in ("=", "in"):
+        return any(low <= each <= high for each in (value if sign == "in" else (value,)))
+    return bool(_COMPARE[sign](high if sign in (">", ">=") else low, value))
+
+
+def _all(expressions: Iterable[Any]) -> Any:
+    """Return the conjunction of expressions of pyarrow, None without any."""
+    found = list(expressions)
+    return functools.reduce(operator.and_, found) if found else None
 
 
 def _expression(condition: Condition, schema: pa.Schema) -> Any:
@@ -241,18 +246,7 @@ def _expression(condition: Condition, schema: pa.Schema) -> Any:
     column, kind = dataset.field(condition.column), schema.field(condition.column).type
     if condition.sign == "in":
         return column.isin(pa.array(condition.value, kind))
-    value = pa.scalar(condition.value, kind)
-    match condition.sign:
-        case "=":
-            return column == value
-        case ">":
-            return column > value
-        case ">=":
-            return column >= value
-        case "<":
-            return column < value
-        case _:
-            return column <= value
+    return _COMPARE[condition.sign](column, pa.scalar(condition.value, kind))
 
 
 def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:

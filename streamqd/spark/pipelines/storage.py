@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd.config.setting import NAME
 from streamqd.errors import Refused, SparkError
 from streamqd.spark import need, offsets, rows
-from streamqd.spark.location import Location, location
+from streamqd.spark.location import LOG, Location, location
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.pipelines.parts import WrittenFile
 
@@ -42,7 +42,6 @@ NOTE = "streamqd"  # key of the note in a commit's metadata
 MARK = "streamqd.compaction"  # key that marks a commit of ours, unlike those of other programs
 COMMIT = "streamqd.commit"  # key of a random text, by which a writer recognizes its own commit
 _SIGN = "_archive.json"  # marks the folder as an archive and names it
-_LOG = "_delta_log"
 _APP = "streamqd"  # of the application transaction, whose version is the number of the batch
 _CHECKPOINT = 50  # commits between two checkpoints of the log
 _CONFIGURATION = {
@@ -349,7 +348,7 @@ class ArchiveTable:
     def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
         """Return the actions of each commit from version `first` on, if the log still has them."""
         for number in range(first, self.version + 1):
-            name = f"{_LOG}/{number:020d}.json"
+            name = f"{LOG}/{number:020d}.json"
             try:
                 lines = self.folder.read(name).decode().splitlines()
                 yield [json.loads(each) for each in lines if each]
@@ -540,7 +539,7 @@ def _restored(commit: dict[str, Any]) -> tuple[int, int]:
 def _check_free(folder: Location) -> None:
     """Raise Refused for a folder in which a table cannot be made."""
     with _translated(folder, "read"):
-        free = folder.has_table() or not _holds_more_than(folder, _LOG)
+        free = folder.has_table() or not _holds_more_than(folder, LOG)
     if not free:
         raise Refused(f"{folder} is neither empty nor a table; move it away")
 
