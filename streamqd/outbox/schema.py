@@ -86,8 +86,8 @@ _LOST_COMMITS = {
         " @@innodb_flush_log_at_trx_commit) FROM DUAL WHERE @@innodb_flush_log_at_trx_commit <> 1"
     ),
 }
-# Each identifies a server or a file, and the table in it.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
+# Each identifies a server or a file, and the table in it.
 _IDENTITY = {
     # Two servers do not start in the same microsecond.
     "postgresql": (
@@ -237,12 +237,12 @@ def _is_true(database: Database, query: str, name: str) -> bool:
 def named(database: Database, name: str) -> tuple[str | None, ...]:
     """Return the parameters that name a table in the queries above."""
     schema, bare = _schema_and_name(name)
-    named: dict[str, tuple[str | None, ...]] = {
+    values: dict[str, tuple[str | None, ...]] = {
         "postgresql": (database.table.dialect.quoted(name),),
         "mysql": (schema, bare),
         "sqlite": (bare, schema or "main"),
     }
-    return named[database.dialect]
+    return values[database.dialect]
 
 
 def _bare(kind: str) -> str:
