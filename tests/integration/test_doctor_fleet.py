@@ -33,6 +33,14 @@ def order(doctor_case: DoctorCase, name: str, to: str = "") -> None:
     assert doctor_case.link.run(call).word == "OK"
 
 
+def age(doctor_case: DoctorCase, name: str, *, days: int) -> None:
+    """Set the age of a directive."""
+    key = doctor_case.keys.orders("default")
+    found = json.loads(doctor_case.do("HGET", key, name))
+    found["at_unix_ms"] = doctor_case.ago(86_400 * days)
+    doctor_case.do("HSET", key, name, json.dumps(found))
+
+
 def silence(doctor_case: DoctorCase, name: str = "one", seconds: float = 300) -> None:
     """Set the age of an instance's last heartbeat."""
     doctor_case.do("ZADD", doctor_case.keys.members("default"), doctor_case.ago(seconds), name)
@@ -213,11 +221,7 @@ def test_doctor_finds_an_unreadable_directive(doctor_case: DoctorCase) -> None:
 def test_doctor_finds_a_long_pause(doctor_case: DoctorCase) -> None:
     order(doctor_case, "pause:access/*/*")
     doctor_case.silent("fleet.paused")
-    name, field = doctor_case.keys.orders("default"), "pause:access/*/*"
-    told = json.loads(doctor_case.do("HGET", name, field))
-    doctor_case.do(
-        "HSET", name, field, json.dumps({**told, "at_unix_ms": doctor_case.ago(86_400 * 3)})
-    )
+    age(doctor_case, "pause:access/*/*", days=3)
     found = doctor_case.finding("fleet.paused")
     assert "3 days by ann@west (a test)" in found["text"]
     assert found["fix"] == "`streamqd resume access`", "no star that a shell would expand"
@@ -227,11 +231,7 @@ def test_doctor_finds_a_long_stop(doctor_case: DoctorCase) -> None:
     """U11: doctor finds a group that was stopped and then forgotten."""
     order(doctor_case, "stop:access/*/hits")
     doctor_case.silent("fleet.stopped")
-    name, field = doctor_case.keys.orders("default"), "stop:access/*/hits"
-    told = json.loads(doctor_case.do("HGET", name, field))
-    doctor_case.do(
-        "HSET", name, field, json.dumps({**told, "at_unix_ms": doctor_case.ago(86_400 * 3)})
-    )
+    age(doctor_case, "stop:access/*/hits", days=3)
     found = doctor_case.finding("fleet.stopped")
     assert "3 days by ann@west (a test)" in found["text"]
     assert found["fix"] == "`streamqd group start access hits`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return lambda *args, **options: CliRunner().invoke(cli, args, **options)
+
+
+def run_all(server: DatabaseServer, url: str, statements: Iterable[str]) -> None:
+    """Run statements as an administrator would."""
+    with contextlib.closing(server.connect(url, autocommit=True)) as connection:
+        for statement in statements:
+            if statement.strip():
+                connection.cursor().execute(statement)
 
 
 def shop(text: str, tmp_path: Path) -> Path:
@@ -62,11 +70,7 @@ def test_the_printed_statements_create_the_tables(
     env = {"URL": database_url}
     printed = invoke("outbox", "create", "--database", "${URL}", "--table", "box", "--sql", env=env)
     assert printed.exit_code == 0
-    made = database_server.connect(database_url, autocommit=True)
-    with contextlib.closing(made) as connection:
-        for statement in printed.stdout.split(";\n\n"):
-            if statement.strip():
-                connection.cursor().execute(statement)
+    run_all(database_server, database_url, printed.stdout.split(";\n\n"))
     checked = invoke("outbox", "check", "--database", "${URL}", "--table", "box", env=env)
     assert checked.exit_code == 0, checked.output
 
@@ -76,12 +80,15 @@ def test_wrong_columns_are_named(
 ) -> None:
     env = {"URL": database_url}
     assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
-    made = database_server.connect(database_url, autocommit=True)
-    with contextlib.closing(made) as connection:
-        cursor = connection.cursor()
-        cursor.execute("ALTER TABLE streamqd_outbox DROP COLUMN expires")
-        cursor.execute("ALTER TABLE streamqd_outbox DROP COLUMN payload")
-        cursor.execute("ALTER TABLE streamqd_outbox ADD COLUMN payload date")
+    run_all(
+        database_server,
+        database_url,
+        (
+            "ALTER TABLE streamqd_outbox DROP COLUMN expires",
+            "ALTER TABLE streamqd_outbox DROP COLUMN payload",
+            "ALTER TABLE streamqd_outbox ADD COLUMN payload date",
+        ),
+    )
     found = invoke("outbox", "check", "--database", "${URL}", env=env)
     assert found.exit_code == 1
     assert "the table streamqd_outbox has no column expires;" in found.stdout
@@ -109,10 +116,7 @@ def test_a_key_that_the_database_does_not_generate_is_a_problem(
     """A row with the ID NULL would never be sent, and one without a number never deleted."""
     env = {"URL": database_url}
     assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
-    made = database_server.connect(database_url, autocommit=True)
-    with contextlib.closing(made) as connection:
-        for statement in FOREIGN_KEYS[database_server.dialect]:
-            connection.cursor().execute(statement)
+    run_all(database_server, database_url, FOREIGN_KEYS[database_server.dialect])
     found = invoke("outbox", "check", "--database", "${URL}", env=env)
     assert found.exit_code == 1, found.output
     assert "the column id of streamqd_outbox is not a primary key that the database" in found.stdout
@@ -139,14 +143,11 @@ def test_uids_without_a_unique_index_are_noted(
 ) -> None:
     env = {"URL": database_url}
     sql = invoke("outbox", "create", "--database", "${URL}", "--sql", env=env).stdout
-    made = database_server.connect(database_url, autocommit=True)
-    with contextlib.closing(made) as connection:
-        for statement in sql.replace(" NOT NULL UNIQUE", " NOT NULL").split(";\n\n"):
-            if statement.strip():
-                connection.cursor().execute(statement)
-        found = invoke("outbox", "check", "--database", "${URL}", "--json", env=env)
-        [note] = [each for each in json.loads(found.stdout)["notes"] if "one uid" in each]
-        connection.cursor().execute(note.rpartition("; run ")[2])
+    without = sql.replace(" NOT NULL UNIQUE", " NOT NULL").split(";\n\n")
+    run_all(database_server, database_url, without)
+    found = invoke("outbox", "check", "--database", "${URL}", "--json", env=env)
+    [note] = [each for each in json.loads(found.stdout)["notes"] if "one uid" in each]
+    run_all(database_server, database_url, [note.rpartition("; run ")[2]])
     found = invoke("outbox", "check", "--database", "${URL}", env=env)
     assert found.exit_code == 0
     assert "one uid" not in found.stdout
