@@ -235,9 +235,8 @@ class WorkerSlot:
     rate_micro = _Field(25)  # run starts allowed per second, in millionths, 0 = no limit
     heartbeat_ns = _Field(17)  # time of a handler's last progress report
     loop_thread = _Field(11)  # thread ID of the event loop
-    loop_heartbeat_ns = _Field(
-        19
-    )  # time at which the event loop last turned, 0 = no coroutine runs
+    # Time at which the event loop last turned, 0 = no coroutine runs.
+    loop_heartbeat_ns = _Field(19)
     suspects_left = _Field(57)  # suspects not run since a crash, set by the supervisor at a fork
     round_size = _Field(58)  # number of suspects that run now
     suspects = _Field(59)  # number of suspects in all, with those already run

@@ -49,7 +49,7 @@ class _Silence:
     """A loop that does not turn: its process, last heartbeat, and the progress of its report."""
 
     child: Child
-    heartbeat_ns: int  # its last heartbeat
+    heartbeat_ns: int  # the last one
     report_at: float = 0.0  # monotonic time of the next report
     asked_at: float = 0.0  # monotonic, when its stack was requested, 0 = not yet
     reported: bool = False
