@@ -24,8 +24,8 @@ class ConsoleJob:
 
     `total` is the number that it should change, None if that is not known. `done` are changed, and
     `examined` of `letters` are read. `result` is a sentence once it has finished. `failed` means
-    that it did not do its work. A replay starts at `replayed_since_unix_ms`
-    of Redis, which is None for other jobs: its messages can die again only later.
+    that it did not do its work. `replayed_since_unix_ms` is the start of a replay by the clock of
+    Redis, None for other jobs: replayed messages can die again only later.
     """
 
     id: str

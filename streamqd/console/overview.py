@@ -45,7 +45,7 @@ _OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
 class Trouble:
     """One sentence about the fleet, and what to do. Code is in backticks.
 
-    `level` is alarm (a problem), warn (a warning) or note. `kind` says where it is mended:
+    `level` is alarm (a problem), warn (a warning) or note. `kind` is the area to look at:
     assignment, group, dead, dead_topics, fleet, schedules, outboxes, doctor.
     """
 
@@ -93,7 +93,7 @@ class GroupNow:
 
     @property
     def growth(self) -> float:
-        """How fast the lag grows per second. Of an uncounted lag, the rates tell it."""
+        """The change of the lag per second. If the server cannot count the lag, from the rates."""
         if self.lag is not None:
             return self.lag_per_second or 0.0
         return (self.arriving or 0.0) - (self.acked or 0.0) - (self.failed or 0.0)
@@ -250,7 +250,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     elif status.condition in ALARMING:
         level = ALARM
     elif status.condition == "ready" and cause:
-        word = cause.replace("-", " ")  # not all partitions have it, or it is no state
+        word = cause.replace("-", " ")  # only some partitions have it, or it is not a condition
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
     fails = runs and (failed or 0.0) / runs >= why.FAILING_SHARE
@@ -282,7 +282,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
 
 
 def _behind(group: GroupNow, now_unix_ms: int) -> GroupNow:
-    """Return a group with a warning if it is behind and nothing worse is known of it."""
+    """Return a group with a warning if it is behind and has no other trouble."""
     if group.level or not group.is_behind(now_unix_ms):
         return group
     word = BEHIND if group.condition == "ready" else group.condition
@@ -344,7 +344,7 @@ def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) ->
 def _of_lag(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
 ) -> Iterator[Trouble]:
-    """Report groups that are behind for no other reason that is reported."""
+    """Report groups that are behind, unless another trouble explains it."""
     for each in groups:
         pair = (each.topic, each.group)
         if each.level != WARN or pair in explained or not each.is_behind(now_unix_ms):

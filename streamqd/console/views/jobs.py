@@ -20,7 +20,7 @@ def show_job(visit: Visit) -> Context:
 
 
 def _again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
-    """Return how many replayed messages have died since, and True if that is all of them."""
+    """Return how many replayed messages have died since, and True if the number is exact."""
     if job.replayed_since_unix_ms is None:
         return None, True
     choice = MessageFilter(since_unix_ms=job.replayed_since_unix_ms)

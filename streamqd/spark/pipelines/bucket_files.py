@@ -56,7 +56,7 @@ _COMPARE = {
     "<": operator.lt,
     "<=": operator.le,
 }
-# Spark and pyarrow compare values of these types alike. NaN, for example, they do not.
+# Types whose values Spark and pyarrow compare alike. They differ for NaN, for example.
 _COMPARED = ("byte", "short", "integer", "long", "string", "binary", "date", "timestamp")
 
 
@@ -214,7 +214,7 @@ class BucketTableReader(DataSourceReader):
 
 
 def _moment(unix_ms: int, more_ms: int) -> dt.datetime:
-    """Return the time of an ID, or the last time for one that is beyond the calendar."""
+    """Return the time of an ID, or the last time of the calendar for a later ID."""
     try:
         return _EPOCH + dt.timedelta(milliseconds=unix_ms + more_ms)
     except OverflowError:
