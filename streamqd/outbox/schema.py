@@ -52,10 +52,10 @@ _KEY = {
     ),
     # A column of exactly this type and key is an alias of the row ID.
     "sqlite": (
-        "SELECT upper(type) = 'INTEGER' AND pk = 1"
-        " AND (SELECT max(pk) = 1 FROM pragma_table_info(?1, ?2))"
-        " AND NOT EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) WHERE origin = 'pk')"
-        " FROM pragma_table_info(?1, ?2) WHERE name = 'id'"
+        "WITH given(t, s) AS (SELECT ?, ?) SELECT upper(type) = 'INTEGER' AND pk = 1"
+        " AND (SELECT max(pk) = 1 FROM pragma_table_info(t, s))"
+        " AND NOT EXISTS (SELECT 1 FROM pragma_index_list(t, s) WHERE origin = 'pk')"
+        " FROM given, pragma_table_info(t, s) WHERE name = 'id'"
     ),
 }
 # Each returns True if the column `uid` is unique.
@@ -71,8 +71,9 @@ _UNIQUE = {
         " AND column_name = 'uid'"
     ),
     "sqlite": (
-        'SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) AS i WHERE i."unique" AND NOT i.partial'
-        " AND (SELECT group_concat(name) FROM pragma_index_info(i.name, ?2)) = 'uid'"
+        "WITH given(t, s) AS (SELECT ?, ?) SELECT count(*) > 0 FROM given, pragma_index_list(t, s)"
+        ' AS i WHERE i."unique" AND NOT i.partial'
+        " AND (SELECT group_concat(name) FROM pragma_index_info(i.name, s)) = 'uid'"
     ),
 }
 # Each returns the setting of commits that a crash can lose, or nothing.
@@ -100,7 +101,7 @@ _IDENTITY = {
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
         " AND table_name = %s"
     ),
-    "sqlite": "SELECT file, ?1 FROM pragma_database_list WHERE name = ?2",
+    "sqlite": "SELECT file, ? FROM pragma_database_list WHERE name = ?",
 }
 _TRIGGER = (
     "SELECT 1 FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid"
