@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,7 @@ PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failu
 WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a sign of life
 CONFIRM_MS = 1000  # milliseconds in which replicas must confirm a batch
 FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another relay's obstacle
+_LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
 LEFT = 1  # exit code of a burst that left rows
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
 _AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
@@ -604,6 +606,10 @@ class Relay:
             return
         for node in self._store.connection.masters():
             have = int(node.execute("WAIT", wanted, CONFIRM_MS))
+            # WAIT also counts a replica that still loads its first copy, if no replica was
+            # connected when the rows were written.
+            if have >= wanted:
+                have = len(_LOADED_REPLICA.findall(bytes(node.execute("INFO", "replication"))))
             if have < wanted:
                 raise RedisUnavailable(
                     f"{have} of {wanted} replicas have the last rows (wait_replicas)", sent=True
