@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from streamqd import spark as streamq
+from streamqd.spark.location import location
 from streamqd.spark.pipelines import derived, fitting, schemas
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
     kind = schemas.read_schema(schema)
     columns = pa.schema([*derived.parsed_columns(), *schemas.stored(kind)])
     into = fitting.PairFolders(
-        (out / "parsed", columns.remove(0)),
-        (out / "quarantine", derived.quarantine_columns().remove(0)),
+        (location(out / "parsed"), columns.remove(0)),
+        (location(out / "quarantine"), derived.quarantine_columns().remove(0)),
         lambda files: frame.sparkSession.read.parquet(
             *(str(out / "quarantine" / each.path) for each in files)
         ),
