@@ -21,13 +21,13 @@ from streamqd.store.client import Connection
 from tests.support import crash_points, kill_commands, kill_housekeepers
 from tests.support.crash_points import PRODUCER, SCRIPTS, Strikes
 from tests.support.daemon import TOPIC, Daemon
-from tests.support.kill_commands import COMMANDS, Desk
+from tests.support.kill_commands import COMMANDS, CommandTrial
 from tests.support.kill_housekeepers import PATIENCE, POINTS, HousekeeperTrial
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
 NewHouses = Callable[[list[str]], list[HousekeeperTrial]]
-NewDesks = Callable[[str], "list[Desk]"]
+NewTrials = Callable[[str], "list[CommandTrial]"]
 
 
 @pytest.fixture
@@ -106,27 +106,30 @@ def test_any_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServ
 
 
 @pytest.fixture
-def new_desks(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewDesks]:
-    """Create a desk for each point of the commands with this suffix."""
+def new_trials(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewTrials]:
+    """Create a trial for each point of the commands with this suffix."""
     with ExitStack() as stack:
 
-        def make(side: str) -> list[Desk]:
+        def make(side: str) -> list[CommandTrial]:
             link.execute("FLUSHALL")
             points = [point for point in COMMANDS if point.endswith(side)]
-            made = [Desk(tmp_path, f"{server.url}?db={n}", each) for n, each in enumerate(points)]
-            for desk in made:
-                stack.callback(desk.close)
+            made = [
+                CommandTrial(tmp_path, f"{server.url}?db={n}", each)
+                for n, each in enumerate(points)
+            ]
+            for trial in made:
+                stack.callback(trial.close)
             return made
 
         yield make
 
 
-def test_a_command_killed_after_its_reply_can_be_repeated(new_desks: NewDesks):
-    kill_commands.run_killed(new_desks("-called"))
+def test_a_command_killed_after_its_reply_can_be_repeated(new_trials: NewTrials):
+    kill_commands.run_killed(new_trials("-called"))
 
 
-def test_a_paused_command_can_be_repeated_before_it_resumes(new_desks: NewDesks):
-    kill_commands.run_paused(new_desks("-calls"))
+def test_a_paused_command_can_be_repeated_before_it_resumes(new_trials: NewTrials):
+    kill_commands.run_paused(new_trials("-calls"))
 
 
 @pytest.mark.fault("F12")
@@ -135,16 +138,16 @@ def test_a_command_with_a_lost_reply_can_be_repeated(
     fresh_server: ProcessServer, tmp_path: Path, name: str
 ):
     with FaultProxy(fresh_server.socket_path) as proxy:
-        desk = Desk(tmp_path, proxy.url, f"{name}-called")
-        teach(desk.daemon.link)
+        trial = CommandTrial(tmp_path, proxy.url, f"{name}-called")
+        teach(trial.daemon.link)
         (hit,) = lose_replies(proxy, (name,))
-        codes = [desk.start().wait(PATIENCE)]
+        codes = [trial.start().wait(PATIENCE)]
         while codes[-1] == 4:  # Redis did not answer, so the command may be repeated
-            codes.append(desk.start().wait(PATIENCE))
+            codes.append(trial.start().wait(PATIENCE))
         assert hit()
         assert codes[-1] == 0
-        desk.check()
-        desk.close()
+        trial.check()
+        trial.close()
 
 
 # --- producers ------------------------------------------------------------------------------------

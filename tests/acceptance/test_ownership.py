@@ -23,7 +23,7 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
-from tests.contract.desk import TTL, UNIT, Desk
+from tests.contract.harness import TTL, UNIT, Harness
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import Server
@@ -37,10 +37,10 @@ NewDaemon = Callable[..., Daemon]
 class Owner:
     """The calls of an instance and its worker for one assignment."""
 
-    def __init__(self, name: str, desk: Desk, server: Server) -> None:
+    def __init__(self, name: str, harness: Harness, server: Server) -> None:
         self.name = name
-        self.desk = desk
-        self.keys = desk.keys
+        self.harness = harness
+        self.keys = harness.keys
         self.link = connect(server.settings, timeout=10.0, name=f"test:{name}")
         self.token = ""
         self.session = ""
@@ -48,7 +48,7 @@ class Owner:
     def acquire(self) -> Call:
         """Return a call with a new token and the current epoch. Run it once, twice, or late."""
         self.token = secrets.token_hex(8)
-        epoch = int(self.desk.do("HGET", self.desk.fence, "epoch") or 0)
+        epoch = int(self.harness.do("HGET", self.harness.fence, "epoch") or 0)
         return leases.acquire(self.keys, Lease(UNIT, self.token, epoch), TTL, self.name)
 
     def release(self) -> Call:
@@ -71,17 +71,17 @@ class Owner:
 
 
 @pytest.fixture
-def owners(desk: Desk, server: Server) -> Iterator[tuple[Owner, Owner]]:
-    desk.groups()
-    pair = Owner("a", desk, server), Owner("b", desk, server)
+def owners(harness: Harness, server: Server) -> Iterator[tuple[Owner, Owner]]:
+    harness.groups()
+    pair = Owner("a", harness, server), Owner("b", harness, server)
     yield pair
     for owner in pair:
         owner.link.close()
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
 def read(fetcher: Fetcher, acks: list[bytes] | None = None) -> FetchResult:
@@ -93,39 +93,41 @@ def ids(got: FetchResult) -> list[bytes]:
     return [entry[0] for entry in got.main]
 
 
-def expire(desk: Desk) -> None:
+def expire(harness: Harness) -> None:
     """Delete the lease, as its expiry does."""
-    assert desk.do("DEL", desk.lease) == 1
+    assert harness.do("DEL", harness.lease) == 1
 
 
 # --- late packets ---------------------------------------------------------------------------------
 
 
-def test_a_late_acquire_does_not_restore_an_old_token(desk: Desk, owners: tuple[Owner, Owner]):
+def test_a_late_acquire_does_not_restore_an_old_token(
+    harness: Harness, owners: tuple[Owner, Owner]
+):
     """T2: sent, abandoned, repeated. The first copy executes after another owner's lease."""
     a, b = owners
     acquire = a.acquire()  # the first copy is in transit
     assert a.say(acquire) == "OK"  # the repeated call gets its reply
-    added = [desk.add(f"{number}-1") for number in range(1, 4)]
+    added = [harness.add(f"{number}-1") for number in range(1, 4)]
     reader, _ = a.attach()
     assert ids(read(reader)) == [b"1-1", b"2-1", b"3-1"]  # then the owner pauses
-    expire(desk)
+    expire(harness)
     assert b.say(b.acquire()) == "OK"
     other, inherited = b.attach()
     assert inherited == [b"1-1", b"2-1", b"3-1"]
     assert read(other, [b"1-1"]).acked == 1
     assert b.say(b.release()) == "OK"
 
-    before = desk.dump()
+    before = harness.dump()
     assert a.say(acquire) == "MOVED", "the first copy, late"
-    assert desk.dump() == before
+    assert harness.dump() == before
     late = read(reader, [b"2-1"])
     assert (late.executed, late.mine, late.acked) == (False, False, 0)
     assert a.say(messages.ack(a.keys, Lease(UNIT, a.token), added[1:2])) == "FENCED"
-    assert desk.dump() == before
+    assert harness.dump() == before
 
 
-def test_a_late_release_has_no_effect(desk: Desk, owners: tuple[Owner, Owner]):
+def test_a_late_release_has_no_effect(harness: Harness, owners: tuple[Owner, Owner]):
     """T13: the same instance or another one has acquired the assignment again."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
@@ -133,22 +135,22 @@ def test_a_late_release_has_no_effect(desk: Desk, owners: tuple[Owner, Owner]):
     assert a.say(release) == "OK"
     for owner in (a, b, a):
         assert owner.say(owner.acquire()) == "OK"
-        before = desk.dump()
+        before = harness.dump()
         assert a.say(release) == "FENCED", "a copy of it, late"
-        assert desk.dump() == before
+        assert harness.dump() == before
         assert owner.say(owner.release()) == "OK"
 
 
 @pytest.mark.fault("F12")
-def test_a_lost_reply_to_an_acquire_costs_no_epoch(desk: Desk, owners: tuple[Owner, Owner]):
+def test_a_lost_reply_to_an_acquire_costs_no_epoch(harness: Harness, owners: tuple[Owner, Owner]):
     a, b = owners
     acquire = a.acquire()
     assert a.say(acquire) == "OK"
-    before = desk.do("HGETALL", desk.fence)
+    before = harness.do("HGETALL", harness.fence)
     assert a.say(acquire) == "MINE"
-    expire(desk)
+    expire(harness)
     assert a.say(acquire) == "MINE"
-    assert desk.do("HGETALL", desk.fence) == before
+    assert harness.do("HGETALL", harness.fence) == before
     assert b.say(b.acquire()) == "HELD"
 
 
@@ -186,18 +188,18 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
     ],
 )
 def test_no_call_of_an_old_owner_has_an_effect(
-    desk: Desk, owners: tuple[Owner, Owner], ending: str, heir: str
+    harness: Harness, owners: tuple[Owner, Owner], ending: str, heir: str
 ):
     a, b = owners
     assert a.say(a.acquire()) == "OK"
-    places = [desk.add(f"{number}-1") for number in range(1, 6)]
+    places = [harness.add(f"{number}-1") for number in range(1, 6)]
     reader, _ = a.attach()
     read(reader)
-    desk.add("9-1")  # something to fetch
-    desk.add("8-8", stream=desk.retry)
-    assert desk.fetch(1, consumer="legacy", stream=desk.retry)  # something to reclaim
+    harness.add("9-1")  # something to fetch
+    harness.add("8-8", stream=harness.retry)
+    assert harness.fetch(1, consumer="legacy", stream=harness.retry)  # something to reclaim
     if ending == "expired":
-        expire(desk)
+        expire(harness)
     elif ending == "released":
         assert b.say(a.release()) == "OK"
     else:
@@ -205,23 +207,23 @@ def test_no_call_of_an_old_owner_has_an_effect(
             b.say(leases.refence(a.keys, Lease(UNIT, a.token), "new", TTL, None, b"", [])) == "OK"
         )
         if heir == "b":
-            expire(desk)
+            expire(harness)
     if heir == "b":
         assert b.say(b.acquire()) == "OK"
         b.attach()
 
-    before = desk.dump()
+    before = harness.dump()
     for script, call in acts(a, places).items():
         assert call.script.name == script
-        assert a.desk.link.run(call).word == "FENCED", script
-        assert desk.dump() == before, script
+        assert a.harness.link.run(call).word == "FENCED", script
+        assert harness.dump() == before, script
     late = read(reader, [b"1-1"])
     assert (late.executed, late.mine, late.acked, ids(late)) == (False, False, 0, [])
-    assert desk.dump() == before, "the read"
+    assert harness.dump() == before, "the read"
 
 
 def test_a_late_read_on_an_old_connection_is_refused(
-    desk: Desk, owners: tuple[Owner, Owner], server: Server
+    harness: Harness, owners: tuple[Owner, Owner], server: Server
 ):
     """T1: the token is valid, but the owner has listed its pending entries since."""
     a, _ = owners
@@ -230,37 +232,39 @@ def test_a_late_read_on_an_old_connection_is_refused(
     given_up, a.link = a.link, connect(server.settings, timeout=10.0, name="test:again")
     new, inherited = a.attach()
     assert inherited == []
-    desk.add("1-1")
+    harness.add("1-1")
     late = read(old)
     assert (late.executed, late.mine, ids(late)) == (False, True, [])
     assert ids(read(new)) == [b"1-1"]
     given_up.close()
 
 
-def test_a_read_executed_before_the_pending_list_is_listed(desk: Desk, owners: tuple[Owner, Owner]):
+def test_a_read_executed_before_the_pending_list_is_listed(
+    harness: Harness, owners: tuple[Owner, Owner]
+):
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     reader, _ = a.attach()
-    desk.add("1-1")
-    desk.add("2-1")
+    harness.add("1-1")
+    harness.add("2-1")
     read(reader)  # its reply is lost
     _, inherited = a.attach()
     assert inherited == [b"1-1", b"2-1"]
 
 
 def test_a_mark_from_an_abandoned_connection_accuses_no_message(
-    desk: Desk, owners: tuple[Owner, Owner]
+    harness: Harness, owners: tuple[Owner, Owner]
 ):
     """T15: it would charge an entry that no worker was running."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
-    place = desk.add("1-1")
+    place = harness.add("1-1")
     reader, _ = a.attach()
     read(reader)
     mark = messages.quarantine_mark(a.keys, Lease(UNIT, a.token), a.session, place, [])
     a.attach()
     assert a.say(mark) == "SESSION"
-    expire(desk)
+    expire(harness)
     reply = b.link.run(b.acquire())
     assert (reply.word, leases.Acquired.parse(reply).victim) == ("OK", b"")
 

@@ -40,7 +40,7 @@ from streamqd.store.scripts import Call
 from streamqd.worker.recovery import RECOVER_PAGE
 from streamqd.worker.settler import BATCH_MAX
 from tests.benchmarks.quick import machine
-from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.harness import OWNER, TTL, Harness
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support import costs
 from tests.support.servers import ProcessServer, find_binary
@@ -51,7 +51,7 @@ FULL_BYTES = 96 << 20  # most bytes of stored bodies
 LETTER = {b"reason": b"attempts", b"errorClass": b"ValueError", b"traceback": b"t" * 8192}
 PATH = ("access", 0)
 
-Case = Callable[[Desk, str], Iterator[Call]]
+Case = Callable[[Harness, str], Iterator[Call]]
 
 
 def many(most: int, body: str) -> int:
@@ -59,160 +59,167 @@ def many(most: int, body: str) -> int:
     return max(2, min(most, FULL_BYTES // len(body)))
 
 
-def in_flight(desk: Desk, body: str, most: int, consumer: str = "w") -> list[bytes]:
+def in_flight(harness: Harness, body: str, most: int, consumer: str = "w") -> list[bytes]:
     """Make `most` entries pending, if they fit; return their places."""
-    desk.groups()
+    harness.groups()
     count = many(most, body)
-    costs.backlog(desk, count, body)
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1")
-    return [b"m:" + entry for entry in desk.fetch(count, consumer)]
+    costs.backlog(harness, count, body)
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "session", "s1")
+    return [b"m:" + entry for entry in harness.fetch(count, consumer)]
 
 
-def due(desk: Desk, body: str, most: int) -> list[str]:
+def due(harness: Harness, body: str, most: int) -> list[str]:
     """Make `most` retries and scheduled sends due, if they fit; return the retries' places."""
-    desk.groups()
-    costs.delayed(desk, many(most, body), body)
-    for key in (desk.delayed, desk.scheduled):
-        desk.do("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0.5)
-    return [each.decode() for each in desk.do("ZRANGE", desk.delayed, 0, -1)]
+    harness.groups()
+    costs.delayed(harness, many(most, body), body)
+    for key in (harness.delayed, harness.scheduled):
+        harness.do("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0.5)
+    return [each.decode() for each in harness.do("ZRANGE", harness.delayed, 0, -1)]
 
 
-def promote(desk: Desk, body: str) -> Iterator[Call]:
-    due(desk, body, promoter.PAGE)
-    yield messages.promote_retries(desk.keys, desk.unit, promoter.PAGE)
-    yield messages.promote_scheduled(desk.keys, *PATH, promoter.PAGE)
+def promote(harness: Harness, body: str) -> Iterator[Call]:
+    due(harness, body, promoter.PAGE)
+    yield messages.promote_retries(harness.keys, harness.unit, promoter.PAGE)
+    yield messages.promote_scheduled(harness.keys, *PATH, promoter.PAGE)
 
 
-def settle(desk: Desk, body: str) -> Iterator[Call]:
-    places = in_flight(desk, body, 2 * BATCH_MAX)
+def settle(harness: Harness, body: str) -> Iterator[Call]:
+    places = in_flight(harness, body, 2 * BATCH_MAX)
     half = len(places) // 2
     size = lambda _: len(body)  # noqa: E731
     for part in portions(places[:half], size, BATCH_MAX):
-        yield messages.retry(desk.keys, desk.leased("t1"), [(each, 60.0, {}) for each in part])
+        yield messages.retry(
+            harness.keys, harness.leased("t1"), [(each, 60.0, {}) for each in part]
+        )
     for part in portions(places[half:], lambda _: len(body) + 8192, BATCH_MAX):
-        yield messages.dead(desk.keys, desk.leased("t1"), [(each, LETTER) for each in part])
+        yield messages.dead(harness.keys, harness.leased("t1"), [(each, LETTER) for each in part])
 
 
-def settle_small(desk: Desk, body: str) -> Iterator[Call]:
-    places = in_flight(desk, body, 3 * PLACES_MAX)
+def settle_small(harness: Harness, body: str) -> Iterator[Call]:
+    places = in_flight(harness, body, 3 * PLACES_MAX)
     third = min(PLACES_MAX, len(places) // 3)
-    yield messages.ack(desk.keys, desk.leased("t1"), places[:third])
+    yield messages.ack(harness.keys, harness.leased("t1"), places[:third])
     notes = [(each, 1, 5.0) for each in places[third : 2 * third][:BATCH_MAX]]
-    yield messages.note(desk.keys, desk.leased("t1"), notes)
+    yield messages.note(harness.keys, harness.leased("t1"), notes)
     running, done = places[third], places[-third:]
-    yield leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, running, b"signal 9", done)
+    yield leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, running, b"signal 9", done)
 
 
-def recover(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, RECOVER_PAGE)
-    yield messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", RECOVER_PAGE)
+def recover(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, RECOVER_PAGE)
+    yield messages.recover(harness.keys, harness.leased("t1"), "s1", True, "", "", RECOVER_PAGE)
 
 
-def reclaim(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, RECOVER_PAGE, "foreign")
-    yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 0.0, RECOVER_PAGE)
+def reclaim(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, RECOVER_PAGE, "foreign")
+    yield messages.reclaim(harness.keys, harness.leased("t1"), "s1", "m", 0.0, RECOVER_PAGE)
 
 
-def reclaim_among_fresh(desk: Desk, body: str) -> Iterator[Call]:
+def reclaim_among_fresh(harness: Harness, body: str) -> Iterator[Call]:
     """Skip over entries that are not idle, a page at a time."""
-    in_flight(desk, body, 100_000, "foreign")
-    yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
+    in_flight(harness, body, 100_000, "foreign")
+    yield messages.reclaim(harness.keys, harness.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
 
 
-def read_when_full(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, 2)
+def read_when_full(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, 2)
     count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
-    costs.backlog(desk, count, body)
-    yield messages.fetch(desk.keys, desk.leased("t1"), "s1", count)
+    costs.backlog(harness, count, body)
+    yield messages.fetch(harness.keys, harness.leased("t1"), "s1", count)
 
 
-def adopt(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, 1000, "foreign")
-    desk.do("DEL", desk.fence, desk.lease)
-    yield adoption.adopt(desk.keys, desk.unit, "m")
+def adopt(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, 1000, "foreign")
+    harness.do("DEL", harness.fence, harness.lease)
+    yield adoption.adopt(harness.keys, harness.unit, "m")
 
 
-def letters(desk: Desk, body: str) -> Iterator[Call]:
-    desk.groups()
-    costs.letters(desk, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
-    ids = [entry[0].decode() for entry in desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", 1)]
-    yield dead.replay(desk.keys, *PATH, ids[0], desk.unit.group, {})
-    yield dead.purge_before(desk.keys, *PATH, "9999999999999-0", dead_letter_expirer.PAGE)
-    named = desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", PLACES_MAX)
-    yield dead.purge(desk.keys, *PATH, [entry[0].decode() for entry in named])
+def letters(harness: Harness, body: str) -> Iterator[Call]:
+    harness.groups()
+    costs.letters(harness, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
+    ids = [entry[0].decode() for entry in harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", 1)]
+    yield dead.replay(harness.keys, *PATH, ids[0], harness.unit.group, {})
+    yield dead.purge_before(harness.keys, *PATH, "9999999999999-0", dead_letter_expirer.PAGE)
+    named = harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", PLACES_MAX)
+    yield dead.purge(harness.keys, *PATH, [entry[0].decode() for entry in named])
 
 
-def delayed(desk: Desk, body: str) -> Iterator[Call]:
-    places = due(desk, body, BATCH_MAX)
-    yield retries.page(desk.keys, desk.unit, (0, ""), 200)
-    yield retries.hasten(desk.keys, desk.unit, places)
+def delayed(harness: Harness, body: str) -> Iterator[Call]:
+    places = due(harness, body, BATCH_MAX)
+    yield retries.page(harness.keys, harness.unit, (0, ""), 200)
+    yield retries.hasten(harness.keys, harness.unit, places)
     for part in portions(places, lambda _: len(body), BATCH_MAX):
         items = [(each, {b"reason": b"cancelled"}) for each in part]
-        yield retries.cancel(desk.keys, desk.unit, items, drop=False)
+        yield retries.cancel(harness.keys, harness.unit, items, drop=False)
 
 
-def measure(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, 1000)
-    costs.backlog(desk, many(100_000, body) // 2, body)
-    costs.beside(desk, many(10_000, body) // 8)
-    yield figures.measure_partition(desk.keys, *PATH)
-    yield figures.measure_unit(desk.keys, desk.unit)
-    yield trimming.measure(desk.keys, *PATH)
-    yield messages.snapshot(desk.keys, desk.unit)
-    yield spark.step(desk.stream, "0-0", "9999999999999-0", spark.STEP_MAX)
+def measure(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, 1000)
+    costs.backlog(harness, many(100_000, body) // 2, body)
+    costs.beside(harness, many(10_000, body) // 8)
+    yield figures.measure_partition(harness.keys, *PATH)
+    yield figures.measure_unit(harness.keys, harness.unit)
+    yield trimming.measure(harness.keys, *PATH)
+    yield messages.snapshot(harness.keys, harness.unit)
+    yield spark.step(harness.stream, "0-0", "9999999999999-0", spark.STEP_MAX)
     fields = [b"payload", body.encode()]
-    yield publishing.publish(desk.keys, *PATH, [fields], "order-1", 60.0, max_backlog=10**6)
-    yield publishing.schedule(desk.keys, *PATH, 5.0, "send-1", fields, "order-2", 60.0)
+    yield publishing.publish(harness.keys, *PATH, [fields], "order-1", 60.0, max_backlog=10**6)
+    yield publishing.schedule(harness.keys, *PATH, 5.0, "send-1", fields, "order-2", 60.0)
 
 
-def trim(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, 1)
-    desk.do("XACK", desk.stream, desk.unit.group, desk.do("XRANGE", desk.stream, "-", "+")[0][0])
-    costs.backlog(desk, many(2 * trimmer.PAGE, body), body)
-    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "$")
-    yield trim_all(desk, max_length=1, max_bytes=1, limit=trimmer.PAGE)
+def trim(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, 1)
+    harness.do(
+        "XACK",
+        harness.stream,
+        harness.unit.group,
+        harness.do("XRANGE", harness.stream, "-", "+")[0][0],
+    )
+    costs.backlog(harness, many(2 * trimmer.PAGE, body), body)
+    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "$")
+    yield trim_all(harness, max_length=1, max_bytes=1, limit=trimmer.PAGE)
 
 
-def drop(desk: Desk, body: str) -> Iterator[Call]:
-    desk.groups()
-    costs.backlog(desk, many(2 * retention_enforcer.PAGE, body), body)
-    yield drop_all(desk, drop_before="9999999999999-0", limit=retention_enforcer.PAGE)
+def drop(harness: Harness, body: str) -> Iterator[Call]:
+    harness.groups()
+    costs.backlog(harness, many(2 * retention_enforcer.PAGE, body), body)
+    yield drop_all(harness, drop_before="9999999999999-0", limit=retention_enforcer.PAGE)
 
 
-def drop_nothing(desk: Desk, body: str) -> Iterator[Call]:
+def drop_nothing(harness: Harness, body: str) -> Iterator[Call]:
     """Read everything when the bound lies within a node."""
-    desk.groups()
+    harness.groups()
     count = many(20_000, body)
-    costs.backlog(desk, count, body)
-    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "$")
-    yield drop_all(desk, drop_before="0-0", max_length=count - 1, limit=retention_enforcer.PAGE)
+    costs.backlog(harness, count, body)
+    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "$")
+    yield drop_all(harness, drop_before="0-0", max_length=count - 1, limit=retention_enforcer.PAGE)
 
 
-def leave(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, 10_000)
-    due(desk, body, 10_000)
+def leave(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, 10_000)
+    due(harness, body, 10_000)
     for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
         yield groups.reset(
-            desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="", token="t3"
+            harness.keys, harness.unit, "0-0", drop_retries=True, force=True, keeper="", token="t3"
         )
-    desk.fetch(10_000)
-    desk.own("t2", owner=OWNER, seen_epoch=int(desk.do("HGET", desk.fence, "epoch") or 0))
+    harness.fetch(10_000)
+    harness.own("t2", owner=OWNER, seen_epoch=int(harness.do("HGET", harness.fence, "epoch") or 0))
     for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
-        yield groups.delete(desk.keys, desk.unit, force=True, token="t4")
+        yield groups.delete(harness.keys, harness.unit, force=True, token="t4")
 
 
-def missing_entries(desk: Desk, body: str) -> Iterator[Call]:
-    in_flight(desk, body, retention_enforcer.MISSING)
-    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
-    yield trimming.settle_missing(desk.keys, desk.unit, retention_enforcer.MISSING)
+def missing_entries(harness: Harness, body: str) -> Iterator[Call]:
+    in_flight(harness, body, retention_enforcer.MISSING)
+    harness.do("XTRIM", harness.stream, "MAXLEN", 0)
+    yield trimming.settle_missing(harness.keys, harness.unit, retention_enforcer.MISSING)
 
 
-def publish_staged(desk: Desk, body: str) -> Iterator[Call]:
+def publish_staged(harness: Harness, body: str) -> Iterator[Call]:
     count = max(1, min(spark.ROWS_MAX, (1 << 20) // len(body)))
-    staged = desk.keys.staged(*PATH, "q", "a")
-    desk.link.pipeline([("XADD", staged, f"0-{n + 1}", "payload", body) for n in range(count)])
-    yield spark.publish(desk.keys, *PATH, "q", "a", 60)
+    staged = harness.keys.staged(*PATH, "q", "a")
+    harness.link.pipeline([("XADD", staged, f"0-{n + 1}", "payload", body) for n in range(count)])
+    yield spark.publish(harness.keys, *PATH, "q", "a", 60)
 
 
 CASES: tuple[Case, ...] = (
@@ -254,7 +261,7 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
             if options.only not in ("", case.__name__):
                 continue
             for _ in range(1 + options.rounds):  # the first round loads the scripts into the server
-                taken = of_case(Desk(link, Keys()), case, "x" * size)
+                taken = of_case(Harness(link, Keys()), case, "x" * size)
                 for name, longest in taken.items():
                     found.setdefault(name, {}).setdefault(size, []).append(longest)
     link.close()
@@ -264,16 +271,16 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
     }
 
 
-def of_case(desk: Desk, case: Case, body: str) -> dict[str, float]:
+def of_case(harness: Harness, case: Case, body: str) -> dict[str, float]:
     """Run a case on an empty server; return script -> milliseconds of its longest call."""
-    desk.do("FLUSHALL", "SYNC")
+    harness.do("FLUSHALL", "SYNC")
     found: dict[str, float] = {}
-    for call in case(desk, body):
-        desk.do("CONFIG", "SET", "slowlog-log-slower-than", 0)
-        desk.do("SLOWLOG", "RESET")
-        desk.link.run(call)
-        log: list[Any] = desk.do("SLOWLOG", "GET", 20)
-        desk.do("CONFIG", "SET", "slowlog-log-slower-than", -1)
+    for call in case(harness, body):
+        harness.do("CONFIG", "SET", "slowlog-log-slower-than", 0)
+        harness.do("SLOWLOG", "RESET")
+        harness.link.run(call)
+        log: list[Any] = harness.do("SLOWLOG", "GET", 20)
+        harness.do("CONFIG", "SET", "slowlog-log-slower-than", -1)
         spent = max(row[2] for row in log if row[3][0].upper() in (b"EVALSHA", b"EVAL")) / 1000
         found[call.script.name] = max(found.get(call.script.name, 0.0), spent)
     return found

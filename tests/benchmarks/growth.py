@@ -27,7 +27,7 @@ from typing import Any
 from tests.benchmarks import growth_page
 from tests.benchmarks.scale import MISSING_ENTRY, spent, told
 from tests.benchmarks.scale_host import PATIENCE, Host, Shape, add_options, private, until
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.costs import backlog, delayed, letters
 from tests.support.daemon import Daemon
 from tests.support.machine import machine
@@ -124,18 +124,18 @@ def per_message(used: dict[str, float]) -> dict[str, float]:
 # --- amounts --------------------------------------------------------------------------------------
 
 
-def in_flight(desk: Desk, count: int, body: str) -> None:
+def in_flight(harness: Harness, count: int, body: str) -> None:
     """Make `count` messages pending under a dead consumer. Our own consumers' share is bounded."""
-    backlog(desk, count, body)
-    assert len(desk.fetch(count, MISSING_ENTRY)) == count
+    backlog(harness, count, body)
+    assert len(harness.fetch(count, MISSING_ENTRY)) == count
 
 
-def half_of_each(desk: Desk, count: int, body: str) -> None:
+def half_of_each(harness: Harness, count: int, body: str) -> None:
     """Delay `count` messages: half as retries, half as scheduled sends."""
-    delayed(desk, count // 2, body)
+    delayed(harness, count // 2, body)
 
 
-KINDS: dict[str, Callable[[Desk, int, str], None]] = {
+KINDS: dict[str, Callable[[Harness, int, str], None]] = {
     PAUSED: backlog,
     "pending": in_flight,
     "delayed": half_of_each,

@@ -27,7 +27,7 @@ from streamqd.store import messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from tests.benchmarks.quick import machine, server
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support import life
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -96,11 +96,11 @@ def run(
     settings = replace(Settings().redis, url=f"unix://{path}")
     link = connect(settings, timeout=10.0, name="bench:fill")
     link.execute("FLUSHALL")
-    desk = Desk(link, Keys())
-    desk.groups()
-    desk.own("t1")
+    harness = Harness(link, Keys())
+    harness.groups()
+    harness.own("t1")
     chance = random.Random(1)
-    fill(link, desk.stream, options.messages, options.keys, chance)
+    fill(link, harness.stream, options.messages, options.keys, chance)
     fails = {number for number in range(options.messages) if chance.random() < share}
     slot = Scoreboard(1).allot(UNIT)
 

@@ -49,7 +49,7 @@ from tests.benchmarks.scale_host import (
     within,
 )
 from tests.benchmarks.scale_page import KINDS, table
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.costs import backlog, delayed, letters, pending
 from tests.support.daemon import Daemon
 
@@ -158,9 +158,9 @@ class Trial:
         sizes, body, first = self.options, "x" * self.options.bytes, self.shape.places[0]
         write, everywhere = partial(self.host.write, self.shape), len(self.shape.places)
 
-        def in_flight(desk: Desk, count: int, _body: str, consumer: str) -> None:
-            if count and (consumer == MISSING_ENTRY or desk.unit[:2] == first):
-                pending(desk, count, consumer)
+        def in_flight(harness: Harness, count: int, _body: str, consumer: str) -> None:
+            if count and (consumer == MISSING_ENTRY or harness.unit[:2] == first):
+                pending(harness, count, consumer)
 
         ours = sizes.pending // 2
         write(partial(in_flight, consumer="w"), ours, body)
@@ -366,7 +366,7 @@ def takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
     else:
         one.signal(how)
     for place in shape.places:
-        backlog(Desk(host.link, host.keys, Unit(*place, "g0")), 1)
+        backlog(Harness(host.link, host.keys, Unit(*place, "g0")), 1)
     until(lambda: set(host.owners(shape)) == {"two"}, "one owns all")
     owned = time.monotonic() - began
     until(lambda: host.handled(shape) == 2 * count, "a message of each partition is handled")

@@ -15,7 +15,7 @@ from streamqd.store import scripts
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from tests.benchmarks.scale_ping import Pinger
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.costs import Meter
 from tests.support.daemon import Daemon
 from tests.support.servers import ProcessServer, find_binary
@@ -201,14 +201,14 @@ class Host:
         return {"commands": commands, "events": events}
 
     def write(
-        self, shape: Shape, seed: Callable[[Desk, int, str], object], count: int, body: str
+        self, shape: Shape, seed: Callable[[Harness, int, str], object], count: int, body: str
     ) -> None:
         """Seed `count` messages in each partition."""
         self.slow()
         for place in shape.places:
-            desk = Desk(self.link, self.keys, Unit(*place, "g0"))
+            harness = Harness(self.link, self.keys, Unit(*place, "g0"))
             for begin in range(0, count, SEED_MAX):
-                seed(desk, min(SEED_MAX, count - begin), body)
+                seed(harness, min(SEED_MAX, count - begin), body)
         self.link.execute("LATENCY", "RESET")  # ignore our own long commands
 
     def used_mib(self) -> float:

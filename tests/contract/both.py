@@ -6,7 +6,7 @@ from streamqd.model import Lease
 from streamqd.store import dead, leases, messages
 from streamqd.store.messages import Recovered, SettledReply
 from streamqd.store.scripts import Reply
-from tests.contract.desk import TTL, Desk
+from tests.contract.harness import TTL, Harness
 from tests.contract.model import Model
 from tests.contract.picture import Fields, paired
 
@@ -14,24 +14,24 @@ from tests.contract.picture import Fields, paired
 class Both:
     """A server and its model. Each method is a script and returns the word of the answer."""
 
-    def __init__(self, desks: dict[str, Desk], model: Model) -> None:
-        self.desks = desks
+    def __init__(self, harnesses: dict[str, Harness], model: Model) -> None:
+        self.harnesses = harnesses
         self.model = model
-        self.link = next(iter(desks.values())).link
-        self.keys = next(iter(desks.values())).keys
+        self.link = next(iter(harnesses.values())).link
+        self.keys = next(iter(harnesses.values())).keys
 
     def acquire(self, name: str, token: str, seen: int, gone: str) -> str:
-        unit = self.desks[name].unit
+        unit = self.harnesses[name].unit
         reply = self.link.run(leases.acquire(self.keys, Lease(unit, token, seen), TTL, "x", gone))
         epoch = int(reply.rest[0]) if reply.word == "OK" else 0
         return _agree(reply, self.model.acquire(name, token, seen, gone, epoch))
 
     def renew(self, name: str, token: str) -> str:
-        reply = self.link.run(leases.renew(self.keys, Lease(self.desks[name].unit, token), TTL))
+        reply = self.link.run(leases.renew(self.keys, Lease(self.harnesses[name].unit, token), TTL))
         return _agree(reply, self.model.renew(name, token))
 
     def refence(self, name: str, old: str, new: str, charged: str, done: tuple[str, ...]) -> str:
-        unit, places = self.desks[name].unit, [place.encode() for place in done]
+        unit, places = self.harnesses[name].unit, [place.encode() for place in done]
         blamed = charged.encode() or None
         call = leases.refence(self.keys, Lease(unit, old), new, TTL, blamed, b"signal 9", places)
         reply = self.link.run(call)
@@ -43,11 +43,11 @@ class Both:
         return reply.word
 
     def release(self, name: str, token: str) -> str:
-        reply = self.link.run(leases.release(self.keys, Lease(self.desks[name].unit, token)))
+        reply = self.link.run(leases.release(self.keys, Lease(self.harnesses[name].unit, token)))
         return _agree(reply, self.model.release(name, token))
 
     def recover(self, name: str, token: str, session: str) -> str:
-        unit = self.desks[name].unit
+        unit = self.harnesses[name].unit
         reply = self.link.run(
             messages.recover(self.keys, Lease(unit, token), session, True, "", "", 256)
         )
@@ -68,14 +68,14 @@ class Both:
         return reply.word
 
     def reclaim(self, name: str, token: str, session: str, letter: str) -> str:
-        unit = self.desks[name].unit
+        unit = self.harnesses[name].unit
         reply = self.link.run(
             messages.reclaim(self.keys, Lease(unit, token), session, letter, 0.0, 256)
         )
         return _agree(reply, self.model.reclaim(name, token, session, letter))
 
     def ack(self, name: str, token: str, charged: tuple[str, ...], others: tuple[str, ...]) -> str:
-        unit = self.desks[name].unit
+        unit = self.harnesses[name].unit
         before = len(self.model.now.groups[name].pending)
         reply = self.link.run(
             messages.ack(self.keys, Lease(unit, token), _bytes(others), charged=_bytes(charged))
@@ -89,7 +89,7 @@ class Both:
         sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
         # The hints about adjacent entries are often wrong here, which must not matter.
         call = messages.retry(
-            self.keys, Lease(self.desks[name].unit, token), sent, adjacent=len(sent) > 1
+            self.keys, Lease(self.harnesses[name].unit, token), sent, adjacent=len(sent) > 1
         )
         reply = self.link.run(call)
         word, words = self.model.retry(name, token, items)
@@ -100,7 +100,7 @@ class Both:
     def dead(self, name: str, token: str, items: tuple[tuple[str, Fields], ...]) -> str:
         sent = [(place.encode(), _raw(fields)) for place, fields in items]
         call = messages.dead(
-            self.keys, Lease(self.desks[name].unit, token), sent, adjacent=len(sent) > 1
+            self.keys, Lease(self.harnesses[name].unit, token), sent, adjacent=len(sent) > 1
         )
         reply = self.link.run(call)
         settled = SettledReply.parse(reply) if reply.word == "OK" else SettledReply([], None, [])
@@ -112,7 +112,7 @@ class Both:
     def quarantine_mark(
         self, name: str, token: str, session: str, places: str, acked: tuple[str, ...]
     ) -> str:
-        unit = self.desks[name].unit
+        unit = self.harnesses[name].unit
         reply = self.link.run(
             messages.quarantine_mark(
                 self.keys, Lease(unit, token), session, places.encode(), _bytes(acked)

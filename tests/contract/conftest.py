@@ -8,13 +8,13 @@ import pytest
 
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
+def harness(link: Connection, keys: Keys) -> Harness:
     """One unit on an empty server."""
-    return Desk(link, keys)
+    return Harness(link, keys)
 
 
 @pytest.fixture

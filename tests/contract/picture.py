@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 Fields = dict[str, bytes]
 
@@ -38,9 +38,9 @@ class Picture:
     groups: dict[str, Group]
 
 
-def observe(desks: dict[str, Desk]) -> Picture:
+def observe(harnesses: dict[str, Harness]) -> Picture:
     """Read the keyspace of the partition. Fails for an unknown key."""
-    first = next(iter(desks.values()))
+    first = next(iter(harnesses.values()))
     commands: list[tuple[Any, ...]] = [
         ("XRANGE", first.stream, "-", "+"),
         ("XRANGE", first.dlq, "-", "+"),
@@ -48,18 +48,25 @@ def observe(desks: dict[str, Desk]) -> Picture:
         ("KEYS", "*"),
     ]
     known = {first.stream, first.dlq, first.trim}
-    for name, desk in desks.items():
-        known |= {desk.fence, desk.lease, desk.retry, desk.delayed, desk.items, desk.attempts}
+    for name, harness in harnesses.items():
+        known |= {
+            harness.fence,
+            harness.lease,
+            harness.retry,
+            harness.delayed,
+            harness.items,
+            harness.attempts,
+        }
         commands += [
-            ("HGETALL", desk.fence),
-            ("GET", desk.lease),
-            ("XPENDING", desk.stream, name, "-", "+", 10_000),
-            ("XPENDING", desk.retry, name, "-", "+", 10_000),
-            ("XRANGE", desk.retry, "-", "+"),
-            ("XINFO", "GROUPS", desk.retry),
-            ("ZRANGE", desk.delayed, 0, -1),
-            ("HGETALL", desk.items),
-            ("HGETALL", desk.attempts),
+            ("HGETALL", harness.fence),
+            ("GET", harness.lease),
+            ("XPENDING", harness.stream, name, "-", "+", 10_000),
+            ("XPENDING", harness.retry, name, "-", "+", 10_000),
+            ("XRANGE", harness.retry, "-", "+"),
+            ("XINFO", "GROUPS", harness.retry),
+            ("ZRANGE", harness.delayed, 0, -1),
+            ("HGETALL", harness.items),
+            ("HGETALL", harness.attempts),
         ]
     replies = first.link.pipeline(commands)
     stream, letters, groups, keys = replies[:4]
@@ -68,7 +75,7 @@ def observe(desks: dict[str, Desk]) -> Picture:
     picture = Picture(_entries(stream), _entries(letters), {})
     for fields in picture.dlq.values():
         fields.pop("failedAt")
-    for at, name in enumerate(desks):
+    for at, name in enumerate(harnesses):
         picture.groups[name] = _group(last[name], replies[4 + 9 * at : 13 + 9 * at])
     return picture
 

@@ -17,7 +17,7 @@ from typing import Any
 from streamqd.model import Unit
 from streamqd.store import messages, retention
 from tests.contract.both import Both
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.contract.model import Model
 from tests.contract.picture import Fields, Picture, observe, order, where
 from tests.contract.scenarios import trim_all
@@ -49,18 +49,20 @@ class Op:
 class Play:
     """Draws calls, and runs them on the server and in the model."""
 
-    def __init__(self, desk: Desk, seed: int) -> None:
+    def __init__(self, harness: Harness, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.desks = {name: Desk(desk.link, desk.keys, Unit("access", 0, name)) for name in GROUPS}
-        self.link, self.keys = desk.link, desk.keys
+        self.harnesses = {
+            name: Harness(harness.link, harness.keys, Unit("access", 0, name)) for name in GROUPS
+        }
+        self.link, self.keys = harness.link, harness.keys
         self.link.execute("FLUSHALL")
         self.model = Model(GROUPS)
-        self.both = Both(self.desks, self.model)
+        self.both = Both(self.harnesses, self.model)
         self.actors = {(owner, name): Actor() for owner in OWNERS for name in GROUPS}
         self.history: list[Op] = []
         self.made = 0
         self.met: Counter[str] = Counter()
-        for unit in self.desks.values():
+        for unit in self.harnesses.values():
             unit.groups()
 
     def run(self, steps: int) -> None:
@@ -120,7 +122,7 @@ class Play:
 
     def lease_expires(self) -> None:
         name = self.draw.choice(GROUPS)
-        self.link.execute("DEL", self.desks[name].lease)
+        self.link.execute("DEL", self.harnesses[name].lease)
         self.model.now.groups[name].lease = ""
 
     # --- reading ---
@@ -142,7 +144,7 @@ class Play:
         if not (chosen := self.actor()):
             return
         name, actor = chosen
-        if self.link.execute("HGET", self.desks[name].fence, "token") == actor.token.encode():
+        if self.link.execute("HGET", self.harnesses[name].fence, "token") == actor.token.encode():
             for place in self.read(name, "w", self.draw.randint(1, 4)):
                 actor.hand[place] = (self.model.body(name, place), 0)
 
@@ -150,8 +152,8 @@ class Play:
         name = self.draw.choice(GROUPS)
         places = self.read(name, "foreign", 1)
         for place in places if self.draw.random() < 0.3 else []:
-            desk = self.desks[name]
-            key = desk.stream if place[0] == "m" else desk.retry
+            harness = self.harnesses[name]
+            key = harness.stream if place[0] == "m" else harness.retry
             assert self.link.execute("XACK", key, name, place[2:]) == 1
             self.model._ack(name, place)
 
@@ -226,15 +228,15 @@ class Play:
         ms, seq = order(last)
         entry_id = ids[0] if ids else f"{ms}-{seq + 1}"
         body = {"payload": self.fresh("p").encode() + b"\xff"}
-        self.link.execute("XADD", self.desks[name].stream, entry_id, *_flat(body))
+        self.link.execute("XADD", self.harnesses[name].stream, entry_id, *_flat(body))
         self.model.now.stream[entry_id] = self.model.bodies[entry_id] = body
 
     def promote(self) -> None:
         name, count = self.draw.choice(GROUPS), self.draw.randint(1, 3)
-        before = set(observe(self.desks).groups[name].retry)
-        call = messages.promote_retries(self.keys, self.desks[name].unit, count)
+        before = set(observe(self.harnesses).groups[name].retry)
+        call = messages.promote_retries(self.keys, self.harnesses[name].unit, count)
         reply = self.link.run(call)
-        after = observe(self.desks).groups[name].retry
+        after = observe(self.harnesses).groups[name].retry
         written = {i: fields for i, fields in after.items() if i not in before}
         assert reply.rest[:2] == [len(written), 0]
         self.model.promote(name, count, written)
@@ -242,15 +244,15 @@ class Play:
     def time_passes(self) -> None:
         name = self.draw.choice(GROUPS)
         for place in self.model.now.groups[name].delayed:
-            self.link.execute("ZADD", self.desks[name].delayed, "XX", 1, place)
+            self.link.execute("ZADD", self.harnesses[name].delayed, "XX", 1, place)
             self.model.due[name].add(place)
 
     def trim(self) -> None:
         name = self.draw.choice(GROUPS)
-        desk = self.desks[name]
-        assert self.link.run(trim_all(desk, expected=list(GROUPS))).word == "OK"
+        harness = self.harnesses[name]
+        assert self.link.run(trim_all(harness, expected=list(GROUPS))).word == "OK"
         self.model.trim()
-        assert self.link.run(retention.trim_retry(self.keys, desk.unit, 1000)).word == "OK"
+        assert self.link.run(retention.trim_retry(self.keys, harness.unit, 1000)).word == "OK"
         self.model.trim_retry(name)
 
     def replay(self) -> None:
@@ -293,9 +295,9 @@ class Play:
     def read(self, name: str, consumer: str, count: int) -> list[str]:
         expected = [p for p in self.model.unread(name) if p[0] == "m"][:count]
         expected += [p for p in self.model.unread(name) if p[0] == "r"][:count]
-        desk = self.desks[name]
-        got = [f"m:{i.decode()}" for i in desk.fetch(count, consumer)]
-        got += [f"r:{i.decode()}" for i in desk.fetch(count, consumer, desk.retry)]
+        harness = self.harnesses[name]
+        got = [f"m:{i.decode()}" for i in harness.fetch(count, consumer)]
+        got += [f"r:{i.decode()}" for i in harness.fetch(count, consumer, harness.retry)]
         assert got == expected
         self.model.fetch(name, consumer, got)
         return got
@@ -303,7 +305,7 @@ class Play:
     # --- checks after each step ---
 
     def compare(self) -> None:
-        picture = observe(self.desks)
+        picture = observe(self.harnesses)
         assert picture == self.model.now
         for name in GROUPS:
             places = where(picture, self.model.bodies, name)

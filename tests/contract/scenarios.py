@@ -29,588 +29,600 @@ from streamqd.store import (
 )
 from streamqd.store import schedules as timed
 from streamqd.store.scripts import Call
-from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.harness import OWNER, TTL, Harness
 
-Scenario = Callable[[Desk], Call]
+Scenario = Callable[[Harness], Call]
 LAST_ID = "18446744073709551615-18446744073709551615"
 CHANGED = {b"originalId": b"1-0", b"retryCount": b"1"}
 
 
-def lease_acquire(desk: Desk) -> Call:
+def lease_acquire(harness: Harness) -> Call:
     """An owner was lost while it handled an entry: the next one charges it."""
-    place = desk.pending("1-0")[0]
-    epoch = desk.own("old")
-    desk.do("HSET", desk.fence, "mark", place)
-    desk.do("HSET", desk.attempts, b"m:9-0:c", "1")
-    return leases.acquire(desk.keys, desk.leased("new", epoch), TTL, OWNER, "old")
+    place = harness.pending("1-0")[0]
+    epoch = harness.own("old")
+    harness.do("HSET", harness.fence, "mark", place)
+    harness.do("HSET", harness.attempts, b"m:9-0:c", "1")
+    return leases.acquire(harness.keys, harness.leased("new", epoch), TTL, OWNER, "old")
 
 
-def lease_acquire_retried(desk: Desk) -> Call:
+def lease_acquire_retried(harness: Harness) -> Call:
     """The same, with an entry of the retry stream."""
-    desk.pending("1-0")
-    place = desk.pending_retry("1-0")[0]
-    epoch = desk.own("old")
-    desk.do("HSET", desk.fence, "mark", place)
-    desk.do("HSET", desk.attempts, b"m:9-0:c", "1")
-    return leases.acquire(desk.keys, desk.leased("new", epoch), TTL, OWNER, "old")
+    harness.pending("1-0")
+    place = harness.pending_retry("1-0")[0]
+    epoch = harness.own("old")
+    harness.do("HSET", harness.fence, "mark", place)
+    harness.do("HSET", harness.attempts, b"m:9-0:c", "1")
+    return leases.acquire(harness.keys, harness.leased("new", epoch), TTL, OWNER, "old")
 
 
-def lease_acquire_mine(desk: Desk) -> Call:
+def lease_acquire_mine(harness: Harness) -> Call:
     """The reply was lost and the lease has expired."""
-    epoch = desk.own("new")
-    desk.do("DEL", desk.lease)
-    return leases.acquire(desk.keys, desk.leased("new", epoch - 1), TTL, OWNER)
+    epoch = harness.own("new")
+    harness.do("DEL", harness.lease)
+    return leases.acquire(harness.keys, harness.leased("new", epoch - 1), TTL, OWNER)
 
 
-def lease_renew(desk: Desk) -> Call:
-    desk.own("t1")
-    return leases.renew(desk.keys, desk.leased("t1"), TTL)
+def lease_renew(harness: Harness) -> Call:
+    harness.own("t1")
+    return leases.renew(harness.keys, harness.leased("t1"), TTL)
 
 
-def lease_renew_late(desk: Desk) -> Call:
-    desk.own("t1")
-    desk.do("DEL", desk.lease)
-    return leases.renew(desk.keys, desk.leased("t1"), TTL)
+def lease_renew_late(harness: Harness) -> Call:
+    harness.own("t1")
+    harness.do("DEL", harness.lease)
+    return leases.renew(harness.keys, harness.leased("t1"), TTL)
 
 
-def lease_refence(desk: Desk) -> Call:
-    main = desk.pending("1-0", "2-0")
-    retried = desk.pending_retry("1-0")
-    desk.own("old")
-    desk.do("HSET", desk.attempts, b"m:1-0:c", "1", b"m:2-0:c", "1")
+def lease_refence(harness: Harness) -> Call:
+    main = harness.pending("1-0", "2-0")
+    retried = harness.pending_retry("1-0")
+    harness.own("old")
+    harness.do("HSET", harness.attempts, b"m:1-0:c", "1", b"m:2-0:c", "1")
     done = [main[1], *retried]
-    return leases.refence(desk.keys, desk.leased("old"), "new", TTL, main[0], b"signal 9", done)
+    return leases.refence(
+        harness.keys, harness.leased("old"), "new", TTL, main[0], b"signal 9", done
+    )
 
 
-def lease_refence_uncharged(desk: Desk) -> Call:
+def lease_refence_uncharged(harness: Harness) -> Call:
     """A child was dismissed, and no message is charged."""
-    main = desk.pending("1-0")
-    retried = desk.pending_retry("1-0")
-    desk.own("old")
-    desk.do("HSET", desk.attempts, b"m:1-0:c", "1")
+    main = harness.pending("1-0")
+    retried = harness.pending_retry("1-0")
+    harness.own("old")
+    harness.do("HSET", harness.attempts, b"m:1-0:c", "1")
     done = [*main, *retried]
-    return leases.refence(desk.keys, desk.leased("old"), "new", TTL, None, b"", done)
+    return leases.refence(harness.keys, harness.leased("old"), "new", TTL, None, b"", done)
 
 
-def lease_release(desk: Desk) -> Call:
-    desk.own("t1")
-    return leases.release(desk.keys, desk.leased("t1"))
+def lease_release(harness: Harness) -> Call:
+    harness.own("t1")
+    return leases.release(harness.keys, harness.leased("t1"))
 
 
-def group_ensure(desk: Desk) -> Call:
-    desk.add("1-0")
-    desk.add("1-0", stream=desk.retry)
-    desk.do("HSET", desk.trim, "floor:hits", "1-0")
-    return messages.ensure_group(desk.keys, desk.unit, "0")
+def group_ensure(harness: Harness) -> Call:
+    harness.add("1-0")
+    harness.add("1-0", stream=harness.retry)
+    harness.do("HSET", harness.trim, "floor:hits", "1-0")
+    return messages.ensure_group(harness.keys, harness.unit, "0")
 
 
-def group_ensure_there(desk: Desk) -> Call:
-    desk.groups()
-    return messages.ensure_group(desk.keys, desk.unit, "0")
+def group_ensure_there(harness: Harness) -> Call:
+    harness.groups()
+    return messages.ensure_group(harness.keys, harness.unit, "0")
 
 
-def group_restore(desk: Desk) -> Call:
-    place = desk.pending("1-0", "2-0")[1]
-    retried = desk.pending_retry("1-0")[0]
-    desk.own("t1")
-    for stream in (desk.stream, desk.retry):
-        desk.do("XGROUP", "DESTROY", stream, desk.unit.group)
-    return messages.restore_group(desk.keys, desk.leased("t1"), b"2-0", b"1-0", [place, retried])
+def group_restore(harness: Harness) -> Call:
+    place = harness.pending("1-0", "2-0")[1]
+    retried = harness.pending_retry("1-0")[0]
+    harness.own("t1")
+    for stream in (harness.stream, harness.retry):
+        harness.do("XGROUP", "DESTROY", stream, harness.unit.group)
+    return messages.restore_group(
+        harness.keys, harness.leased("t1"), b"2-0", b"1-0", [place, retried]
+    )
 
 
-def message_recover(desk: Desk) -> Call:
-    place = desk.pending("1-0")[0]
-    desk.pending_retry("1-0")
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, place + b":c", "1")
-    return messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", 10)
+def message_recover(harness: Harness) -> Call:
+    place = harness.pending("1-0")[0]
+    harness.pending_retry("1-0")
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, place + b":c", "1")
+    return messages.recover(harness.keys, harness.leased("t1"), "s1", True, "", "", 10)
 
 
-def message_fetch(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("1-0")
-    desk.add("1-0", stream=desk.retry)
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1")
-    return messages.fetch(desk.keys, desk.leased("t1"), "s1", 10)
+def message_fetch(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("1-0")
+    harness.add("1-0", stream=harness.retry)
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "session", "s1")
+    return messages.fetch(harness.keys, harness.leased("t1"), "s1", 10)
 
 
-def message_reclaim(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("1-0")
-    desk.fetch(consumer="foreign")
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1")
-    return messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 0.0, 10)
+def message_reclaim(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("1-0")
+    harness.fetch(consumer="foreign")
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "session", "s1")
+    return messages.reclaim(harness.keys, harness.leased("t1"), "s1", "m", 0.0, 10)
 
 
-def settle_ack(desk: Desk) -> Call:
-    main = desk.pending("1-0", "2-0")
-    retried = desk.pending_retry("1-0")
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, b"m:1-0:c", "1")
-    return messages.ack(desk.keys, desk.leased("t1"), [main[1], *retried], charged=[main[0]])
+def settle_ack(harness: Harness) -> Call:
+    main = harness.pending("1-0", "2-0")
+    retried = harness.pending_retry("1-0")
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, b"m:1-0:c", "1")
+    return messages.ack(harness.keys, harness.leased("t1"), [main[1], *retried], charged=[main[0]])
 
 
-def settle_note(desk: Desk) -> Call:
-    main = desk.pending("1-0")
-    retried = desk.pending_retry("1-0")
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, "m:1-0:f", "1")
-    return messages.note(desk.keys, desk.leased("t1"), [(main[0], 2, 5.0), (retried[0], 1, 5.0)])
+def settle_note(harness: Harness) -> Call:
+    main = harness.pending("1-0")
+    retried = harness.pending_retry("1-0")
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, "m:1-0:f", "1")
+    return messages.note(
+        harness.keys, harness.leased("t1"), [(main[0], 2, 5.0), (retried[0], 1, 5.0)]
+    )
 
 
-def settle_retry(desk: Desk) -> Call:
-    main, retried = _failing(desk)
-    desk.do("ZADD", desk.delayed, 1, "m:0-1")
-    desk.do("HSET", desk.items, "m:0-1", b"\x92\xa7payload\xa1x")
+def settle_retry(harness: Harness) -> Call:
+    main, retried = _failing(harness)
+    harness.do("ZADD", harness.delayed, 1, "m:0-1")
+    harness.do("HSET", harness.items, "m:0-1", b"\x92\xa7payload\xa1x")
     items = [(main, 5.0, CHANGED), (retried, 5.0, CHANGED)]
-    return messages.retry(desk.keys, desk.leased("t1"), items)
+    return messages.retry(harness.keys, harness.leased("t1"), items)
 
 
-def settle_dead(desk: Desk) -> Call:
-    main, retried = _failing(desk)
-    desk.add("1-0", "payload", "old letter", stream=desk.dlq)
-    return messages.dead(desk.keys, desk.leased("t1"), [(main, CHANGED), (retried, CHANGED)])
+def settle_dead(harness: Harness) -> Call:
+    main, retried = _failing(harness)
+    harness.add("1-0", "payload", "old letter", stream=harness.dlq)
+    return messages.dead(harness.keys, harness.leased("t1"), [(main, CHANGED), (retried, CHANGED)])
 
 
-def quarantine_mark(desk: Desk) -> Call:
-    main = desk.pending("1-0", "2-0")
-    retried = desk.pending_retry("1-0")
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1", "quarantine", "1")
+def quarantine_mark(harness: Harness) -> Call:
+    main = harness.pending("1-0", "2-0")
+    retried = harness.pending_retry("1-0")
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "session", "s1", "quarantine", "1")
     done = [main[0], *retried]
-    return messages.quarantine_mark(desk.keys, desk.leased("t1"), "s1", main[1], done)
+    return messages.quarantine_mark(harness.keys, harness.leased("t1"), "s1", main[1], done)
 
 
-def quarantine_mark_first(desk: Desk) -> Call:
+def quarantine_mark_first(harness: Harness) -> Call:
     """Nothing to acknowledge yet."""
-    place = desk.pending("1-0")[0]
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1", "quarantine", "1")
-    return messages.quarantine_mark(desk.keys, desk.leased("t1"), "s1", place, [])
+    place = harness.pending("1-0")[0]
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "session", "s1", "quarantine", "1")
+    return messages.quarantine_mark(harness.keys, harness.leased("t1"), "s1", place, [])
 
 
-def message_promote(desk: Desk) -> Call:
-    desk.groups()
-    desk.do("HSET", desk.items, "m:9-0", b"\x92\xa7payload\xa1x")
-    desk.do("ZADD", desk.delayed, 1, "m:1-0")
-    desk.do("HSET", desk.items, "m:1-0", b"\x92\xa7payload\xa1x")
-    return messages.promote_retries(desk.keys, desk.unit, 10)
+def message_promote(harness: Harness) -> Call:
+    harness.groups()
+    harness.do("HSET", harness.items, "m:9-0", b"\x92\xa7payload\xa1x")
+    harness.do("ZADD", harness.delayed, 1, "m:1-0")
+    harness.do("HSET", harness.items, "m:1-0", b"\x92\xa7payload\xa1x")
+    return messages.promote_retries(harness.keys, harness.unit, 10)
 
 
-def message_promote_orphan(desk: Desk) -> Call:
+def message_promote_orphan(harness: Harness) -> Call:
     """The first due entry has lost its item, and is removed before anything is written."""
-    call = message_promote(desk)
-    desk.do("ZADD", desk.delayed, 0, "m:0-1")
+    call = message_promote(harness)
+    harness.do("ZADD", harness.delayed, 0, "m:0-1")
     return call
 
 
-def message_promote_scheduled(desk: Desk) -> Call:
-    desk.add("1-0")
-    desk.do("ZADD", desk.scheduled, 1, "send")
-    desk.do("HSET", desk.scheduled_items, "send", b"\x92\xa7payload\xa1x")
-    return messages.promote_scheduled(desk.keys, desk.unit.topic, desk.unit.partition, 10)
+def message_promote_scheduled(harness: Harness) -> Call:
+    harness.add("1-0")
+    harness.do("ZADD", harness.scheduled, 1, "send")
+    harness.do("HSET", harness.scheduled_items, "send", b"\x92\xa7payload\xa1x")
+    return messages.promote_scheduled(harness.keys, harness.unit.topic, harness.unit.partition, 10)
 
 
-def stream_trim(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("1-0")
-    desk.fetch()
-    desk.do("XACK", desk.stream, desk.unit.group, "1-0")
-    desk.do("HSET", desk.trim, "first", "1-0")
-    return trim_all(desk)
+def stream_trim(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("1-0")
+    harness.fetch()
+    harness.do("XACK", harness.stream, harness.unit.group, "1-0")
+    harness.do("HSET", harness.trim, "first", "1-0")
+    return trim_all(harness)
 
 
-def stream_trim_retry(desk: Desk) -> Call:
-    desk.groups()
-    desk.pending_retry("1-0")
-    desk.do("XACK", desk.retry, desk.unit.group, "1-0")
-    return retention.trim_retry(desk.keys, desk.unit, 1000)
+def stream_trim_retry(harness: Harness) -> Call:
+    harness.groups()
+    harness.pending_retry("1-0")
+    harness.do("XACK", harness.retry, harness.unit.group, "1-0")
+    return retention.trim_retry(harness.keys, harness.unit, 1000)
 
 
-def stream_drop(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("1-0")
-    desk.do("HSET", desk.trim, "first", "1-0")
-    return drop_all(desk)
+def stream_drop(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("1-0")
+    harness.do("HSET", harness.trim, "first", "1-0")
+    return drop_all(harness)
 
 
-def missing_settle(desk: Desk) -> Call:
-    desk.pending("1-0", "2-0")
-    desk.do("XTRIM", desk.stream, "MINID", "2-0")
-    desk.do("HSET", desk.trim, "first", "2-0")
-    desk.do("HSET", desk.attempts, "m:1-0:c", "1")
-    return retention.settle_missing(desk.keys, desk.unit, 10)
+def missing_settle(harness: Harness) -> Call:
+    harness.pending("1-0", "2-0")
+    harness.do("XTRIM", harness.stream, "MINID", "2-0")
+    harness.do("HSET", harness.trim, "first", "2-0")
+    harness.do("HSET", harness.attempts, "m:1-0:c", "1")
+    return retention.settle_missing(harness.keys, harness.unit, 10)
 
 
-def dead_replay(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("7-0", "payload", "x", "group", "hits", "reason", "attempts", stream=desk.dlq)
-    topic, partition, group = desk.unit
-    return dead.replay(desk.keys, topic, partition, "7-0", group, {b"retryCount": b"0"})
+def dead_replay(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("7-0", "payload", "x", "group", "hits", "reason", "attempts", stream=harness.dlq)
+    topic, partition, group = harness.unit
+    return dead.replay(harness.keys, topic, partition, "7-0", group, {b"retryCount": b"0"})
 
 
-def dead_replay_everyone(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("7-0", "payload", "x", "group", "hits", stream=desk.dlq)
-    return dead.replay(desk.keys, desk.unit.topic, desk.unit.partition, "7-0", None, {})
+def dead_replay_everyone(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("7-0", "payload", "x", "group", "hits", stream=harness.dlq)
+    return dead.replay(harness.keys, harness.unit.topic, harness.unit.partition, "7-0", None, {})
 
 
-def dead_purge(desk: Desk) -> Call:
-    desk.add("7-0", stream=desk.dlq)
-    return dead.purge_before(desk.keys, desk.unit.topic, desk.unit.partition, "8", 10)
+def dead_purge(harness: Harness) -> Call:
+    harness.add("7-0", stream=harness.dlq)
+    return dead.purge_before(harness.keys, harness.unit.topic, harness.unit.partition, "8", 10)
 
 
-def dead_mark(desk: Desk) -> Call:
-    desk.add("7-0", stream=desk.dlq)
-    return dead.mark(desk.keys, desk.unit.topic, desk.unit.partition, "7-0", "other/1")
+def dead_mark(harness: Harness) -> Call:
+    harness.add("7-0", stream=harness.dlq)
+    return dead.mark(harness.keys, harness.unit.topic, harness.unit.partition, "7-0", "other/1")
 
 
-def dead_mark_back(desk: Desk) -> Call:
-    desk.link.run(dead_mark(desk))
-    return dead.mark(desk.keys, desk.unit.topic, desk.unit.partition, "7-0", "")
+def dead_mark_back(harness: Harness) -> Call:
+    harness.link.run(dead_mark(harness))
+    return dead.mark(harness.keys, harness.unit.topic, harness.unit.partition, "7-0", "")
 
 
-def dead_deliver(desk: Desk) -> Call:
-    desk.groups()
-    return dead.deliver(desk.keys, *desk.unit, {b"payload": b"x"}, "dlq:other:0:1-0", 60.0)
+def dead_deliver(harness: Harness) -> Call:
+    harness.groups()
+    return dead.deliver(harness.keys, *harness.unit, {b"payload": b"x"}, "dlq:other:0:1-0", 60.0)
 
 
-def known(desk: Desk) -> str:
+def known(harness: Harness) -> str:
     """Register the topic with two partitions; return its meta key."""
-    meta = desk.keys.meta(desk.unit.topic)
-    desk.do("HSET", meta, "partitionCount", 2)
+    meta = harness.keys.meta(harness.unit.topic)
+    harness.do("HSET", meta, "partitionCount", 2)
     return meta
 
 
-def message_append(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("1-0")
-    topic, partition, _ = desk.unit
-    call = publishing.append(desk.keys, topic, partition, 2, known(desk), alone=True)
+def message_append(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("1-0")
+    topic, partition, _ = harness.unit
+    call = publishing.append(harness.keys, topic, partition, 2, known(harness), alone=True)
     return call._replace(argv=(*call.argv, b"x", b"y"))
 
 
-def message_publish(desk: Desk) -> Call:
-    desk.groups()
+def message_publish(harness: Harness) -> Call:
+    harness.groups()
     for entry_id in ("1-0", "2-0"):
-        desk.add(entry_id)
-    desk.do("XACK", desk.stream, desk.unit.group, *desk.fetch(1))
-    topic, partition, _ = desk.unit
+        harness.add(entry_id)
+    harness.do("XACK", harness.stream, harness.unit.group, *harness.fetch(1))
+    topic, partition, _ = harness.unit
     return publishing.publish(
-        *(desk.keys, topic, partition, [[b"payload", b"x"]], "order-1", 60.0, 2),
+        *(harness.keys, topic, partition, [[b"payload", b"x"]], "order-1", 60.0, 2),
         partitions=2,
-        meta=known(desk),
+        meta=known(harness),
     )
 
 
-def message_schedule(desk: Desk) -> Call:
-    desk.do("ZADD", desk.scheduled, 9e12, "other")
-    desk.do("HSET", desk.scheduled_items, "other", b"\x92\xa7payload\xa1x")
-    topic, partition, _ = desk.unit
+def message_schedule(harness: Harness) -> Call:
+    harness.do("ZADD", harness.scheduled, 9e12, "other")
+    harness.do("HSET", harness.scheduled_items, "other", b"\x92\xa7payload\xa1x")
+    topic, partition, _ = harness.unit
     fields = [b"payload", b"x"]
     return publishing.schedule(
-        *(desk.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0),
+        *(harness.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0),
         partitions=2,
-        meta=known(desk),
+        meta=known(harness),
     )
 
 
-def topic_create(desk: Desk) -> Call:
-    return topics.creation(desk.keys, "access", Topic(partitions=3))
+def topic_create(harness: Harness) -> Call:
+    return topics.creation(harness.keys, "access", Topic(partitions=3))
 
 
-def topic_configure(desk: Desk) -> Call:
-    desk.link.run(topic_create(desk))
-    seen = topics.stored(desk.store, "access")
-    return topics.configuration(desk.keys, "access", seen, {"archive": "required"})
+def topic_configure(harness: Harness) -> Call:
+    harness.link.run(topic_create(harness))
+    seen = topics.stored(harness.store, "access")
+    return topics.configuration(harness.keys, "access", seen, {"archive": "required"})
 
 
-def topic_retire(desk: Desk) -> Call:
-    desk.link.run(topic_create(desk))
-    return topics.retirement(desk.keys, "access")
+def topic_retire(harness: Harness) -> Call:
+    harness.link.run(topic_create(harness))
+    return topics.retirement(harness.keys, "access")
 
 
-def growth_start(desk: Desk) -> Call:
-    desk.link.run(topic_create(desk))
-    return growth.begin(desk.keys, "access", 3, 6, "t1")
+def growth_start(harness: Harness) -> Call:
+    harness.link.run(topic_create(harness))
+    return growth.begin(harness.keys, "access", 3, 6, "t1")
 
 
-def growth_switch(desk: Desk) -> Call:
-    desk.link.run(growth_start(desk))
-    return growth.switch(desk.keys, "access", "t1", range(3, 6))
+def growth_switch(harness: Harness) -> Call:
+    harness.link.run(growth_start(harness))
+    return growth.switch(harness.keys, "access", "t1", range(3, 6))
 
 
-def growth_mark(desk: Desk) -> Call:
-    desk.link.run(growth_switch(desk))
-    return growth.mark(desk.keys, "access", "t1", ["1-0", "2-0", "0-0"])
+def growth_mark(harness: Harness) -> Call:
+    harness.link.run(growth_switch(harness))
+    return growth.mark(harness.keys, "access", "t1", ["1-0", "2-0", "0-0"])
 
 
-def growth_finish(desk: Desk) -> Call:
-    desk.link.run(growth_mark(desk))
-    return growth.end(desk.keys, "access", "t1")
+def growth_finish(harness: Harness) -> Call:
+    harness.link.run(growth_mark(harness))
+    return growth.end(harness.keys, "access", "t1")
 
 
-def group_reset(desk: Desk) -> Call:
+def group_reset(harness: Harness) -> Call:
     """A group with all kinds of data is taken from its owner."""
-    _with_everything(desk)
+    _with_everything(harness)
     return groups.reset(
-        desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="grow", token="t9"
+        harness.keys, harness.unit, "0-0", drop_retries=True, force=True, keeper="grow", token="t9"
     )
 
 
-def group_delete(desk: Desk) -> Call:
-    _with_everything(desk)
-    return groups.delete(desk.keys, desk.unit, force=True, token="t9")
+def group_delete(harness: Harness) -> Call:
+    _with_everything(harness)
+    return groups.delete(harness.keys, harness.unit, force=True, token="t9")
 
 
-def message_find(desk: Desk) -> Call:
+def message_find(harness: Harness) -> Call:
     """A dead letter of the message, and one of another."""
-    desk.groups()
+    harness.groups()
     for original in ("1-0", "2-0"):
-        desk.do("XADD", desk.dlq, "*", "payload", "x", "originalId", original, "group", "g")
-    return tracing.find(desk.dlq, "1-0", "0-1")
+        harness.do("XADD", harness.dlq, "*", "payload", "x", "originalId", original, "group", "g")
+    return tracing.find(harness.dlq, "1-0", "0-1")
 
 
-def stream_page(desk: Desk) -> Call:
-    desk.groups()
-    desk.add("1-0", "payload", "x")
-    return tracing.page(desk.stream, "-", "+", 10, newest=False)
+def stream_page(harness: Harness) -> Call:
+    harness.groups()
+    harness.add("1-0", "payload", "x")
+    return tracing.page(harness.stream, "-", "+", 10, newest=False)
 
 
-def retry_page(desk: Desk) -> Call:
-    _set_aside(desk)
-    return retries.page(desk.keys, desk.unit, (0, ""), 10)
+def retry_page(harness: Harness) -> Call:
+    _set_aside(harness)
+    return retries.page(harness.keys, harness.unit, (0, ""), 10)
 
 
-def retry_hasten(desk: Desk) -> Call:
-    _set_aside(desk)
-    return retries.hasten(desk.keys, desk.unit, ["m:1-0"])
+def retry_hasten(harness: Harness) -> Call:
+    _set_aside(harness)
+    return retries.hasten(harness.keys, harness.unit, ["m:1-0"])
 
 
-def retry_cancel(desk: Desk) -> Call:
-    _set_aside(desk)
-    desk.add("1-0", "payload", "old letter", stream=desk.dlq)
-    return retries.cancel(desk.keys, desk.unit, [("m:1-0", {b"reason": b"cancelled"})], drop=False)
-
-
-def retry_cancel_drop(desk: Desk) -> Call:
-    _set_aside(desk)
-    desk.add("1-0", "payload", "old letter", stream=desk.dlq)
-    return retries.cancel(desk.keys, desk.unit, [("m:1-0", {})], drop=True)
-
-
-def _with_everything(desk: Desk) -> None:
-    _failing(desk)
-    _set_aside(desk)
-    desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "1-0")
-
-
-def _set_aside(desk: Desk) -> None:
-    desk.do("ZADD", desk.delayed, 9e12, "m:1-0")
-    desk.do("HSET", desk.items, "m:1-0", b"\x92\xa7payload\xa1x")
-
-
-def member_heartbeat(desk: Desk) -> Call:
-    desk.do("ZADD", desk.keys.members("default"), 1, "silent")
-    desk.do("HSET", desk.keys.info("default"), "silent", '{"nonce":"n0"}')
-    desk.do("HSET", desk.keys.orders("default"), "rebalance", "{}")
-    return members.heartbeat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0, ["silent"])
-
-
-def control_change(desk: Desk) -> Call:
-    desk.do("HSET", desk.keys.orders("default"), "drain:west-1", "{}")
-    return directives.change(
-        desk.keys, "default", "pause:access/*/*", by="ops@west", remove=["drain:west-1"]
+def retry_cancel(harness: Harness) -> Call:
+    _set_aside(harness)
+    harness.add("1-0", "payload", "old letter", stream=harness.dlq)
+    return retries.cancel(
+        harness.keys, harness.unit, [("m:1-0", {b"reason": b"cancelled"})], drop=False
     )
 
 
-def message_adopt(desk: Desk) -> Call:
+def retry_cancel_drop(harness: Harness) -> Call:
+    _set_aside(harness)
+    harness.add("1-0", "payload", "old letter", stream=harness.dlq)
+    return retries.cancel(harness.keys, harness.unit, [("m:1-0", {})], drop=True)
+
+
+def _with_everything(harness: Harness) -> None:
+    _failing(harness)
+    _set_aside(harness)
+    harness.do("HSET", harness.trim, "first", "1-0", "floor:hits", "1-0")
+
+
+def _set_aside(harness: Harness) -> None:
+    harness.do("ZADD", harness.delayed, 9e12, "m:1-0")
+    harness.do("HSET", harness.items, "m:1-0", b"\x92\xa7payload\xa1x")
+
+
+def member_heartbeat(harness: Harness) -> Call:
+    harness.do("ZADD", harness.keys.members("default"), 1, "silent")
+    harness.do("HSET", harness.keys.info("default"), "silent", '{"nonce":"n0"}')
+    harness.do("HSET", harness.keys.orders("default"), "rebalance", "{}")
+    return members.heartbeat(
+        harness.keys, "default", "west-1", "n1", {"weight": 1}, 9.0, ["silent"]
+    )
+
+
+def control_change(harness: Harness) -> Call:
+    harness.do("HSET", harness.keys.orders("default"), "drain:west-1", "{}")
+    return directives.change(
+        harness.keys, "default", "pause:access/*/*", by="ops@west", remove=["drain:west-1"]
+    )
+
+
+def message_adopt(harness: Harness) -> Call:
     """A foreign client has read an entry, and streamqd has owned the unit before."""
-    desk.groups()
-    desk.add("1-0")
-    desk.fetch(1, "foreign")
-    desk.do("HSET", desk.fence, "epoch", "7")
-    return adoption.adopt(desk.keys, desk.unit, "m")
+    harness.groups()
+    harness.add("1-0")
+    harness.fetch(1, "foreign")
+    harness.do("HSET", harness.fence, "epoch", "7")
+    return adoption.adopt(harness.keys, harness.unit, "m")
 
 
-def member_leave(desk: Desk) -> Call:
-    desk.link.run(member_heartbeat(desk))
-    return members.leave(desk.keys, "default", "west-1", "n1")
+def member_leave(harness: Harness) -> Call:
+    harness.link.run(member_heartbeat(harness))
+    return members.leave(harness.keys, "default", "west-1", "n1")
 
 
-def partition_snapshot(desk: Desk) -> Call:
-    settle_retry(desk)
-    desk.add("1-0", stream=desk.dlq)
-    desk.do("ZADD", desk.scheduled, 1, "send")
-    return messages.snapshot(desk.keys, desk.unit)
+def partition_snapshot(harness: Harness) -> Call:
+    settle_retry(harness)
+    harness.add("1-0", stream=harness.dlq)
+    harness.do("ZADD", harness.scheduled, 1, "send")
+    return messages.snapshot(harness.keys, harness.unit)
 
 
-def archive_advance(desk: Desk) -> Call:
-    desk.do("HSET", desk.trim, "archived", "1-0")
-    return archives.advance(desk.keys, *desk.unit[:2], "2-0")
+def archive_advance(harness: Harness) -> Call:
+    harness.do("HSET", harness.trim, "archived", "1-0")
+    return archives.advance(harness.keys, *harness.unit[:2], "2-0")
 
 
-def query_position(desk: Desk) -> Call:
-    desk.add("1-0")
-    desk.do("XGROUP", "CREATE", desk.stream, "spark:q", "0")
-    desk.do("HSET", desk.trim, "holds:spark:q", "1")
-    return spark.query_position(desk.keys, *desk.unit[:2], "q", "1-0", 1, hold=True)
+def query_position(harness: Harness) -> Call:
+    harness.add("1-0")
+    harness.do("XGROUP", "CREATE", harness.stream, "spark:q", "0")
+    harness.do("HSET", harness.trim, "holds:spark:q", "1")
+    return spark.query_position(harness.keys, *harness.unit[:2], "q", "1-0", 1, hold=True)
 
 
-def query_position_new(desk: Desk) -> Call:
-    desk.do("HSET", desk.trim, "first", "1-0")
-    desk.add("1-0")
-    return spark.query_position(desk.keys, *desk.unit[:2], "q", "1-0", 1, hold=False)
+def query_position_new(harness: Harness) -> Call:
+    harness.do("HSET", harness.trim, "first", "1-0")
+    harness.add("1-0")
+    return spark.query_position(harness.keys, *harness.unit[:2], "q", "1-0", 1, hold=False)
 
 
-def outbox_take(desk: Desk) -> Call:
-    desk.do("HSET", desk.keys.outbox("shop"), "epoch", 1)
-    desk.do("SET", desk.keys.outbox_lease("shop"), "t0")
-    return outbox.take(desk.keys, "shop", "t1", TTL, "west-1", 0, "t0")
+def outbox_take(harness: Harness) -> Call:
+    harness.do("HSET", harness.keys.outbox("shop"), "epoch", 1)
+    harness.do("SET", harness.keys.outbox_lease("shop"), "t0")
+    return outbox.take(harness.keys, "shop", "t1", TTL, "west-1", 0, "t0")
 
 
-def outbox_keep(desk: Desk) -> Call:
-    desk.link.run(outbox_take(desk))
-    return outbox.keep(desk.keys, "shop", "t1", TTL, {"rows": 1})
+def outbox_keep(harness: Harness) -> Call:
+    harness.link.run(outbox_take(harness))
+    return outbox.keep(harness.keys, "shop", "t1", TTL, {"rows": 1})
 
 
-def outbox_keep_late(desk: Desk) -> Call:
-    call = outbox_keep(desk)
-    desk.do("DEL", desk.keys.outbox_lease("shop"))
+def outbox_keep_late(harness: Harness) -> Call:
+    call = outbox_keep(harness)
+    harness.do("DEL", harness.keys.outbox_lease("shop"))
     return call
 
 
-def outbox_drop(desk: Desk) -> Call:
-    desk.link.run(outbox_take(desk))
-    return outbox.drop(desk.keys, "shop", "t1")
+def outbox_drop(harness: Harness) -> Call:
+    harness.link.run(outbox_take(harness))
+    return outbox.drop(harness.keys, "shop", "t1")
 
 
-def outbox_fence(desk: Desk) -> Call:
-    desk.do("HSET", desk.keys.outbox_record(*desk.unit[:2], "shop"), "epoch", 4, "rows", "0" * 48)
-    return outbox.fence(desk.keys, "shop", *desk.unit[:2], 5, 2, known(desk))
+def outbox_fence(harness: Harness) -> Call:
+    harness.do(
+        "HSET", harness.keys.outbox_record(*harness.unit[:2], "shop"), "epoch", 4, "rows", "0" * 48
+    )
+    return outbox.fence(harness.keys, "shop", *harness.unit[:2], 5, 2, known(harness))
 
 
-def outbox_publish(desk: Desk) -> Call:
+def outbox_publish(harness: Harness) -> Call:
     """One row is in the record, one is due later, and one is ready."""
-    desk.link.run(outbox_fence(desk))
-    desk.groups()
-    desk.add("1-0")
-    desk.do("ZADD", desk.scheduled, 9e12, "other")
-    desk.do("HSET", desk.scheduled_items, "other", b"\x92\xa7payload\xa1x")
+    harness.link.run(outbox_fence(harness))
+    harness.groups()
+    harness.add("1-0")
+    harness.do("ZADD", harness.scheduled, 9e12, "other")
+    harness.do("HSET", harness.scheduled_items, "other", b"\x92\xa7payload\xa1x")
     rows = [
         outbox.OutgoingRow(number, f"{number:032x}", due, [b"payload", b"x"])
         for number, due in enumerate((None, 9_000_000_000_000, None))
     ]
-    meta = desk.keys.meta(desk.unit.topic)
-    return outbox.publish(desk.keys, "shop", *desk.unit[:2], rows, 5, 2, meta, max_backlog=9)
+    meta = harness.keys.meta(harness.unit.topic)
+    return outbox.publish(harness.keys, "shop", *harness.unit[:2], rows, 5, 2, meta, max_backlog=9)
 
 
-def outbox_publish_late(desk: Desk) -> Call:
+def outbox_publish_late(harness: Harness) -> Call:
     """The first row to write is due later."""
-    outbox_publish(desk)
-    desk.do("HDEL", desk.keys.outbox_record(*desk.unit[:2], "shop"), "rows")
+    outbox_publish(harness)
+    harness.do("HDEL", harness.keys.outbox_record(*harness.unit[:2], "shop"), "rows")
     rows = [outbox.OutgoingRow(1, "f" * 32, 9_000_000_000_000, [b"payload", b"x"])]
-    meta = desk.keys.meta(desk.unit.topic)
-    return outbox.publish(desk.keys, "shop", *desk.unit[:2], rows, 5, 2, meta)
+    meta = harness.keys.meta(harness.unit.topic)
+    return outbox.publish(harness.keys, "shop", *harness.unit[:2], rows, 5, 2, meta)
 
 
-def pipeline_lease_take(desk: Desk) -> Call:
+def pipeline_lease_take(harness: Harness) -> Call:
     """The key could also be extended, but without a lease there is nothing to break."""
-    desk.link.run(archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL))
-    desk.do("PERSIST", desk.keys.pipeline(desk.unit.topic, "archive"))
-    return archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
+    harness.link.run(archives.take_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL))
+    harness.do("PERSIST", harness.keys.pipeline(harness.unit.topic, "archive"))
+    return archives.take_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
 
 
-def pipeline_lease_take_free(desk: Desk) -> Call:
-    return archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
+def pipeline_lease_take_free(harness: Harness) -> Call:
+    return archives.take_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
 
 
-def pipeline_lease_keep(desk: Desk) -> Call:
-    pipeline_lease_take(desk)
-    return archives.keep_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
+def pipeline_lease_keep(harness: Harness) -> Call:
+    pipeline_lease_take(harness)
+    return archives.keep_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
 
 
-def pipeline_lease_drop(desk: Desk) -> Call:
-    pipeline_lease_take(desk)
-    return archives.drop_lease(desk.keys, desk.unit.topic, "archive", "t1")
+def pipeline_lease_drop(harness: Harness) -> Call:
+    pipeline_lease_take(harness)
+    return archives.drop_lease(harness.keys, harness.unit.topic, "archive", "t1")
 
 
-def trim_all(desk: Desk, **changed: object) -> Call:
+def trim_all(harness: Harness, **changed: object) -> Call:
     """Trim all entries that every group has acknowledged."""
     arguments = {
         "keep_from": "",
         "max_length": None,
         "archive": False,
         "limit": 1000,
-        "expected": [desk.unit.group],
+        "expected": [harness.unit.group],
     }
-    topic, partition, _ = desk.unit
-    return retention.trim(desk.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
+    topic, partition, _ = harness.unit
+    return retention.trim(harness.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
-def drop_all(desk: Desk, **changed: object) -> Call:
+def drop_all(harness: Harness, **changed: object) -> Call:
     """Drop everything, acknowledged or not."""
     arguments = {
         "drop_before": "999999999999-0",
         "max_length": None,
         "archive": False,
         "limit": 1000,
-        "expected": [desk.unit.group],
+        "expected": [harness.unit.group],
     }
-    topic, partition, _ = desk.unit
-    return retention.drop(desk.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
+    topic, partition, _ = harness.unit
+    return retention.drop(harness.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
-def stream_step(desk: Desk) -> Call:
-    desk.add("1-0")
-    return spark.step(desk.stream, "0-0", "9-0", 10)
+def stream_step(harness: Harness) -> Call:
+    harness.add("1-0")
+    return spark.step(harness.stream, "0-0", "9-0", 10)
 
 
-def staged(desk: Desk) -> None:
+def staged(harness: Harness) -> None:
     """Two rows of a task."""
-    key = desk.keys.staged(*desk.unit[:2], "q", "a")
-    desk.do("XADD", key, "0-1", "payload", "1")
-    desk.do("XADD", key, "0-2", "payload", "2")
+    key = harness.keys.staged(*harness.unit[:2], "q", "a")
+    harness.do("XADD", key, "0-1", "payload", "1")
+    harness.do("XADD", key, "0-2", "payload", "2")
 
 
-def sink_start(desk: Desk) -> Call:
+def sink_start(harness: Harness) -> Call:
     """The previous batch is published."""
-    desk.do("HSET", desk.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
-    return spark.begin(desk.keys, "q", 4, {"a": {"access": [0]}}, 60, 2)
+    harness.do("HSET", harness.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
+    return spark.begin(harness.keys, "q", 4, {"a": {"access": [0]}}, 60, 2)
 
 
-def sink_publish(desk: Desk) -> Call:
+def sink_publish(harness: Harness) -> Call:
     """A row is already in the partition."""
-    staged(desk)
-    desk.add("1-0")
-    return spark.publish(desk.keys, *desk.unit[:2], "q", "a", 60)
+    staged(harness)
+    harness.add("1-0")
+    return spark.publish(harness.keys, *harness.unit[:2], "q", "a", 60)
 
 
-def sink_finish(desk: Desk) -> Call:
-    desk.link.run(sink_start(desk))
-    return spark.end(desk.keys, "q", 4, 60)
+def sink_finish(harness: Harness) -> Call:
+    harness.link.run(sink_start(harness))
+    return spark.end(harness.keys, "q", 4, 60)
 
 
-def _failing(desk: Desk) -> tuple[bytes, bytes]:
-    main = desk.pending("1-0")[0]
-    retried = desk.pending_retry("1-0")[0]
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, main + b":c", "1")
+def _failing(harness: Harness) -> tuple[bytes, bytes]:
+    main = harness.pending("1-0")[0]
+    retried = harness.pending_retry("1-0")[0]
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, main + b":c", "1")
     return main, retried
 
 
 TICK = 1_700_000_000_000
 
 
-def kept_schedule(desk: Desk, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
+def kept_schedule(harness: Harness, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
     """Store a schedule that is due. Return its place."""
-    place = desk.unit.topic, desk.unit.partition
+    place = harness.unit.topic, harness.unit.partition
     call = timed.declare(
-        desk.keys, place, "tick", "h1", "{}", origin=origin, since_unix_ms=1, next_unix_ms=due
+        harness.keys, place, "tick", "h1", "{}", origin=origin, since_unix_ms=1, next_unix_ms=due
     )
-    desk.link.run(call)
+    harness.link.run(call)
     return place
 
 
@@ -620,59 +632,66 @@ def tick(due: int = TICK, following: int | None = TICK + 1_000, **more: Any) -> 
     return plain._replace(**more)
 
 
-def schedule_page(desk: Desk) -> Call:
-    return timed.page(desk.keys, kept_schedule(desk), 10)
+def schedule_page(harness: Harness) -> Call:
+    return timed.page(harness.keys, kept_schedule(harness), 10)
 
 
-def schedule_fire(desk: Desk) -> Call:
+def schedule_fire(harness: Harness) -> Call:
     """The last message was handled, and others of the group wait for their retries."""
-    place = kept_schedule(desk)
-    desk.pending("1-0")
-    desk.do("XACK", desk.stream, "hits", "1-0")
-    desk.pending_retry("1-0")
-    desk.do("ZADD", desk.delayed, 9e12, "m:9-0")
-    desk.do("HSET", desk.items, "m:9-0", b"\x92\xa7payload\xa1x")
-    desk.do("HSET", desk.keys.schedules_last(*place), "tick:id", "1-0")
-    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "3")
-    return timed.fire(desk.keys, place, [tick()], group="hits", partitions=3)
+    place = kept_schedule(harness)
+    harness.pending("1-0")
+    harness.do("XACK", harness.stream, "hits", "1-0")
+    harness.pending_retry("1-0")
+    harness.do("ZADD", harness.delayed, 9e12, "m:9-0")
+    harness.do("HSET", harness.items, "m:9-0", b"\x92\xa7payload\xa1x")
+    harness.do("HSET", harness.keys.schedules_last(*place), "tick:id", "1-0")
+    harness.do("HSET", harness.keys.meta("access"), "partitionCount", "3")
+    return timed.fire(harness.keys, place, [tick()], group="hits", partitions=3)
 
 
-def schedule_run(desk: Desk) -> Call:
-    place = kept_schedule(desk)
-    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "3")
-    return timed.run(desk.keys, place, "tick", "h1", TICK + 1, ["payload", "x"], 3)
+def schedule_run(harness: Harness) -> Call:
+    place = kept_schedule(harness)
+    harness.do("HSET", harness.keys.meta("access"), "partitionCount", "3")
+    return timed.run(harness.keys, place, "tick", "h1", TICK + 1, ["payload", "x"], 3)
 
 
-def schedule_declare(desk: Desk) -> Call:
-    desk.do("ZADD", desk.keys.schedules_due("access", 0), 9e12, "other")
-    desk.do("HSET", desk.keys.schedules("access", 0), "other:hash", "h")
+def schedule_declare(harness: Harness) -> Call:
+    harness.do("ZADD", harness.keys.schedules_due("access", 0), 9e12, "other")
+    harness.do("HSET", harness.keys.schedules("access", 0), "other:hash", "h")
     return timed.declare(
-        desk.keys, ("access", 0), "tick", "h1", "{}", origin="file", since_unix_ms=1, next_unix_ms=9
+        harness.keys,
+        ("access", 0),
+        "tick",
+        "h1",
+        "{}",
+        origin="file",
+        since_unix_ms=1,
+        next_unix_ms=9,
     )
 
 
-def schedule_stamp(desk: Desk) -> Call:
-    place = kept_schedule(desk)
-    kept_schedule(desk)
-    desk.link.run(timed.hold(desk.keys, place, "tick", timed.ORPHANED))
-    desk.do("ZADD", desk.keys.schedules_due(*place), 9e12, "other")
-    return timed.stamp(desk.keys, place, [("tick", "h1")])
+def schedule_stamp(harness: Harness) -> Call:
+    place = kept_schedule(harness)
+    kept_schedule(harness)
+    harness.link.run(timed.hold(harness.keys, place, "tick", timed.ORPHANED))
+    harness.do("ZADD", harness.keys.schedules_due(*place), 9e12, "other")
+    return timed.stamp(harness.keys, place, [("tick", "h1")])
 
 
-def schedule_hold(desk: Desk) -> Call:
-    return timed.hold(desk.keys, kept_schedule(desk), "tick", timed.PAUSED)
+def schedule_hold(harness: Harness) -> Call:
+    return timed.hold(harness.keys, kept_schedule(harness), "tick", timed.PAUSED)
 
 
-def schedule_release(desk: Desk) -> Call:
-    desk.link.run(schedule_hold(desk))
-    desk.do("ZADD", desk.keys.schedules_due("access", 0), 9e12, "other")
-    return timed.release(desk.keys, ("access", 0), "tick")
+def schedule_release(harness: Harness) -> Call:
+    harness.link.run(schedule_hold(harness))
+    harness.do("ZADD", harness.keys.schedules_due("access", 0), 9e12, "other")
+    return timed.release(harness.keys, ("access", 0), "tick")
 
 
-def schedule_drop(desk: Desk) -> Call:
-    place = kept_schedule(desk)
-    desk.do("HSET", desk.keys.schedules_last(*place), "tick:id", "1-0")
-    return timed.drop(desk.keys, place, "tick")
+def schedule_drop(harness: Harness) -> Call:
+    place = kept_schedule(harness)
+    harness.do("HSET", harness.keys.schedules_last(*place), "tick:id", "1-0")
+    return timed.drop(harness.keys, place, "tick")
 
 
 # The outcome of each with full memory: scripts that must not wait for memory are accepted.

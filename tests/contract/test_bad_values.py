@@ -18,7 +18,7 @@ from streamqd.store import (
 )
 from streamqd.store.messages import Promoted, Recovered, SettledReply
 from streamqd.store.scripts import Reply
-from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.harness import OWNER, TTL, Harness
 
 LAST = "18446744073709551615-18446744073709551615"
 NO_NUMBER = ["abc", "", "1e308", "inf", "-1", "0x10", "9" * 26, "7.5"]
@@ -26,203 +26,211 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
-def test_invalid_epoch_is_reported_with_key_and_field(desk: Desk, epoch: str) -> None:
+def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: str) -> None:
     """C1, S6: by key and field. Nothing is written, and after its removal the unit works again."""
-    desk.groups()
-    desk.do("HSET", desk.fence, "epoch", epoch)
-    call = leases.acquire(desk.keys, desk.leased("t1", 0), TTL, OWNER)
-    error = desk.expect_error("BADVALUE", call)
-    assert f"epoch of {desk.fence}" in str(error)
-    desk.do("HDEL", desk.fence, "epoch")
-    desk.expect("lease_acquire", "OK", call)
-    desk.do("HSET", desk.fence, "epoch", epoch)
-    call = leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", [])
-    desk.expect_error("BADVALUE", call)
-    desk.expect("lease_renew", "OK", leases.renew(desk.keys, desk.leased("t1"), TTL))
-    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("t1")))
+    harness.groups()
+    harness.do("HSET", harness.fence, "epoch", epoch)
+    call = leases.acquire(harness.keys, harness.leased("t1", 0), TTL, OWNER)
+    error = harness.expect_error("BADVALUE", call)
+    assert f"epoch of {harness.fence}" in str(error)
+    harness.do("HDEL", harness.fence, "epoch")
+    harness.expect("lease_acquire", "OK", call)
+    harness.do("HSET", harness.fence, "epoch", epoch)
+    call = leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", [])
+    harness.expect_error("BADVALUE", call)
+    harness.expect("lease_renew", "OK", leases.renew(harness.keys, harness.leased("t1"), TTL))
+    harness.expect("lease_release", "OK", leases.release(harness.keys, harness.leased("t1")))
 
 
-def test_group_reset_repairs_an_invalid_epoch(desk: Desk) -> None:
+def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
     """C1: it writes a new epoch if it takes several calls."""
-    desk.pending("1-0", "2-0")
-    desk.do("HSET", desk.fence, "epoch", "zzz")
+    harness.pending("1-0", "2-0")
+    harness.do("HSET", harness.fence, "epoch", "zzz")
     call = groups.reset(
-        desk.keys, desk.unit, "0-0", drop_retries=False, force=False, keeper="",
+        harness.keys, harness.unit, "0-0", drop_retries=False, force=False, keeper="",
         token="t1", at_once=1, part=1,
     )  # fmt: skip
-    desk.expect("group_reset", "MORE", call)
-    assert desk.do("HGET", desk.fence, "epoch").isdigit()
+    harness.expect("group_reset", "MORE", call)
+    assert harness.do("HGET", harness.fence, "epoch").isdigit()
 
 
 @pytest.mark.parametrize("count", NO_NUMBER)
-def test_invalid_counters_count_as_zero(desk: Desk, count: str) -> None:
+def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
     """S6: attempts `:c=abc` made the worker crash in a loop."""
-    (place,) = desk.pending("1-0")
-    desk.own("t1")
+    (place,) = harness.pending("1-0")
+    harness.own("t1")
     name = place.decode()
     for field in ("c", "f", "due"):
-        desk.do("HSET", desk.attempts, f"{name}:{field}", count)
-    call = messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", 10)
-    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)), desk.attempts)
+        harness.do("HSET", harness.attempts, f"{name}:{field}", count)
+    call = messages.recover(harness.keys, harness.leased("t1"), "s1", True, "", "", 10)
+    page = Recovered.parse(
+        Reply("OK", harness.expect("message_recover", "OK", call)), harness.attempts
+    )
     (entry,) = page.main
     assert (entry.crashes, entry.failures, entry.wait_ms) == (0, 0, 0)
     assert [(bad.key, bad.field) for bad in page.bad] == [
-        (desk.attempts, f"{name}:{field}") for field in ("c", "f", "due")
+        (harness.attempts, f"{name}:{field}") for field in ("c", "f", "due")
     ]
-    desk.expect("settle_note", "OK", messages.note(desk.keys, desk.leased("t1"), [(place, 2, 0.0)]))
-    call = leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, place, b"", [])
-    assert desk.expect("lease_refence", "OK", call)[1] == 1
-    counted = desk.do("HMGET", desk.attempts, f"{name}:c", f"{name}:f")
+    harness.expect(
+        "settle_note", "OK", messages.note(harness.keys, harness.leased("t1"), [(place, 2, 0.0)])
+    )
+    call = leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, place, b"", [])
+    assert harness.expect("lease_refence", "OK", call)[1] == 1
+    counted = harness.do("HMGET", harness.attempts, f"{name}:c", f"{name}:f")
     assert counted == [b"1", b"2"]
 
 
-def test_charge_of_a_lost_host_increments_an_invalid_count(desk: Desk) -> None:
+def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> None:
     """S6: also if the count is not a number."""
-    (place,) = desk.pending("1-0")
-    epoch = desk.own("t1")
-    desk.do("HSET", desk.fence, "mark", place, "accused", place)
-    desk.do("HSET", desk.attempts, place.decode() + ":c", "abc")
-    call = leases.acquire(desk.keys, desk.leased("t2", epoch), TTL, OWNER, "t1")
-    assert desk.expect("lease_acquire", "OK", call)[2] == place
-    assert desk.do("HGET", desk.attempts, place.decode() + ":c") == b"3", "the losses so far"
+    (place,) = harness.pending("1-0")
+    epoch = harness.own("t1")
+    harness.do("HSET", harness.fence, "mark", place, "accused", place)
+    harness.do("HSET", harness.attempts, place.decode() + ":c", "abc")
+    call = leases.acquire(harness.keys, harness.leased("t2", epoch), TTL, OWNER, "t1")
+    assert harness.expect("lease_acquire", "OK", call)[2] == place
+    assert harness.do("HGET", harness.attempts, place.decode() + ":c") == b"3", "the losses so far"
 
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
-def test_directives_apply_despite_an_invalid_last_time(desk: Desk, last: object) -> None:
+def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: object) -> None:
     """S6: with `last` = 2^53, `pause` printed "is paused" and no member read the directive."""
-    key = desk.keys.orders("default")
-    desk.do("HSET", key, "last", last)
+    key = harness.keys.orders("default")
+    harness.do("HSET", key, "last", last)
     for _ in range(2):
-        desk.expect("control_change", "OK", directives.change(desk.keys, "default", "pause:a/0/b"))
-        found = directives.read(desk.do("HGETALL", key))
+        harness.expect(
+            "control_change", "OK", directives.change(harness.keys, "default", "pause:a/0/b")
+        )
+        found = directives.read(harness.do("HGETALL", key))
         assert found.pauses
         assert not found.unreadable
 
 
 @pytest.mark.parametrize("floor", NO_ID)
-def test_invalid_floor_is_reported_when_it_is_needed(desk: Desk, floor: str) -> None:
+def test_invalid_floor_is_reported_when_it_is_needed(harness: Harness, floor: str) -> None:
     """S6: it is not needed while the group exists."""
-    desk.do("HSET", desk.trim, f"floor:{desk.unit.group}", floor)
-    call = messages.ensure_group(desk.keys, desk.unit, "0")
-    error = desk.expect_error("BADVALUE", call)
-    assert f"floor:{desk.unit.group} of {desk.trim}" in str(error)
-    desk.do("HDEL", desk.trim, f"floor:{desk.unit.group}")
-    desk.expect("group_ensure", "CREATED", call)
-    desk.do("HSET", desk.trim, f"floor:{desk.unit.group}", floor)
-    desk.expect("group_ensure", "OK", call)
+    harness.do("HSET", harness.trim, f"floor:{harness.unit.group}", floor)
+    call = messages.ensure_group(harness.keys, harness.unit, "0")
+    error = harness.expect_error("BADVALUE", call)
+    assert f"floor:{harness.unit.group} of {harness.trim}" in str(error)
+    harness.do("HDEL", harness.trim, f"floor:{harness.unit.group}")
+    harness.expect("group_ensure", "CREATED", call)
+    harness.do("HSET", harness.trim, f"floor:{harness.unit.group}", floor)
+    harness.expect("group_ensure", "OK", call)
 
 
-def trim(desk: Desk, *, archive: bool = False, shrink: float | None = None) -> object:
-    topic, partition, group = desk.unit
+def trim(harness: Harness, *, archive: bool = False, shrink: float | None = None) -> object:
+    topic, partition, group = harness.unit
     return retention.trim(
-        desk.keys, topic, partition, keep_from="0-0", max_length=None, max_bytes=None,
+        harness.keys, topic, partition, keep_from="0-0", max_length=None, max_bytes=None,
         shrink_every=shrink, archive=archive, without_groups=False, limit=100, expected=[group],
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("junk", NO_ID)
-def test_trimming_continues_with_a_junk_record(desk: Desk, junk: str) -> None:
+def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> None:
     """S6: counts start again at 0. Only a bad archive mark stops it, and is named."""
-    desk.pending("1-0")
+    harness.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
     for field in record:
-        desk.do("HSET", desk.trim, field, junk)
+        harness.do("HSET", harness.trim, field, junk)
     for _ in range(2):
-        desk.expect("stream_trim", "OK", trim(desk, shrink=60.0))
-    topic, partition, _ = desk.unit
+        harness.expect("stream_trim", "OK", trim(harness, shrink=60.0))
+    topic, partition, _ = harness.unit
     figures = statistics.partition_figures(
-        desk.link.run(statistics.measure_partition(desk.keys, topic, partition))
+        harness.link.run(statistics.measure_partition(harness.keys, topic, partition))
     )
     assert figures.bad is None
-    desk.do("HSET", desk.trim, "archived", junk)
-    error = desk.expect_error("BADVALUE", trim(desk, archive=True))
-    assert f"archived of {desk.trim}" in str(error)
-    desk.expect("retention_measure", "OK", retention.measure(desk.keys, topic, partition))
-    call = archives.advance(desk.keys, topic, partition, "1-0")
-    desk.expect("archive_advance", "OK", call)
-    desk.expect("stream_trim", "OK", trim(desk, archive=True))
+    harness.do("HSET", harness.trim, "archived", junk)
+    error = harness.expect_error("BADVALUE", trim(harness, archive=True))
+    assert f"archived of {harness.trim}" in str(error)
+    harness.expect("retention_measure", "OK", retention.measure(harness.keys, topic, partition))
+    call = archives.advance(harness.keys, topic, partition, "1-0")
+    harness.expect("archive_advance", "OK", call)
+    harness.expect("stream_trim", "OK", trim(harness, archive=True))
 
 
-def test_junk_marks_of_a_move_and_a_sink_are_handled(desk: Desk) -> None:
+def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
     """S6: the mark of a move counts as new, and a bad batch number is named."""
-    topic, partition, _ = desk.unit
-    desk.add("1-0", stream=desk.dlq)
+    topic, partition, _ = harness.unit
+    harness.add("1-0", stream=harness.dlq)
     for mark in ("junk", "9" * 400 + " there"):
-        desk.do("HSET", desk.keys.moving(topic, partition), "1-0", mark)
-        rest = desk.expect("dead_mark", "OK", dead.mark(desk.keys, topic, partition, "1-0", "x"))
+        harness.do("HSET", harness.keys.moving(topic, partition), "1-0", mark)
+        rest = harness.expect(
+            "dead_mark", "OK", dead.mark(harness.keys, topic, partition, "1-0", "x")
+        )
         assert dead.Marked.parse(Reply("OK", rest)).age >= 0
-    desk.do("HSET", desk.keys.sink("q"), "batch", "junk")
-    call = spark.begin(desk.keys, "q", 1, {}, 60, 0)
-    assert "batch of " in str(desk.expect_error("BADVALUE", call))
+    harness.do("HSET", harness.keys.sink("q"), "batch", "junk")
+    call = spark.begin(harness.keys, "q", 1, {}, 60, 0)
+    assert "batch of " in str(harness.expect_error("BADVALUE", call))
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
-def test_infinite_scores_are_handled(desk: Desk, score: str) -> None:
+def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
     """S6: of a delayed retry, of a member."""
-    desk.groups()
-    desk.do("ZADD", desk.delayed, score, "m:1-0")
-    call = messages.promote_retries(desk.keys, desk.unit, 1)
-    Promoted.parse(Reply("OK", desk.expect("message_promote", "OK", call)))
-    call = statistics.measure_unit(desk.keys, desk.unit)
-    measured = desk.expect("assignment_measure", "OK", call)
+    harness.groups()
+    harness.do("ZADD", harness.delayed, score, "m:1-0")
+    call = messages.promote_retries(harness.keys, harness.unit, 1)
+    Promoted.parse(Reply("OK", harness.expect("message_promote", "OK", call)))
+    call = statistics.measure_unit(harness.keys, harness.unit)
+    measured = harness.expect("assignment_measure", "OK", call)
     assert statistics.unit_figures(Reply("OK", measured)) is not None
-    rest = desk.expect("retry_page", "OK", retries.page(desk.keys, desk.unit, (0, ""), 10))
+    rest = harness.expect("retry_page", "OK", retries.page(harness.keys, harness.unit, (0, ""), 10))
     retries.rows(Reply("OK", rest))
-    desk.own("t1")
-    desk.add("1-0")
-    desk.fetch()
-    call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1-0", 5.0, {})])
-    SettledReply.parse(Reply("OK", desk.expect("settle_retry", "OK", call)))
+    harness.own("t1")
+    harness.add("1-0")
+    harness.fetch()
+    call = messages.retry(harness.keys, harness.leased("t1"), [(b"m:1-0", 5.0, {})])
+    SettledReply.parse(Reply("OK", harness.expect("settle_retry", "OK", call)))
 
 
-def test_junk_item_does_not_hide_other_retries(desk: Desk) -> None:
+def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
     """S6: a page of delayed retries shows the other items."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
-    desk.do("EVAL", code, 1, desk.items, "m:1-0")
+    harness.do("EVAL", code, 1, harness.items, "m:1-0")
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"
-    desk.do("EVAL", code, 1, desk.items, "m:2-0")
-    desk.do("ZADD", desk.delayed, 5, "m:1-0", 6, "m:2-0")
-    rest = desk.expect("retry_page", "OK", retries.page(desk.keys, desk.unit, (0, ""), 10))
+    harness.do("EVAL", code, 1, harness.items, "m:2-0")
+    harness.do("ZADD", harness.delayed, 5, "m:1-0", 6, "m:2-0")
+    rest = harness.expect("retry_page", "OK", retries.page(harness.keys, harness.unit, (0, ""), 10))
     found, _ = retries.rows(Reply("OK", rest))
     assert [(each.payload_bytes, each.fields) for each in found] == [(1, {b"7": b"8"}), (-1, {})]
 
 
-def test_stream_with_exhausted_ids_can_be_measured_and_read(desk: Desk) -> None:
+def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) -> None:
     """S3: a partition and a retry stream whose ids are exhausted can be measured and read."""
-    desk.groups()
-    topic, partition, group = desk.unit
-    desk.add("5-0")
-    for stream in (desk.stream, desk.retry):
-        desk.add(LAST, stream=stream)
-        desk.fetch(stream=stream)
-    desk.own("t1")
-    call = statistics.measure_unit(desk.keys, desk.unit)
-    found = statistics.unit_figures(Reply("OK", desk.expect("assignment_measure", "OK", call)))
+    harness.groups()
+    topic, partition, group = harness.unit
+    harness.add("5-0")
+    for stream in (harness.stream, harness.retry):
+        harness.add(LAST, stream=stream)
+        harness.fetch(stream=stream)
+    harness.own("t1")
+    call = statistics.measure_unit(harness.keys, harness.unit)
+    found = statistics.unit_figures(Reply("OK", harness.expect("assignment_measure", "OK", call)))
     assert found is not None
     assert (found.pending, found.lag) == (3, 0)
-    desk.expect("partition_snapshot", "OK", messages.snapshot(desk.keys, desk.unit))
-    desk.expect("retention_measure", "OK", retention.measure(desk.keys, topic, partition))
-    call = messages.recover(desk.keys, desk.leased("t1"), "s1", True, "5-0", LAST, 1)
-    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
+    harness.expect("partition_snapshot", "OK", messages.snapshot(harness.keys, harness.unit))
+    harness.expect("retention_measure", "OK", retention.measure(harness.keys, topic, partition))
+    call = messages.recover(harness.keys, harness.leased("t1"), "s1", True, "5-0", LAST, 1)
+    page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", call)))
     assert [entry.id.decode() for entry in page.main] == [LAST]
-    call = messages.recover(desk.keys, desk.leased("t1"), "s1", False, LAST, LAST, 1)
-    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
+    call = messages.recover(harness.keys, harness.leased("t1"), "s1", False, LAST, LAST, 1)
+    page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", call)))
     assert page[3:7] == ([], [], False, False)
-    desk.do("XACK", desk.stream, group, "5-0", LAST)
-    desk.expect("stream_trim", "OK", trim(desk))
-    desk.do("XPENDING", desk.stream, group)
-    call = groups.delete(desk.keys, desk.unit, force=True, token="t2")
-    desk.expect("group_delete", "OK", call)
+    harness.do("XACK", harness.stream, group, "5-0", LAST)
+    harness.expect("stream_trim", "OK", trim(harness))
+    harness.do("XPENDING", harness.stream, group)
+    call = groups.delete(harness.keys, harness.unit, force=True, token="t2")
+    harness.expect("group_delete", "OK", call)
 
 
-def test_reclaim_reaches_the_end_of_a_full_stream(desk: Desk) -> None:
+def test_reclaim_reaches_the_end_of_a_full_stream(harness: Harness) -> None:
     """S3: its pages come to an end."""
-    desk.groups()
-    desk.add(LAST)
-    desk.fetch(consumer="stranger")
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "session", "s1")
+    harness.groups()
+    harness.add(LAST)
+    harness.fetch(consumer="stranger")
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "session", "s1")
     call = messages.reclaim(
-        desk.keys, desk.leased("t1"), "s1", "m", 1000.0, 10, (b"stranger", LAST.encode())
+        harness.keys, harness.leased("t1"), "s1", "m", 1000.0, 10, (b"stranger", LAST.encode())
     )
-    assert desk.expect("message_reclaim", "OK", call)[0] == []
+    assert harness.expect("message_reclaim", "OK", call)[0] == []

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from streamqd.store import scripts
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 LUA = Path(scripts._directory())
 LAST = 2**64 - 1
 
 
-def evaluate(desk: Desk, block: str, code: str, *arguments: object) -> Any:
+def evaluate(harness: Harness, block: str, code: str, *arguments: object) -> Any:
     source = (LUA / f"{block}.lua").read_text("utf-8") + "\n" + code
-    return desk.do("EVAL", source, 0, *arguments)
+    return harness.do("EVAL", source, 0, *arguments)
 
 
 def ids() -> list[tuple[int, int]]:
@@ -32,16 +32,18 @@ def text(entry_id: tuple[int, int]) -> str:
 
 
 @pytest.mark.parametrize("entry_id", ids(), ids=text)
-def test_id_successor_and_predecessor_are_exact(desk: Desk, entry_id: tuple[int, int]) -> None:
+def test_id_successor_and_predecessor_are_exact(
+    harness: Harness, entry_id: tuple[int, int]
+) -> None:
     ms, seq = entry_id
     after = (ms, seq + 1) if seq < LAST else (ms + 1, 0) if ms < LAST else (ms, seq)
     before = (ms, seq - 1) if seq else (ms - 1, LAST) if ms else (0, 0)
     code = "return {successor(ARGV[1]), predecessor(ARGV[1])}"
-    found = evaluate(desk, "_ids", code, text(entry_id))
+    found = evaluate(harness, "_ids", code, text(entry_id))
     assert found == [text(after).encode(), text(before).encode()]
 
 
-def test_older_orders_ids_as_numbers(desk: Desk) -> None:
+def test_older_orders_ids_as_numbers(harness: Harness) -> None:
     drawn = ids()
     code = """
         local found = {}
@@ -51,53 +53,53 @@ def test_older_orders_ids_as_numbers(desk: Desk) -> None:
         return found
     """
     pairs = [(a, b) for a in drawn[::3] for b in drawn[::4]]
-    found = evaluate(desk, "_ids", code, *(text(part) for pair in pairs for part in pair))
+    found = evaluate(harness, "_ids", code, *(text(part) for pair in pairs for part in pair))
     assert found == [int(a < b) for a, b in pairs]
 
 
-def test_is_id_accepts_only_entry_ids(desk: Desk) -> None:
+def test_is_id_accepts_only_entry_ids(harness: Harness) -> None:
     """S6: a record may contain anything in place of an id."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = is_id(raw) and 1 or 0 end"
     good = ["0-0", "1-5", f"{LAST}-{LAST}"]
     bad = ["", "5", "junk", "1-", "-1", "1-5-", f"{LAST + 1}-0", f"0-{LAST + 1}", "1 - 5", "0x1-1"]
-    assert evaluate(desk, "_ids", code + " return found", *good, *bad) == [1] * 3 + [0] * 10
+    assert evaluate(harness, "_ids", code + " return found", *good, *bad) == [1] * 3 + [0] * 10
 
 
-def test_whole_number_accepts_only_plain_decimals(desk: Desk) -> None:
+def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
     """S6: Lua's own conversion accepts hex and infinity, and returns nothing for the rest."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
     good = [0, 7, 2**53 - 1]
     bad = ["", "abc", "-1", "1e308", "inf", "nan", "0x10", " 7", "7.5", 2**53, "9" * 26]
-    found = evaluate(desk, "_numbers", code + " return found", *good, *bad)
+    found = evaluate(harness, "_numbers", code + " return found", *good, *bad)
     assert found == [*good, *[b"none"] * len(bad)]
-    assert evaluate(desk, "_numbers", "return {whole(false), whole(nil)}") == [0, 0]
+    assert evaluate(harness, "_numbers", "return {whole(false), whole(nil)}") == [0, 0]
 
 
-def test_count_on_restarts_an_invalid_counter(desk: Desk) -> None:
+def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
     """S6: counting comes after the effects, when it is too late for an error."""
     source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
-        desk.do("HSET", "h", "f", before)
-        assert desk.do("EVAL", source, 1, "h") == after
-        assert desk.do("HGET", "h", "f") == str(after).encode()
+        harness.do("HSET", "h", "f", before)
+        assert harness.do("EVAL", source, 1, "h") == after
+        assert harness.do("HGET", "h", "f") == str(after).encode()
 
 
-def test_scores_without_end_go_out_as_numbers(desk: Desk) -> None:
+def test_scores_without_end_go_out_as_numbers(harness: Harness) -> None:
     """S6: a score may be infinite."""
     code = "return {text(tonumber('inf')), text(tonumber('-inf')), text(1e300)}"
     most = str(2**53 - 1).encode()
-    assert evaluate(desk, "_clock", code) == [most, b"-" + most, most]
+    assert evaluate(harness, "_clock", code) == [most, b"-" + most, most]
 
 
-def test_older_accepts_an_id_without_a_sequence(desk: Desk) -> None:
+def test_older_accepts_an_id_without_a_sequence(harness: Harness) -> None:
     code = "return {older('5', '5-1') and 1 or 0, older('5-0', '5') and 1 or 0, successor('5')}"
-    assert evaluate(desk, "_ids", code) == [1, 0, b"5-1"]
+    assert evaluate(harness, "_ids", code) == [1, 0, b"5-1"]
 
 
-def test_numbers_go_out_whole(desk: Desk) -> None:
+def test_numbers_go_out_whole(harness: Harness) -> None:
     """Lua's own conversion gives 1.7890000000012e+12."""
     code = "return {text(1789000000001234), text(now_unix_ms())}"
-    with desk.instant() as now:
-        found = evaluate(desk, "_clock", code)
+    with harness.instant() as now:
+        found = evaluate(harness, "_clock", code)
     assert found[0] == b"1789000000001234"
     assert now == found[1]

@@ -11,7 +11,7 @@ from streamqd.store.messages import Recovered, Snapshot
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import load
 from streamqd.worker.settler import FailedEntry, _batches
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support import costs
 
@@ -21,59 +21,61 @@ COUNT = 10
 
 
 @pytest.fixture
-def ids(desk: Desk) -> list[str]:
+def ids(harness: Harness) -> list[str]:
     """Write large entries that no consumer has read. Return their ids."""
-    desk.groups()
+    harness.groups()
     names = [f"{number}-0" for number in range(1, 1 + COUNT)]
     for name in names:
-        desk.add(name, "payload", BODY)
+        harness.add(name, "payload", BODY)
     return names
 
 
-def set_aside(desk: Desk, ids: list[str]) -> None:
+def set_aside(harness: Harness, ids: list[str]) -> None:
     """Turn them into delayed retries that are due now."""
-    desk.fetch()
-    desk.own("t1")
+    harness.fetch()
+    harness.own("t1")
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
     for each in items:
-        desk.expect("settle_retry", "OK", messages.retry(desk.keys, Lease(UNIT, "t1"), [each]))
+        harness.expect(
+            "settle_retry", "OK", messages.retry(harness.keys, Lease(UNIT, "t1"), [each])
+        )
 
 
 def test_lua_and_python_share_the_byte_bound() -> None:
     assert f"local BYTES_MAX = {BYTES_MAX}\n".encode() in load()["message_promote"].source
 
 
-def test_promoting_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
-    set_aside(desk, ids)
-    call = messages.promote_retries(desk.keys, UNIT, 100)
+def test_promoting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+    set_aside(harness, ids)
+    call = messages.promote_retries(harness.keys, UNIT, 100)
     moved = []
     while True:
-        done = messages.Promoted.parse(desk.link.run(call))
+        done = messages.Promoted.parse(harness.link.run(call))
         moved.append(done.moved)
         if not done.more:
             break
         assert done.next_due_unix_ms is not None
     assert moved == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
-    assert desk.do("XLEN", desk.retry) == COUNT
+    assert harness.do("XLEN", harness.retry) == COUNT
 
 
-def test_promoting_moves_one_item_above_the_bound(desk: Desk) -> None:
-    desk.groups()
+def test_promoting_moves_one_item_above_the_bound(harness: Harness) -> None:
+    harness.groups()
     for name in ("s1", "s2"):
         fields = ["payload", 2 * BYTES_MAX * b"x"]
-        desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, name, fields))
-    call = messages.promote_scheduled(desk.keys, "access", 0, 100)
+        harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, name, fields))
+    call = messages.promote_scheduled(harness.keys, "access", 0, 100)
     for left in (1, 0):
-        done = messages.Promoted.parse(desk.link.run(call))
+        done = messages.Promoted.parse(harness.link.run(call))
         assert (done.moved, done.more) == (1, bool(left))
 
 
-def test_listing_delayed_retries_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
-    set_aside(desk, ids)
+def test_listing_delayed_retries_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+    set_aside(harness, ids)
     places: list[str] = []
     after, sizes, more = (0, ""), [], True
     while more:
-        page, more = retries.rows(desk.link.run(retries.page(desk.keys, UNIT, after, 100)))
+        page, more = retries.rows(harness.link.run(retries.page(harness.keys, UNIT, after, 100)))
         places += [row.place for row in page]
         sizes.append(len(page))
         after = (page[-1].due_unix_ms, page[-1].place)
@@ -81,24 +83,24 @@ def test_listing_delayed_retries_is_bounded_by_bytes(desk: Desk, ids: list[str])
     assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
 
 
-def test_deleting_old_dead_letters_is_bounded(desk: Desk) -> None:
+def test_deleting_old_dead_letters_is_bounded(harness: Harness) -> None:
     for number in range(COUNT):
-        desk.add(f"{number + 1}-0", "payload", BODY, stream=desk.dlq)
-    call = dead.purge_before(desk.keys, "access", 0, "99-0", 100)
-    replies = [desk.expect("dead_purge", "OK", call) for _ in range(3)]
+        harness.add(f"{number + 1}-0", "payload", BODY, stream=harness.dlq)
+    call = dead.purge_before(harness.keys, "access", 0, "99-0", 100)
+    replies = [harness.expect("dead_purge", "OK", call) for _ in range(3)]
     assert replies == [[7, 1], [COUNT - 7, 0], [0, 0]], "read by one, two and four"
-    assert desk.do("XLEN", desk.dlq) == 0
+    assert harness.do("XLEN", harness.dlq) == 0
 
 
-def test_recovering_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
-    desk.fetch()
-    desk.own("t1")
+def test_recovering_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+    harness.fetch()
+    harness.own("t1")
     found: list[bytes] = []
     sizes, more = [], True
     while more:
         after = found[-1] if found else b""
-        call = messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", not found, after, "", 100)
-        page = Recovered.parse(desk.link.run(call))
+        call = messages.recover(harness.keys, Lease(UNIT, "t1"), "s1", not found, after, "", 100)
+        page = Recovered.parse(harness.link.run(call))
         found += [entry.id for entry in page.main]
         sizes.append(len(page.main))
         more = page.more_main
@@ -107,39 +109,39 @@ def test_recovering_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
     assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
 
 
-def test_recovering_returns_the_requested_count(desk: Desk) -> None:
-    desk.pending("1-0", "2-0")
-    desk.own("t1")
+def test_recovering_returns_the_requested_count(harness: Harness) -> None:
+    harness.pending("1-0", "2-0")
+    harness.own("t1")
     for count, more in ((1, True), (2, True), (3, False)):
-        call = messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", True, "", "", count)
-        assert Recovered.parse(desk.link.run(call)).more_main is more
+        call = messages.recover(harness.keys, Lease(UNIT, "t1"), "s1", True, "", "", count)
+        assert Recovered.parse(harness.link.run(call)).more_main is more
 
 
-def test_reclaiming_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
-    desk.fetch(consumer="foreign")
-    desk.own("t1")
-    desk.link.run(messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", True, "", "", 1))
-    call = messages.reclaim(desk.keys, Lease(UNIT, "t1"), "s1", "m", 0.0, 100)
-    taken = [messages.Reclaimed.parse(desk.link.run(call)).entries for _ in range(4)]
+def test_reclaiming_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+    harness.fetch(consumer="foreign")
+    harness.own("t1")
+    harness.link.run(messages.recover(harness.keys, Lease(UNIT, "t1"), "s1", True, "", "", 1))
+    call = messages.reclaim(harness.keys, Lease(UNIT, "t1"), "s1", "m", 0.0, 100)
+    taken = [messages.Reclaimed.parse(harness.link.run(call)).entries for _ in range(4)]
     assert [len(each) for each in taken] == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL, 0]
     assert [entry.decode() for each in taken for entry, _ in each] == ids
 
 
-def test_counting_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
+def test_counting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     """Up to four entries are read at once; first one, then two."""
-    call = spark.step(desk.stream, "0-0", "9-0", 100)
-    assert desk.expect("stream_step", "OK", call) == [7, b"7-0", 1]
-    call = spark.step(desk.stream, "7-0", "9-0", 100)
-    assert desk.expect("stream_step", "OK", call) == [2, b"9-0", 0]
-    snapshot = Snapshot.parse(desk.link.run(messages.snapshot(desk.keys, UNIT)))
+    call = spark.step(harness.stream, "0-0", "9-0", 100)
+    assert harness.expect("stream_step", "OK", call) == [7, b"7-0", 1]
+    call = spark.step(harness.stream, "7-0", "9-0", 100)
+    assert harness.expect("stream_step", "OK", call) == [2, b"9-0", 0]
+    snapshot = Snapshot.parse(harness.link.run(messages.snapshot(harness.keys, UNIT)))
     assert snapshot is not None
     assert (snapshot.length, snapshot.unread) == (COUNT, -1)
 
 
-def test_counting_slightly_exceeds_the_byte_bound(desk: Desk) -> None:
-    costs.backlog(desk, 40, "x" * (BYTES_MAX // 16))
-    call = spark.step(desk.stream, "0-0", "9999999999999-0", 100)
-    assert desk.expect("stream_step", "OK", call)[0] == 1 + 2 + 4 + 4 + 4 + 4
+def test_counting_slightly_exceeds_the_byte_bound(harness: Harness) -> None:
+    costs.backlog(harness, 40, "x" * (BYTES_MAX // 16))
+    call = spark.step(harness.stream, "0-0", "9999999999999-0", 100)
+    assert harness.expect("stream_step", "OK", call)[0] == 1 + 2 + 4 + 4 + 4 + 4
 
 
 @pytest.mark.parametrize(
@@ -157,61 +159,61 @@ def test_settled_entries_are_cut_into_portions(sizes: list[int], parts: list[lis
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["trim", "drop"])
-def test_freeing_is_bounded_by_bytes(desk: Desk, drops: bool) -> None:
-    desk.groups()
-    costs.backlog(desk, 300, "x" * (256 << 10))
+def test_freeing_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
+    harness.groups()
+    costs.backlog(harness, 300, "x" * (256 << 10))
     if not drops:
-        desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
-    call = trim_all(desk, limit=10_000)
+        harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
+    call = trim_all(harness, limit=10_000)
     if drops:
-        call = drop_all(desk, limit=10_000, drop_before="9999999999999-0")
+        call = drop_all(harness, limit=10_000, drop_before="9999999999999-0")
     removed = []
-    while desk.do("XLEN", desk.stream):
-        removed.append(desk.link.run(call).rest[0])
+    while harness.do("XLEN", harness.stream):
+        removed.append(harness.link.run(call).rest[0])
     assert min(removed[:-1]) >= 50
     assert max(removed) <= 65, "64 would be 16 MiB, and one more may go"
 
 
-def test_freeing_reports_remaining_entries(desk: Desk) -> None:
-    desk.groups()
-    costs.backlog(desk, 1200, "x" * (32 << 10))
-    desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
+def test_freeing_reports_remaining_entries(harness: Harness) -> None:
+    harness.groups()
+    costs.backlog(harness, 1200, "x" * (32 << 10))
+    harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
     left, more = 1200, True
     while more:
         assert left
-        found = Trimmed.parse(desk.link.run(trim_all(desk, limit=10_000)))
+        found = Trimmed.parse(harness.link.run(trim_all(harness, limit=10_000)))
         left, more = left - found.removed, found.more
     assert left == 0
-    assert not Trimmed.parse(desk.link.run(trim_all(desk))).more
+    assert not Trimmed.parse(harness.link.run(trim_all(harness))).more
 
 
 @pytest.mark.parametrize("large", [16 << 10, 256 << 10, 1 << 20])
-def test_freeing_handles_entries_of_mixed_sizes(desk: Desk, large: int) -> None:
+def test_freeing_handles_entries_of_mixed_sizes(harness: Harness, large: int) -> None:
     """The size of the first entry says nothing about the next ones."""
-    desk.groups()
+    harness.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
-        costs.backlog(desk, count, "x" * size)
-    desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
+        costs.backlog(harness, count, "x" * size)
+    harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
     freed = []
-    while desk.do("XLEN", desk.stream):
-        before = desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0)
-        assert desk.link.run(trim_all(desk, limit=10_000)).rest[0]
-        freed.append(before - desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0))
+    while harness.do("XLEN", harness.stream):
+        before = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
+        assert harness.link.run(trim_all(harness, limit=10_000)).rest[0]
+        freed.append(before - harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0))
     # The smallest ones: a few of them are as large as a default node.
     assert max(freed) <= (16 << 20) + 2 * large
     assert len(freed) <= 12, "and goes on"
 
 
-def test_freeing_without_the_right_to_ask(desk: Desk) -> None:
+def test_freeing_without_the_right_to_ask(harness: Harness) -> None:
     """Without the permission for MEMORY USAGE, the parts are small."""
-    desk.groups()
-    costs.backlog(desk, 250, "x" * 100_000)
-    desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
-    desk.do("ACL", "SETUSER", "default", "-memory")
+    harness.groups()
+    costs.backlog(harness, 250, "x" * 100_000)
+    harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
+    harness.do("ACL", "SETUSER", "default", "-memory")
     try:
-        found = [Trimmed.parse(desk.link.run(trim_all(desk, limit=10_000))) for _ in range(4)]
+        found = [Trimmed.parse(harness.link.run(trim_all(harness, limit=10_000))) for _ in range(4)]
     finally:
-        desk.do("ACL", "SETUSER", "default", "+memory")
+        harness.do("ACL", "SETUSER", "default", "+memory")
     assert [each.removed for each in found] == [100, 100, 50, 0]
     assert [each.more for each in found] == [True, True, True, False]
 

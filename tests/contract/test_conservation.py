@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from streamqd.store import messages, publishing
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.conservation import Conservation, look
 from tests.support.ledger import Ledger
 
@@ -24,43 +24,45 @@ class Run(NamedTuple):
 class Scenario:
     """A unit with messages 1 to 5, sent and recorded, of which 1 to 4 were read."""
 
-    def __init__(self, desk: Desk, path: Path, **options: Any) -> None:
-        self.desk = desk
+    def __init__(self, harness: Harness, path: Path, **options: Any) -> None:
+        self.harness = harness
         self.ledger = Ledger(path)
-        self.conservation = Conservation(desk.link, desk.keys, [desk.unit], self.ledger, **options)
-        desk.groups()
-        desk.own(TOKEN)
+        self.conservation = Conservation(
+            harness.link, harness.keys, [harness.unit], self.ledger, **options
+        )
+        harness.groups()
+        harness.own(TOKEN)
         self.places = {number: self.send(number) for number in range(1, 6)}
-        assert len(desk.fetch(4)) == 4
+        assert len(harness.fetch(4)) == 4
 
     def send(self, number: int) -> bytes:
         self.ledger.sent(f"access/0/{number}-0", f"{number} sleep 0")
-        return self.desk.add(f"{number}-0", "payload", f"{number} sleep 0")
+        return self.harness.add(f"{number}-0", "payload", f"{number} sleep 0")
 
     def end(self, number: int) -> None:
-        with self.ledger.run(Run(f"access/0/{number}-0", self.desk.unit.group), f"{number} 7"):
+        with self.ledger.run(Run(f"access/0/{number}-0", self.harness.unit.group), f"{number} 7"):
             pass
 
     def ack(self, number: int) -> None:
-        call = messages.ack(self.desk.keys, self.desk.leased(TOKEN), [self.places[number]])
-        assert self.desk.link.run(call).word == "OK"
+        call = messages.ack(self.harness.keys, self.harness.leased(TOKEN), [self.places[number]])
+        assert self.harness.link.run(call).word == "OK"
 
     def retry(self, number: int) -> None:
         fields = {b"originalId": f"{number}-0".encode(), b"retryCount": b"1"}
         entries = [(self.places[number], 0.0, fields)]
-        call = messages.retry(self.desk.keys, self.desk.leased(TOKEN), entries)
-        self.desk.expect_entries("settle_retry", ["MOVED"], call)
+        call = messages.retry(self.harness.keys, self.harness.leased(TOKEN), entries)
+        self.harness.expect_entries("settle_retry", ["MOVED"], call)
 
     def bury(self, number: int, **more: bytes) -> None:
-        fields = {b"group": self.desk.unit.group.encode()}
+        fields = {b"group": self.harness.unit.group.encode()}
         fields |= {name.encode(): value for name, value in more.items()}
         entries = [(self.places[number], fields)]
-        call = messages.dead(self.desk.keys, self.desk.leased(TOKEN), entries)
-        self.desk.expect_entries("settle_dead", ["MOVED"], call)
+        call = messages.dead(self.harness.keys, self.harness.leased(TOKEN), entries)
+        self.harness.expect_entries("settle_dead", ["MOVED"], call)
 
     def where(self) -> dict[str, list[str]]:
-        seen = look(self.desk.link, self.desk.keys, [self.desk.unit])
-        return dict(sorted(seen[self.desk.unit].places.items()))
+        seen = look(self.harness.link, self.harness.keys, [self.harness.unit])
+        return dict(sorted(seen[self.harness.unit].places.items()))
 
     def blamed(self) -> list[str]:
         """Run another check. Return its sentences without the name of the unit."""
@@ -69,23 +71,23 @@ class Scenario:
 
 
 @pytest.fixture
-def scenario(desk: Desk, tmp_path: Path) -> Scenario:
-    return Scenario(desk, tmp_path / "ledger")
+def scenario(harness: Harness, tmp_path: Path) -> Scenario:
+    return Scenario(harness, tmp_path / "ledger")
 
 
 def test_every_place_is_seen_and_the_look_writes_nothing(scenario: Scenario):
-    desk = scenario.desk
+    harness = scenario.harness
     scenario.end(1)
     scenario.ack(1)
     scenario.retry(2)
     scenario.bury(3)
     scenario.send(6)
-    desk.add("9-0", "payload", "7 sleep 0", "originalId", "7-0", stream=desk.retry)
-    desk.fetch(1, stream=desk.retry)
-    desk.add("10-0", "payload", "8 sleep 0", "originalId", "8-0", stream=desk.retry)
+    harness.add("9-0", "payload", "7 sleep 0", "originalId", "7-0", stream=harness.retry)
+    harness.fetch(1, stream=harness.retry)
+    harness.add("10-0", "payload", "8 sleep 0", "originalId", "8-0", stream=harness.retry)
     fields = [b"payload", b"9 sleep 0"]
-    desk.link.run(publishing.schedule(desk.keys, "access", 0, 60.0, "s1", fields))
-    before = desk.dump()
+    harness.link.run(publishing.schedule(harness.keys, "access", 0, 60.0, "s1", fields))
+    before = harness.dump()
 
     assert scenario.where() == {
         "2": ["delayed"],
@@ -97,10 +99,10 @@ def test_every_place_is_seen_and_the_look_writes_nothing(scenario: Scenario):
         "8": ["retry unread"],
         "9": ["scheduled"],
     }
-    assert desk.dump() == before
+    assert harness.dump() == before
     assert scenario.blamed() == []
     assert scenario.conservation.left().total() == 7
-    assert scenario.conservation.dead() == {desk.unit.group: {"3"}}
+    assert scenario.conservation.dead() == {harness.unit.group: {"3"}}
 
 
 def test_finished_pending_message_is_no_violation(scenario: Scenario):
@@ -119,15 +121,15 @@ def test_ack_without_success_is_a_violation(scenario: Scenario):
 
 
 def test_skipped_message_is_a_violation(scenario: Scenario):
-    desk = scenario.desk
-    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
+    harness = scenario.harness
+    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "5-0")
     assert scenario.blamed() == ["5 is nowhere, and no run of it has ended well"]
 
 
 def test_message_in_two_places_is_a_violation(scenario: Scenario):
     scenario.retry(1)
-    desk = scenario.desk
-    desk.add("9-0", "payload", "1 sleep 0", "originalId", "1-0", stream=desk.retry)
+    harness = scenario.harness
+    harness.add("9-0", "payload", "1 sleep 0", "originalId", "1-0", stream=harness.retry)
     [sentence] = scenario.blamed()
     assert "['delayed', 'retry unread']" in sentence
 
@@ -136,14 +138,14 @@ def test_message_back_after_settling_is_a_violation(scenario: Scenario):
     scenario.end(1)
     scenario.ack(1)
     assert scenario.blamed() == []
-    desk = scenario.desk
-    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "0")
+    harness = scenario.harness
+    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "0")
     assert "1 was settled and is ['unread'] again" in scenario.blamed()
 
 
 def test_pending_entry_without_a_body_is_a_violation(scenario: Scenario):
-    desk = scenario.desk
-    desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    harness = scenario.harness
+    harness.do("XTRIM", harness.stream, "MINID", "2-0")
     blamed = scenario.blamed()
     assert any("without a body: ['pending']" in each for each in blamed)
     assert "1 is nowhere, and no run of it has ended well" in blamed
@@ -152,22 +154,22 @@ def test_pending_entry_without_a_body_is_a_violation(scenario: Scenario):
 @pytest.mark.parametrize("half", ["delayed", "items"])
 def test_half_of_a_delayed_message_is_seen(scenario: Scenario, half: str):
     scenario.retry(1)
-    scenario.desk.do("DEL", getattr(scenario.desk, half))
+    scenario.harness.do("DEL", getattr(scenario.harness, half))
     assert any("without a body: ['delayed'" in each for each in scenario.blamed())
 
 
 def test_falling_epoch_is_a_violation(scenario: Scenario):
     assert scenario.blamed() == []
-    scenario.desk.do("HSET", scenario.desk.fence, "epoch", "5")
+    scenario.harness.do("HSET", scenario.harness.fence, "epoch", "5")
     [sentence] = scenario.blamed()
     assert sentence.startswith("the epoch fell from ")
     assert sentence.endswith(" to 5")
 
 
 def test_check_fails_when_the_group_is_missing(scenario: Scenario):
-    desk = scenario.desk
-    desk.do("XGROUP", "DESTROY", desk.retry, desk.unit.group)
-    desk.do("XGROUP", "CREATE", desk.retry, "another", "0")
+    harness = scenario.harness
+    harness.do("XGROUP", "DESTROY", harness.retry, harness.unit.group)
+    harness.do("XGROUP", "CREATE", harness.retry, "another", "0")
     with pytest.raises(Exception, match="NOGROUP"):
         scenario.conservation.check()
 
@@ -176,41 +178,41 @@ def test_check_fails_when_the_group_is_missing(scenario: Scenario):
 
 
 def test_crashes_are_read_from_counters_and_fields(scenario: Scenario):
-    desk, group = scenario.desk, scenario.desk.unit.group
-    desk.do("HSET", desk.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
+    harness, group = scenario.harness, scenario.harness.unit.group
+    harness.do("HSET", harness.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
     scenario.bury(3, crashCount=b"1", crashes=b"1")
     fields = ("originalId", "7-0", "crashCount", "4")
-    desk.add("9-0", "payload", "7 sleep 0", *fields, stream=desk.retry)
+    harness.add("9-0", "payload", "7 sleep 0", *fields, stream=harness.retry)
     assert scenario.blamed() == []
     assert scenario.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 4}
-    desk.fetch(1, stream=desk.retry)
-    desk.do("HSET", desk.attempts, "r:9-0:c", 1)
-    desk.do("HDEL", desk.attempts, "m:1-0:c")
+    harness.fetch(1, stream=harness.retry)
+    harness.do("HSET", harness.attempts, "r:9-0:c", 1)
+    harness.do("HDEL", harness.attempts, "m:1-0:c")
     scenario.conservation.check()
     assert scenario.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 5}
 
 
 @pytest.fixture
-def losing(desk: Desk, tmp_path: Path) -> Scenario:
-    return Scenario(desk, tmp_path / "ledger", drops=True, expiring={"2"})
+def losing(harness: Harness, tmp_path: Path) -> Scenario:
+    return Scenario(harness, tmp_path / "ledger", drops=True, expiring={"2"})
 
 
 @pytest.mark.parametrize(("counted", "fine"), [(0, False), (1, True), (2, False)])
 def test_unread_losses_must_match_the_counter(losing: Scenario, counted: int, *, fine: bool):
-    desk = losing.desk
-    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
-    desk.do("HSET", desk.trim, f"dropped_unread:{desk.unit.group}", counted)
+    harness = losing.harness
+    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "5-0")
+    harness.do("HSET", harness.trim, f"dropped_unread:{harness.unit.group}", counted)
     assert bool(losing.blamed()) is not fine
-    assert losing.conservation.unhandled == {desk.unit: {"5"}}
+    assert losing.conservation.unhandled == {harness.unit: {"5"}}
 
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_pending_losses_are_allowed_before_and_after_counting(losing: Scenario, *, counted: bool):
-    desk = losing.desk
-    desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    harness = losing.harness
+    harness.do("XTRIM", harness.stream, "MINID", "2-0")
     if counted:
-        desk.do("XACK", desk.stream, desk.unit.group, "1-0")
-        desk.do("HSET", desk.trim, f"dropped_pending:{desk.unit.group}", 1)
+        harness.do("XACK", harness.stream, harness.unit.group, "1-0")
+        harness.do("HSET", harness.trim, f"dropped_pending:{harness.unit.group}", 1)
     assert losing.blamed() == []
     losing.ack(3)
     assert losing.blamed() == ["1 are nowhere, not handled well, and not counted"]
@@ -219,4 +221,4 @@ def test_pending_losses_are_allowed_before_and_after_counting(losing: Scenario, 
 def test_expiring_message_may_be_acknowledged_unhandled(losing: Scenario):
     losing.ack(2)
     assert losing.blamed() == []
-    assert losing.conservation.unhandled == {losing.desk.unit: {"2"}}
+    assert losing.conservation.unhandled == {losing.harness.unit: {"2"}}

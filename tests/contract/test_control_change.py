@@ -12,84 +12,84 @@ from streamqd.store import directives, members
 from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
 from streamqd.store.members import Present
 from streamqd.store.scripts import Call, Reply
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 
-def change(desk: Desk, name: str = "", **rest: object) -> Call:
-    return directives.change(desk.keys, "default", name, by="ops@west", **rest)  # type: ignore[arg-type]
+def change(harness: Harness, name: str = "", **rest: object) -> Call:
+    return directives.change(harness.keys, "default", name, by="ops@west", **rest)  # type: ignore[arg-type]
 
 
-def changed(desk: Desk, call: Call) -> DirectiveChange:
-    return DirectiveChange.parse(Reply("OK", desk.expect("control_change", "OK", call)))
+def changed(harness: Harness, call: Call) -> DirectiveChange:
+    return DirectiveChange.parse(Reply("OK", harness.expect("control_change", "OK", call)))
 
 
-def found(desk: Desk) -> Directives:
-    return directives.read(desk.do("HGETALL", desk.keys.orders("default")))
+def found(harness: Harness) -> Directives:
+    return directives.read(harness.do("HGETALL", harness.keys.orders("default")))
 
 
-def test_directive_is_written_with_its_time(desk: Desk) -> None:
-    with desk.instant() as now:
-        at = changed(desk, change(desk, "pause:access/3/*", why='disk "full"')).at_unix_ms
+def test_directive_is_written_with_its_time(harness: Harness) -> None:
+    with harness.instant() as now:
+        at = changed(harness, change(harness, "pause:access/3/*", why='disk "full"')).at_unix_ms
     assert now == at
-    assert found(desk) == Directives(
+    assert found(harness) == Directives(
         pauses={Scope("access", 3): Directive(at, "ops@west", 'disk "full"')}
     )
 
 
-def test_times_grow_also_when_the_clock_does_not(desk: Desk) -> None:
-    ahead = desk.now_unix_ms() + 3_600_000
-    desk.do("HSET", desk.keys.orders("default"), "last", ahead)
-    assert changed(desk, change(desk, "rebalance")).at_unix_ms == ahead + 1
-    assert changed(desk, change(desk, "rebalance")).at_unix_ms == ahead + 2
+def test_times_grow_also_when_the_clock_does_not(harness: Harness) -> None:
+    ahead = harness.now_unix_ms() + 3_600_000
+    harness.do("HSET", harness.keys.orders("default"), "last", ahead)
+    assert changed(harness, change(harness, "rebalance")).at_unix_ms == ahead + 1
+    assert changed(harness, change(harness, "rebalance")).at_unix_ms == ahead + 2
     for odd in ("garbage", 1 << 52):
-        desk.do("HSET", desk.keys.orders("default"), "last", odd)
-        with desk.instant() as now:
-            at = changed(desk, change(desk, "rebalance")).at_unix_ms
+        harness.do("HSET", harness.keys.orders("default"), "last", odd)
+        with harness.instant() as now:
+            at = changed(harness, change(harness, "rebalance")).at_unix_ms
         assert now == at, odd
 
 
-def test_obsolete_directives_are_removed(desk: Desk) -> None:
+def test_obsolete_directives_are_removed(harness: Harness) -> None:
     for name in ("drain:a", "drain:b", "drain:c"):
-        changed(desk, change(desk, name))
-    assert changed(desk, change(desk, remove=["drain:a", "drain:b", "drain:x"])).removed == 2
-    assert list(found(desk).drains) == ["c"]
-    assert changed(desk, change(desk, "drain:c", remove=["drain:c"])).removed == 0
-    assert list(found(desk).drains) == ["c"]
+        changed(harness, change(harness, name))
+    assert changed(harness, change(harness, remove=["drain:a", "drain:b", "drain:x"])).removed == 2
+    assert list(found(harness).drains) == ["c"]
+    assert changed(harness, change(harness, "drain:c", remove=["drain:c"])).removed == 0
+    assert list(found(harness).drains) == ["c"]
 
 
 @pytest.fixture
-def packed(desk: Desk) -> Iterator[None]:
+def packed(harness: Harness) -> Iterator[None]:
     """Hashes of some hundred fields have one form: else a server may dump them in any order."""
     # All servers know these names, the older ones.
     settings = ("hash-max-ziplist-entries", "hash-max-ziplist-value")
-    before = {setting: desk.do("CONFIG", "GET", setting)[1] for setting in settings}
+    before = {setting: harness.do("CONFIG", "GET", setting)[1] for setting in settings}
     for setting in settings:
-        desk.do("CONFIG", "SET", setting, 2 * directives.ORDERS_MAX)
+        harness.do("CONFIG", "SET", setting, 2 * directives.ORDERS_MAX)
     yield
     for setting, value in before.items():
-        desk.do("CONFIG", "SET", setting, value)
+        harness.do("CONFIG", "SET", setting, value)
 
 
 @pytest.mark.usefixtures("packed")
-def test_number_of_directives_is_bounded(desk: Desk) -> None:
+def test_number_of_directives_is_bounded(harness: Harness) -> None:
     names = [f"drain:web-{number}" for number in range(directives.ORDERS_MAX)]
     for name in names:
-        changed(desk, change(desk, name))
-    rest = desk.expect("control_change", "FULL", change(desk, "drain:one-more"))
+        changed(harness, change(harness, name))
+    rest = harness.expect("control_change", "FULL", change(harness, "drain:one-more"))
     assert int(rest[0]) == directives.ORDERS_MAX
-    changed(desk, change(desk, names[0]))  # that one is not new
-    changed(desk, change(desk, remove=names[:1]))
-    changed(desk, change(desk, "drain:one-more"))
+    changed(harness, change(harness, names[0]))  # that one is not new
+    changed(harness, change(harness, remove=names[:1]))
+    changed(harness, change(harness, "drain:one-more"))
 
 
-def test_heartbeat_returns_the_directives(desk: Desk) -> None:
-    heartbeat = members.heartbeat(desk.keys, "default", "a", "n1", {}, 9.0)
-    assert Present.parse(desk.link.run(heartbeat)).orders == []
-    at = changed(desk, change(desk, "move:access/0/hits", to="b")).at_unix_ms
-    seen = directives.read(Present.parse(desk.link.run(heartbeat)).orders)
+def test_heartbeat_returns_the_directives(harness: Harness) -> None:
+    heartbeat = members.heartbeat(harness.keys, "default", "a", "n1", {}, 9.0)
+    assert Present.parse(harness.link.run(heartbeat)).orders == []
+    at = changed(harness, change(harness, "move:access/0/hits", to="b")).at_unix_ms
+    seen = directives.read(Present.parse(harness.link.run(heartbeat)).orders)
     assert seen.moves == {Unit("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
-    other = members.heartbeat(desk.keys, "blue", "a", "n1", {}, 9.0)
-    assert Present.parse(desk.link.run(other)).orders == []
+    other = members.heartbeat(harness.keys, "blue", "a", "n1", {}, 9.0)
+    assert Present.parse(harness.link.run(other)).orders == []
 
 
 GOOD = {"version": 1, "at_unix_ms": 5, "by": "ops", "why": ""}

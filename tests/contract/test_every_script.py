@@ -12,7 +12,7 @@ from streamqd.errors import RedisRefused
 from streamqd.store import scripts
 from streamqd.store.client import connect
 from tests.contract import scenarios
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.contract.scenarios import UNTOUCHED, WHEN_FULL, Scenario
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
@@ -50,45 +50,45 @@ def test_script_keeps_the_rules_of_the_house(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(scripts.load()))
-def test_script_compiles_to_the_hash_of_its_source(desk: Desk, name: str) -> None:
+def test_script_compiles_to_the_hash_of_its_source(harness: Harness, name: str) -> None:
     script = scripts.get(name)
-    assert desk.do("SCRIPT", "LOAD", script.source).decode() == script.sha
+    assert harness.do("SCRIPT", "LOAD", script.source).decode() == script.sha
 
 
 @pytest.mark.parametrize("scenario", CASES)
-def test_scenario_succeeds(desk: Desk, scenario: Scenario) -> None:
-    call = scenario(desk)
-    before = desk.dump()
-    assert desk.link.run(call).word in ("OK", "MINE", "LATE", "CREATED", "ADDED")
+def test_scenario_succeeds(harness: Harness, scenario: Scenario) -> None:
+    call = scenario(harness)
+    before = harness.dump()
+    assert harness.link.run(call).word in ("OK", "MINE", "LATE", "CREATED", "ADDED")
     reads_only = scenario in READ_ONLY
-    assert reads_only or scenario is scenarios.lease_renew or desk.dump() != before
+    assert reads_only or scenario is scenarios.lease_renew or harness.dump() != before
 
 
 @pytest.mark.parametrize(("scenario", "key"), BROKEN)
 def test_wrong_type_is_found_before_the_first_write(
-    desk: Desk, scenario: Scenario, key: str
+    harness: Harness, scenario: Scenario, key: str
 ) -> None:
-    call = scenario(desk)
+    call = scenario(harness)
     name = call.argv[[spec.name for spec in call.script.keys].index(key)]
-    desk.do("DEL", name)
-    desk.do("RPUSH", name, "a list is what no script expects")
-    desk.expect_error("WRONGTYPE", call)
+    harness.do("DEL", name)
+    harness.do("RPUSH", name, "a list is what no script expects")
+    harness.expect_error("WRONGTYPE", call)
 
 
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("scenario", CASES)
-def test_scripts_respect_full_memory(desk: Desk, scenario: Scenario) -> None:
+def test_scripts_respect_full_memory(harness: Harness, scenario: Scenario) -> None:
     """T14: replacing a child, reading, acknowledging and trimming work. T18: the rest waits."""
-    call = scenario(desk)
-    before = desk.dump()
-    with desk.full_memory():
+    call = scenario(harness)
+    before = harness.dump()
+    with harness.full_memory():
         try:
-            word = desk.link.run(call).word
+            word = harness.link.run(call).word
         except RedisRefused as error:
             word = error.code
     assert word == WHEN_FULL[scenario]
     if word == "OOM":
-        assert desk.dump() == before
+        assert harness.dump() == before
 
 
 # How to make a server refuse writes, and accept them again.
@@ -132,22 +132,22 @@ def failed_snapshot(server: Server) -> Iterator[None]:
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("scenario", CASES)
 def test_scripts_are_refused_whole_when_writes_are_refused(
-    desk: Desk, scenario: Scenario, code: str
+    harness: Harness, scenario: Scenario, code: str
 ) -> None:
     """A script is refused as a whole, unless it has nothing to write."""
-    call = scenario(desk)
-    desk.do("SCRIPT", "LOAD", call.script.source)
-    before = desk.dump()
+    call = scenario(harness)
+    harness.do("SCRIPT", "LOAD", call.script.source)
+    before = harness.dump()
     refuse, accept = REFUSALS[code]
-    desk.do(*refuse)
+    harness.do(*refuse)
     try:
-        desk.link.run(call)
+        harness.link.run(call)
         word = ""
     except RedisRefused as error:
         word = error.code
     finally:
-        desk.do(*accept)
-    assert desk.dump() == before
+        harness.do(*accept)
+    assert harness.dump() == before
     assert word == ("" if scenario in READ_ONLY else code)
 
 

@@ -4,103 +4,105 @@ from __future__ import annotations
 
 from streamqd.store import statistics, tracing
 from streamqd.store.statistics import DeadLetterCount
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 NOTHING = DeadLetterCount()
 GREATEST = "18446744073709551615-18446744073709551615"
 
 
-def find(desk: Desk, begin: str = "0-1") -> tuple[list[tracing.Copy], str]:
-    before = desk.dump()
-    call = tracing.find(desk.dlq, "1-0", begin)
-    desk.expect("message_find", "OK", call)
-    found = tracing.found(desk.link.run(call))
-    assert desk.dump() == before
+def find(harness: Harness, begin: str = "0-1") -> tuple[list[tracing.Copy], str]:
+    before = harness.dump()
+    call = tracing.find(harness.dlq, "1-0", begin)
+    harness.expect("message_find", "OK", call)
+    found = tracing.found(harness.link.run(call))
+    assert harness.dump() == before
     return found
 
 
-def count(desk: Desk, known: DeadLetterCount = NOTHING) -> DeadLetterCount:
-    before = desk.dump()
-    topic, partition, _ = desk.unit
-    call = statistics.count_dead_letters(desk.keys, topic, partition, known)
-    desk.expect("dead_letters_measure", "OK", call)
-    found = statistics.dead_letters_counted(known, desk.link.run(call))
-    assert desk.dump() == before
+def count(harness: Harness, known: DeadLetterCount = NOTHING) -> DeadLetterCount:
+    before = harness.dump()
+    topic, partition, _ = harness.unit
+    call = statistics.count_dead_letters(harness.keys, topic, partition, known)
+    harness.expect("dead_letters_measure", "OK", call)
+    found = statistics.dead_letters_counted(known, harness.link.run(call))
+    assert harness.dump() == before
     return found
 
 
-def bury(desk: Desk, *letters: tuple[str, str]) -> None:
+def bury(harness: Harness, *letters: tuple[str, str]) -> None:
     for original, group in letters:
-        desk.do("XADD", desk.dlq, "*", "payload", "p", "originalId", original, "group", group)
+        harness.do("XADD", harness.dlq, "*", "payload", "p", "originalId", original, "group", group)
 
 
-def test_copies_come_without_their_bodies(desk: Desk) -> None:
+def test_copies_come_without_their_bodies(harness: Harness) -> None:
     """U13: the copies of a message are found by its first id."""
-    assert find(desk) == ([], "")
-    bury(desk, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
-    desk.do("XADD", desk.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
-    copies, after = find(desk)
+    assert find(harness) == ([], "")
+    bury(harness, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
+    harness.do("XADD", harness.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
+    copies, after = find(harness)
     assert after == ""
     assert [each.fields for each in copies] == [
         {b"originalId": b"1-0", b"group": b"hits"},
         {b"originalId": b"1-0", b"group": b"agents"},
         {b"originalId": b"1-0"},
     ]
-    assert find(desk, copies[-1].id)[0] == copies[-1:], "from an entry on, that entry included"
+    assert find(harness, copies[-1].id)[0] == copies[-1:], "from an entry on, that entry included"
 
 
-def test_send_is_found_by_its_send_id(desk: Desk) -> None:
+def test_send_is_found_by_its_send_id(harness: Harness) -> None:
     """U13: the entry of an outbox is found without its body, and other fields do not match."""
-    desk.do("XADD", desk.dlq, "1-1", "payload", "p", "sendId", "1-0")
-    desk.do("XADD", desk.dlq, "1-2", "payload", "p", "originalId", "1-0", "sendId", "a")
-    copies, after = tracing.found(desk.link.run(tracing.find_send(desk.dlq, "1-0", "0-1")))
+    harness.do("XADD", harness.dlq, "1-1", "payload", "p", "sendId", "1-0")
+    harness.do("XADD", harness.dlq, "1-2", "payload", "p", "originalId", "1-0", "sendId", "a")
+    copies, after = tracing.found(harness.link.run(tracing.find_send(harness.dlq, "1-0", "0-1")))
     assert ([each.id for each in copies], after) == (["1-1"], "")
     assert copies[0].fields == {b"sendId": b"1-0"}
-    assert tracing.found(desk.link.run(tracing.find_send(desk.dlq, "1-0", "1-2"))) == ([], "")
+    assert tracing.found(harness.link.run(tracing.find_send(harness.dlq, "1-0", "1-2"))) == ([], "")
 
 
-def test_search_continues_where_it_stopped(desk: Desk) -> None:
+def test_search_continues_where_it_stopped(harness: Harness) -> None:
     """U13: the work of one call is bounded by entries and by bytes."""
     for number in range(2 * tracing.FIND_AT_ONCE):
-        desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0" if number > 990 else "x")
-    copies, after = find(desk)
+        harness.do(
+            "XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0" if number > 990 else "x"
+        )
+    copies, after = find(harness)
     assert copies == []
     assert int(after.partition("-")[0]) <= tracing.FIND_AT_ONCE + 8
     for _ in range(5):
-        found, after = find(desk, after)
+        found, after = find(harness, after)
         copies += found
         if not after:
             break
     assert len(copies) == 9
 
-    desk.do("DEL", desk.dlq)
+    harness.do("DEL", harness.dlq)
     for _ in range(20):
-        desk.do("XADD", desk.dlq, "*", "payload", b"x" * 200_000, "originalId", "1-0")
-    copies, after = find(desk)
+        harness.do("XADD", harness.dlq, "*", "payload", b"x" * 200_000, "originalId", "1-0")
+    copies, after = find(harness)
     assert len(copies) == 8
     assert after
 
 
-def test_search_and_count_stop_at_the_greatest_id(desk: Desk) -> None:
+def test_search_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
     """S3: nothing comes after the greatest id, and no error is raised."""
     for number in range(7):
-        desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
-    desk.do("XADD", desk.dlq, GREATEST, "originalId", "1-0", "group", "hits")
-    copies, after = find(desk)
+        harness.do("XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
+    harness.do("XADD", harness.dlq, GREATEST, "originalId", "1-0", "group", "hits")
+    copies, after = find(harness)
     assert (len(copies), after) == (8, "")
-    known = count(desk)
+    known = count(harness)
     assert known.of("hits") == 8
-    assert count(desk, known).of("hits") == 8
+    assert count(harness, known).of("hits") == 8
 
 
-def test_page_contains_the_entries_within_its_bounds(desk: Desk) -> None:
+def test_page_contains_the_entries_within_its_bounds(harness: Harness) -> None:
     """S2: rows, bounds and order are those of XRANGE and XREVRANGE."""
     for number in range(1, 8):
-        desk.add(f"{number}-0", "payload", str(number))
+        harness.add(f"{number}-0", "payload", str(number))
 
     def ids(first: str, last: str, count: int, *, newest: bool) -> tuple[list[str], int]:
-        call = tracing.page(desk.stream, first, last, count, newest=newest)
-        entries, more = desk.expect("stream_page", "OK", call)
+        call = tracing.page(harness.stream, first, last, count, newest=newest)
+        entries, more = harness.expect("stream_page", "OK", call)
         assert all(fields == [b"payload", entry_id[:-2]] for entry_id, fields in entries)
         return [entry_id.decode() for entry_id, _ in entries], more
 
@@ -108,46 +110,46 @@ def test_page_contains_the_entries_within_its_bounds(desk: Desk) -> None:
     assert ids("(3-0", "6-0", 9, newest=False) == (["4-0", "5-0", "6-0"], 0)
     assert ids("+", "-", 2, newest=True) == (["7-0", "6-0"], 1)
     assert ids("(2-0", "-", 9, newest=True) == (["1-0"], 0)
-    desk.do("DEL", desk.stream)
+    harness.do("DEL", harness.stream)
     assert ids("-", "+", 3, newest=False) == ([], 0)
 
 
-def test_dead_letters_are_counted_per_group_incrementally(desk: Desk) -> None:
+def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> None:
     """U8: dead letters are counted for each group."""
-    assert count(desk).of("hits") == 0
-    bury(desk, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
-    desk.do("XADD", desk.dlq, "*", "payload", "of nobody")
-    known = count(desk)
+    assert count(harness).of("hits") == 0
+    bury(harness, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
+    harness.do("XADD", harness.dlq, "*", "payload", "of nobody")
+    known = count(harness)
     assert [known.of(each) for each in ("hits", "agents", "")] == [2, 1, 1]
-    bury(desk, ("3-0", "agents"))
-    assert count(desk, known).of("agents") == 2
+    bury(harness, ("3-0", "agents"))
+    assert count(harness, known).of("agents") == 2
 
-    known = count(desk, known)
-    first = desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", 1)[0][0]
-    desk.do("XDEL", desk.dlq, first)
-    known = count(desk, known)
+    known = count(harness, known)
+    first = harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", 1)[0][0]
+    harness.do("XDEL", harness.dlq, first)
+    known = count(harness, known)
     assert known.of("hits") is None, "one has gone: they are counted from the beginning"
-    assert count(desk, known).of("hits") == 1
+    assert count(harness, known).of("hits") == 1
 
 
-def test_many_dead_letters_are_counted_over_several_calls(desk: Desk) -> None:
+def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> None:
     """U8: one call counts a bounded number. Until all are counted, the result is unknown."""
     for at in range(0, statistics.DEAD_LETTERS_AT_ONCE + 100, 100):
-        desk.link.pipeline(
-            [("XADD", desk.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
+        harness.link.pipeline(
+            [("XADD", harness.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
         )
-    known = count(desk)
+    known = count(harness)
     assert known.of("hits") is None
-    known = count(desk, known)
+    known = count(harness, known)
     assert known.of("hits") == statistics.DEAD_LETTERS_AT_ONCE + 100
 
 
-def test_more_groups_than_there_can_be_are_not_counted(desk: Desk) -> None:
+def test_more_groups_than_there_can_be_are_not_counted(harness: Harness) -> None:
     """U8: foreign entries among the dead letters cost a bounded amount."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
-    bury(desk, *names)
+    bury(harness, *names)
     known = DeadLetterCount()
     for _ in range(8):
-        known = count(desk, known)
+        known = count(harness, known)
         assert known.of("g1") is None
         assert len(known.by_group) <= statistics.GROUPS_MAX + statistics.DEAD_LETTERS_AT_ONCE

@@ -6,49 +6,49 @@ import pytest
 
 from streamqd.store import messages
 from streamqd.store.scripts import Call
-from tests.contract.desk import Desk, Stream
+from tests.contract.harness import Harness, Stream
 
 
-def ensure(desk: Desk, start: str = "0") -> Call:
-    return messages.ensure_group(desk.keys, desk.unit, start)
+def ensure(harness: Harness, start: str = "0") -> Call:
+    return messages.ensure_group(harness.keys, harness.unit, start)
 
 
-def test_makes_streams_and_groups(desk: Desk) -> None:
-    assert desk.expect("group_ensure", "CREATED", ensure(desk)) == [b"0-0"]
+def test_makes_streams_and_groups(harness: Harness) -> None:
+    assert harness.expect("group_ensure", "CREATED", ensure(harness)) == [b"0-0"]
     empty = Stream({}, {"hits": ("0-0", {})})
-    assert desk.state() == {"stream": empty, "retry": empty}
+    assert harness.state() == {"stream": empty, "retry": empty}
 
 
-def test_group_ensure_starts_at_the_requested_position(desk: Desk) -> None:
-    desk.add("5-0")
-    assert desk.expect("group_ensure", "CREATED", ensure(desk, "$")) == [b"5-0"]
-    desk.do("XGROUP", "DESTROY", desk.stream, "hits")
-    assert desk.expect("group_ensure", "CREATED", ensure(desk, "0")) == [b"0-0"]
-    assert desk.fetch() == [b"5-0"]
+def test_group_ensure_starts_at_the_requested_position(harness: Harness) -> None:
+    harness.add("5-0")
+    assert harness.expect("group_ensure", "CREATED", ensure(harness, "$")) == [b"5-0"]
+    harness.do("XGROUP", "DESTROY", harness.stream, "hits")
+    assert harness.expect("group_ensure", "CREATED", ensure(harness, "0")) == [b"0-0"]
+    assert harness.fetch() == [b"5-0"]
 
 
-def test_group_ensure_repeated_changes_nothing(desk: Desk) -> None:
-    desk.expect("group_ensure", "CREATED", ensure(desk))
-    desk.add("1-0")
-    desk.fetch()
-    before = desk.dump()
-    assert desk.expect("group_ensure", "OK", ensure(desk, "$")) == []
-    assert desk.dump() == before
+def test_group_ensure_repeated_changes_nothing(harness: Harness) -> None:
+    harness.expect("group_ensure", "CREATED", ensure(harness))
+    harness.add("1-0")
+    harness.fetch()
+    before = harness.dump()
+    assert harness.expect("group_ensure", "OK", ensure(harness, "$")) == []
+    assert harness.dump() == before
 
 
-def test_mends_the_retry_side_alone(desk: Desk) -> None:
-    desk.groups()
-    desk.do("DEL", desk.retry)
-    before = desk.state()
-    desk.expect("group_ensure", "OK", ensure(desk))
-    assert desk.changes(before) == {"retry": Stream({}, {"hits": ("0-0", {})})}
+def test_mends_the_retry_side_alone(harness: Harness) -> None:
+    harness.groups()
+    harness.do("DEL", harness.retry)
+    before = harness.state()
+    harness.expect("group_ensure", "OK", ensure(harness))
+    assert harness.changes(before) == {"retry": Stream({}, {"hits": ("0-0", {})})}
 
 
-def test_group_ensure_starts_the_retry_group_at_zero(desk: Desk) -> None:
+def test_group_ensure_starts_the_retry_group_at_zero(harness: Harness) -> None:
     """Promotion may have written to the stream before its group was recreated."""
-    desk.add("3-0", stream=desk.retry)
-    desk.expect("group_ensure", "CREATED", ensure(desk, "$"))
-    assert desk.fetch(stream=desk.retry) == [b"3-0"]
+    harness.add("3-0", stream=harness.retry)
+    harness.expect("group_ensure", "CREATED", ensure(harness, "$"))
+    assert harness.fetch(stream=harness.retry) == [b"3-0"]
 
 
 @pytest.mark.parametrize(
@@ -64,25 +64,25 @@ def test_group_ensure_starts_the_retry_group_at_zero(desk: Desk) -> None:
     ],
 )
 def test_group_ensure_restores_a_lost_group_below_its_floor(
-    desk: Desk, floor: str, at: bytes
+    harness: Harness, floor: str, at: bytes
 ) -> None:
     """T12: created at the floor, it would skip the first unfinished message."""
-    desk.add("6-0")
-    desk.do("HSET", desk.trim, "floor:hits", floor, "floor:audit", "9-0")
-    assert desk.expect("group_ensure", "CREATED", ensure(desk, "$")) == [at]
+    harness.add("6-0")
+    harness.do("HSET", harness.trim, "floor:hits", floor, "floor:audit", "9-0")
+    assert harness.expect("group_ensure", "CREATED", ensure(harness, "$")) == [at]
 
 
-def test_group_ensure_after_a_lost_group_loses_nothing(desk: Desk) -> None:
-    desk.pending("5-0", "5-1", "6-0")
-    desk.do("XACK", desk.stream, "hits", "5-0")
-    desk.do("HSET", desk.trim, "floor:hits", "5-1")
-    desk.do("XGROUP", "DESTROY", desk.stream, "hits")
-    desk.expect("group_ensure", "CREATED", ensure(desk, "$"))
-    assert desk.fetch() == [b"5-1", b"6-0"]
+def test_group_ensure_after_a_lost_group_loses_nothing(harness: Harness) -> None:
+    harness.pending("5-0", "5-1", "6-0")
+    harness.do("XACK", harness.stream, "hits", "5-0")
+    harness.do("HSET", harness.trim, "floor:hits", "5-1")
+    harness.do("XGROUP", "DESTROY", harness.stream, "hits")
+    harness.expect("group_ensure", "CREATED", ensure(harness, "$"))
+    assert harness.fetch() == [b"5-1", b"6-0"]
 
 
-def test_group_ensure_leaves_other_groups_alone(desk: Desk) -> None:
-    desk.add("1-0")
-    desk.do("XGROUP", "CREATE", desk.stream, "audit", "$")
-    desk.expect("group_ensure", "CREATED", ensure(desk))
-    assert desk.state()["stream"].groups == {"audit": ("1-0", {}), "hits": ("0-0", {})}
+def test_group_ensure_leaves_other_groups_alone(harness: Harness) -> None:
+    harness.add("1-0")
+    harness.do("XGROUP", "CREATE", harness.stream, "audit", "$")
+    harness.expect("group_ensure", "CREATED", ensure(harness))
+    assert harness.state()["stream"].groups == {"audit": ("1-0", {}), "hits": ("0-0", {})}

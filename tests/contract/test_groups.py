@@ -6,13 +6,13 @@ import pytest
 
 from streamqd.store import groups, leases, messages
 from streamqd.store.scripts import Call
-from tests.contract.desk import TTL, Desk, Stream
+from tests.contract.harness import TTL, Harness, Stream
 
 TOKEN = "of-the-administration"
 
 
 def reset(
-    desk: Desk,
+    harness: Harness,
     after: str,
     *,
     drop: bool = False,
@@ -21,8 +21,8 @@ def reset(
     part: int = 0,
 ) -> Call:
     return groups.reset(
-        desk.keys,
-        desk.unit,
+        harness.keys,
+        harness.unit,
         after,
         drop_retries=drop,
         force=force,
@@ -33,32 +33,32 @@ def reset(
     )
 
 
-def delete(desk: Desk, *, force: bool = False, limit: int = 1000, part: int = 0) -> Call:
+def delete(harness: Harness, *, force: bool = False, limit: int = 1000, part: int = 0) -> Call:
     return groups.delete(
-        desk.keys, desk.unit, force=force, token=TOKEN, at_once=limit, part=part or limit
+        harness.keys, harness.unit, force=force, token=TOKEN, at_once=limit, part=part or limit
     )
 
 
-def positions(desk: Desk, key: str) -> dict[str, tuple[str, dict[str, str]]]:
-    stream = desk.state()[key]
+def positions(harness: Harness, key: str) -> dict[str, tuple[str, dict[str, str]]]:
+    stream = harness.state()[key]
     assert isinstance(stream, Stream)
     return stream.groups
 
 
 @pytest.fixture
-def busy(desk: Desk) -> Desk:
+def busy(harness: Harness) -> Harness:
     """Three entries of which two are handed out, one retry in each place, counters."""
-    desk.pending("1-0", "2-0")
-    desk.add("3-0")
-    desk.pending_retry("7-0")
-    desk.do("ZADD", desk.delayed, 9e12, "m:0-5")
-    desk.do("HSET", desk.items, "m:0-5", b"\x92\xa7payload\xa1x")
-    desk.do("HSET", desk.attempts, b"m:1-0:c", "1", b"r:7-0:c", "1")
-    desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "1-0", "archived", "0-3")
-    return desk
+    harness.pending("1-0", "2-0")
+    harness.add("3-0")
+    harness.pending_retry("7-0")
+    harness.do("ZADD", harness.delayed, 9e12, "m:0-5")
+    harness.do("HSET", harness.items, "m:0-5", b"\x92\xa7payload\xa1x")
+    harness.do("HSET", harness.attempts, b"m:1-0:c", "1", b"r:7-0:c", "1")
+    harness.do("HSET", harness.trim, "first", "1-0", "floor:hits", "1-0", "archived", "0-3")
+    return harness
 
 
-def test_back_to_the_first_message(busy: Desk) -> None:
+def test_back_to_the_first_message(busy: Harness) -> None:
     before = busy.state()
 
     rest = busy.expect("group_reset", "OK", reset(busy, "0-0"))
@@ -72,21 +72,21 @@ def test_back_to_the_first_message(busy: Desk) -> None:
     assert busy.fetch() == [b"1-0", b"2-0", b"3-0"]
 
 
-def test_on_to_the_end(busy: Desk) -> None:
+def test_on_to_the_end(busy: Harness) -> None:
     rest = busy.expect("group_reset", "OK", reset(busy, ""))
 
     assert rest[:3] == [b"2-0", b"3-0", 2]
     assert positions(busy, "stream") == {"hits": ("3-0", {})}
 
 
-def test_group_reset_beyond_the_end_is_the_end(busy: Desk) -> None:
+def test_group_reset_beyond_the_end_is_the_end(busy: Harness) -> None:
     """New entries must not be skipped."""
     assert busy.expect("group_reset", "OK", reset(busy, "99-0"))[1] == b"3-0"
     busy.add("4-0")
     assert busy.fetch() == [b"4-0"]
 
 
-def test_group_reset_keeps_retries_unless_dropped(busy: Desk) -> None:
+def test_group_reset_keeps_retries_unless_dropped(busy: Harness) -> None:
     busy.expect("group_reset", "OK", reset(busy, "0-0"))
     assert positions(busy, "retry") == {"hits": ("7-0", {"7-0": "w"})}
     assert "delayed" in busy.state()
@@ -99,7 +99,7 @@ def test_group_reset_keeps_retries_unless_dropped(busy: Desk) -> None:
 
 
 @pytest.mark.fault("F26")
-def test_group_reset_refuses_an_owned_partition(busy: Desk) -> None:
+def test_group_reset_refuses_an_owned_partition(busy: Harness) -> None:
     epoch = busy.own("t1")
 
     rest = busy.expect("group_reset", "OWNED", reset(busy, "0-0"))
@@ -107,7 +107,7 @@ def test_group_reset_refuses_an_owned_partition(busy: Desk) -> None:
     assert rest == [b"west-1", str(epoch).encode()]
 
 
-def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Desk) -> None:
+def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Harness) -> None:
     busy.own("t1", owner="topic-grow")
     before = busy.state()
 
@@ -118,7 +118,7 @@ def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Desk) -> None
     busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
 
 
-def test_group_reset_with_force_fences_the_owner(busy: Desk) -> None:
+def test_group_reset_with_force_fences_the_owner(busy: Harness) -> None:
     epoch = busy.own("t1")
     busy.do("HSET", busy.fence, "session", "s1", "quarantine", "1", "accused", "m:1-0 m:2-0")
 
@@ -134,7 +134,7 @@ def test_group_reset_with_force_fences_the_owner(busy: Desk) -> None:
     assert busy.own("t2", seen_epoch=epoch) > epoch
 
 
-def test_group_reset_fences_an_owner_with_an_expired_lease(busy: Desk) -> None:
+def test_group_reset_fences_an_owner_with_an_expired_lease(busy: Harness) -> None:
     """It may be paused. When it resumes, it must not settle entries that are read again."""
     busy.own("t1")
     busy.do("DEL", busy.lease)
@@ -144,19 +144,19 @@ def test_group_reset_fences_an_owner_with_an_expired_lease(busy: Desk) -> None:
     busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
 
 
-def test_group_reset_does_not_create_a_group(desk: Desk) -> None:
-    desk.add("1-0")
-    desk.expect("group_reset", "NOGROUP", reset(desk, "0-0"))
+def test_group_reset_does_not_create_a_group(harness: Harness) -> None:
+    harness.add("1-0")
+    harness.expect("group_reset", "NOGROUP", reset(harness, "0-0"))
 
 
-def test_group_lost_after_reset_returns_to_the_reset_position(busy: Desk) -> None:
+def test_group_lost_after_reset_returns_to_the_reset_position(busy: Harness) -> None:
     busy.expect("group_reset", "OK", reset(busy, "1-0"))
     busy.do("XGROUP", "DESTROY", busy.stream, "hits")
     busy.groups()
     assert busy.fetch() == [b"2-0", b"3-0"]
 
 
-def test_reset_and_delete_leave_other_groups_alone(busy: Desk) -> None:
+def test_reset_and_delete_leave_other_groups_alone(busy: Harness) -> None:
     busy.do("XGROUP", "CREATE", busy.stream, "agents", "1-0")
     busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
     busy.expect("group_delete", "OK", delete(busy, force=True))
@@ -167,15 +167,15 @@ def test_reset_and_delete_leave_other_groups_alone(busy: Desk) -> None:
 
 
 @pytest.fixture
-def full_hands(desk: Desk) -> Desk:
+def full_hands(harness: Harness) -> Harness:
     """Five pending entries, one unread entry, three pending retries."""
-    desk.pending(*(f"{n}-0" for n in range(1, 6)))
-    desk.add("6-0")
-    desk.pending_retry("7-0", "8-0", "9-0")
-    return desk
+    harness.pending(*(f"{n}-0" for n in range(1, 6)))
+    harness.add("6-0")
+    harness.pending_retry("7-0", "8-0", "9-0")
+    return harness
 
 
-def test_group_reset_drops_pending_entries_in_parts(full_hands: Desk) -> None:
+def test_group_reset_drops_pending_entries_in_parts(full_hands: Harness) -> None:
     full_hands.own("t1")
     call = reset(full_hands, "2-0", force=True, limit=2)
 
@@ -195,7 +195,7 @@ def test_group_reset_drops_pending_entries_in_parts(full_hands: Desk) -> None:
     assert full_hands.fetch() == [b"3-0", b"4-0", b"5-0", b"6-0"]
 
 
-def test_group_reset_part_may_be_smaller_than_the_limit(full_hands: Desk) -> None:
+def test_group_reset_part_may_be_smaller_than_the_limit(full_hands: Harness) -> None:
     call = reset(full_hands, "0-0", limit=4, part=1)
     assert full_hands.expect("group_reset", "MORE", call)[2] == 1
     assert full_hands.expect("group_reset", "OK", call)[2] == 4
@@ -206,7 +206,7 @@ def test_group_reset_part_may_be_smaller_than_the_limit(full_hands: Desk) -> Non
     full_hands.expect("group_delete", "OK", call)
 
 
-def test_group_reset_keeps_its_ownership_between_parts(full_hands: Desk) -> None:
+def test_group_reset_keeps_its_ownership_between_parts(full_hands: Harness) -> None:
     epoch = full_hands.own("t1")
     full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "quarantine", "1")
     full_hands.do("HSET", full_hands.fence, "accused", "m:1-0 m:2-0")
@@ -229,7 +229,7 @@ def test_group_reset_keeps_its_ownership_between_parts(full_hands: Desk) -> None
     assert full_hands.state()["fence"] == fence, "one owner all the time"
 
 
-def test_left_in_the_middle_nothing_is_lost(full_hands: Desk) -> None:
+def test_left_in_the_middle_nothing_is_lost(full_hands: Harness) -> None:
     """The next owner handles the remaining entries, and all after the position."""
     full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
     full_hands.do("DEL", full_hands.lease)  # it has expired
@@ -243,12 +243,12 @@ def test_left_in_the_middle_nothing_is_lost(full_hands: Desk) -> None:
     assert full_hands.fetch() == [f"{n}-0".encode() for n in range(1, 7)]
 
 
-def test_group_reset_refuses_a_growing_topic_between_parts(full_hands: Desk) -> None:
+def test_group_reset_refuses_a_growing_topic_between_parts(full_hands: Harness) -> None:
     full_hands.own("t1", owner="topic-grow")
     full_hands.expect("group_reset", "OWNED", reset(full_hands, "0-0", force=True, limit=2))
 
 
-def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Desk) -> None:
+def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Harness) -> None:
     call = reset(full_hands, "0-0", drop=True, limit=3)
 
     assert full_hands.expect("group_reset", "MORE", call) == [b"5-0", b"0-0", 3]
@@ -259,7 +259,7 @@ def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Desk) -> No
     assert positions(full_hands, "retry") == {"hits": ("9-0", {})}
 
 
-def test_group_delete_works_in_parts(full_hands: Desk) -> None:
+def test_group_delete_works_in_parts(full_hands: Harness) -> None:
     full_hands.own("t1")
     full_hands.do("HSET", full_hands.fence, "quarantine", "1", "accused", "m:1-0 m:2-0")
     call = delete(full_hands, force=True, limit=6)
@@ -275,20 +275,20 @@ def test_group_delete_works_in_parts(full_hands: Desk) -> None:
     assert set(full_hands.state()) == {"stream"}
 
 
-def test_group_delete_with_only_retries_works_in_parts(full_hands: Desk) -> None:
+def test_group_delete_with_only_retries_works_in_parts(full_hands: Harness) -> None:
     full_hands.do("XGROUP", "DESTROY", full_hands.stream, "hits")
     call = delete(full_hands, force=True, limit=2)
     full_hands.expect("group_delete", "MORE", call)
     full_hands.expect("group_delete", "OK", call)
 
 
-def test_group_delete_without_force_keeps_pending_entries(full_hands: Desk) -> None:
+def test_group_delete_without_force_keeps_pending_entries(full_hands: Harness) -> None:
     before = full_hands.dump()
     full_hands.expect("group_delete", "UNSETTLED", delete(full_hands, limit=2))
     assert full_hands.dump() == before
 
 
-def test_parts_are_forgotten_when_memory_is_full(full_hands: Desk) -> None:
+def test_parts_are_forgotten_when_memory_is_full(full_hands: Harness) -> None:
     with full_hands.full_memory():
         full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
         full_hands.expect("group_delete", "MORE", delete(full_hands, force=True, limit=2))
@@ -297,7 +297,7 @@ def test_parts_are_forgotten_when_memory_is_full(full_hands: Desk) -> None:
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_group_delete_removes_all_data_of_the_group(busy: Desk) -> None:
+def test_group_delete_removes_all_data_of_the_group(busy: Harness) -> None:
     busy.own("t1")
     busy.add("5-0", stream=busy.dlq)
 
@@ -311,38 +311,38 @@ def test_group_delete_removes_all_data_of_the_group(busy: Desk) -> None:
 
 
 @pytest.mark.fault("F26")
-def test_group_delete_refuses_an_owned_group(desk: Desk) -> None:
-    desk.groups()
-    epoch = desk.own("t1")
-    rest = desk.expect("group_delete", "OWNED", delete(desk))
+def test_group_delete_refuses_an_owned_group(harness: Harness) -> None:
+    harness.groups()
+    epoch = harness.own("t1")
+    rest = harness.expect("group_delete", "OWNED", delete(harness))
     assert rest == [b"west-1", str(epoch).encode()]
 
 
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("kind", ["pending", "retry pending", "delayed", "retry unread"])
-def test_group_delete_refuses_unsettled_entries(desk: Desk, kind: str) -> None:
-    desk.groups()
+def test_group_delete_refuses_unsettled_entries(harness: Harness, kind: str) -> None:
+    harness.groups()
     if kind == "pending":
-        desk.pending("1-0")
+        harness.pending("1-0")
     elif kind == "delayed":
-        desk.do("ZADD", desk.delayed, 1, "m:1-0")
+        harness.do("ZADD", harness.delayed, 1, "m:1-0")
     elif kind == "retry pending":
-        desk.pending_retry("1-0")
+        harness.pending_retry("1-0")
     else:
-        desk.add("1-0", stream=desk.retry)
+        harness.add("1-0", stream=harness.retry)
 
-    rest = desk.expect("group_delete", "UNSETTLED", delete(desk))
+    rest = harness.expect("group_delete", "UNSETTLED", delete(harness))
 
     assert rest == [int("pending" in kind), int(kind == "delayed"), int(kind == "retry unread")]
 
 
-def test_unread_messages_do_not_hold_a_group(desk: Desk) -> None:
-    desk.groups()
-    desk.add("1-0")
-    desk.expect("group_delete", "OK", delete(desk))
+def test_unread_messages_do_not_hold_a_group(harness: Harness) -> None:
+    harness.groups()
+    harness.add("1-0")
+    harness.expect("group_delete", "OK", delete(harness))
 
 
-def test_repeated_there_is_nothing_left_to_do(busy: Desk) -> None:
+def test_repeated_there_is_nothing_left_to_do(busy: Harness) -> None:
     busy.expect("group_delete", "OK", delete(busy, force=True))
     before = busy.dump()
     busy.expect("group_delete", "OK", delete(busy))

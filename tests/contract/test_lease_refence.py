@@ -8,32 +8,32 @@ from streamqd.errors import ContractError
 from streamqd.model import ENTRIES_MAX
 from streamqd.store import leases
 from streamqd.store.scripts import Call, Reply
-from tests.contract.desk import OWNER, TTL, Desk, Stream
+from tests.contract.harness import OWNER, TTL, Harness, Stream
 from tests.contract.lease_answers import Holder, Refenced
 
 
 def refence(
-    desk: Desk,
+    harness: Harness,
     old: str = "t1",
     new: str = "t2",
     charged: bytes | None = None,
     context: bytes = b"",
     done: list[bytes] | None = None,
 ) -> Call:
-    return leases.refence(desk.keys, desk.leased(old), new, TTL, charged, context, done or [])
+    return leases.refence(harness.keys, harness.leased(old), new, TTL, charged, context, done or [])
 
 
-def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
-    epoch = desk.own("t1")
-    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
-    before = desk.state()
-    with desk.instant() as now:
-        rest = desk.expect("lease_refence", "OK", refence(desk))
+def test_replaces_the_token_and_the_lease(harness: Harness) -> None:
+    epoch = harness.own("t1")
+    harness.do("HSET", harness.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
+    before = harness.state()
+    with harness.instant() as now:
+        rest = harness.expect("lease_refence", "OK", refence(harness))
     refenced = Refenced.parse(Reply("OK", rest))
     assert refenced.epoch > epoch
     assert refenced.crashes == 0
     number = rest[0]
-    changed = desk.changes(before)
+    changed = harness.changes(before)
     assert now == changed["fence"].pop("since")
     assert changed == {
         "fence": {"token": b"t2", "epoch": number, "owner": OWNER.encode(), "quarantine": b"1"},
@@ -42,19 +42,19 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
 
 
 @pytest.mark.fault("F2")
-def test_lease_refence_acknowledges_and_charges_in_one_step(desk: Desk) -> None:
+def test_lease_refence_acknowledges_and_charges_in_one_step(harness: Harness) -> None:
     """T3, T4: finished entries are acknowledged, and the running one is charged once."""
-    main = desk.pending("1-0", "2-0", "3-0")
-    retried = desk.pending_retry("1-0", "2-0")
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, "m:1-0:c", "1", "m:1-0:f", "2", "m:1-0:last", "x")
-    desk.do("HSET", desk.attempts, "m:2-0:c", "1")
-    before = desk.state()
+    main = harness.pending("1-0", "2-0", "3-0")
+    retried = harness.pending_retry("1-0", "2-0")
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, "m:1-0:c", "1", "m:1-0:f", "2", "m:1-0:last", "x")
+    harness.do("HSET", harness.attempts, "m:2-0:c", "1")
+    before = harness.state()
     context = b"signal 9 \x00\xff"
-    call = refence(desk, charged=main[1], context=context, done=[main[0], retried[1]])
-    rest = desk.expect("lease_refence", "OK", call)
+    call = refence(harness, charged=main[1], context=context, done=[main[0], retried[1]])
+    rest = harness.expect("lease_refence", "OK", call)
     assert Refenced.parse(Reply("OK", rest)).crashes == 2
-    changed = desk.changes(before)
+    changed = harness.changes(before)
     assert sorted(changed) == ["attempts", "fence", "lease", "retry", "stream"]
     assert changed["attempts"] == {"m:2-0:c": b"2", "m:2-0:last": context}
     waiting = {"2-0": "w", "3-0": "w"}
@@ -63,105 +63,107 @@ def test_lease_refence_acknowledges_and_charges_in_one_step(desk: Desk) -> None:
 
 
 @pytest.mark.fault("F12")
-def test_lease_refence_repeated_changes_nothing(desk: Desk) -> None:
-    main = desk.pending("1-0", "2-0")
-    desk.own("t1")
-    call = refence(desk, charged=main[1], context=b"signal 9", done=[main[0]])
-    rest = desk.expect("lease_refence", "OK", call)
-    before = desk.dump()
-    assert desk.expect("lease_refence", "OK", call) == rest
-    assert desk.dump() == before
+def test_lease_refence_repeated_changes_nothing(harness: Harness) -> None:
+    main = harness.pending("1-0", "2-0")
+    harness.own("t1")
+    call = refence(harness, charged=main[1], context=b"signal 9", done=[main[0]])
+    rest = harness.expect("lease_refence", "OK", call)
+    before = harness.dump()
+    assert harness.expect("lease_refence", "OK", call) == rest
+    assert harness.dump() == before
 
 
-def test_lease_refence_does_not_charge_settled_entries(desk: Desk) -> None:
-    main = desk.pending("1-0")
-    desk.own("t1")
-    desk.do("XACK", desk.stream, desk.unit.group, "1-0")
-    call = refence(desk, charged=main[0], context=b"signal 9")
-    assert desk.expect("lease_refence", "OK", call)[1] == 0
-    assert "attempts" not in desk.state()
+def test_lease_refence_does_not_charge_settled_entries(harness: Harness) -> None:
+    main = harness.pending("1-0")
+    harness.own("t1")
+    harness.do("XACK", harness.stream, harness.unit.group, "1-0")
+    call = refence(harness, charged=main[0], context=b"signal 9")
+    assert harness.expect("lease_refence", "OK", call)[1] == 0
+    assert "attempts" not in harness.state()
 
 
-def test_lease_refence_works_without_the_group(desk: Desk) -> None:
+def test_lease_refence_works_without_the_group(harness: Harness) -> None:
     """A deleted stream or group must not leave a unit without a worker."""
-    desk.own("t1")
-    call = refence(desk, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
-    assert desk.expect("lease_refence", "OK", call)[1] == 0
-    assert sorted(desk.state()) == ["fence", "lease"]
+    harness.own("t1")
+    call = refence(harness, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
+    assert harness.expect("lease_refence", "OK", call)[1] == 0
+    assert sorted(harness.state()) == ["fence", "lease"]
 
 
-def test_sets_an_expired_lease(desk: Desk) -> None:
-    desk.own("t1")
-    desk.do("DEL", desk.lease)
-    desk.expect("lease_refence", "OK", refence(desk))
-    assert desk.state()["lease"] == b"t2"
-    assert 0 < desk.do("PTTL", desk.lease) <= TTL * 1000
+def test_sets_an_expired_lease(harness: Harness) -> None:
+    harness.own("t1")
+    harness.do("DEL", harness.lease)
+    harness.expect("lease_refence", "OK", refence(harness))
+    assert harness.state()["lease"] == b"t2"
+    assert 0 < harness.do("PTTL", harness.lease) <= TTL * 1000
 
 
-def test_lease_refence_refuses_a_third_token(desk: Desk) -> None:
-    main = desk.pending("1-0")
-    epoch = desk.own("t9", owner="east-1")
-    call = refence(desk, charged=main[0], context=b"signal 9", done=main)
-    rest = desk.expect("lease_refence", "FENCED", call)
+def test_lease_refence_refuses_a_third_token(harness: Harness) -> None:
+    main = harness.pending("1-0")
+    epoch = harness.own("t9", owner="east-1")
+    call = refence(harness, charged=main[0], context=b"signal 9", done=main)
+    rest = harness.expect("lease_refence", "FENCED", call)
     assert Holder.parse(Reply("FENCED", rest)) == (epoch, "east-1")
 
 
-def test_lease_refence_refuses_a_released_unit(desk: Desk) -> None:
-    epoch = desk.own("t1")
-    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
-    assert desk.expect("lease_refence", "FENCED", refence(desk)) == [str(epoch).encode(), b""]
+def test_lease_refence_refuses_a_released_unit(harness: Harness) -> None:
+    epoch = harness.own("t1")
+    harness.link.run(leases.release(harness.keys, harness.leased("t1")))
+    assert harness.expect("lease_refence", "FENCED", refence(harness)) == [str(epoch).encode(), b""]
 
 
-def test_lease_refence_accepts_many_places(desk: Desk) -> None:
-    main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
-    desk.own("t1")
-    desk.expect("lease_refence", "OK", refence(desk, done=main))
-    assert desk.state()["stream"].groups == {"hits": ("512-0", {})}
+def test_lease_refence_accepts_many_places(harness: Harness) -> None:
+    main = harness.pending(*(f"{n}-0" for n in range(1, 513)))
+    harness.own("t1")
+    harness.expect("lease_refence", "OK", refence(harness, done=main))
+    assert harness.state()["stream"].groups == {"hits": ("512-0", {})}
 
 
 @pytest.mark.parametrize("others", [0, 1, 600])
-def test_lease_refence_deletes_counters_of_done_entries_only(desk: Desk, others: int) -> None:
+def test_lease_refence_deletes_counters_of_done_entries_only(harness: Harness, others: int) -> None:
     """Small and large hashes are traversed in different ways."""
-    main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
-    desk.own("t1")
+    main = harness.pending(*(f"{n}-0" for n in range(1, 513)))
+    harness.own("t1")
     for place in main[:200]:
         for kind in ("c", "f", "due", "last"):
-            desk.do("HSET", desk.attempts, place + f":{kind}".encode(), "1")
+            harness.do("HSET", harness.attempts, place + f":{kind}".encode(), "1")
     kept = {f"m:{n}-9:c": b"2" for n in range(1, others + 1)}
     for field, value in kept.items():
-        desk.do("HSET", desk.attempts, field, value)
-    desk.expect("lease_refence", "OK", refence(desk, done=main))
-    assert desk.state().get("attempts") == (kept or None)
+        harness.do("HSET", harness.attempts, field, value)
+    harness.expect("lease_refence", "OK", refence(harness, done=main))
+    assert harness.state().get("attempts") == (kept or None)
 
 
-def test_few_counters_among_many_places(desk: Desk) -> None:
-    main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
-    desk.own("t1")
+def test_few_counters_among_many_places(harness: Harness) -> None:
+    main = harness.pending(*(f"{n}-0" for n in range(1, 513)))
+    harness.own("t1")
     for field in (b"m:512-0:f", b"m:1-0:last", b"m:600-0:c"):
-        desk.do("HSET", desk.attempts, field, "1")
-    desk.expect("lease_refence", "OK", refence(desk, done=main))
-    assert desk.state()["attempts"] == {"m:600-0:c": b"1"}
+        harness.do("HSET", harness.attempts, field, "1")
+    harness.expect("lease_refence", "OK", refence(harness, done=main))
+    assert harness.state()["attempts"] == {"m:600-0:c": b"1"}
 
 
-def test_lease_refence_refuses_an_invalid_place(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
-    assert "not a place" in str(desk.expect_error("ERR", refence(desk, done=[b"m:1-0", b"1-0"])))
-    assert "not a place" in str(desk.expect_error("ERR", refence(desk, charged=b"x:1-0")))
+def test_lease_refence_refuses_an_invalid_place(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
+    assert "not a place" in str(
+        harness.expect_error("ERR", refence(harness, done=[b"m:1-0", b"1-0"]))
+    )
+    assert "not a place" in str(harness.expect_error("ERR", refence(harness, charged=b"x:1-0")))
 
 
-def test_lease_refence_acknowledges_a_full_table_in_one_call(desk: Desk) -> None:
+def test_lease_refence_acknowledges_a_full_table_in_one_call(harness: Harness) -> None:
     """B1: one call takes as many entries as one worker can hold, counters included."""
     ids = [f"{number}-0" for number in range(1, ENTRIES_MAX + 1)]
-    done = desk.pending(*ids)
-    desk.own("t1")
+    done = harness.pending(*ids)
+    harness.own("t1")
     for at in range(0, ENTRIES_MAX, 2):
-        desk.do("HSET", desk.attempts, f"m:{ids[at]}:c", "1", f"m:{ids[at]}:f", "2")
-    desk.expect("lease_refence", "OK", refence(desk, done=done))
-    assert desk.do("XPENDING", desk.stream, desk.unit.group)[0] == 0
-    assert desk.do("EXISTS", desk.attempts) == 0
+        harness.do("HSET", harness.attempts, f"m:{ids[at]}:c", "1", f"m:{ids[at]}:f", "2")
+    harness.expect("lease_refence", "OK", refence(harness, done=done))
+    assert harness.do("XPENDING", harness.stream, harness.unit.group)[0] == 0
+    assert harness.do("EXISTS", harness.attempts) == 0
 
 
-def test_refuses_more_places_than_a_worker_can_hold(desk: Desk) -> None:
+def test_refuses_more_places_than_a_worker_can_hold(harness: Harness) -> None:
     with pytest.raises(ContractError, match=f"{ENTRIES_MAX + 1} places"):
-        refence(desk, done=[b"m:1-0"] * (ENTRIES_MAX + 1))
+        refence(harness, done=[b"m:1-0"] * (ENTRIES_MAX + 1))

@@ -10,11 +10,11 @@ from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.messages import PendingEntry, Recovered
 from streamqd.store.scripts import Call, Reply
-from tests.contract.desk import TTL, Desk
+from tests.contract.harness import TTL, Harness
 
 
 def recover(
-    desk: Desk,
+    harness: Harness,
     *,
     token: str = "t1",
     session: str = "s1",
@@ -22,34 +22,34 @@ def recover(
     after: tuple[str, str] = ("", ""),
     count: int = 10,
 ) -> Call:
-    return messages.recover(desk.keys, desk.leased(token), session, first, *after, count)
+    return messages.recover(harness.keys, harness.leased(token), session, first, *after, count)
 
 
-def test_opens_a_session_and_lists_nothing(desk: Desk) -> None:
-    desk.groups()
-    desk.own("t1")
-    before = desk.state()
-    rest = desk.expect("message_recover", "OK", recover(desk))
+def test_opens_a_session_and_lists_nothing(harness: Harness) -> None:
+    harness.groups()
+    harness.own("t1")
+    before = harness.state()
+    rest = harness.expect("message_recover", "OK", recover(harness))
     assert Recovered.parse(Reply("OK", rest)) == (
         *(False, b"0-0", b"0-0", [], []),
         *(False, False, frozenset(), []),
     )
-    assert desk.changes(before) == {"fence": {**before["fence"], "session": b"s1"}}
+    assert harness.changes(before) == {"fence": {**before["fence"], "session": b"s1"}}
 
 
-def test_message_recover_lists_bodies_and_counters(desk: Desk) -> None:
-    desk.groups()
-    desk.add("1-0", "payload", b"\x00\xff\r\n")
-    desk.add("1-0", "payload", "retried", "retryCount", "2", stream=desk.retry)
-    desk.add("2-0")
-    desk.fetch()
-    desk.fetch(stream=desk.retry)
-    desk.add("3-0")
-    desk.own("t1")
-    desk.do("HSET", desk.fence, "quarantine", "1")
-    desk.do("HSET", desk.attempts, "m:1-0:c", "2", "m:1-0:f", "3", "m:1-0:last", b"\xff")
-    desk.do("HSET", desk.attempts, "r:1-0:c", "1")
-    rest = desk.expect("message_recover", "OK", recover(desk))
+def test_message_recover_lists_bodies_and_counters(harness: Harness) -> None:
+    harness.groups()
+    harness.add("1-0", "payload", b"\x00\xff\r\n")
+    harness.add("1-0", "payload", "retried", "retryCount", "2", stream=harness.retry)
+    harness.add("2-0")
+    harness.fetch()
+    harness.fetch(stream=harness.retry)
+    harness.add("3-0")
+    harness.own("t1")
+    harness.do("HSET", harness.fence, "quarantine", "1")
+    harness.do("HSET", harness.attempts, "m:1-0:c", "2", "m:1-0:f", "3", "m:1-0:last", b"\xff")
+    harness.do("HSET", harness.attempts, "r:1-0:c", "1")
+    rest = harness.expect("message_recover", "OK", recover(harness))
     assert Recovered.parse(Reply("OK", rest)) == Recovered(
         quarantine=True,
         last_main=b"2-0",
@@ -62,15 +62,15 @@ def test_message_recover_lists_bodies_and_counters(desk: Desk) -> None:
     )
 
 
-def test_message_recover_works_in_pages(desk: Desk) -> None:
-    desk.pending(*(f"{n}-0" for n in range(1, 6)))
-    desk.pending_retry("1-0", "2-0")
-    desk.own("t1")
+def test_message_recover_works_in_pages(harness: Harness) -> None:
+    harness.pending(*(f"{n}-0" for n in range(1, 6)))
+    harness.pending_retry("1-0", "2-0")
+    harness.own("t1")
     seen: list[list[bytes]] = []
     after = ("", "")
     while True:
-        call = recover(desk, first=not seen, after=after, count=2)
-        page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
+        call = recover(harness, first=not seen, after=after, count=2)
+        page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", call)))
         seen.append([entry.id for entry in (*page.main, *page.retry)])
         if not page.main and not page.retry:
             break
@@ -81,80 +81,80 @@ def test_message_recover_works_in_pages(desk: Desk) -> None:
     assert seen == [[b"1-0", b"2-0", b"1-0", b"2-0"], [b"3-0", b"4-0"], [b"5-0"], []]
 
 
-def test_later_pages_write_nothing(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
-    desk.expect("message_recover", "OK", recover(desk))
-    before = desk.dump()
-    desk.expect("message_recover", "OK", recover(desk, first=False, session="s2"))
-    assert desk.dump() == before
+def test_later_pages_write_nothing(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
+    harness.expect("message_recover", "OK", recover(harness))
+    before = harness.dump()
+    harness.expect("message_recover", "OK", recover(harness, first=False, session="s2"))
+    assert harness.dump() == before
 
 
-def test_message_recover_repeated_returns_the_same(desk: Desk) -> None:
-    desk.pending("1-0", "2-0")
-    desk.own("t1")
-    rest = desk.expect("message_recover", "OK", recover(desk))
-    before = desk.dump()
-    assert desk.expect("message_recover", "OK", recover(desk)) == rest
-    assert desk.dump() == before
+def test_message_recover_repeated_returns_the_same(harness: Harness) -> None:
+    harness.pending("1-0", "2-0")
+    harness.own("t1")
+    rest = harness.expect("message_recover", "OK", recover(harness))
+    before = harness.dump()
+    assert harness.expect("message_recover", "OK", recover(harness)) == rest
+    assert harness.dump() == before
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_message_recover_flags_entries_without_a_body(desk: Desk, how: str) -> None:
-    desk.pending("1-0", "2-0")
+def test_message_recover_flags_entries_without_a_body(harness: Harness, how: str) -> None:
+    harness.pending("1-0", "2-0")
     if how == "trimmed":
-        desk.do("XTRIM", desk.stream, "MINID", "2-0")
+        harness.do("XTRIM", harness.stream, "MINID", "2-0")
     else:
-        desk.do("XDEL", desk.stream, "1-0")
-    desk.own("t1")
-    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", recover(desk))))
+        harness.do("XDEL", harness.stream, "1-0")
+    harness.own("t1")
+    page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", recover(harness))))
     assert [(entry.id, entry.fields is None) for entry in page.main] == [
         (b"1-0", True),
         (b"2-0", False),
     ]
 
 
-def test_message_recover_ignores_entries_of_other_clients(desk: Desk) -> None:
-    desk.groups()
-    desk.add("1-0")
-    desk.add("2-0")
-    desk.fetch(count=1, consumer="foreign")
-    desk.fetch()
-    desk.own("t1")
-    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", recover(desk))))
+def test_message_recover_ignores_entries_of_other_clients(harness: Harness) -> None:
+    harness.groups()
+    harness.add("1-0")
+    harness.add("2-0")
+    harness.fetch(count=1, consumer="foreign")
+    harness.fetch()
+    harness.own("t1")
+    page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", recover(harness))))
     assert [entry.id for entry in page.main] == [b"2-0"]
 
 
-def test_message_recover_refuses_a_superseded_token(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
-    desk.expect("message_recover", "FENCED", recover(desk))
-    desk.expect("message_recover", "OK", recover(desk, token="t2"))
+def test_message_recover_refuses_a_superseded_token(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
+    harness.link.run(leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", []))
+    harness.expect("message_recover", "FENCED", recover(harness))
+    harness.expect("message_recover", "OK", recover(harness, token="t2"))
 
 
 @pytest.mark.parametrize("lost", ["stream", "retry"])
-def test_message_recover_reports_a_missing_group(desk: Desk, lost: str) -> None:
-    desk.groups()
-    desk.own("t1")
-    desk.do("XGROUP", "DESTROY", getattr(desk, lost), desk.unit.group)
-    desk.expect_error("NOGROUP", recover(desk))
-    desk.do("DEL", getattr(desk, lost))
-    desk.expect_error("NOGROUP", recover(desk))
+def test_message_recover_reports_a_missing_group(harness: Harness, lost: str) -> None:
+    harness.groups()
+    harness.own("t1")
+    harness.do("XGROUP", "DESTROY", getattr(harness, lost), harness.unit.group)
+    harness.expect_error("NOGROUP", recover(harness))
+    harness.do("DEL", getattr(harness, lost))
+    harness.expect_error("NOGROUP", recover(harness))
 
 
 def test_earlier_fetch_is_refused_or_listed_by_recover(
-    desk: Desk, new_link: Callable[..., Connection]
+    harness: Harness, new_link: Callable[..., Connection]
 ) -> None:
     """T1: a read that executes late, after the listing, delivers nothing unnoticed."""
-    desk.groups()
-    desk.add("1-0")
-    desk.own("t1")
+    harness.groups()
+    harness.add("1-0")
+    harness.own("t1")
     earlier = new_link()
-    earlier.execute("WATCH", desk.fence)
-    assert earlier.execute("HGET", desk.fence, "token") == b"t1"
-    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", recover(desk))))
+    earlier.execute("WATCH", harness.fence)
+    assert earlier.execute("HGET", harness.fence, "token") == b"t1"
+    page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", recover(harness))))
     assert page.main == []
-    read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 5, "STREAMS", desk.stream, ">")
+    read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 5, "STREAMS", harness.stream, ">")
     assert earlier.pipeline([("MULTI",), read, ("EXEC",)])[2] is None
-    assert desk.state()["stream"].groups == {"hits": ("0-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("0-0", {})}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from streamqd.store import scripts
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.contract.play import Play
 
 SEEDS = range(12)
@@ -28,15 +28,15 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_scripts_agree_with_the_model(desk: Desk, seed: int) -> None:
-    Play(desk, seed).run(STEPS)
+def test_scripts_agree_with_the_model(harness: Harness, seed: int) -> None:
+    Play(harness, seed).run(STEPS)
 
 
 @pytest.mark.slow
-def test_model_sequences_reach_every_reply(desk: Desk) -> None:
+def test_model_sequences_reach_every_reply(harness: Harness) -> None:
     met: Counter[str] = Counter()
     for seed in SEEDS:
-        play = Play(desk, seed)
+        play = Play(harness, seed)
         play.run(STEPS)
         met += play.met
     assert {answer for answer, times in met.items() if times >= 5} >= ANSWERS
@@ -114,7 +114,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda text: text.replace(" ", "-"))
 def test_model_detects_each_mutation(
-    desk: Desk, mutation: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, mutation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, old, new = MUTATIONS[mutation]
     script = scripts.get(name)
@@ -126,7 +126,7 @@ def test_model_detects_each_mutation(
 
     def hunt() -> None:
         for seed in SEEDS:
-            Play(desk, seed).run(STEPS)
+            Play(harness, seed).run(STEPS)
 
     with pytest.raises((AssertionError, KeyError, StopIteration)):
         hunt()

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from streamqd.store import leases, messages
-from tests.contract.desk import TTL, Desk
+from tests.contract.harness import TTL, Harness
 
 WHY = {b"group": b"hits", b"reason": b"attempts"}
 
 
-def test_dead_letters_are_never_trimmed(desk: Desk) -> None:
+def test_dead_letters_are_never_trimmed(harness: Harness) -> None:
     """T9: only a purge or a replay removes one."""
-    desk.groups()
-    desk.own("t1")
+    harness.groups()
+    harness.own("t1")
     total, batch = 2560, 256
     for first in range(0, total, batch):
         numbers = range(first + 1, first + batch + 1)
-        adds = [("XADD", desk.stream, f"{number}-0", "payload", "x") for number in numbers]
-        desk.link.pipeline(adds)
-        ids = desk.fetch(batch)
+        adds = [("XADD", harness.stream, f"{number}-0", "payload", "x") for number in numbers]
+        harness.link.pipeline(adds)
+        ids = harness.fetch(batch)
         items = [(b"m:" + entry_id, WHY) for entry_id in ids]
-        call = messages.dead(desk.keys, desk.leased("t1"), items)
-        desk.link.run(call)
-    assert desk.do("XLEN", desk.dlq) == total
+        call = messages.dead(harness.keys, harness.leased("t1"), items)
+        harness.link.run(call)
+    assert harness.do("XLEN", harness.dlq) == total
 
 
-def test_death_charges_one_of_many_pending_messages(desk: Desk) -> None:
-    places = desk.pending("1-0", "2-0", "3-0")
-    retried = desk.pending_retry("1-0")
-    desk.own("t1")
-    call = leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, places[1], b"{}", retried)
-    desk.expect("lease_refence", "OK", call)
-    assert desk.state()["attempts"] == {"m:2-0:c": b"1", "m:2-0:last": b"{}"}
+def test_death_charges_one_of_many_pending_messages(harness: Harness) -> None:
+    places = harness.pending("1-0", "2-0", "3-0")
+    retried = harness.pending_retry("1-0")
+    harness.own("t1")
+    call = leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, places[1], b"{}", retried)
+    harness.expect("lease_refence", "OK", call)
+    assert harness.state()["attempts"] == {"m:2-0:c": b"1", "m:2-0:last": b"{}"}

@@ -13,7 +13,7 @@ import pytest
 
 from streamqd.store import retention
 from streamqd.store.retention import Trimmed
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.contract.scenarios import trim_all
 
 STEPS = 60
@@ -23,8 +23,8 @@ GROUPS = ("hits", "audit", "mail")
 class History:
     """One partition, the unsettled entries of its groups, and all entries ever written."""
 
-    def __init__(self, desk: Desk, chance: random.Random) -> None:
-        self.desk = desk
+    def __init__(self, harness: Harness, chance: random.Random) -> None:
+        self.harness = harness
         self.chance = chance
         self.written: list[str] = []
         self.needed: dict[str, set[str]] = {}
@@ -36,7 +36,9 @@ class History:
         size = self.chance.choice([1, 50, 3000])
         first = len(self.written) + 1
         ids = [f"{1_000 * number}-{number % 3}" for number in range(first, first + count)]
-        self.desk.link.pipeline([("XADD", self.desk.stream, i, "payload", "x" * size) for i in ids])
+        self.harness.link.pipeline(
+            [("XADD", self.harness.stream, i, "payload", "x" * size) for i in ids]
+        )
         self.written += ids
         for needed in self.needed.values():
             needed |= {*ids}
@@ -46,24 +48,24 @@ class History:
         if name in self.needed:
             return
         if name == "hits":
-            self.desk.groups()
+            self.harness.groups()
         else:
-            self.desk.do("XGROUP", "CREATE", self.desk.stream, name, "0", "MKSTREAM")
-        rows = self.desk.do("XRANGE", self.desk.stream, "-", "+")
-        at = self.desk.read_stream(self.desk.stream).groups[name][0]
+            self.harness.do("XGROUP", "CREATE", self.harness.stream, name, "0", "MKSTREAM")
+        rows = self.harness.do("XRANGE", self.harness.stream, "-", "+")
+        at = self.harness.read_stream(self.harness.stream).groups[name][0]
         mark = self.order(at)
         self.needed[name] = {i.decode() for i, _ in rows if self.order(i.decode()) > mark}
 
     def leave(self) -> None:
         if len(self.needed) > 1:
             name = self.chance.choice(sorted(self.needed))
-            self.desk.do("XGROUP", "DESTROY", self.desk.stream, name)
+            self.harness.do("XGROUP", "DESTROY", self.harness.stream, name)
             del self.needed[name]
 
     def read(self) -> None:
         for name in self.needed:
             count = self.chance.randrange(1, 200)
-            self.desk.do(
+            self.harness.do(
                 *(
                     "XREADGROUP",
                     "GROUP",
@@ -72,7 +74,7 @@ class History:
                     "COUNT",
                     count,
                     "STREAMS",
-                    self.desk.stream,
+                    self.harness.stream,
                     ">",
                 )
             )
@@ -80,18 +82,18 @@ class History:
     def settle(self) -> None:
         """Acknowledge some entries in any order, sometimes nearly all."""
         for name, needed in self.needed.items():
-            rows = self.desk.do("XPENDING", self.desk.stream, name, "-", "+", 10_000)
+            rows = self.harness.do("XPENDING", self.harness.stream, name, "-", "+", 10_000)
             pending = [row[0].decode() for row in rows]
             share = self.chance.choice([0.1, 0.9, 1.0])
             done = [each for each in pending if self.chance.random() < share]
             if done:
-                self.desk.do("XACK", self.desk.stream, name, *done)
+                self.harness.do("XACK", self.harness.stream, name, *done)
                 needed -= {*done}
 
     def archive(self) -> None:
         if self.archived < len(self.written):
             self.archived = self.chance.randrange(self.archived, len(self.written)) + 1
-            self.desk.do("HSET", self.desk.trim, "archived", self.written[self.archived - 1])
+            self.harness.do("HSET", self.harness.trim, "archived", self.written[self.archived - 1])
 
     def trim(self) -> None:
         chance, total = self.chance, len(self.written)
@@ -105,8 +107,8 @@ class History:
             "limit": chance.choice([1, 100, 1_000, 10_000]),
             "expected": [],
         }
-        reply = self.desk.link.run(trim_all(self.desk, **asked))
-        kept = {i.decode() for i, _ in self.desk.do("XRANGE", self.desk.stream, "-", "+")}
+        reply = self.harness.link.run(trim_all(self.harness, **asked))
+        kept = {i.decode() for i, _ in self.harness.do("XRANGE", self.harness.stream, "-", "+")}
         for name, needed in self.needed.items():
             assert needed <= kept, f"{name} lost {sorted(needed - kept)[:3]} by {asked}"
         if asked["archive"]:
@@ -118,7 +120,7 @@ class History:
 
     def look(self, trimmed: Trimmed, kept: set[str]) -> None:
         """Check the answer and the record against the stream."""
-        record = self.desk.state()["trim"]
+        record = self.harness.state()["trim"]
         ordered = sorted(kept, key=self.order)
         assert int(record["size"]) == len(kept)
         if ordered:
@@ -134,8 +136,8 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_retention_never_removes_a_needed_entry(desk: Desk, seed: int) -> None:
-    history = History(desk, random.Random(seed))
+def test_retention_never_removes_a_needed_entry(harness: Harness, seed: int) -> None:
+    history = History(harness, random.Random(seed))
     history.join()
     acts = [history.write, history.read, history.settle, history.trim]
     rare = [history.join, history.leave, history.archive]
@@ -143,21 +145,21 @@ def test_retention_never_removes_a_needed_entry(desk: Desk, seed: int) -> None:
         history.chance.choice(acts if history.chance.random() < 0.85 else rare)()
     assert len(history.written) > 500
     # When everything is settled, nothing is left.
-    desk.do("HSET", desk.trim, "archived", history.written[-1])
+    harness.do("HSET", harness.trim, "archived", history.written[-1])
     for name in history.needed:
-        desk.do("XGROUP", "SETID", desk.stream, name, "$")
-        rows = desk.do("XPENDING", desk.stream, name, "-", "+", 10_000)
+        harness.do("XGROUP", "SETID", harness.stream, name, "$")
+        rows = harness.do("XPENDING", harness.stream, name, "-", "+", 10_000)
         if rows:
-            desk.do("XACK", desk.stream, name, *(row[0] for row in rows))
-    while Trimmed.parse(desk.link.run(trim_all(desk, expected=[], limit=10_000))).removed:
+            harness.do("XACK", harness.stream, name, *(row[0] for row in rows))
+    while Trimmed.parse(harness.link.run(trim_all(harness, expected=[], limit=10_000))).removed:
         pass
-    assert desk.do("XLEN", desk.stream) == 0
+    assert harness.do("XLEN", harness.stream) == 0
 
 
-def test_drop_settles_only_its_dropped_entries(desk: Desk) -> None:
+def test_drop_settles_only_its_dropped_entries(harness: Harness) -> None:
     """Entries that are still in the partition stay pending."""
     chance = random.Random(7)
-    history = History(desk, chance)
+    history = History(harness, chance)
     history.join()
     while "hits" not in history.needed:
         history.join()
@@ -166,9 +168,9 @@ def test_drop_settles_only_its_dropped_entries(desk: Desk) -> None:
         history.read()
         history.settle()
     kept_from = chance.randrange(1, len(history.written))
-    desk.do("XTRIM", desk.stream, "MINID", "=", history.written[kept_from])
-    before = {row[0] for row in desk.do("XPENDING", desk.stream, "hits", "-", "+", 10_000)}
-    desk.link.run(retention.settle_missing(desk.keys, desk.unit, 5_000))
-    after = {row[0] for row in desk.do("XPENDING", desk.stream, "hits", "-", "+", 10_000)}
+    harness.do("XTRIM", harness.stream, "MINID", "=", history.written[kept_from])
+    before = {row[0] for row in harness.do("XPENDING", harness.stream, "hits", "-", "+", 10_000)}
+    harness.link.run(retention.settle_missing(harness.keys, harness.unit, 5_000))
+    after = {row[0] for row in harness.do("XPENDING", harness.stream, "hits", "-", "+", 10_000)}
     there = {each.encode() for each in history.written[kept_from:]}
     assert after == before & there

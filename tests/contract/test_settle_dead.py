@@ -9,26 +9,28 @@ from streamqd.model import Lease
 from streamqd.store import leases, messages
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
-from tests.contract.desk import TTL, UNIT, Desk, Stream
+from tests.contract.harness import TTL, UNIT, Harness, Stream
 
 WHY = {b"originalId": b"1-0", b"group": b"hits", b"reason": b"attempts", b"errorClass": b"E"}
 WHY_TEXT = {name.decode(): value for name, value in WHY.items()}
 
 
-def dead(desk: Desk, *items: tuple[bytes, dict[bytes, bytes]], adjacent: bool = False) -> Call:
-    return messages.dead(desk.keys, desk.leased("t1"), items, adjacent=adjacent)
+def dead(
+    harness: Harness, *items: tuple[bytes, dict[bytes, bytes]], adjacent: bool = False
+) -> Call:
+    return messages.dead(harness.keys, harness.leased("t1"), items, adjacent=adjacent)
 
 
-def test_settle_dead_writes_a_dead_letter(desk: Desk) -> None:
-    desk.groups()
-    desk.add("1-0", "payload", b"\x00\xff\r\n", "key", "k", "reason", "forged", "failedAt", "0")
-    desk.fetch()
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, "m:1-0:c", 3, "m:1-0:last", "x")
-    before = desk.state()
-    with desk.instant() as now:
-        settled = desk.expect_entries("settle_dead", ["MOVED"], dead(desk, (b"m:1-0", WHY)))
-    changed = desk.changes(before)
+def test_settle_dead_writes_a_dead_letter(harness: Harness) -> None:
+    harness.groups()
+    harness.add("1-0", "payload", b"\x00\xff\r\n", "key", "k", "reason", "forged", "failedAt", "0")
+    harness.fetch()
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, "m:1-0:c", 3, "m:1-0:last", "x")
+    before = harness.state()
+    with harness.instant() as now:
+        settled = harness.expect_entries("settle_dead", ["MOVED"], dead(harness, (b"m:1-0", WHY)))
+    changed = harness.changes(before)
     letter_id = settled.letters[0].decode()
     letter = changed["dlq"].entries[letter_id]
     assert now == letter.pop("failedAt")
@@ -39,14 +41,16 @@ def test_settle_dead_writes_a_dead_letter(desk: Desk) -> None:
     }
 
 
-def test_settle_dead_takes_entries_of_both_streams(desk: Desk) -> None:
+def test_settle_dead_takes_entries_of_both_streams(harness: Harness) -> None:
     """T6: equal ids of the two streams are two dead letters."""
-    desk.pending("1-0", "2-0")
-    desk.pending_retry("1-0")
-    desk.own("t1")
+    harness.pending("1-0", "2-0")
+    harness.pending_retry("1-0")
+    harness.own("t1")
     items = [(b"m:1-0", WHY), (b"m:9-0", WHY), (b"r:1-0", WHY)]
-    settled = desk.expect_entries("settle_dead", ["MOVED", "GONE", "MOVED"], dead(desk, *items))
-    letters = desk.state()["dlq"].entries
+    settled = harness.expect_entries(
+        "settle_dead", ["MOVED", "GONE", "MOVED"], dead(harness, *items)
+    )
+    letters = harness.state()["dlq"].entries
     assert [letters[letter.decode()]["payload"] for letter in settled.letters if letter] == [
         b"body of 1-0",
         b"body of 1-0",
@@ -55,7 +59,7 @@ def test_settle_dead_takes_entries_of_both_streams(desk: Desk) -> None:
     assert len(letters) == 2
 
 
-def test_settle_dead_batch_equals_single_calls(desk: Desk) -> None:
+def test_settle_dead_batch_equals_single_calls(harness: Harness) -> None:
     """Common values are sent once, and adjacent entries are found together."""
     ids = ("1-0", "2-0", "3-0")
     whys = [
@@ -64,16 +68,16 @@ def test_settle_dead_batch_equals_single_calls(desk: Desk) -> None:
     ]
     letters = []
     for together in (False, True):
-        desk.do("FLUSHALL")
-        desk.groups()
+        harness.do("FLUSHALL")
+        harness.groups()
         for each in ids:
-            desk.add(each, "payload", f"body of {each}", "group", "forged", "key", each)
-        desk.fetch()
-        desk.own("t1")
+            harness.add(each, "payload", f"body of {each}", "group", "forged", "key", each)
+        harness.fetch()
+        harness.own("t1")
         items = [(f"m:{each}".encode(), why) for each, why in zip(ids, whys, strict=True)]
         for part in [items] if together else [[item] for item in items]:
-            desk.link.run(dead(desk, *part, adjacent=together))
-        found = [list(letter.items()) for letter in desk.state()["dlq"].entries.values()]
+            harness.link.run(dead(harness, *part, adjacent=together))
+        found = [list(letter.items()) for letter in harness.state()["dlq"].entries.values()]
         assert [fields.pop(0)[0] for fields in found] == ["failedAt"] * 3
         letters.append(found)
     assert letters[0] == letters[1]
@@ -82,65 +86,65 @@ def test_settle_dead_batch_equals_single_calls(desk: Desk) -> None:
     ]
 
 
-def test_settle_dead_repeated_changes_nothing(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
-    call = dead(desk, (b"m:1-0", WHY))
-    desk.expect_entries("settle_dead", ["MOVED"], call)
-    assert desk.expect_entries("settle_dead", ["GONE"], call).letters == [b""]
+def test_settle_dead_repeated_changes_nothing(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
+    call = dead(harness, (b"m:1-0", WHY))
+    harness.expect_entries("settle_dead", ["MOVED"], call)
+    assert harness.expect_entries("settle_dead", ["GONE"], call).letters == [b""]
 
 
-def test_settle_dead_ignores_a_duplicate_place(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
+def test_settle_dead_ignores_a_duplicate_place(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
     item = (b"m:1-0", WHY)
-    desk.expect_entries("settle_dead", ["MOVED", "GONE"], dead(desk, item, item))
-    assert len(desk.state()["dlq"].entries) == 1
+    harness.expect_entries("settle_dead", ["MOVED", "GONE"], dead(harness, item, item))
+    assert len(harness.state()["dlq"].entries) == 1
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_settle_dead_uses_the_workers_fields_without_a_body(desk: Desk, how: str) -> None:
-    desk.pending("1-0", "2-0")
+def test_settle_dead_uses_the_workers_fields_without_a_body(harness: Harness, how: str) -> None:
+    harness.pending("1-0", "2-0")
     if how == "trimmed":
-        desk.do("XTRIM", desk.stream, "MINID", "2-0")
+        harness.do("XTRIM", harness.stream, "MINID", "2-0")
     else:
-        desk.do("XDEL", desk.stream, "1-0")
-    desk.own("t1")
-    desk.expect_entries("settle_dead", ["MISSING"], dead(desk, (b"m:1-0", WHY)))
-    whole = dead(desk, (b"m:1-0", {b"payload": b"kept", **WHY}))
-    letter_id = desk.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
-    letter = desk.state()["dlq"].entries[letter_id]
+        harness.do("XDEL", harness.stream, "1-0")
+    harness.own("t1")
+    harness.expect_entries("settle_dead", ["MISSING"], dead(harness, (b"m:1-0", WHY)))
+    whole = dead(harness, (b"m:1-0", {b"payload": b"kept", **WHY}))
+    letter_id = harness.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
+    letter = harness.state()["dlq"].entries[letter_id]
     del letter["failedAt"]
     assert letter == {"payload": b"kept", **WHY_TEXT}
 
 
 def test_settle_dead_failing_midway_keeps_each_entry_once(
-    desk: Desk,
+    harness: Harness,
 ) -> None:
     """A dead-letter stream at the last possible id takes one more entry, not two."""
-    desk.pending("1-0", "2-0")
-    desk.own("t1")
-    desk.add("18446744073709551615-18446744073709551614", stream=desk.dlq)
-    call = dead(desk, (b"m:1-0", WHY), (b"m:2-0", WHY))
+    harness.pending("1-0", "2-0")
+    harness.own("t1")
+    harness.add("18446744073709551615-18446744073709551614", stream=harness.dlq)
+    call = dead(harness, (b"m:1-0", WHY), (b"m:2-0", WHY))
     with pytest.raises(Exception, match="exhausted"):
-        desk.link.run(call)
-    state = desk.state()
+        harness.link.run(call)
+    state = harness.state()
     assert len(state["dlq"].entries) == 2
     assert state["stream"].groups["hits"] == ("2-0", {"2-0": "w"})
 
 
-def test_settle_dead_refuses_another_token(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
-    desk.expect("settle_dead", "FENCED", dead(desk, (b"m:1-0", WHY)))
+def test_settle_dead_refuses_another_token(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
+    harness.link.run(leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", []))
+    harness.expect("settle_dead", "FENCED", dead(harness, (b"m:1-0", WHY)))
 
 
-def test_settle_dead_refuses_an_invalid_place(desk: Desk) -> None:
-    desk.pending("1-0")
-    desk.own("t1")
+def test_settle_dead_refuses_an_invalid_place(harness: Harness) -> None:
+    harness.pending("1-0")
+    harness.own("t1")
     assert "not a place" in str(
-        desk.expect_error("ERR", dead(desk, (b"m:1-0", WHY), (b"x:1-0", WHY)))
+        harness.expect_error("ERR", dead(harness, (b"m:1-0", WHY), (b"x:1-0", WHY)))
     )
 
 

@@ -6,38 +6,38 @@ import pytest
 
 from streamqd.errors import ContractError
 from streamqd.store import spark
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 LAST = "18446744073709551615-18446744073709551615"
 
 
-def step(desk: Desk, after: str, upto: str, count: int) -> tuple[int, str]:
-    before = desk.dump()
-    rest = desk.expect("stream_step", "OK", spark.step(desk.stream, after, upto, count))
-    assert desk.dump() == before
+def step(harness: Harness, after: str, upto: str, count: int) -> tuple[int, str]:
+    before = harness.dump()
+    rest = harness.expect("stream_step", "OK", spark.step(harness.stream, after, upto, count))
+    assert harness.dump() == before
     return rest[0], rest[1].decode()
 
 
-def test_stream_step_advances_by_count(desk: Desk) -> None:
+def test_stream_step_advances_by_count(harness: Harness) -> None:
     for each in ("1-0", "1-5", "2-0", "9-0"):
-        desk.add(each)
-    assert step(desk, "0-0", LAST, 3) == (3, "2-0")
-    assert step(desk, "1-0", LAST, 1) == (1, "1-5")
-    assert step(desk, "1-3", LAST, 9) == (3, "9-0")
+        harness.add(each)
+    assert step(harness, "0-0", LAST, 3) == (3, "2-0")
+    assert step(harness, "1-0", LAST, 1) == (1, "1-5")
+    assert step(harness, "1-3", LAST, 9) == (3, "9-0")
 
 
-def test_does_not_go_beyond_the_bound(desk: Desk) -> None:
+def test_does_not_go_beyond_the_bound(harness: Harness) -> None:
     for each in ("1-0", "2-0", "3-0"):
-        desk.add(each)
-    assert step(desk, "0-0", "2-0", 9) == (2, "2-0")
-    assert step(desk, "0-0", "2-5", 9) == (2, "2-0")
+        harness.add(each)
+    assert step(harness, "0-0", "2-0", 9) == (2, "2-0")
+    assert step(harness, "0-0", "2-5", 9) == (2, "2-0")
 
 
-def test_stream_step_stays_without_entries(desk: Desk) -> None:
-    assert step(desk, "5-0", LAST, 9) == (0, "5-0")
-    desk.add("5-0")
-    assert step(desk, "5-0", LAST, 9) == (0, "5-0")
-    assert step(desk, "4-0", "3-0", 9) == (0, "4-0")
+def test_stream_step_stays_without_entries(harness: Harness) -> None:
+    assert step(harness, "5-0", LAST, 9) == (0, "5-0")
+    harness.add("5-0")
+    assert step(harness, "5-0", LAST, 9) == (0, "5-0")
+    assert step(harness, "4-0", "3-0", 9) == (0, "4-0")
 
 
 def test_stream_step_rejects_an_invalid_count() -> None:

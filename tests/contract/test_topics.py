@@ -8,40 +8,45 @@ from streamqd.config import Retention, Topic
 from streamqd.errors import BadValue, RedisRefused
 from streamqd.store import topics
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 SETTINGS = b'{"archive":"off","retention":{"max_age":60.0}}'
 TOPIC = Topic(partitions=3, retention=Retention(max_age=60.0))
 
 
-def test_topic_create_registers_the_topic(desk: Desk) -> None:
-    with desk.instant() as now:
-        assert desk.expect("topic_create", "OK", topics.creation(desk.keys, "access", TOPIC)) == []
-    state = desk.state()
-    meta = state[desk.keys.meta("access")]
+def test_topic_create_registers_the_topic(harness: Harness) -> None:
+    with harness.instant() as now:
+        assert (
+            harness.expect("topic_create", "OK", topics.creation(harness.keys, "access", TOPIC))
+            == []
+        )
+    state = harness.state()
+    meta = state[harness.keys.meta("access")]
     assert now == meta.pop("created")
-    streams = {desk.keys.stream("access", number).encode() for number in range(3)}
+    streams = {harness.keys.stream("access", number).encode() for number in range(3)}
     assert state == {
-        desk.keys.meta("access"): {"partitionCount": b"3", "settings": SETTINGS},
-        desk.keys.partitions("access"): streams,
+        harness.keys.meta("access"): {"partitionCount": b"3", "settings": SETTINGS},
+        harness.keys.partitions("access"): streams,
     }
 
 
-def test_topic_create_repeated_keeps_the_first(desk: Desk) -> None:
-    desk.expect("topic_create", "OK", topics.creation(desk.keys, "access", TOPIC))
-    call = topics.creation(desk.keys, "access", Topic(partitions=5))
-    assert desk.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
-    call = topics.creation(desk.keys, "access", TOPIC)
-    assert desk.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
+def test_topic_create_repeated_keeps_the_first(harness: Harness) -> None:
+    harness.expect("topic_create", "OK", topics.creation(harness.keys, "access", TOPIC))
+    call = topics.creation(harness.keys, "access", Topic(partitions=5))
+    assert harness.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
+    call = topics.creation(harness.keys, "access", TOPIC)
+    assert harness.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
 
 
-def test_topic_create_accepts_many_partitions(desk: Desk) -> None:
-    desk.expect("topic_create", "OK", topics.creation(desk.keys, "access", Topic(partitions=4096)))
-    assert desk.do("SCARD", desk.keys.partitions("access")) == 4096
+def test_topic_create_accepts_many_partitions(harness: Harness) -> None:
+    harness.expect(
+        "topic_create", "OK", topics.creation(harness.keys, "access", Topic(partitions=4096))
+    )
+    assert harness.do("SCARD", harness.keys.partitions("access")) == 4096
 
 
-def test_topic_create_returns_the_registered_partition_count(desk: Desk) -> None:
-    link, keys = desk.link, desk.keys
+def test_topic_create_returns_the_registered_partition_count(harness: Harness) -> None:
+    link, keys = harness.link, harness.keys
     assert topics.partition_count(Store(link, keys), "access") is None
     assert topics.meta(Store(link, keys), "access") is None
     assert topics.create(Store(link, keys), "access", TOPIC) == 3
@@ -55,57 +60,63 @@ def test_topic_create_returns_the_registered_partition_count(desk: Desk) -> None
         3,
         {"archive": "off", "retention": {"max_age": 60.0}},
     )
-    assert abs(found.created_unix_ms - desk.now_unix_ms()) < 60_000
+    assert abs(found.created_unix_ms - harness.now_unix_ms()) < 60_000
 
 
-def test_invalid_partition_count_is_an_error(desk: Desk) -> None:
+def test_invalid_partition_count_is_an_error(harness: Harness) -> None:
     for wrong in ("", "0", "-1", "two", "1.5"):
-        desk.do("HSET", desk.keys.meta("access"), "partitionCount", wrong)
+        harness.do("HSET", harness.keys.meta("access"), "partitionCount", wrong)
         with pytest.raises(BadValue, match="access"):
-            topics.partition_count(desk.store, "access")
+            topics.partition_count(harness.store, "access")
 
 
 # --- changing and deleting ------------------------------------------------------------------------
 
 
-def test_topic_configure_refuses_a_concurrent_change(desk: Desk) -> None:
-    desk.link.run(topics.creation(desk.keys, "access", TOPIC))
-    seen = topics.stored(desk.store, "access")
-    call = topics.configuration(desk.keys, "access", seen, {"archive": "required"})
-    before = desk.state()[desk.keys.meta("access")]
+def test_topic_configure_refuses_a_concurrent_change(harness: Harness) -> None:
+    harness.link.run(topics.creation(harness.keys, "access", TOPIC))
+    seen = topics.stored(harness.store, "access")
+    call = topics.configuration(harness.keys, "access", seen, {"archive": "required"})
+    before = harness.state()[harness.keys.meta("access")]
 
-    desk.expect("topic_configure", "OK", call)
+    harness.expect("topic_configure", "OK", call)
 
-    after = desk.state()[desk.keys.meta("access")]
+    after = harness.state()[harness.keys.meta("access")]
     assert after == {**before, "settings": b'{"archive":"required"}'}
-    rest = desk.expect("topic_configure", "CHANGED", call)
+    rest = harness.expect("topic_configure", "CHANGED", call)
     assert rest == [b'{"archive":"required"}']
 
 
-def test_settings_of_a_topic_that_has_none(desk: Desk) -> None:
-    desk.expect("topic_configure", "MISSING", topics.configuration(desk.keys, "access", "", {}))
-    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "1")
-    desk.expect("topic_configure", "OK", topics.configuration(desk.keys, "access", "", {}))
+def test_settings_of_a_topic_that_has_none(harness: Harness) -> None:
+    harness.expect(
+        "topic_configure", "MISSING", topics.configuration(harness.keys, "access", "", {})
+    )
+    harness.do("HSET", harness.keys.meta("access"), "partitionCount", "1")
+    harness.expect("topic_configure", "OK", topics.configuration(harness.keys, "access", "", {}))
 
 
-def test_retired_topic_is_visible_only_to_its_deletion(desk: Desk) -> None:
-    call = topics.retirement(desk.keys, "access")
-    desk.expect("topic_retire", "MISSING", call)
-    topics.create(desk.store, "access", TOPIC)
+def test_retired_topic_is_visible_only_to_its_deletion(harness: Harness) -> None:
+    call = topics.retirement(harness.keys, "access")
+    harness.expect("topic_retire", "MISSING", call)
+    topics.create(harness.store, "access", TOPIC)
 
-    assert desk.expect("topic_retire", "OK", call) == [b"3"]
+    assert harness.expect("topic_retire", "OK", call) == [b"3"]
 
-    assert topics.partition_count(desk.store, "access") is None
-    assert topics.meta(desk.store, "access") is None
-    assert desk.expect("topic_retire", "OK", call) == [b"3"]
-    creation = topics.creation(desk.keys, "access", TOPIC)
-    desk.expect("topic_create", "DELETING", creation)
+    assert topics.partition_count(harness.store, "access") is None
+    assert topics.meta(harness.store, "access") is None
+    assert harness.expect("topic_retire", "OK", call) == [b"3"]
+    creation = topics.creation(harness.keys, "access", TOPIC)
+    harness.expect("topic_create", "DELETING", creation)
     with pytest.raises(RedisRefused, match="topic delete access"):
-        topics.create(desk.store, "access", TOPIC)
-    desk.expect("topic_configure", "MISSING", topics.configuration(desk.keys, "access", "", {}))
+        topics.create(harness.store, "access", TOPIC)
+    harness.expect(
+        "topic_configure", "MISSING", topics.configuration(harness.keys, "access", "", {})
+    )
 
 
-def test_groups_seen_lists_groups_made_by_daemons(desk: Desk) -> None:
-    assert topics.groups_seen(desk.store, "access") == []
-    desk.do("HSET", desk.keys.meta("access"), "created", 5, "group:hits", 3, "group:agents", 3)
-    assert topics.groups_seen(desk.store, "access") == ["agents", "hits"]
+def test_groups_seen_lists_groups_made_by_daemons(harness: Harness) -> None:
+    assert topics.groups_seen(harness.store, "access") == []
+    harness.do(
+        "HSET", harness.keys.meta("access"), "created", 5, "group:hits", 3, "group:agents", 3
+    )
+    assert topics.groups_seen(harness.store, "access") == ["agents", "hits"]

@@ -11,7 +11,7 @@ from streamqd.model import Lease
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages
 from streamqd.worker.dead_letters import carried
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.vectors import VECTORS, flat, outgoing
 
 
@@ -20,23 +20,25 @@ def each(part: str) -> Any:
 
 
 @each("retried")
-def test_settle_retry_writes_the_published_vectors(desk: Desk, vector: dict[str, Any]) -> None:
-    desk.groups()
+def test_settle_retry_writes_the_published_vectors(
+    harness: Harness, vector: dict[str, Any]
+) -> None:
+    harness.groups()
     retried = vector["stream"] == "retry"
-    stream = desk.keys.retry_stream(*UNIT) if retried else ""
-    desk.add(vector["id"], *flat(vector["fields"]), stream=stream)
-    desk.fetch(stream=stream)
-    desk.own("t1")
+    stream = harness.keys.retry_stream(*UNIT) if retried else ""
+    harness.add(vector["id"], *flat(vector["fields"]), stream=stream)
+    harness.fetch(stream=stream)
+    harness.own("t1")
     delivery = Delivery(UNIT, "one", 1)
     entry = Message(delivery, vector["id"].encode(), flat(vector["fields"]), retried=retried)
     changed = carried(entry, retries=vector["failures"], crashes=vector["crashes"])
     place = (b"r:" if retried else b"m:") + entry.id_bytes
 
-    call = messages.retry(desk.keys, Lease(UNIT, "t1"), [(place, 0.0, changed)])
-    desk.expect_entries("settle_retry", ["MOVED"], call)
-    desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, UNIT, 10))
+    call = messages.retry(harness.keys, Lease(UNIT, "t1"), [(place, 0.0, changed)])
+    harness.expect_entries("settle_retry", ["MOVED"], call)
+    harness.expect("message_promote", "OK", messages.promote_retries(harness.keys, UNIT, 10))
 
-    [*_, (_, copy)] = desk.do("XRANGE", desk.keys.retry_stream(*UNIT), "-", "+")
+    [*_, (_, copy)] = harness.do("XRANGE", harness.keys.retry_stream(*UNIT), "-", "+")
     wanted = flat(vector["copy"])
     assert sorted(pairs(copy)) == sorted(pairs(wanted))
     assert copy[:2] == wanted[:2], "the payload comes first"
@@ -44,15 +46,15 @@ def test_settle_retry_writes_the_published_vectors(desk: Desk, vector: dict[str,
 
 @each("scripted")
 def test_scripts_write_the_published_vectors(
-    desk: Desk, server: Any, vector: dict[str, Any]
+    harness: Harness, server: Any, vector: dict[str, Any]
 ) -> None:
     item: Outgoing = outgoing(vector["send"])
     with Producer(server.url) as producer:
         [told] = producer.send_many(UNIT.topic, [item])
-    due = messages.promote_scheduled(desk.keys, UNIT.topic, 0, 10)
-    desk.expect("message_promote", "OK", due)
+    due = messages.promote_scheduled(harness.keys, UNIT.topic, 0, 10)
+    harness.expect("message_promote", "OK", due)
 
-    [(found, fields)] = desk.do("XRANGE", desk.keys.stream(UNIT.topic, 0), "-", "+")
+    [(found, fields)] = harness.do("XRANGE", harness.keys.stream(UNIT.topic, 0), "-", "+")
     assert [name for name, _ in pairs(fields)] == [
         name for name, _ in pairs(flat(vector["fields"]))
     ]
@@ -60,13 +62,13 @@ def test_scripts_write_the_published_vectors(
         pairs(fields), pairs(flat(vector["fields"])), strict=True
     ):
         if wanted == b"<unix ms>":
-            assert abs(int(value) - desk.now_unix_ms()) < 3_600_000, name
+            assert abs(int(value) - harness.now_unix_ms()) < 3_600_000, name
         elif wanted == b"<send id>":
             assert value == told.id.encode(), name
         else:
             assert value == wanted, name
     if "dedup_key" in vector:
-        assert desk.do("GET", vector["dedup_key"]) == found == told.id.encode()
+        assert harness.do("GET", vector["dedup_key"]) == found == told.id.encode()
 
 
 def pairs(values: list[bytes]) -> list[tuple[bytes, bytes]]:

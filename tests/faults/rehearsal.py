@@ -18,7 +18,7 @@ from streamqd.store import scripts
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.proxy import Fault, FaultProxy, Trigger
 from tests.support.servers import ProcessServer
 
@@ -39,10 +39,10 @@ class Strike(NamedTuple):
 
 @dataclass
 class Stage:
-    """The setup of a scene: the server behind a proxy, and a desk with a direct connection."""
+    """The setup of a scene: the server behind a proxy, and a harness with a direct connection."""
 
     server: ProcessServer
-    desk: Desk
+    harness: Harness
     proxy: FaultProxy
     trigger: Trigger | None = None
     strike: Strike | None = None
@@ -50,11 +50,11 @@ class Stage:
     @property
     def link(self) -> Connection:
         """A connection without faults."""
-        return self.desk.link
+        return self.harness.link
 
     @property
     def keys(self) -> Keys:
-        return self.desk.keys
+        return self.harness.keys
 
     @property
     def store(self) -> Store:
@@ -104,7 +104,7 @@ class Rehearsal:
         taught: bool = True,
     ) -> None:
         self._server = server
-        self._desk = Desk(link, keys, UNIT)
+        self._harness = Harness(link, keys, UNIT)
         self._scenario = scenario
         # A script that the server does not know is two commands the first time. Where it has not
         # been `taught`, a call by the source counts as a kind of its own.
@@ -118,12 +118,12 @@ class Rehearsal:
     def survive(self, fault: Fault) -> int:
         """Play once per command, with it lost. Return their number. Fails at the first."""
         kinds = Counter(kind_of(command) for command in self._play(None, None).commands)
-        expected = normal(self._desk.state())
+        expected = normal(self._harness.state())
         count = 0
         for strike in strikes(kinds, fault):
             try:
                 struck = self._play(strike, fault).struck
-                found = normal(self._desk.state())
+                found = normal(self._harness.state())
                 assert found == expected, differences(found, expected)
             except AssertionError as error:
                 raise AssertionError(
@@ -136,13 +136,13 @@ class Rehearsal:
     def survive_cuts(self, direction: str, count: int) -> int:
         """Play with the connection cut at each byte position. Return the number of cuts."""
         played = self._play(None, None)
-        expected = normal(self._desk.state())
+        expected = normal(self._harness.state())
         total = played.passed[0 if direction == "requests" else 1]
         cuts = range(1, total, max(1, total // count))
         for number in cuts:
             try:
                 self._play(None, None, {direction: number})
-                found = normal(self._desk.state())
+                found = normal(self._harness.state())
                 assert found == expected, differences(found, expected)
             except AssertionError as error:
                 raise AssertionError(f"cut at byte {number} of {direction}: {error}") from error
@@ -151,12 +151,12 @@ class Rehearsal:
     def _play(
         self, strike: Strike | None, fault: Fault | None, cut: dict[str, int] | None = None
     ) -> Played:
-        self._desk.do("FLUSHALL")
+        self._harness.do("FLUSHALL")
         if not self._taught:
-            self._desk.do("SCRIPT", "FLUSH")
+            self._harness.do("SCRIPT", "FLUSH")
         with FaultProxy(self._server.socket_path) as proxy:
             proxy.cut_after(**(cut or {}))
-            stage = Stage(self._server, self._desk, proxy)
+            stage = Stage(self._server, self._harness, proxy)
             if strike is not None and fault is not None:
                 stage.strike = strike
                 stage.trigger = proxy.arm(

@@ -14,7 +14,7 @@ from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import directives, members, topics
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.faults.rehearsal import Scenario, Stage
 
 TOPIC, GROUP = "access", "hits"
@@ -93,21 +93,21 @@ def seed(stage: Stage) -> None:
         schedules.add(stage.store, "default", {"name": name, "topic": "idle", "every": 3600.0})
     schedules.pause(stage.store, ["held"])
     for number in range(PARTITIONS):
-        desk = Desk(link, keys, Unit(TOPIC, number, GROUP))
-        desk.groups()
-        desk.do("XGROUP", "CREATE", desk.stream, "legacy", "0")
+        harness = Harness(link, keys, Unit(TOPIC, number, GROUP))
+        harness.groups()
+        harness.do("XGROUP", "CREATE", harness.stream, "legacy", "0")
         for entry in range(1, 5):
-            desk.add(f"{entry}-0")
-        desk.do("XACK", desk.stream, GROUP, *desk.fetch(2))
-        desk.fetch(1)
-        read = ("XREADGROUP", "GROUP", "legacy", "them", "COUNT", 2, "STREAMS", desk.stream, ">")
-        desk.do(*read)
+            harness.add(f"{entry}-0")
+        harness.do("XACK", harness.stream, GROUP, *harness.fetch(2))
+        harness.fetch(1)
+        read = ("XREADGROUP", "GROUP", "legacy", "them", "COUNT", 2, "STREAMS", harness.stream, ">")
+        harness.do(*read)
         for entry in (1, 2):
-            desk.do("ZADD", desk.delayed, FAR, f"m:{entry}-9")
-            desk.do("HSET", desk.items, f"m:{entry}-9", b"\x92\xa7payload\xa1x")
+            harness.do("ZADD", harness.delayed, FAR, f"m:{entry}-9")
+            harness.do("HSET", harness.items, f"m:{entry}-9", b"\x92\xa7payload\xa1x")
             letter = ("payload", f"{number} {entry}", "group", GROUP, "reason", "attempts")
             letter += ("originalId", f"{entry}-0", "originalTopic", TOPIC)
-            desk.add(f"{entry}-0", *letter, "originalPartition", str(number), stream=desk.dlq)
+            harness.add(f"{entry}-0", *letter, "originalPartition", str(number), stream=harness.dlq)
 
 
 def scenario_of(

@@ -8,7 +8,7 @@ from unittest import mock
 from streamqd.config import Consumer, Daemon, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, batch
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.faults.rehearsal import Stage
 
 ROUNDS = 30
@@ -16,43 +16,43 @@ FAR = 9_000_000_000_000  # unix ms, far in the future
 PACKED = b"\x92\xa7payload\xa1x"
 
 
-def seed(desk: Desk) -> None:
+def seed(harness: Harness) -> None:
     """Create work for every task."""
-    desk.groups()
-    desk.own("t1")
+    harness.groups()
+    harness.own("t1")
     # For promotion: two retries and two sends that are due, and one of each that is not.
     for number, due in enumerate((1, 2, FAR)):
-        desk.do("ZADD", desk.delayed, due, f"m:{number}-1")
-        desk.do("HSET", desk.items, f"m:{number}-1", PACKED)
-        desk.do("ZADD", desk.scheduled, due, f"send-{number}")
-        desk.do("HSET", desk.scheduled_items, f"send-{number}", PACKED)
+        harness.do("ZADD", harness.delayed, due, f"m:{number}-1")
+        harness.do("HSET", harness.items, f"m:{number}-1", PACKED)
+        harness.do("ZADD", harness.scheduled, due, f"send-{number}")
+        harness.do("HSET", harness.scheduled_items, f"send-{number}", PACKED)
     # For trimming, dropping, and settling after the drop, in nodes of ten.
     for number in range(1, 71):
-        desk.add(f"{number}-0", "payload", "x")
-    desk.do("XACK", desk.stream, UNIT.group, *desk.fetch(30))
-    desk.fetch(5)
-    desk.add("1-0", stream=desk.retry)
-    desk.do("XACK", desk.retry, UNIT.group, *desk.fetch(1, stream=desk.retry))
-    desk.add("2-0", stream=desk.retry)
-    desk.fetch(1, consumer="legacy", stream=desk.retry)
+        harness.add(f"{number}-0", "payload", "x")
+    harness.do("XACK", harness.stream, UNIT.group, *harness.fetch(30))
+    harness.fetch(5)
+    harness.add("1-0", stream=harness.retry)
+    harness.do("XACK", harness.retry, UNIT.group, *harness.fetch(1, stream=harness.retry))
+    harness.add("2-0", stream=harness.retry)
+    harness.fetch(1, consumer="legacy", stream=harness.retry)
     for number in range(1, 6):
-        desk.add(f"{number}-0", stream=desk.dlq)
+        harness.add(f"{number}-0", stream=harness.dlq)
 
 
 def everything_that_is_due(stage: Stage) -> None:
     """Promote, trim, drop, settle, expire, look for foreign entries, measure, publish."""
-    desk = stage.desk
-    desk.do("CONFIG", "SET", "stream-node-max-entries", 10)
+    harness = stage.harness
+    harness.do("CONFIG", "SET", "stream-node-max-entries", 10)
     try:
-        seed(desk)
+        seed(harness)
         tend(stage)
     finally:
-        desk.do("CONFIG", "SET", "stream-node-max-entries", 100)
+        harness.do("CONFIG", "SET", "stream-node-max-entries", 100)
 
 
 def tend(stage: Stage) -> None:
     """Act as the housekeeper of one instance."""
-    desk = stage.desk
+    harness = stage.harness
     board = Scoreboard(2)
     slot = board.allot(UNIT)
     slot.owned, slot.state = 1, WorkerState.READY
@@ -75,10 +75,10 @@ def tend(stage: Stage) -> None:
         finally:
             housekeeper._store.connection.close()
     assert slot.reclaim_requested, "the worker was told of foreign entries"
-    summary = desk.keys.instance("default", "web-1")
-    assert desk.do("PTTL", summary) > 0
-    desk.do("DEL", summary)  # full of times
-    state = desk.state()
+    summary = harness.keys.instance("default", "web-1")
+    assert harness.do("PTTL", summary) > 0
+    harness.do("DEL", summary)  # full of times
+    state = harness.state()
     for stream in ("stream", "retry"):
         promoted = [entry_id for entry_id in state[stream].entries if len(entry_id) > len("999-0")]
         assert len(promoted) == 2, stream

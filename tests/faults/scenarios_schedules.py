@@ -14,7 +14,7 @@ from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
 from streamqd.schedules.record import partition_of
 from streamqd.store import topics
 from streamqd.store.store import Store
-from tests.contract.desk import UNIT
+from tests.contract.harness import UNIT
 from tests.faults.rehearsal import Stage
 
 TRIES = 5

@@ -15,7 +15,7 @@ from streamqd.store import members
 from streamqd.supervisor.drain import BurstCheck
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
-from tests.contract.desk import UNIT
+from tests.contract.harness import UNIT
 from tests.faults.rehearsal import Stage
 
 LOCK = "the lock of this host"
@@ -66,26 +66,26 @@ class Talk:
 
 def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
     """Acquire, create the group, renew, replace a killed worker, wake the fleet, release, leave."""
-    desk = stage.desk
+    harness = stage.harness
     # A predecessor was killed. Its heartbeat and its token exist.
     info = {"nonce": "dead", "lock": LOCK}
-    desk.link.run(members.heartbeat(desk.keys, "default", "west-1", "dead", info, 15.0))
-    desk.pending("1-0", "2-0", "3-0")
-    desk.own("of the dead", owner="west-1")
+    harness.link.run(members.heartbeat(harness.keys, "default", "west-1", "dead", info, 15.0))
+    harness.pending("1-0", "2-0", "3-0")
+    harness.own("of the dead", owner="west-1")
     talk = Talk(stage)
     try:
         talk.until("the fleet is known", Phase.FREE)
         view = talk.exchange.view
         talk.holding.take(view.views[UNIT].epoch, view.dead_tokens[UNIT])
         talk.until("acquired", Phase.HELD)
-        fence = desk.do("HGETALL", desk.fence)
+        fence = harness.do("HGETALL", harness.fence)
         talk.run_until_killed()
         talk.until("refenced", Phase.HELD)
-        assert desk.do("HGETALL", desk.fence) != fence
-        assert desk.do("HGET", desk.fence, "token") == talk.holding.lease.token.encode()
-        assert int(desk.do("HGET", desk.fence, "epoch")) == talk.holding.lease.epoch
-        assert desk.do("HGET", desk.attempts, "m:2-0:c") == b"1", "charged once"
-        assert desk.state()["stream"].groups["hits"][1].keys() == {"2-0", "3-0"}
+        assert harness.do("HGETALL", harness.fence) != fence
+        assert harness.do("HGET", harness.fence, "token") == talk.holding.lease.token.encode()
+        assert int(harness.do("HGET", harness.fence, "epoch")) == talk.holding.lease.epoch
+        assert harness.do("HGET", harness.attempts, "m:2-0:c") == b"1", "charged once"
+        assert harness.state()["stream"].groups["hits"][1].keys() == {"2-0", "3-0"}
         assert talk.holding.slot.counter("charged") == 1
         talk.until("renewed", Phase.HELD)
         talk.holding.give_up()
@@ -94,17 +94,17 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
     finally:
         talk.exchange.close()
     # Leaving is not repeated: after a loss, the heartbeat grows old.
-    desk.do("DEL", desk.keys.members("default"), desk.keys.info("default"))
-    state = desk.state()
+    harness.do("DEL", harness.keys.members("default"), harness.keys.info("default"))
+    state = harness.state()
     assert "token" not in state["fence"]
     assert "lease" not in state
 
 
 def a_burst_that_is_over(stage: Stage) -> None:
     """`--burst` exits after two checks in a row without work."""
-    desk = stage.desk
-    desk.groups()
-    desk.own("t1")
+    harness = stage.harness
+    harness.groups()
+    harness.own("t1")
     talk = Talk(stage)
     check = BurstCheck(talk.exchange)
     try:

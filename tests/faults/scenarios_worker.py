@@ -18,7 +18,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store import leases
 from streamqd.worker import turns, worker
 from streamqd.worker.control_channel import ExitCode
-from tests.contract.desk import OWNER, TTL, UNIT, Desk
+from tests.contract.harness import OWNER, TTL, UNIT, Harness
 from tests.faults.rehearsal import Stage
 from tests.support.ledger import Audit, Ledger
 from tests.support.life import lives
@@ -43,43 +43,48 @@ def ledger() -> Iterator[Ledger]:
     shutil.rmtree(folder)
 
 
-def seed(desk: Desk, book: Ledger) -> None:
+def seed(harness: Harness, book: Ledger) -> None:
     """Create a unit whose owner was lost with all kinds of pending entries, and new entries."""
-    desk.groups()
-    desk.own("lost")
+    harness.groups()
+    harness.own("lost")
     sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}
     inherited = [MISSING_ENTRY, "1-0", FAILING, BURIED, "4-0"]
     for entry_id in inherited:
-        desk.add(entry_id, "payload", sort.get(entry_id, "ok"))
-    desk.add("1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=desk.retry)
-    desk.fetch(len(inherited))
-    desk.fetch(1, stream=desk.retry)
-    desk.do("XTRIM", desk.stream, "MINID", "1-0")
-    desk.do("HSET", desk.attempts, f"m:{BURIED}:c", "9", "m:4-0:c", "1")
+        harness.add(entry_id, "payload", sort.get(entry_id, "ok"))
+    harness.add(
+        "1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=harness.retry
+    )
+    harness.fetch(len(inherited))
+    harness.fetch(1, stream=harness.retry)
+    harness.do("XTRIM", harness.stream, "MINID", "1-0")
+    harness.do("HSET", harness.attempts, f"m:{BURIED}:c", "9", "m:4-0:c", "1")
     for entry_id in ("6-0", "7-0"):
-        desk.add(entry_id, "payload", "ok")
-    desk.fetch(2, consumer="legacy")
+        harness.add(entry_id, "payload", "ok")
+    harness.fetch(2, consumer="legacy")
     fresh = [f"{number}-0" for number in range(10, 20)]
     for entry_id in fresh:
-        desk.add(entry_id, "payload", sort.get(entry_id, "ok"))
-    desk.add("2-0", "payload", "ok", "originalId", "501-0", "retryCount", "1", stream=desk.retry)
+        harness.add(entry_id, "payload", sort.get(entry_id, "ok"))
+    harness.add(
+        "2-0", "payload", "ok", "originalId", "501-0", "retryCount", "1", stream=harness.retry
+    )
     for entry_id in [*inherited[1:], "6-0", "7-0", *fresh, "500-0", "501-0", LAST]:
         book.sent(_uid(entry_id), "")
     # Taken over without a release: the pending entries run alone, each under a mark.
-    epoch = int(desk.do("HGET", desk.fence, "epoch"))
-    desk.do("DEL", desk.lease)
+    epoch = int(harness.do("HGET", harness.fence, "epoch"))
+    harness.do("DEL", harness.lease)
     assert (
-        desk.link.run(leases.acquire(desk.keys, Lease(UNIT, "t1", epoch), TTL, OWNER)).word == "OK"
+        harness.link.run(leases.acquire(harness.keys, Lease(UNIT, "t1", epoch), TTL, OWNER)).word
+        == "OK"
     )
 
 
 def play(stage: Stage, **consumer: Any) -> None:
     """Play one life of a worker, and the part of the supervisor after it."""
-    desk = stage.desk
+    harness = stage.harness
     slot = Scoreboard(1).allot(UNIT)
     slot.reclaim_requested = 1
     with ledger() as book, lives(slot) as make, _hurried():
-        seed(desk, book)
+        seed(harness, book)
         life = make(stage.proxy.url)
 
         def work(message: Message) -> None:
@@ -95,25 +100,27 @@ def play(stage: Stage, **consumer: Any) -> None:
         def send_the_last() -> None:
             # It arrives when the worker is idle and has compared the number of pending entries.
             wait_until(lambda: stage.sent("XPENDING"), what="the worker is idle")
-            desk_again.execute("XADD", desk.stream, LAST, "payload", "stop")
+            link_again.execute("XADD", harness.stream, LAST, "payload", "stop")
 
-        desk_again = stage.server_link()
+        link_again = stage.server_link()
         sender = threading.Thread(target=send_the_last)
         sender.start()
         life.run(life.worker("t1", reclaim_idle=0.0, **consumer), work)
         sender.join()
-        desk_again.close()
+        link_again.close()
         # Entries that the worker could not acknowledge any more are in its slot.
         done = slot.batch().done
-        desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
-        judge(desk, book)
+        harness.link.run(
+            leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+        )
+        judge(harness, book)
 
 
-def judge(desk: Desk, book: Ledger) -> None:
+def judge(harness: Harness, book: Ledger) -> None:
     """Check that every message ran once and is in its place."""
     unhandled = sorted(_uid(each) for each in (FAILING, "15-0", DYING, BURIED))
     assert book.audit(UNIT.group) == Audit(lost=unhandled)
-    state = desk.state()
+    state = harness.state()
     assert sorted(state["items"]) == ["m:15-0", f"m:{FAILING}"]
     letters = sorted(letter["originalId"].decode() for letter in state["dlq"].entries.values())
     assert letters == sorted([DYING, BURIED])
@@ -143,14 +150,14 @@ def several_at_once(stage: Stage) -> None:
 
 def on_a_full_server(stage: Stage) -> None:
     """Memory is full: reads and acknowledgements use scripts."""
-    desk = stage.desk
+    harness = stage.harness
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():
-        desk.groups()
-        desk.own("t1")
+        harness.groups()
+        harness.own("t1")
         ids = [f"{number}-0" for number in range(1, 8)]
         for entry_id in ids:
-            desk.add(entry_id, "payload", "ok")
+            harness.add(entry_id, "payload", "ok")
             book.sent(_uid(entry_id), "")
         life = make(stage.proxy.url)
         seen: list[str] = []
@@ -161,24 +168,26 @@ def on_a_full_server(stage: Stage) -> None:
                 if len(seen) == len(ids):
                     life.stop()
 
-        with desk.full_memory():
+        with harness.full_memory():
             life.run(life.worker("t1", prefetch_max=2), work)
             done = slot.batch().done
-            desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
+            harness.link.run(
+                leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+            )
         assert book.audit(UNIT.group) == Audit()
-        assert desk.state()["stream"].groups["hits"] == ("7-0", {})
+        assert harness.state()["stream"].groups["hits"] == ("7-0", {})
 
 
 def in_place(stage: Stage) -> None:
     """A message at the head of its partition fails in place: each attempt counts once."""
-    desk = stage.desk
+    harness = stage.harness
     slot = Scoreboard(1).allot(UNIT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
     with ledger() as book, lives(slot) as make, _hurried():
-        desk.groups()
-        desk.own("t1")
+        harness.groups()
+        harness.own("t1")
         for entry_id, word in (("1-0", "ok"), (FAILING, "fail"), ("3-0", "ok"), (LAST, "stop")):
-            desk.add(entry_id, "payload", word)
+            harness.add(entry_id, "payload", word)
             book.sent(_uid(entry_id), "")
         life = make(stage.proxy.url)
 
@@ -192,14 +201,16 @@ def in_place(stage: Stage) -> None:
         held = {"on_error": "block", "max_attempts": 3, "backoff": backoff}
         life.run(life.worker("t1", **held), work)
         done = slot.batch().done
-        desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
+        harness.link.run(
+            leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+        )
         failing = _uid(FAILING)
         assert book.audit(UNIT.group) == Audit(lost=[failing], repeated={failing: 3})
         assert [each.attempt for each in book.of(failing, "start")] == [1, 2, 3]
         assert [each.uid for each in book.records("end")] == [
             _uid(each) for each in ("1-0", "3-0", LAST)
         ]
-        state = desk.state()
+        state = harness.state()
         assert "dlq" in state, "the message is not a dead letter"
         assert [each["originalId"] for each in state["dlq"].entries.values()] == [b"2-0"]
         assert "attempts" not in state
@@ -207,17 +218,17 @@ def in_place(stage: Stage) -> None:
 
 def a_group_that_is_destroyed(stage: Stage) -> None:
     """The group is destroyed while the worker runs. Its owner recreates it at its position."""
-    desk = stage.desk
+    harness = stage.harness
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():
-        desk.groups()
-        desk.own("t1")
+        harness.groups()
+        harness.own("t1")
         words = {"3-0": "destroy", "4-0": "fail", LAST: "stop"}
         for entry_id in [*(f"{number}-0" for number in range(1, 9)), LAST]:
-            desk.add(entry_id, "payload", words.get(entry_id, "ok"))
+            harness.add(entry_id, "payload", words.get(entry_id, "ok"))
             book.sent(_uid(entry_id), "")
-        desk.add(
-            "1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=desk.retry
+        harness.add(
+            "1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=harness.retry
         )
         book.sent(_uid("500-0"), "")
         life = make(stage.proxy.url)
@@ -228,8 +239,8 @@ def a_group_that_is_destroyed(stage: Stage) -> None:
                 word = message.text()
                 if word == "destroy" and not destroyed:
                     destroyed.append(message.id)
-                    for stream in (desk.stream, desk.retry):
-                        assert desk.do("XGROUP", "DESTROY", stream, UNIT.group) == 1
+                    for stream in (harness.stream, harness.retry):
+                        assert harness.do("XGROUP", "DESTROY", stream, UNIT.group) == 1
                 if word == "fail":
                     raise ValueError("no")
                 if word == "stop":
@@ -244,14 +255,16 @@ def a_group_that_is_destroyed(stage: Stage) -> None:
             assert stage.struck
             assert stage.strike is not None
             assert stage.strike.kind not in ("group_restore", "message_recover")
-            desk.groups()
+            harness.groups()
             code = life.run(life.worker("t1", prefetch_max=2), work)
         assert code == ExitCode.STOPPED
         done = slot.batch().done
-        desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
+        harness.link.run(
+            leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+        )
         found = book.audit(UNIT.group)
         assert found == Audit(lost=[_uid("4-0")], repeated=found.repeated if unknown else {})
-        state = desk.state()
+        state = harness.state()
         assert [*state["items"]] == ["m:4-0"]
         assert state["stream"].groups == {"hits": (LAST, {})}
         assert state["retry"].groups["hits"][1] == {}

@@ -16,7 +16,7 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from tests.contract import scenarios
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.contract.scenarios import WHEN_FULL, Scenario
 from tests.faults.rehearsal import normal
 from tests.support.proxy import Fault, FaultProxy
@@ -55,53 +55,53 @@ ANOTHER_TIME = {
 WRITES_AGAIN = {scenarios.message_append}
 
 
-def measures(desk: Desk) -> dict[str, Call]:
+def measures(harness: Harness) -> dict[str, Call]:
     """Return the read-only scripts, for which test_every_script has no scenario."""
-    desk.groups()
-    desk.add("1-0")
-    topic, partition, _ = desk.unit
+    harness.groups()
+    harness.add("1-0")
+    topic, partition, _ = harness.unit
     return {
-        "partition_measure": statistics.measure_partition(desk.keys, topic, partition),
+        "partition_measure": statistics.measure_partition(harness.keys, topic, partition),
         "dead_letters_measure": statistics.count_dead_letters(
-            desk.keys, topic, partition, statistics.DeadLetterCount()
+            harness.keys, topic, partition, statistics.DeadLetterCount()
         ),
-        "assignment_measure": statistics.measure_unit(desk.keys, desk.unit),
-        "retention_measure": retention.measure(desk.keys, topic, partition),
+        "assignment_measure": statistics.measure_unit(harness.keys, harness.unit),
+        "retention_measure": retention.measure(harness.keys, topic, partition),
     }
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
-def repeat(desk: Desk, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str, bool, bool]:
+def repeat(harness: Harness, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str, bool, bool]:
     """Lose the reply to a call, and repeat the call.
 
     Return the answer, whether anything changed, and whether anything but times changed.
     """
     # The server must have the script, or the first command of the call has no effect.
-    desk.do("SCRIPT", "LOAD", call.script.source)
+    harness.do("SCRIPT", "LOAD", call.script.source)
     shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     shaky.open()
     proxy.arm(fault, command="EVALSHA")
     with pytest.raises(RedisUnavailable) as caught:
         shaky.run(call)
     assert caught.value.sent, "the outcome is unknown"
-    before = desk.state()
+    before = harness.state()
     word = shaky.run(call).word
     shaky.close()
-    after = desk.state()
+    after = harness.state()
     return word, after != before, normal(after) != normal(before)
 
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
 def test_a_script_whose_reply_was_lost_is_safe_to_repeat(
-    desk: Desk, proxy: FaultProxy, scenario: Scenario
+    harness: Harness, proxy: FaultProxy, scenario: Scenario
 ):
-    call = scenario(desk)
-    word, changed, more = repeat(desk, proxy, call, Fault.DROP_REPLY)
+    call = scenario(harness)
+    word, changed, more = repeat(harness, proxy, call, Fault.DROP_REPLY)
     first = {"lease_acquire_mine": "MINE", "lease_renew_late": "LATE"}
     assert word == AGAIN.get(scenario, first.get(scenario.__name__, "OK"))
     assert not changed or scenario in ANOTHER_TIME | WRITES_AGAIN
@@ -111,10 +111,10 @@ def test_a_script_whose_reply_was_lost_is_safe_to_repeat(
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
 def test_a_script_that_never_arrived_is_executed_by_the_second_call(
-    desk: Desk, proxy: FaultProxy, scenario: Scenario
+    harness: Harness, proxy: FaultProxy, scenario: Scenario
 ):
-    call = scenario(desk)
-    word, *_ = repeat(desk, proxy, call, Fault.CUT_BEFORE)
+    call = scenario(harness)
+    word, *_ = repeat(harness, proxy, call, Fault.CUT_BEFORE)
     expected: dict[Scenario, Any] = {
         scenarios.group_ensure: "CREATED",
         scenarios.lease_acquire_mine: "MINE",
@@ -125,9 +125,9 @@ def test_a_script_that_never_arrived_is_executed_by_the_second_call(
 
 
 @pytest.mark.fault("F12")
-def test_measuring_is_safe_to_repeat(desk: Desk, proxy: FaultProxy):
-    calls = measures(desk)
+def test_measuring_is_safe_to_repeat(harness: Harness, proxy: FaultProxy):
+    calls = measures(harness)
     assert {*calls} == {name for name in scripts.load() if name.endswith("_measure")}
     for name, call in calls.items():
         assert call.script.name == name
-        assert repeat(desk, proxy, call, Fault.DROP_REPLY) == ("OK", False, False)
+        assert repeat(harness, proxy, call, Fault.DROP_REPLY) == ("OK", False, False)

@@ -20,7 +20,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support import users
 from tests.support.costs import Meter, Page, counting_sockets
 from tests.support.daemon import toml
@@ -73,18 +73,18 @@ def view(board: Scoreboard, link: Connection) -> MetricsView:
 
 @pytest.fixture
 def at(link: Connection, store: Store, keys: Keys) -> At:
-    """Return a desk for a partition of the topic access (three partitions) and a group."""
+    """Return a harness for a partition of the topic access (three partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+    return lambda partition, group="hits": Harness(link, keys, Unit("access", partition, group))
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
+def harness(link: Connection, keys: Keys) -> Harness:
     """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
+    return harness
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.worker.control_channel import ExitCode
 from streamqd.worker.runs import ACK_DELAY_NS, ACK_SHARE, QUICK_RUN_NS, is_due
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import life as lives
 from tests.support.life import Life
 
@@ -59,15 +59,15 @@ def test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run(
     link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
 ):
     """The next run may take hours, and its host may be lost during that time."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
     for number in range(1, 5):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     pending: list[set[str]] = []
 
     def work(message: Message) -> None:
-        rows = link.execute("XPENDING", desk.stream, desk.unit.group, "-", "+", 10)
+        rows = link.execute("XPENDING", harness.stream, harness.unit.group, "-", "+", 10)
         pending.append({row[0].decode() for row in rows})
         late = now_ns() + ACK_DELAY_NS
         while now_ns() <= late:
@@ -96,11 +96,11 @@ def test_lane_acknowledges_a_run_before_the_next_one(
     link: Connection, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
 ):
     """This holds for quick runs too. A lost host therefore repeats only the runs of its lanes."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
     for number in range(1, 101):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     begun: set[str] = set()
     open_: list[int] = []
     lock = threading.Lock()
@@ -108,7 +108,7 @@ def test_lane_acknowledges_a_run_before_the_next_one(
     def work(message: Message) -> None:
         with lock:
             begun.add(message.id)
-            rows = link.execute("XPENDING", desk.stream, desk.unit.group, "-", "+", 1000)
+            rows = link.execute("XPENDING", harness.stream, harness.unit.group, "-", "+", 1000)
             open_.append(len(begun & {row[0].decode() for row in rows}))
 
     worker = life.worker("t1", max_messages=100, prefetch_bytes=1 << 30, **settings)

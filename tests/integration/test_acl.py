@@ -27,7 +27,7 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import usage, users
 from tests.support.daemon import toml
 from tests.support.servers import ProcessServer, Server
@@ -466,10 +466,10 @@ def test_a_viewer_sees_everything_and_changes_nothing(
     server: Server, link: Connection, granted: None, topic: str, keys: Keys, tmp_path: Path
 ) -> None:
     """Redis refuses each change, whatever the program asks for."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.add("1-1", "payload", "x")
-    desk.add("1-1", "payload", "x", "group", "hits", stream=desk.dlq)
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.add("1-1", "payload", "x")
+    harness.add("1-1", "payload", "x", "group", "hits", stream=harness.dlq)
     file = tmp_path / "streamq.toml"
     redis = {"url": server.url, "username": users.read("viewer").user}
     file.write_text(toml({"redis": redis}))

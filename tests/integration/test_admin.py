@@ -20,24 +20,24 @@ from streamqd.store import items, leases, members, messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.servers import Server
 from tests.support.verbs import At
 
 
-def bury(desk: Desk, entry_id: str, **context: str) -> str:
+def bury(harness: Harness, entry_id: str, **context: str) -> str:
     """Dead-letter a message and return the letter's name."""
-    desk.groups()
-    if not desk.do("EXISTS", desk.lease):
-        desk.own("t1")
-    desk.add(entry_id, "payload", f"body of {entry_id}", "key", "k1")
-    desk.fetch()
+    harness.groups()
+    if not harness.do("EXISTS", harness.lease):
+        harness.own("t1")
+    harness.add(entry_id, "payload", f"body of {entry_id}", "key", "k1")
+    harness.fetch()
     fields = {
         b"originalId": entry_id.encode(),
-        b"originalTopic": desk.unit.topic.encode(),
-        b"originalPartition": b"%d" % desk.unit.partition,
+        b"originalTopic": harness.unit.topic.encode(),
+        b"originalPartition": b"%d" % harness.unit.partition,
         b"timestamp": entry_id.split("-")[0].encode(),
-        b"group": desk.unit.group.encode(),
+        b"group": harness.unit.group.encode(),
         b"instance": b"west-1",
         b"attempts": b"5",
         b"crashes": b"0",
@@ -49,10 +49,10 @@ def bury(desk: Desk, entry_id: str, **context: str) -> str:
         b"traceback": b"Traceback:\n  somewhere",
         **{name.encode(): value.encode() for name, value in context.items()},
     }
-    call = messages.dead(desk.keys, desk.leased("t1"), [(f"m:{entry_id}".encode(), fields)])
-    [letter] = messages.SettledReply.parse(desk.link.run(call)).letters
+    call = messages.dead(harness.keys, harness.leased("t1"), [(f"m:{entry_id}".encode(), fields)])
+    [letter] = messages.SettledReply.parse(harness.link.run(call)).letters
     assert letter
-    return f"{desk.unit.partition}:{letter.decode()}"
+    return f"{harness.unit.partition}:{letter.decode()}"
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ def test_unknown_lag_is_exact_or_absent(
     assert row.lag == lag
 
 
-def hide_lag(desk: Desk, stream: str) -> None:
+def hide_lag(harness: Harness, stream: str) -> None:
     """Move a group to the second entry so that the server cannot compute its lag."""
-    desk.do("XGROUP", "SETID", stream, "hits", "2-0")
-    desk.do("XDEL", stream, "3-0")  # as no client should
-    [flat] = desk.do("XINFO", "GROUPS", stream)
+    harness.do("XGROUP", "SETID", stream, "hits", "2-0")
+    harness.do("XDEL", stream, "3-0")  # as no client should
+    [flat] = harness.do("XINFO", "GROUPS", stream)
     assert dict(zip(flat[::2], flat[1::2], strict=True)).get(b"lag") is None
 
 
@@ -223,9 +223,9 @@ def test_pending_is_ranked_by_deliveries_and_by_idle_time(
     at(0).pending("1-0", "2-0")
     at(1).pending("3-0")
     claims = (("1-0", at(0), 5_000, 2), ("2-0", at(0), 90_000, 9), ("3-0", at(1), 30_000, 4))
-    for entry_id, desk, idle, count in claims:
-        desk.do(
-            *("XCLAIM", desk.stream, "hits", "other", 0, entry_id),
+    for entry_id, harness, idle, count in claims:
+        harness.do(
+            *("XCLAIM", harness.stream, "hits", "other", 0, entry_id),
             *("IDLE", idle, "RETRYCOUNT", count, "JUSTID"),
         )
     at(0).do("HSET", at(0).attempts, "m:2-0:c", 2)
@@ -428,26 +428,26 @@ def test_replay_keeps_and_reports_refused_dead_letters(
 
 
 def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At) -> None:
-    desk = at(0)
-    desk.groups()
+    harness = at(0)
+    harness.groups()
     for number in range(250):
-        desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
+        harness.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=harness.dlq)
     steps: list[int] = []
 
     done = dead_letters.replay(store, "access", MessageFilter(), progress=steps.append)
 
     assert done.replayed == 250
     assert steps == [64, 64, 64, 58]
-    assert link.execute("XLEN", desk.retry) == 250
+    assert link.execute("XLEN", harness.retry) == 250
 
 
 def test_purge_deletes_the_chosen_dead_letters(store: Store, at: At) -> None:
-    desk = at(0)
+    harness = at(0)
     for entry_id, group in (
         *(("1000-0", "hits"), ("2000-0", "hits")),
         *(("2000-1", "agents"), ("3000-0", "hits")),
     ):
-        desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
+        harness.add(entry_id, "payload", "x", "group", group, stream=harness.dlq)
     at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
 
     assert dead_letters.count(store, "access", MessageFilter(until_unix_ms=2_000)) == 2
@@ -577,7 +577,7 @@ def test_status_combines_one_problem_of_many_partitions(
 ) -> None:
     topics.create(store, "wide", config.Topic(partitions=40))
     for number in range(40):
-        Desk(link, keys, Unit("wide", number, "hits")).groups()
+        Harness(link, keys, Unit("wide", number, "hits")).groups()
     heartbeat(link, keys, "west-1")
     before = calls(link, "zrange")
 

@@ -202,13 +202,13 @@ def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
     """Return a fleet with a message in every state and a second, healthy topic."""
     made = DoctorCase(tmp_path, server.url, link)
     made.settle_in()
-    desk = made.desk
+    harness = made.harness
     for number in range(4):
-        desk.add(f"{number + 1}-0", "payload", "x")
-    desk.fetch(3)
+        harness.add(f"{number + 1}-0", "payload", "x")
+    harness.fetch(3)
     place = [(b"m:2-0", 3600.0, {})]
-    made.link.run(messages.retry(made.keys, desk.leased("t0"), place))
-    made.do("XADD", desk.dlq, "*", "payload", "x", "group", GROUP)
+    made.link.run(messages.retry(made.keys, harness.leased("t0"), place))
+    made.do("XADD", harness.dlq, "*", "payload", "x", "group", GROUP)
     return made
 
 

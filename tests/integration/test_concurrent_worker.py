@@ -27,7 +27,7 @@ from streamqd.store.client import connect
 from streamqd.worker import ExitCode, assembly, turns
 from streamqd.worker import worker as worker_module
 from streamqd.worker.runs import QUICK_RUN_NS
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import wait_until
@@ -35,14 +35,14 @@ from tests.support.waiting import wait_until
 SEVERAL = {"concurrency": 4, "order": "none"}
 
 
-def settled(desk: Desk) -> bool:
-    return desk.state()["stream"].groups["hits"][1] == {}
+def settled(harness: Harness) -> bool:
+    return harness.state()["stream"].groups["hits"][1] == {}
 
 
 @pytest.mark.parametrize("limit", [1, 6])
-def test_concurrent_worker_starts_at_most_max_messages(desk: Desk, life: Life, limit: int):
+def test_concurrent_worker_starts_at_most_max_messages(harness: Harness, life: Life, limit: int):
     for number in range(1, 21):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     runs: list[str] = []
     worker = life.worker("t1", max_messages=limit, **SEVERAL)
     assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
@@ -58,9 +58,9 @@ def take(batch: list[Message]) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 13])
-def test_last_batch_is_cut_to_max_messages(desk: Desk, life: Life, limit: int):
+def test_last_batch_is_cut_to_max_messages(harness: Harness, life: Life, limit: int):
     for number in range(1, 21):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     _sizes.clear()
     worker = life.worker("t1", handler=f"{__name__}:take", batch=5, max_messages=limit)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
@@ -68,45 +68,45 @@ def test_last_batch_is_cut_to_max_messages(desk: Desk, life: Life, limit: int):
     assert max(_sizes) <= 5
 
 
-def test_concurrent_runs_are_acknowledged_separately(desk: Desk, life: Life):
+def test_concurrent_runs_are_acknowledged_separately(harness: Harness, life: Life):
     for number in range(1, 9):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     barrier = threading.Barrier(4)
     first = threading.Event()
 
     def work(message: Message) -> None:
         barrier.wait(5)
         if message.id == "1-0":
-            wait_until(lambda: "2-0" not in desk_pending(), what="2-0 is acknowledged")
+            wait_until(lambda: "2-0" not in harness_pending(), what="2-0 is acknowledged")
             first.set()
 
-    def desk_pending() -> set[str]:
+    def harness_pending() -> set[str]:
         # A link belongs to one thread.
         return {row[0].decode() for row in other.execute("XPENDING", *pending)}
 
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
-    pending = (desk.stream, "hits", "-", "+", 100)
+    pending = (harness.stream, "hits", "-", "+", 100)
     assert life.run(life.worker("t1", max_messages=8, **SEVERAL), work) == ExitCode.RECYCLE
     assert first.is_set()
-    assert settled(desk)
+    assert settled(harness)
     other.close()
 
 
 @pytest.mark.parametrize("on_error", ["requeue", "hold-key"])
 def test_slow_failure_of_a_lane_is_settled_without_delay(
-    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
+    harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
 ):
     """C3: lanes delay only the settlement of quick failures, like a worker with one lane."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 60 * 10**9)
-    desk.add("1-0", "payload", "bad", "key", "a")
-    desk.add("2-0", "payload", "good", "key", "b")
+    harness.add("1-0", "payload", "bad", "key", "a")
+    harness.add("2-0", "payload", "good", "key", "b")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     begun = threading.Barrier(2)
 
     def noted() -> bool:
         if on_error == "requeue":
-            return bool(other.execute("EXISTS", desk.keys.retry(*desk.unit)))
-        return bool(other.execute("HGET", desk.attempts, "m:1-0:f") == b"1")
+            return bool(other.execute("EXISTS", harness.keys.retry(*harness.unit)))
+        return bool(other.execute("HGET", harness.attempts, "m:1-0:f") == b"1")
 
     def work(message: Message) -> None:
         if message.id == "1-0" and message.attempt == 1:
@@ -129,18 +129,20 @@ async def give_way(_message: Message) -> None:
 
 
 @pytest.mark.parametrize("count", [600, 1024])
-def test_128_coroutines_settle_messages_that_have_counters(desk: Desk, life: Life, count: int):
+def test_128_coroutines_settle_messages_that_have_counters(
+    harness: Harness, life: Life, count: int
+):
     """B2: a worker survives when all acknowledgements clear counters at the same time."""
     for number in range(1, count + 1):
-        desk.add(f"{number}-0")
-        desk.do("HSET", desk.attempts, f"m:{number}-0:f", "1")
-    desk.fetch(count)
+        harness.add(f"{number}-0")
+        harness.do("HSET", harness.attempts, f"m:{number}-0:f", "1")
+    harness.fetch(count)
 
     own = {"handler": f"{__name__}:give_way", "concurrency": 128, "order": "none"}
     worker = life.worker("t1", max_messages=count, **own)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
-    assert settled(desk)
-    assert desk.do("EXISTS", desk.attempts) == 0
+    assert settled(harness)
+    assert harness.do("EXISTS", harness.attempts) == 0
 
 
 @pytest.mark.parametrize("how", ["inherited", "unread"])
@@ -150,13 +152,13 @@ def test_128_coroutines_settle_messages_that_have_counters(desk: Desk, life: Lif
     ids=["bytes", "number"],
 )
 def test_concurrent_worker_bounds_its_held_messages(
-    desk: Desk, life: Life, slot: WorkerSlot, how: str, size: int, bounds: dict[str, int]
+    harness: Harness, life: Life, slot: WorkerSlot, how: str, size: int, bounds: dict[str, int]
 ):
     """A worker holds at most two reads and the running messages."""
     for number in range(1, 61):
-        desk.add(f"{number}-0", "payload", b"x" * size)
+        harness.add(f"{number}-0", "payload", b"x" * size)
     if how == "inherited":
-        desk.fetch(100)
+        harness.fetch(100)
     seen = []
     barrier = threading.Barrier(4)
 
@@ -172,10 +174,10 @@ def test_concurrent_worker_bounds_its_held_messages(
 
 
 def test_running_messages_do_not_restart_after_a_reconnect(
-    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
+    harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     for number in range(1, 13):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     runs: Counter[str] = Counter()
     running = threading.Barrier(4)
     again = threading.Event()
@@ -202,46 +204,46 @@ def test_running_messages_do_not_restart_after_a_reconnect(
     assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
     cutter.join()
     assert runs == {f"{number}-0": 1 for number in range(1, 13)}
-    assert settled(desk)
+    assert settled(harness)
 
 
-def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(desk: Desk, life: Life):
+def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(harness: Harness, life: Life):
     for number in range(1, 6):
-        desk.add(f"{number}-0")
-    desk.fetch(5)
-    desk.do("HSET", desk.fence, "quarantine", "1")
+        harness.add(f"{number}-0")
+    harness.fetch(5)
+    harness.do("HSET", harness.fence, "quarantine", "1")
     marks, lock = {}, threading.Lock()
 
     def work(message: Message) -> None:
         with lock:
-            marks[message.id] = desk.do("HGET", desk.fence, "mark")
+            marks[message.id] = harness.do("HGET", harness.fence, "mark")
 
     assert life.run(life.worker("t1", max_messages=5, **SEVERAL), work) == ExitCode.RECYCLE
     first, rest = b"m:1-0 m:2-0", b"m:3-0 m:4-0 m:5-0"
     assert marks == {"1-0": first, "2-0": first, "3-0": rest, "4-0": rest, "5-0": rest}
-    assert settled(desk)
+    assert settled(harness)
 
 
-def test_the_accused_of_a_lost_round_run_alone(desk: Desk, life: Life):
+def test_the_accused_of_a_lost_round_run_alone(harness: Harness, life: Life):
     for number in range(1, 6):
-        desk.add(f"{number}-0")
-    desk.fetch(5)
-    desk.do("HSET", desk.fence, "quarantine", "1", "accused", "m:2-0 m:3-0")
+        harness.add(f"{number}-0")
+    harness.fetch(5)
+    harness.do("HSET", harness.fence, "quarantine", "1", "accused", "m:2-0 m:3-0")
     marks, lock = {}, threading.Lock()
 
     def work(message: Message) -> None:
         with lock:
-            marks[message.id] = desk.do("HGET", desk.fence, "mark")
+            marks[message.id] = harness.do("HGET", harness.fence, "mark")
 
     assert life.run(life.worker("t1", max_messages=5, **SEVERAL), work) == ExitCode.RECYCLE
     assert {name: marks[name] for name in ("2-0", "3-0")} == {"2-0": b"m:2-0", "3-0": b"m:3-0"}
     assert len(marks) == 5
 
 
-def test_concurrent_worker_runs_suspects_alone(desk: Desk, life: Life, slot: WorkerSlot):
+def test_concurrent_worker_runs_suspects_alone(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 7):
-        desk.add(f"{number}-0")
-    desk.fetch(6)
+        harness.add(f"{number}-0")
+    harness.fetch(6)
     suspects = {b"m:2-0": 1, b"m:5-0": 1}
     worker = life.worker("t1", suspects=suspects, max_messages=6, **SEVERAL)
     seen = {}
@@ -256,12 +258,12 @@ def test_concurrent_worker_runs_suspects_alone(desk: Desk, life: Life, slot: Wor
 
 @pytest.mark.parametrize("several", [{}, SEVERAL], ids=["one at a time", "four at a time"])
 def test_suspect_runs_once_it_is_listed(
-    desk: Desk, life: Life, slot: WorkerSlot, several: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, several: dict[str, Any]
 ):
     """The takeover after a crash must not wait until all pending entries are listed."""
     for number in range(1, 101):
-        desk.add(f"{number}-0")
-    desk.fetch(100)
+        harness.add(f"{number}-0")
+    harness.fetch(100)
     worker = life.worker("t1", suspects={b"m:1-0": 1}, max_messages=100, **several)
     calls = []
     assert life.run(worker, lambda _: calls.append(slot.counter("round_trips"))) == (
@@ -271,15 +273,17 @@ def test_suspect_runs_once_it_is_listed(
     assert len(calls) == 100
 
 
-def test_fenced_worker_finishes_its_runs_and_starts_none(desk: Desk, life: Life, slot: WorkerSlot):
+def test_fenced_worker_finishes_its_runs_and_starts_none(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     for number in range(1, 41):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     ended = []
 
     def work(message: Message) -> None:
         if message.id == "1-0":
             with lock:
-                desk.do("HSET", desk.fence, "token", "t2")
+                harness.do("HSET", harness.fence, "token", "t2")
         ended.append(message.id)
 
     lock = threading.Lock()
@@ -289,20 +293,22 @@ def test_fenced_worker_finishes_its_runs_and_starts_none(desk: Desk, life: Life,
     assert not slot.batch().running
 
 
-def test_concurrent_worker_reclaims_foreign_entries(desk: Desk, life: Life, slot: WorkerSlot):
+def test_concurrent_worker_reclaims_foreign_entries(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 6):
-        desk.add(f"{number}-0")
-    desk.fetch(5, consumer="someone")
+        harness.add(f"{number}-0")
+    harness.fetch(5, consumer="someone")
     slot.reclaim_requested = 1
     worker = life.worker("t1", max_messages=5, reclaim_idle=0.0, **SEVERAL)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert slot.counter("reclaimed") == 5
-    assert settled(desk)
+    assert settled(harness)
 
 
-def test_released_message_returns_without_a_busy_loop(desk: Desk, life: Life, slot: WorkerSlot):
+def test_released_message_returns_without_a_busy_loop(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     for number in range(1, 21):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     runs: Counter[str] = Counter()
 
     def work(message: Message) -> None:
@@ -315,12 +321,12 @@ def test_released_message_returns_without_a_busy_loop(desk: Desk, life: Life, sl
     assert set(runs.values()) == {1}
     assert slot.counter("released") == 2
     assert slot.counter("failed") == 0
-    assert settled(desk)
+    assert settled(harness)
 
 
-def test_full_memory_parks_only_the_failed_message(desk: Desk, life: Life, slot: WorkerSlot):
+def test_full_memory_parks_only_the_failed_message(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 21):
-        desk.add(f"{number}-0", "payload", "bad" if number == 5 else "ok")
+        harness.add(f"{number}-0", "payload", "bad" if number == 5 else "ok")
     done = []
 
     def work(message: Message) -> None:
@@ -328,19 +334,19 @@ def test_full_memory_parks_only_the_failed_message(desk: Desk, life: Life, slot:
             raise ValueError
         done.append(message.id)
 
-    with desk.full_memory():
+    with harness.full_memory():
         life.run(life.worker("t1", max_messages=20, **SEVERAL), work)
         assert len(done) == 19
         assert slot.counter("deferred") == 1
-    assert set(desk.state()["stream"].groups["hits"][1]) == {"5-0"}
+    assert set(harness.state()["stream"].groups["hits"][1]) == {"5-0"}
 
 
 def test_concurrent_worker_fetches_while_all_lanes_are_busy(
-    desk: Desk, life: Life, slot: WorkerSlot
+    harness: Harness, life: Life, slot: WorkerSlot
 ):
     """The first read has no sizes yet and fetches four. They wait until more arrive."""
     for number in range(1, 9):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     largest = life.settings.daemon.max_message_bytes
     seen = []
     more = threading.Event()
@@ -355,7 +361,7 @@ def test_concurrent_worker_fetches_while_all_lanes_are_busy(
     worker = life.worker("t1", max_messages=8, prefetch_bytes=4 * largest, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert len(seen) == 8
-    assert settled(desk)
+    assert settled(harness)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +374,7 @@ def test_concurrent_worker_fetches_while_all_lanes_are_busy(
     ids=["circuit", "hold-key", "hold-key and rate"],
 )
 def test_held_messages_do_not_cause_a_reconnect(
-    desk: Desk,
+    harness: Harness,
     life: Life,
     slot: WorkerSlot,
     monkeypatch: pytest.MonkeyPatch,
@@ -378,7 +384,7 @@ def test_held_messages_do_not_cause_a_reconnect(
     monkeypatch.setattr(worker_module, "IDLE_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
-        desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
+        harness.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     sessions: list[bytes] = []
 
@@ -387,10 +393,10 @@ def test_held_messages_do_not_cause_a_reconnect(
 
     def look() -> None:
         wait_until(lambda: slot.counter("fetched") == 6 and slot.counter("failed") >= 4)
-        sessions.append(other.execute("HGET", desk.fence, "session"))
+        sessions.append(other.execute("HGET", harness.fence, "session"))
         before = slot.counter("round_trips")
         wait_until(lambda: slot.counter("round_trips") > before + 4, what="four looks")
-        sessions.append(other.execute("HGET", desk.fence, "session"))
+        sessions.append(other.execute("HGET", harness.fence, "session"))
         life.stop()
 
     player = threading.Thread(target=look)
@@ -411,10 +417,12 @@ def trace() -> None:
     assert Path.__fspath__.__code__ in traced
 
 
-def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life, slot: WorkerSlot):
+def test_threads_leave_an_interpreter_that_can_be_traced(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     """For example by a debugger or a coverage tool."""
     for number in range(1, 5):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     interrupted: list[str] = []
 
     def work(message: Message) -> None:
@@ -440,10 +448,10 @@ def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life,
     assert tracing.exitcode == 0
 
 
-def test_slot_page_lists_each_concurrent_run(desk: Desk, life: Life, slot: WorkerSlot):
+def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot: WorkerSlot):
     """This also holds if the free lanes of the page are in pieces around a slow run."""
     for number in range(1, 1301):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     absent: list[str] = []
     last = threading.Event()
 
@@ -459,31 +467,31 @@ def test_slot_page_lists_each_concurrent_run(desk: Desk, life: Life, slot: Worke
     worker = life.worker("t1", max_messages=1300, prefetch_bytes=1 << 30, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert absent == []
-    assert settled(desk)
+    assert settled(harness)
 
 
 def test_acknowledgements_that_have_waited_ride_on_a_read(
-    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """Every finished message counts as overdue here. Scripts start and stop a life."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 301):
-        desk.add(f"{number}-0")
-    desk.do("CONFIG", "RESETSTAT")
+        harness.add(f"{number}-0")
+    harness.do("CONFIG", "RESETSTAT")
     worker = life.worker("t1", max_messages=200, prefetch_bytes=1 << 30, **SEVERAL)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
-    (called,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", desk.do("INFO", "commandstats"))
+    (called,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", harness.do("INFO", "commandstats"))
     print("scripts:", called)
     assert int(called) <= 5
 
 
 def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
-    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """The fetched entries take no lane from due messages, for any length of the stream."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 401):
-        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+        harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     runs: list[tuple[str, int]] = []
 
     def work(message: Message) -> None:
@@ -504,17 +512,17 @@ def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
     assert life.run(worker, work) == ExitCode.RECYCLE
     print("again after", runs.index(("1-0", 2)), "runs")
     assert runs.index(("1-0", 2)) < 300
-    assert settled(desk)
+    assert settled(harness)
 
 
 @pytest.mark.parametrize("how", ["inherited", "unread"])
 def test_concurrent_worker_skips_expired_messages(
-    desk: Desk, life: Life, slot: WorkerSlot, how: str
+    harness: Harness, life: Life, slot: WorkerSlot, how: str
 ):
     for number in range(1, 7):
-        desk.add(f"{number}-0", "payload", b"x", *(("expiresAt", "1") if number % 2 else ()))
+        harness.add(f"{number}-0", "payload", b"x", *(("expiresAt", "1") if number % 2 else ()))
     if how == "inherited":
-        desk.fetch(6)
+        harness.fetch(6)
     runs: list[str] = []
     life.run(
         life.worker("t1", max_messages=3, prefetch_bytes=1 << 30, **SEVERAL),
@@ -522,7 +530,7 @@ def test_concurrent_worker_skips_expired_messages(
     )
     assert sorted(runs) == ["2-0", "4-0", "6-0"]
     assert slot.counter("expired") == 3
-    assert settled(desk)
+    assert settled(harness)
 
 
 # --- coroutines -----------------------------------------------------------------------------------
@@ -541,9 +549,9 @@ async def leave_a_mark(message: Message) -> None:
         _found.append("" if _mine.get() == message.id else "another's")
 
 
-def test_coroutines_do_not_share_context_variables(desk: Desk, life: Life):
+def test_coroutines_do_not_share_context_variables(harness: Harness, life: Life):
     for number in range(1, 21):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     _found.clear()
     worker = life.worker("t1", handler=f"{__name__}:leave_a_mark", max_messages=20, **SEVERAL)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
@@ -559,15 +567,15 @@ async def cancel_others(message: Message) -> None:
     await asyncio.sleep(0)
 
 
-def test_cancelled_run_counts_as_failed(desk: Desk, life: Life, slot: WorkerSlot):
+def test_cancelled_run_counts_as_failed(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 5):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     _begun.clear()
     worker = life.worker(
         "t1", handler=f"{__name__}:cancel_others", max_messages=4, prefetch_bytes=1 << 30, **SEVERAL
     )
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     print("begun:", _begun)
-    assert (slot.counter("acked") + slot.counter("failed"), settled(desk)) == (4, True)
+    assert (slot.counter("acked") + slot.counter("failed"), settled(harness)) == (4, True)
     if len(_begun) == 1:  # Python 3.12 starts each task eagerly
         assert slot.counter("failed") == 3

@@ -17,14 +17,14 @@ from streamqd.scoreboard import RUNNING, WorkerSlot
 from streamqd.worker import ExitCode, assembly
 from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.eventloop import EventLoop, PreciseSelector, new_loop
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.life import Life
 
 SEVERAL = {"concurrency": 4, "order": "none"}
 
 
-def settled(desk: Desk) -> bool:
-    return desk.state()["stream"].groups["hits"][1] == {}
+def settled(harness: Harness) -> bool:
+    return harness.state()["stream"].groups["hits"][1] == {}
 
 
 # --- tasks that cannot be made --------------------------------------------------------------------
@@ -60,10 +60,10 @@ _refused: list[asyncio.Task[Any] | None] = []
     ids=["several", "several with a limit", "one by one", "one by one with a limit"],
 )
 def test_failing_task_factory_fails_only_its_run(
-    desk: Desk, life: Life, slot: WorkerSlot, settings: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, settings: dict[str, Any]
 ):
     for number in range(1, 13):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     _begun.clear()
     _refused.clear()
     # The first read fetches one entry, so the factory is set before the next ones start.
@@ -73,7 +73,7 @@ def test_failing_task_factory_fails_only_its_run(
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert len(_refused) == 2
     assert len(_begun) == len(set(_begun)) == 10
-    assert (slot.counter("failed"), slot.counter("acked"), settled(desk)) == (2, 10, True)
+    assert (slot.counter("failed"), slot.counter("acked"), settled(harness)) == (2, 10, True)
     assert bytes(slot.states).count(RUNNING) == 0
 
 
@@ -154,7 +154,7 @@ async def quick(_message: Message) -> None:
     ids=["plain", "each acknowledged before the next", "hold-key"],
 )
 def test_next_read_is_sent_before_held_messages_start(
-    desk: Desk,
+    harness: Harness,
     life: Life,
     monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any],
@@ -162,7 +162,7 @@ def test_next_read_is_sent_before_held_messages_start(
 ):
     """Held messages run while Redis answers, unless its answer is required before any run."""
     for number in range(1, 201):
-        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+        harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     events: list[str] = []
 
     def told(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +190,7 @@ def test_next_read_is_sent_before_held_messages_start(
         lambda runner, entries: told("begin ", begin)(runner, entries) if entries else None,
     )
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
-    assert settled(desk)
+    assert settled(harness)
     assert ("ask begin answer" in "".join(events)) is ahead
 
 
@@ -207,13 +207,13 @@ async def fail_first(message: Message) -> None:
 
 
 def test_a_failure_is_settled_before_the_next_read(
-    desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """This holds even if each read fetches so few that lanes are free and a read is always due."""
     # A fast machine finishes before a failure has waited long enough next to successes.
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 201):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     _retried.clear()
     _slots.append(slot)
     worker = life.worker(
@@ -221,4 +221,4 @@ def test_a_failure_is_settled_before_the_next_read(
     )
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert _retried == [1]
-    assert settled(desk)
+    assert settled(harness)

@@ -23,7 +23,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from streamqd.worker import turns
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
 from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, RECOVERED, Handling, Seed
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
 def fail(_message: Message) -> None:
@@ -52,15 +52,15 @@ def bury(_message: Message) -> None:
 
 
 @pytest.fixture
-def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
-    return Handling(desk, life, meter)
+def handled(harness: Harness, life: Life, meter: Meter) -> Handling:
+    return Handling(harness, life, meter)
 
 
 def test_backlog_costs_one_round_trip_per_full_batch(
-    handled: Handling, desk: Desk, page: Page
+    handled: Handling, harness: Harness, page: Page
 ) -> None:
     def seed(count: int) -> None:
-        backlog(desk, count)
+        backlog(harness, count)
 
     cost = handled.more(seed=seed)
     rounds = FULL // BATCH
@@ -79,17 +79,17 @@ def test_backlog_costs_one_round_trip_per_full_batch(
 
 @pytest.mark.parametrize("group", ["backlog", "others"])
 def test_handling_cost_is_independent_of_stored_data(
-    handled: Handling, desk: Desk, group: str
+    handled: Handling, harness: Harness, group: str
 ) -> None:
     def seeded(around: int) -> Seed:
         def seed(count: int) -> None:
             if group == "others":
-                beside(desk, around)
-                pending(desk, around, "someone")
+                beside(harness, around)
+                pending(harness, around, "someone")
                 around_here = 0
             else:
                 around_here = around
-            backlog(desk, count + around_here)
+            backlog(harness, count + around_here)
 
         return seed
 
@@ -97,8 +97,8 @@ def test_handling_cost_is_independent_of_stored_data(
     assert handled(FIRST, seed=seeded(FEW)) == handled(FIRST, seed=seeded(MANY))
 
 
-def test_recovery_costs_one_call_per_page(handled: Handling, desk: Desk, page: Page) -> None:
-    cost = handled.more(seed=lambda count: pending(desk, count))
+def test_recovery_costs_one_call_per_page(handled: Handling, harness: Harness, page: Page) -> None:
+    cost = handled.more(seed=lambda count: pending(harness, count))
     # A page is listed by one script and acknowledged by another.
     pages = FULL // RECOVERED
     assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
@@ -109,9 +109,9 @@ def test_recovery_costs_one_call_per_page(handled: Handling, desk: Desk, page: P
     ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that are dead-lettered")]
 )
 def test_verdicts_are_settled_together(
-    handled: Handling, desk: Desk, page: Page, work: Work, what: str
+    handled: Handling, harness: Harness, page: Page, work: Work, what: str
 ) -> None:
-    cost = handled.more(work, seed=lambda count: backlog(desk, count))
+    cost = handled.more(work, seed=lambda count: backlog(harness, count))
     # A batch is read in one round trip, and settled in another by scripts of 128 entries each.
     rounds = FULL // BATCH
     assert cost.trips == 2 * rounds
@@ -123,7 +123,7 @@ def test_verdicts_are_settled_together(
     page.holds(what, cost, units=FULL / 1000, per="1,000 messages")
 
 
-def test_failed_messages_are_looked_up_one_by_one(handled: Handling, desk: Desk) -> None:
+def test_failed_messages_are_looked_up_one_by_one(handled: Handling, harness: Harness) -> None:
     """A message between verdicts may be large, so failed messages are looked up one by one."""
     runs_so_far = 0
 
@@ -133,16 +133,16 @@ def test_failed_messages_are_looked_up_one_by_one(handled: Handling, desk: Desk)
         if runs_so_far % 2:
             raise ValueError("no")
 
-    cost = handled.more(fail_every_other, seed=lambda count: backlog(desk, count))
+    cost = handled.more(fail_every_other, seed=lambda count: backlog(harness, count))
     assert {cost.sent[name] for name in ("xpending", "xrange")} == {FULL // 2}
 
 
 def test_a_worker_without_messages_costs_six_commands_a_long_poll(
-    desk: Desk, life: Life, meter: Meter, page: Page, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, meter: Meter, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.001)
-    desk.pending()
-    desk.own("t1")
+    harness.pending()
+    harness.own("t1")
     one = life.worker("t1")
     one._attach()
     with meter.measuring() as cost:
@@ -162,7 +162,7 @@ def test_a_worker_without_messages_costs_six_commands_a_long_poll(
 
 
 def test_message_allocations_are_reported(
-    desk: Desk, life: Life, handled: Handling, page: Page, capsys: pytest.CaptureFixture[str]
+    harness: Harness, life: Life, handled: Handling, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = array("Q")
 
@@ -171,7 +171,7 @@ def test_message_allocations_are_reported(
             gc.collect()  # allocations of the start belong to no message
         held.append(sys.getallocatedblocks())
 
-    handled(FIRST + FULL, look, lambda count: backlog(desk, count))
+    handled(FIRST + FULL, look, lambda count: backlog(harness, count))
     full = held[FIRST:]
     starts, ends = full[::BATCH], full[BATCH - 1 :: BATCH]
     in_flight = (starts[-1] - held[0]) / BATCH

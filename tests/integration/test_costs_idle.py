@@ -21,7 +21,7 @@ from streamqd.supervisor.lease_manager import TOGETHER, LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.worker import worker
 from streamqd.worker.turns import BLOCK_SECONDS
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
 from tests.support.owning import board_of, with_groups
@@ -189,13 +189,13 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
     # Each turn looks, as if it were due.
     monkeypatch.setattr(promoter.Promoter, "turn", lambda self, targets: self.run(targets()))
-    desk = Desk(link, keys)
-    desk.own("t1")
+    harness = Harness(link, keys)
+    harness.own("t1")
     costs = []
     for count in (FEW, MANY - FEW):  # on one of the partitions
-        pending(desk, count)
-        backlog(desk, count)
-        beside(desk, count)
+        pending(harness, count)
+        backlog(harness, count)
+        beside(harness, count)
         count_dead_letters(keeper)
         costs.append(turns(keeper, meter))
     assert costs[0] == costs[1]

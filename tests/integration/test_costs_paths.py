@@ -26,7 +26,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, delayed, letters, retries
 from tests.support.handling import BATCH, FIRST, FULL, PAGE, PROMOTED, READS, Handling
@@ -59,13 +59,13 @@ def take(messages: list[Message]) -> None:
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
 @pytest.fixture
-def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
-    return Handling(desk, life, meter)
+def handled(harness: Harness, life: Life, meter: Meter) -> Handling:
+    return Handling(harness, life, meter)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def ours(server: Server, meter: Meter) -> Iterator[Connection]:
 
 @pytest.mark.parametrize("handler", ["coroutine", "thread"])
 def test_concurrent_messages_share_round_trips(
-    handled: Handling, desk: Desk, page: Page, handler: str
+    handled: Handling, harness: Harness, page: Page, handler: str
 ) -> None:
     """The order of finished runs depends on the machine, so the counts have a bound and no value.
 
@@ -94,7 +94,7 @@ def test_concurrent_messages_share_round_trips(
     for count in (FIRST, FIRST + FULL):  # the first lets the server learn the scripts
         cost = handled(
             count,
-            seed=lambda count: backlog(desk, count),
+            seed=lambda count: backlog(harness, count),
             handler=f"{__name__}:{handler}",
             concurrency=LANES,
             order="none",
@@ -113,11 +113,11 @@ def test_concurrent_messages_share_round_trips(
 
 
 def test_batch_handler_costs_the_same_as_a_message_handler(
-    handled: Handling, desk: Desk, page: Page
+    handled: Handling, harness: Harness, page: Page
 ) -> None:
     _calls.clear()
     cost = handled.more(
-        seed=lambda count: backlog(desk, count), handler=f"{__name__}:take", batch=CALL
+        seed=lambda count: backlog(harness, count), handler=f"{__name__}:take", batch=CALL
     )
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
@@ -126,9 +126,9 @@ def test_batch_handler_costs_the_same_as_a_message_handler(
 
 
 def test_key_order_costs_nothing_without_failures(
-    handled: Handling, desk: Desk, page: Page
+    handled: Handling, harness: Harness, page: Page
 ) -> None:
-    cost = handled.more(seed=lambda count: backlog(desk, count), on_error="hold-key")
+    cost = handled.more(seed=lambda count: backlog(harness, count), on_error="hold-key")
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
     page.holds("Messages of a backlog, hold-key", cost, units=FULL / 1000, per="1,000 messages")
@@ -145,13 +145,13 @@ def fail_once(message: Message) -> None:
 
 
 def test_blocked_failure_costs_a_note_and_a_counter_deletion(
-    handled: Handling, desk: Desk, page: Page
+    handled: Handling, harness: Harness, page: Page
 ) -> None:
     costs = [
         handled(
             count,
             fail_once,
-            seed=lambda count: backlog(desk, count),
+            seed=lambda count: backlog(harness, count),
             runs=2,
             on_error="block",
             backoff=AT_ONCE,
@@ -167,11 +167,11 @@ def test_blocked_failure_costs_a_note_and_a_counter_deletion(
 
 
 def test_failures_of_held_keys_are_settled_together(
-    handled: Handling, desk: Desk, page: Page
+    handled: Handling, harness: Harness, page: Page
 ) -> None:
     def seed(count: int) -> None:
         fields = ("payload", "x", "key")
-        desk.link.pipeline([("XADD", desk.stream, "*", *fields, n) for n in range(count)])
+        harness.link.pipeline([("XADD", harness.stream, "*", *fields, n) for n in range(count)])
 
     cost = handled.more(
         fail_once, seed=seed, runs=2, on_error="hold-key", backoff=AT_ONCE, prefetch_max=PAGE
@@ -206,14 +206,14 @@ def promote(promoter: Promoter[Unit] | Promoter[Place], target: Unit | Place) ->
 
 
 def test_due_retries_are_promoted_by_pages_and_read_again(
-    handled: Handling, desk: Desk, ours: Connection, view: MetricsView, page: Page
+    handled: Handling, harness: Harness, ours: Connection, view: MetricsView, page: Page
 ) -> None:
     due = -FULL / 1000 - 10  # each is due a millisecond after the one before
 
     def first() -> None:
-        promote(retry_promoter(Store(ours, desk.keys), view), desk.unit)
+        promote(retry_promoter(Store(ours, harness.keys), view), harness.unit)
 
-    cost = handled.more(seed=lambda count: retries(desk, count, ahead=due), first=first)
+    cost = handled.more(seed=lambda count: retries(harness, count, ahead=due), first=first)
     pages, rounds = FULL // PROMOTED, FULL // BATCH
     assert (cost.trips, cost.scripts) == (pages + rounds, pages)
     assert cost.sent["xreadgroup"] == rounds
@@ -221,18 +221,18 @@ def test_due_retries_are_promoted_by_pages_and_read_again(
 
 
 def test_due_sends_are_promoted_in_pages_regardless_of_later_ones(
-    desk: Desk, ours: Connection, view: MetricsView, page: Page, meter: Meter
+    harness: Harness, ours: Connection, view: MetricsView, page: Page, meter: Meter
 ) -> None:
     costs = []
     for later in (FEW, MANY):
         for _ in range(2):  # the first lets the server learn the script
-            desk.do("FLUSHALL")
-            delayed(desk, FULL, ahead=-FULL / 1000 - 10)
-            delayed(desk, later)
-            promoter = send_promoter(Store(ours, desk.keys), view)
+            harness.do("FLUSHALL")
+            delayed(harness, FULL, ahead=-FULL / 1000 - 10)
+            delayed(harness, later)
+            promoter = send_promoter(Store(ours, harness.keys), view)
             with meter.measuring() as cost:
-                promote(promoter, desk.unit[:2])
-            assert desk.do("XLEN", desk.stream) == FULL
+                promote(promoter, harness.unit[:2])
+            assert harness.do("XLEN", harness.stream) == FULL
         costs.append(cost)
     assert costs[0] == costs[1]
     assert (cost.trips, cost.scripts) == (FULL // PROMOTED, FULL // PROMOTED)
@@ -243,17 +243,17 @@ def test_due_sends_are_promoted_in_pages_regardless_of_later_ones(
 
 
 def test_replay_costs_one_call_per_page(
-    desk: Desk, ours: Connection, page: Page, meter: Meter
+    harness: Harness, ours: Connection, page: Page, meter: Meter
 ) -> None:
     costs = []
     for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first lets the server learn the scripts
-        desk.do("FLUSHALL")
-        topics.create(desk.store, desk.unit.topic, config.Topic(partitions=1))
-        desk.groups()
-        letters(desk, count)
+        harness.do("FLUSHALL")
+        topics.create(harness.store, harness.unit.topic, config.Topic(partitions=1))
+        harness.groups()
+        letters(harness, count)
         with meter.measuring() as cost:
             done = dead_letters.replay(
-                Store(ours, desk.keys), desk.unit.topic, MessageFilter(), target=Target()
+                Store(ours, harness.keys), harness.unit.topic, MessageFilter(), target=Target()
             )
         assert done.replayed == count
         costs.append(cost)

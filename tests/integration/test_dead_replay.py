@@ -27,21 +27,21 @@ from streamqd.store import directives, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.waiting import wait_until
 
-At = Callable[..., Desk]
+At = Callable[..., Harness]
 TOPIC = "access"
 
 
 @pytest.fixture
 def at(link: Connection, store: Store, keys: Keys) -> At:
-    """Return a desk for a partition of access (three partitions) and a group. `other` has two."""
+    """Return a harness for a partition of access (3 partitions) and a group. `other` has 2."""
     topics.create(store, TOPIC, config.Topic(partitions=3))
     topics.create(store, "other", config.Topic(partitions=2))
-    return lambda partition, group="hits", topic=TOPIC: Desk(
+    return lambda partition, group="hits", topic=TOPIC: Harness(
         link, keys, Unit(topic, partition, group)
     )
 
@@ -54,21 +54,21 @@ def shaky(proxy: FaultProxy) -> Iterator[Connection]:
     link.close()
 
 
-def plain(desk: Desk, count: int, group: str = "hits", **fields: str) -> list[str]:
+def plain(harness: Harness, count: int, group: str = "hits", **fields: str) -> list[str]:
     """Write letters directly to the stream, at 1-0, 2-0 …, and return their names."""
-    desk.groups()
+    harness.groups()
     for number in range(1, count + 1):
         context = {"originalId": f"{number}-0", "group": group, **fields}
         flat = [part for pair in context.items() for part in pair]
-        desk.add(f"{number}-0", "payload", f"body {number}", *flat, stream=desk.dlq)
-    return [f"{desk.unit.partition}:{number}-0" for number in range(1, count + 1)]
+        harness.add(f"{number}-0", "payload", f"body {number}", *flat, stream=harness.dlq)
+    return [f"{harness.unit.partition}:{number}-0" for number in range(1, count + 1)]
 
 
-def messages_in(desk: Desk, stream: str, *, retried: bool = False) -> list[Message]:
-    delivery = Delivery(desk.unit, "west-1", 1)
+def messages_in(harness: Harness, stream: str, *, retried: bool = False) -> list[Message]:
+    delivery = Delivery(harness.unit, "west-1", 1)
     return [
         Message(delivery, raw_id, fields, retried=retried)
-        for raw_id, fields in desk.do("XRANGE", stream, "-", "+")
+        for raw_id, fields in harness.do("XRANGE", stream, "-", "+")
     ]
 
 
@@ -257,8 +257,8 @@ def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
 
 
 def test_dead_letter_filters_select(store: Store, at: At) -> None:
-    desk = at(0)
-    desk.groups()
+    harness = at(0)
+    harness.groups()
     base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
     others: dict[str, dict[str, str]] = {
         "1000-0": {},
@@ -271,7 +271,9 @@ def test_dead_letter_filters_select(store: Store, at: At) -> None:
         "8000-0": {"headers": "[]"},
     }
     for entry_id, differs in others.items():
-        desk.add(entry_id, *(p for pair in (base | differs).items() for p in pair), stream=desk.dlq)
+        harness.add(
+            entry_id, *(p for pair in (base | differs).items() for p in pair), stream=harness.dlq
+        )
 
     def ids(choice: MessageFilter) -> list[str]:
         rows = dead_letters.messages(store, TOPIC).page(choice).rows

@@ -20,7 +20,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.verbs import At, Run, document
@@ -33,11 +33,11 @@ def dlq(run: Run) -> Run:
     return functools.partial(run, "dlq")
 
 
-def write(desk: Desk, count: int, **fields: str) -> None:
-    desk.groups()
+def write(harness: Harness, count: int, **fields: str) -> None:
+    harness.groups()
     for _ in range(count):
         flat = [part for pair in ({"group": "hits"} | fields).items() for part in pair]
-        desk.do("XADD", desk.dlq, "*", "payload", "x", *flat)
+        harness.do("XADD", harness.dlq, "*", "payload", "x", *flat)
 
 
 TRACE = 'Traceback (most recent call last):\n  File "/srv/bank.py", line 1, in pay\nE: x\n'

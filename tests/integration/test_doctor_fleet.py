@@ -242,11 +242,12 @@ def test_doctor_finds_a_long_stop(doctor_case: DoctorCase) -> None:
 
 def test_doctor_finds_a_lease_without_a_fence(doctor_case: DoctorCase) -> None:
     doctor_case.silent("fleet.lease-without-fence")
-    doctor_case.do("HDEL", doctor_case.desk.fence, "token")
+    doctor_case.do("HDEL", doctor_case.harness.fence, "token")
     assert doctor_case.finding("fleet.lease-without-fence")["evidence"]["partitions"] == [0]
-    doctor_case.do("HSET", doctor_case.desk.fence, "token", "another")
+    doctor_case.do("HSET", doctor_case.harness.fence, "token", "another")
     assert (
-        f"DEL {doctor_case.desk.lease}" in doctor_case.finding("fleet.lease-without-fence")["fix"]
+        f"DEL {doctor_case.harness.lease}"
+        in doctor_case.finding("fleet.lease-without-fence")["fix"]
     )
 
 
@@ -258,7 +259,7 @@ def test_doctor_accepts_a_released_assignment(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_an_expired_lease(doctor_case: DoctorCase) -> None:
-    doctor_case.do("DEL", doctor_case.desk.lease)
+    doctor_case.do("DEL", doctor_case.harness.lease)
     found = doctor_case.finding("fleet.not-renewed")
     assert found["evidence"] == {"partitions": [0], "owners": ["one"]}
     doctor_case.silent("fleet.owner-silent")
@@ -270,11 +271,11 @@ def test_doctor_finds_an_expired_lease(doctor_case: DoctorCase) -> None:
 
 
 def test_quarantine_without_end(doctor_case: DoctorCase) -> None:
-    fence = doctor_case.desk.fence
+    fence = doctor_case.harness.fence
     doctor_case.do("HSET", fence, "quarantine", 1)
     doctor_case.silent("fleet.quarantine-stuck")
     doctor_case.do("HSET", fence, "since", doctor_case.ago(3_600))
     assert "streamqd reload one" in doctor_case.finding("fleet.quarantine-stuck")["fix"]
-    doctor_case.desk.add("*", "payload", "x")
-    doctor_case.desk.fetch()
+    doctor_case.harness.add("*", "payload", "x")
+    doctor_case.harness.fetch()
     doctor_case.silent("fleet.quarantine-stuck")

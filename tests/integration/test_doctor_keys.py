@@ -33,14 +33,14 @@ def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
 
 def test_doctor_finds_nothing_in_a_healthy_system(doctor_case: DoctorCase) -> None:
     """Messages in every healthy state cause no finding."""
-    desk = doctor_case.desk
-    desk.add("1-0", "payload", "a")
-    desk.add("*", "payload", "b")
-    desk.add("*", "payload", "c")
-    desk.fetch(2)
-    place = [(f"m:{desk.do('XPENDING', desk.stream, GROUP)[1].decode()}".encode(), 60.0, {})]
-    desk.link.run(messages.retry(doctor_case.keys, desk.leased("t0"), place))
-    assert desk.do("ZCARD", desk.delayed) == 1
+    harness = doctor_case.harness
+    harness.add("1-0", "payload", "a")
+    harness.add("*", "payload", "b")
+    harness.add("*", "payload", "c")
+    harness.fetch(2)
+    place = [(f"m:{harness.do('XPENDING', harness.stream, GROUP)[1].decode()}".encode(), 60.0, {})]
+    harness.link.run(messages.retry(doctor_case.keys, harness.leased("t0"), place))
+    assert harness.do("ZCARD", harness.delayed) == 1
     areas = [
         word
         for name in ("permissions", "topics", "partitions", "fleet", "host")
@@ -60,10 +60,10 @@ def test_doctor_accepts_a_consumer_of_dead_letters(doctor_case: DoctorCase) -> N
     settings = config.load(doctor_case.path)
     ensure_topics(doctor_case.link, settings)
     doctor_case.heartbeat(offers=[[TOPIC, GROUP], [TOPIC, "undo@dlq"]])
-    doctor_case.do("XADD", doctor_case.desk.dlq, "*", "payload", "x")
+    doctor_case.do("XADD", doctor_case.harness.dlq, "*", "payload", "x")
     areas = [word for name in ("topics", "partitions", "fleet") for word in ("--only", name)]
     assert doctor_case.run(*areas, code=0)["findings"] == []
-    doctor_case.do("XGROUP", "DESTROY", doctor_case.desk.dlq, "undo@dlq")
+    doctor_case.do("XGROUP", "DESTROY", doctor_case.harness.dlq, "undo@dlq")
     assert doctor_case.finding("partitions.group-missing")["about"] == "access/undo@dlq"
 
 
@@ -187,7 +187,7 @@ def test_doctor_accepts_a_topic_being_deleted(doctor_case: DoctorCase) -> None:
 
 def test_doctor_finds_a_partition_key_of_another_type(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.wrong-type")
-    stream, attempts = doctor_case.desk.stream, doctor_case.desk.attempts
+    stream, attempts = doctor_case.harness.stream, doctor_case.harness.attempts
     doctor_case.do("DEL", stream)
     doctor_case.do("SET", stream, "x")
     assert doctor_case.finding("partitions.wrong-type")["evidence"] == {
@@ -197,7 +197,7 @@ def test_doctor_finds_a_partition_key_of_another_type(doctor_case: DoctorCase) -
     doctor_case.run()  # no other check fails
 
     doctor_case.do("DEL", stream)
-    doctor_case.desk.groups()
+    doctor_case.harness.groups()
     doctor_case.do("SADD", attempts, "x")
     assert doctor_case.finding("partitions.wrong-type")["evidence"] == {
         "key": attempts,
@@ -214,51 +214,53 @@ def test_doctor_finds_a_missing_group(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_accepts_a_deleted_group(doctor_case: DoctorCase) -> None:
-    desk = doctor_case.desk
+    harness = doctor_case.harness
     for number in range(2):
         unit = Unit(TOPIC, number, "old")
-        desk.link.run(messages.ensure_group(doctor_case.keys, unit, "0"))
-        desk.link.run(groups.delete(doctor_case.keys, unit, force=True, token="t9"))
+        harness.link.run(messages.ensure_group(doctor_case.keys, unit, "0"))
+        harness.link.run(groups.delete(doctor_case.keys, unit, force=True, token="t9"))
     doctor_case.silent("partitions.group-missing")
 
 
 @pytest.mark.fault("F29")
 def test_doctor_finds_an_abandoned_group(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.group-abandoned")
-    doctor_case.desk.link.run(messages.ensure_group(doctor_case.keys, Unit(TOPIC, 0, "old"), "0"))
+    doctor_case.harness.link.run(
+        messages.ensure_group(doctor_case.keys, Unit(TOPIC, 0, "old"), "0")
+    )
     doctor_case.silent("partitions.group-abandoned")
-    doctor_case.desk.add("*", "payload", "x")
+    doctor_case.harness.add("*", "payload", "x")
     found = doctor_case.finding("partitions.group-abandoned")
     assert found["about"] == "access/old"
     assert "group delete access old" in found["fix"]
 
 
 def test_doctor_finds_a_held_floor(doctor_case: DoctorCase) -> None:
-    doctor_case.desk.add(f"{doctor_case.ago(7200)}-0", "payload", "x")
+    doctor_case.harness.add(f"{doctor_case.ago(7200)}-0", "payload", "x")
     doctor_case.silent("partitions.floor-held")
     doctor_case.write(topic='retention = { max_age = "1h" }')
     found = doctor_case.finding("partitions.floor-held")
     assert "2 hours ago" in found["text"]
     assert "streamqd why access/0/hits" in found["fix"]
-    doctor_case.do("XACK", doctor_case.desk.stream, GROUP, *doctor_case.desk.fetch())
+    doctor_case.do("XACK", doctor_case.harness.stream, GROUP, *doctor_case.harness.fetch())
     doctor_case.silent("partitions.floor-held")
 
 
 def test_doctor_finds_an_archive_that_lags(doctor_case: DoctorCase) -> None:
     entry = f"{doctor_case.ago(7200)}-0"
-    doctor_case.desk.add(entry, "payload", "x")
+    doctor_case.harness.add(entry, "payload", "x")
     doctor_case.write(topic='archive = "required"\nretention = { max_age = "1h" }')
     assert doctor_case.finding("partitions.archive-lag")["evidence"] == {"partitions": [0]}
-    doctor_case.do("HSET", doctor_case.desk.trim, "archived", entry)
+    doctor_case.do("HSET", doctor_case.harness.trim, "archived", entry)
     doctor_case.silent("partitions.archive-lag")
 
 
 def test_doctor_finds_entries_of_other_clients(doctor_case: DoctorCase) -> None:
-    doctor_case.desk.add("*", "payload", "x")
-    doctor_case.desk.add("*", "payload", "y")
-    doctor_case.desk.fetch(1)
+    doctor_case.harness.add("*", "payload", "x")
+    doctor_case.harness.add("*", "payload", "y")
+    doctor_case.harness.fetch(1)
     doctor_case.silent("partitions.other-client")
-    doctor_case.desk.fetch(1, consumer="worker-7f")
+    doctor_case.harness.fetch(1, consumer="worker-7f")
     found = doctor_case.finding("partitions.other-client")
     assert found["evidence"]["consumers"] == ["worker-7f"]
     assert found["evidence"]["pending"] == 1
@@ -267,28 +269,28 @@ def test_doctor_finds_entries_of_other_clients(doctor_case: DoctorCase) -> None:
 @pytest.mark.parametrize("keep", [0, 1])
 def test_doctor_finds_missing_entries(doctor_case: DoctorCase, keep: int) -> None:
     for name in ("1-0", "2-0"):
-        doctor_case.desk.add(name, "payload", "x")
-    doctor_case.desk.fetch()
+        doctor_case.harness.add(name, "payload", "x")
+    doctor_case.harness.fetch()
     doctor_case.silent("partitions.missing-entries")
-    doctor_case.do("XTRIM", doctor_case.desk.stream, "MAXLEN", keep)
+    doctor_case.do("XTRIM", doctor_case.harness.stream, "MAXLEN", keep)
     assert doctor_case.finding("partitions.missing-entries")["evidence"]["oldest_pending"] == {
         "0": "1-0"
     }
 
 
 def test_doctor_finds_a_missing_entry_of_the_retry_stream(doctor_case: DoctorCase) -> None:
-    doctor_case.desk.add("1-0", "payload", "x", stream=doctor_case.desk.retry)
-    doctor_case.desk.fetch(stream=doctor_case.desk.retry)
+    doctor_case.harness.add("1-0", "payload", "x", stream=doctor_case.harness.retry)
+    doctor_case.harness.fetch(stream=doctor_case.harness.retry)
     doctor_case.silent("partitions.missing-entries")
-    doctor_case.do("XTRIM", doctor_case.desk.retry, "MAXLEN", 0)
+    doctor_case.do("XTRIM", doctor_case.harness.retry, "MAXLEN", 0)
     doctor_case.finding("partitions.missing-entries")
 
 
 def test_doctor_finds_a_large_message(doctor_case: DoctorCase) -> None:
     doctor_case.write(daemon='max_message_bytes = "10KiB"')
-    doctor_case.desk.add("*", "payload", "x" * 10_240)
+    doctor_case.harness.add("*", "payload", "x" * 10_240)
     doctor_case.silent("partitions.oversize")
-    doctor_case.desk.add("*", "payload", "x" * 10_241)
+    doctor_case.harness.add("*", "payload", "x" * 10_241)
     assert doctor_case.finding("partitions.oversize")["evidence"]["bytes"] == {"0": 10_241}
 
 
@@ -297,7 +299,7 @@ def test_doctor_finds_a_large_message(doctor_case: DoctorCase) -> None:
 
 def test_doctor_finds_a_due_time_without_a_message(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.delayed-lost")
-    doctor_case.do("ZADD", doctor_case.desk.delayed, doctor_case.ago(-60), "m:1-0")
+    doctor_case.do("ZADD", doctor_case.harness.delayed, doctor_case.ago(-60), "m:1-0")
     found = doctor_case.finding("partitions.delayed-lost")
     assert found["evidence"]["members"] == ["m:1-0"]
     assert "m:1-0" in found["fix"]
@@ -305,31 +307,31 @@ def test_doctor_finds_a_due_time_without_a_message(doctor_case: DoctorCase) -> N
 
 def test_doctor_finds_a_message_without_a_due_time(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.delayed-stuck")
-    doctor_case.do("HSET", doctor_case.desk.scheduled_items, "send-1", "x")
+    doctor_case.do("HSET", doctor_case.harness.scheduled_items, "send-1", "x")
     found = doctor_case.finding("partitions.delayed-stuck")
-    assert f"ZADD {doctor_case.desk.scheduled} 0 send-1" in found["fix"]
+    assert f"ZADD {doctor_case.harness.scheduled} 0 send-1" in found["fix"]
 
 
 def test_doctor_finds_equal_numbers_of_stuck_and_lost_retries(doctor_case: DoctorCase) -> None:
-    doctor_case.do("ZADD", doctor_case.desk.delayed, doctor_case.ago(-60), "m:1-0")
-    doctor_case.do("HSET", doctor_case.desk.items, "m:2-0", "x")
+    doctor_case.do("ZADD", doctor_case.harness.delayed, doctor_case.ago(-60), "m:1-0")
+    doctor_case.do("HSET", doctor_case.harness.items, "m:2-0", "x")
     doctor_case.finding("partitions.delayed-lost")
     doctor_case.finding("partitions.delayed-stuck")
 
 
 def test_too_many_to_compare_are_counted(doctor_case: DoctorCase) -> None:
     pairs = [part for n in range(1_100) for part in (f"m:{n}-0", "x")]
-    doctor_case.do("HSET", doctor_case.desk.items, *pairs)
+    doctor_case.do("HSET", doctor_case.harness.items, *pairs)
     assert "1,100 messages" in doctor_case.finding("partitions.delayed-stuck")["text"]
 
 
 def test_doctor_finds_overdue_retries(doctor_case: DoctorCase) -> None:
     for due in (doctor_case.ago(10), doctor_case.ago(-10)):
-        doctor_case.do("ZADD", doctor_case.desk.delayed, due, f"m:{due}-0")
-        doctor_case.do("HSET", doctor_case.desk.items, f"m:{due}-0", "x")
+        doctor_case.do("ZADD", doctor_case.harness.delayed, due, f"m:{due}-0")
+        doctor_case.do("HSET", doctor_case.harness.items, f"m:{due}-0", "x")
     doctor_case.silent("partitions.overdue")
-    doctor_case.do("ZADD", doctor_case.desk.delayed, doctor_case.ago(600), "m:1-0")
-    doctor_case.do("HSET", doctor_case.desk.items, "m:1-0", "x")
+    doctor_case.do("ZADD", doctor_case.harness.delayed, doctor_case.ago(600), "m:1-0")
+    doctor_case.do("HSET", doctor_case.harness.items, "m:1-0", "x")
     assert "10 minutes ago" in doctor_case.finding("partitions.overdue")["text"]
 
 
@@ -341,14 +343,14 @@ def test_doctor_finds_many_dead_letters(
 ) -> None:
     monkeypatch.setattr(partitions, "MANY", 3)
     for _ in range(3):
-        doctor_case.do("XADD", doctor_case.desk.dlq, "*", "payload", "x")
+        doctor_case.do("XADD", doctor_case.harness.dlq, "*", "payload", "x")
     doctor_case.silent("partitions.dead-letters-many")
     doctor_case.do("XADD", doctor_case.keys.dlq(TOPIC, 1), "*", "payload", "x")
     assert doctor_case.finding("partitions.dead-letters-many")["evidence"] == {"dead_letters": 4}
 
 
 def test_doctor_finds_old_dead_letters(doctor_case: DoctorCase) -> None:
-    doctor_case.do("XADD", doctor_case.desk.dlq, f"{doctor_case.ago(86_400)}-0", "payload", "x")
+    doctor_case.do("XADD", doctor_case.harness.dlq, f"{doctor_case.ago(86_400)}-0", "payload", "x")
     doctor_case.silent("partitions.dead-letters-old")
     doctor_case.write(topic='dlq_retention = "2h"')
     assert "partition 0 of access" in doctor_case.finding("partitions.dead-letters-old")["text"]
@@ -397,7 +399,7 @@ def busy_store(doctor_case: DoctorCase, word: str, work: Callable[[], object]) -
 
 
 def test_doctor_tolerates_delayed_messages_that_move(doctor_case: DoctorCase) -> None:
-    pair = doctor_case.desk.delayed, doctor_case.desk.items
+    pair = doctor_case.harness.delayed, doctor_case.harness.items
     doctor_case.do("ZADD", pair[0], 1, "m:1-0")
     busy = busy_store(doctor_case, "HKEYS", lambda: doctor_case.do("HSET", pair[1], "m:1-0", "x"))
     assert facts.gather_delays(busy, BadValues(), [pair]) == [Delays(pair[0], 1, 1, [], [])]
@@ -405,9 +407,11 @@ def test_doctor_tolerates_delayed_messages_that_move(doctor_case: DoctorCase) ->
 
 def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
     unit = Unit(TOPIC, 0, GROUP)
-    doctor_case.do("HDEL", doctor_case.desk.fence, "token")
+    doctor_case.do("HDEL", doctor_case.harness.fence, "token")
     busy = busy_store(
-        doctor_case, "PTTL", lambda: doctor_case.do("HSET", doctor_case.desk.fence, "token", "t0")
+        doctor_case,
+        "PTTL",
+        lambda: doctor_case.do("HSET", doctor_case.harness.fence, "token", "t0"),
     )
     bad = BadValues()
     topics_found = facts.gather_topics(busy, bad, config.load(doctor_case.path), [])
@@ -426,14 +430,14 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
 
 def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> None:
     """S3: no id can follow the largest one. An id far ahead of the clock is a warning."""
-    doctor_case.desk.add("*", "payload", "x")
+    doctor_case.harness.add("*", "payload", "x")
     doctor_case.silent("partitions.no-room")
-    ahead = doctor_case.desk.now_unix_ms() + 10 * 86_400_000
-    doctor_case.do("XADD", doctor_case.desk.stream, f"{ahead}-0", "payload", "x")
+    ahead = doctor_case.harness.now_unix_ms() + 10 * 86_400_000
+    doctor_case.do("XADD", doctor_case.harness.stream, f"{ahead}-0", "payload", "x")
     found = doctor_case.finding("partitions.no-room")
     assert (found["severity"], found["about"]) == ("warning", "access/0")
     doctor_case.do(
-        "XADD", doctor_case.desk.stream, f"{(1 << 64) - 1}-{(1 << 64) - 1}", "payload", "x"
+        "XADD", doctor_case.harness.stream, f"{(1 << 64) - 1}-{(1 << 64) - 1}", "payload", "x"
     )
     found = doctor_case.finding("partitions.no-room")
     assert found["severity"] == "problem"
@@ -442,11 +446,11 @@ def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> N
 
 def test_entries_that_no_consumer_has(doctor_case: DoctorCase) -> None:
     """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
-    doctor_case.desk.add("1-0", "payload", "x")
-    doctor_case.desk.add("2-0", "payload", "x")
-    doctor_case.desk.fetch(2)
+    doctor_case.harness.add("1-0", "payload", "x")
+    doctor_case.harness.add("2-0", "payload", "x")
+    doctor_case.harness.fetch(2)
     doctor_case.silent("partitions.unowned")
-    doctor_case.do("XCLAIM", doctor_case.desk.stream, GROUP, "", 0, "1-0", "JUSTID")
+    doctor_case.do("XCLAIM", doctor_case.harness.stream, GROUP, "", 0, "1-0", "JUSTID")
     found = doctor_case.finding("partitions.unowned")
     assert (found["about"], found["evidence"]["unowned"]) == ("access/hits", 1)
     doctor_case.silent("partitions.other-client")
@@ -464,10 +468,10 @@ def test_entries_that_no_consumer_has(doctor_case: DoctorCase) -> None:
 def test_doctor_prints_the_repair_of_a_bad_value(doctor_case: DoctorCase) -> None:
     """C1: doctor prints the exact command that repairs it. Other files test the other fields."""
     doctor_case.silent("values.unreadable")
-    doctor_case.do("HSET", doctor_case.desk.fence, "epoch", "zzz")
+    doctor_case.do("HSET", doctor_case.harness.fence, "epoch", "zzz")
     found = doctor_case.finding("values.unreadable")
     assert found["about"] == "access/0/hits"
-    assert f"`redis-cli HDEL {doctor_case.desk.fence} epoch`" in found["fix"].replace("'", "")
+    assert f"`redis-cli HDEL {doctor_case.harness.fence} epoch`" in found["fix"].replace("'", "")
     command = found["fix"].split("`")[1].split()[1:]
     doctor_case.do(*(word.strip("'") for word in command))
     doctor_case.silent("values.unreadable")

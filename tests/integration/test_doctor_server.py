@@ -239,9 +239,9 @@ def test_doctor_finds_slow_commands(doctor_case: DoctorCase, link: Connection) -
     loop = "for _ = 1, 100000000 do end return 1"
     link.execute("EVAL", loop, 1, "somebody:else")
     doctor_case.silent("server.slow-commands")
-    link.execute("EVAL", loop, 1, doctor_case.desk.stream)
+    link.execute("EVAL", loop, 1, doctor_case.harness.stream)
     found = doctor_case.finding("server.slow-commands")
-    assert found["evidence"]["slow"][0]["key"] == doctor_case.desk.stream
+    assert found["evidence"]["slow"][0]["key"] == doctor_case.harness.stream
     link.execute("SLOWLOG", "RESET")
 
 

@@ -19,7 +19,7 @@ from streamqd.store import scripts
 from streamqd.store.client import connect
 from streamqd.worker import ExitCode
 from streamqd.worker.runs import ACK_DELAY_NS
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.waiting import wait_until
@@ -35,19 +35,19 @@ WAITING = Backoff("fixed", WAIT, WAIT, "none")
 Runs = list[tuple[str, int]]
 
 
-def add(desk: Desk, keys: str) -> None:
+def add(harness: Harness, keys: str) -> None:
     """Add one entry per letter, with the letter as key. A dot adds an entry without a key."""
     for number, key in enumerate(keys, 1):
-        desk.add(f"{number}-0", "payload", "x", *(() if key == "." else ("key", key)))
+        harness.add(f"{number}-0", "payload", "x", *(() if key == "." else ("key", key)))
 
 
-def pending(desk: Desk) -> set[str]:
-    return set(desk.state()["stream"].groups["hits"][1])
+def pending(harness: Harness) -> set[str]:
+    return set(harness.state()["stream"].groups["hits"][1])
 
 
-def noted(desk: Desk) -> dict[str, bytes]:
+def noted(harness: Harness) -> dict[str, bytes]:
     """Return the number of failures in place of each entry."""
-    found = desk.state().get("attempts", {})
+    found = harness.state().get("attempts", {})
     return {name: value for name, value in found.items() if not name.endswith(":due")}
 
 
@@ -65,31 +65,31 @@ def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
 # --- block ----------------------------------------------------------------------------------------
 
 
-def test_blocked_message_is_retried_in_place(desk: Desk, life: Life, slot: WorkerSlot):
-    add(desk, "abc")
+def test_blocked_message_is_retried_in_place(harness: Harness, life: Life, slot: WorkerSlot):
+    add(harness, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=6, max_attempts=0, **BLOCK)
     assert life.run(worker, failing(runs, {"2-0": 3})) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), *(("2-0", attempt) for attempt in (1, 2, 3, 4)), ("3-0", 1)]
-    assert pending(desk) == set()
-    assert "attempts" not in desk.state()
+    assert pending(harness) == set()
+    assert "attempts" not in harness.state()
     assert (slot.counter("failed"), slot.counter("retried")) == (3, 0)
 
 
-def test_blocked_message_is_dead_lettered_after_its_attempts(desk: Desk, life: Life):
-    add(desk, "abc")
+def test_blocked_message_is_dead_lettered_after_its_attempts(harness: Harness, life: Life):
+    add(harness, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, max_attempts=2, **BLOCK)
     assert life.run(worker, failing(runs, {"2-0": 9})) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
-    (letter,) = desk.state()["dlq"].entries.values()
+    (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["attempts"]) == (b"2-0", b"2")
     assert (letter["reason"], letter["retryCount"]) == (b"attempts", b"2")
-    assert "attempts" not in desk.state()
+    assert "attempts" not in harness.state()
 
 
-def test_block_policy_respects_dead_and_retry(desk: Desk, life: Life):
-    add(desk, "abc")
+def test_block_policy_respects_dead_and_retry(harness: Harness, life: Life):
+    add(harness, "abc")
     runs = []
 
     def work(message: Message) -> None:
@@ -102,12 +102,12 @@ def test_block_policy_respects_dead_and_retry(desk: Desk, life: Life):
     worker = life.worker("t1", max_messages=6, **BLOCK)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert runs == ["1-0", "1-0", "1-0", "2-0", "2-0", "3-0"]
-    (letter,) = desk.state()["dlq"].entries.values()
+    (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["reason"]) == (b"1-0", b"dead")
 
 
-def test_stop_during_a_block_passes_the_message_on(desk: Desk, life: Life, slot: WorkerSlot):
-    add(desk, "abcd")
+def test_stop_during_a_block_passes_the_message_on(harness: Harness, life: Life, slot: WorkerSlot):
+    add(harness, "abcd")
     runs: Runs = []
     worker = life.worker("t1", **BLOCK | {"backoff": NEVER, "max_attempts": 0})
     seen = []
@@ -125,8 +125,8 @@ def test_stop_during_a_block_passes_the_message_on(desk: Desk, life: Life, slot:
     watcher.join()
     assert seen == [(True, [], 3)]
     assert slot.counter("released") == 3
-    assert pending(desk) == {"2-0", "3-0", "4-0"}
-    assert noted(desk) == {"m:2-0:f": b"1"}
+    assert pending(harness) == {"2-0", "3-0", "4-0"}
+    assert noted(harness) == {"m:2-0:f": b"1"}
     # The next worker continues the wait.
     slot.waits.reset()
     watcher = threading.Thread(target=stop)
@@ -135,7 +135,7 @@ def test_stop_during_a_block_passes_the_message_on(desk: Desk, life: Life, slot:
     assert life.run(worker, failing(runs, {})) == ExitCode.STOPPED
     watcher.join()
     assert len(runs) == 2
-    desk.do("HSET", desk.attempts, "m:2-0:due", 0)
+    harness.do("HSET", harness.attempts, "m:2-0:due", 0)
     worker = life.worker("t1", max_messages=4, max_attempts=0, **BLOCK)
     assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
     assert runs == [
@@ -143,11 +143,11 @@ def test_stop_during_a_block_passes_the_message_on(desk: Desk, life: Life, slot:
         *(("3-0", 1), ("4-0", 1)),
     ]
     assert slot.waits.read().kind is Wait.NOTHING
-    assert "attempts" not in desk.state()
+    assert "attempts" not in harness.state()
 
 
-def test_stop_interrupts_retries_without_backoff(desk: Desk, life: Life):
-    add(desk, "ab")
+def test_stop_interrupts_retries_without_backoff(harness: Harness, life: Life):
+    add(harness, "ab")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -160,15 +160,15 @@ def test_stop_interrupts_retries_without_backoff(desk: Desk, life: Life):
     worker = life.worker("t1", max_attempts=0, **BLOCK)
     assert life.run(worker, work) == ExitCode.STOPPED
     assert runs == [("1-0", 1), ("1-0", 2), ("1-0", 3)]
-    assert pending(desk) == {"1-0", "2-0"}
+    assert pending(harness) == {"1-0", "2-0"}
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
 def test_blocked_message_survives_a_lost_connection(
-    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, fault: Fault
+    harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, fault: Fault
 ):
     sha = scripts.get("settle_note").sha.encode()
-    add(desk, "abcd")
+    add(harness, "abcd")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -185,32 +185,32 @@ def test_blocked_message_survives_a_lost_connection(
         *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("2-0", 4)),
         *(("3-0", 1), ("4-0", 1)),
     ]
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
-def test_blocked_message_is_retried_with_full_memory(desk: Desk, life: Life):
-    add(desk, "abc")
+def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Life):
+    add(harness, "abc")
     runs: Runs = []
-    with desk.full_memory():
+    with harness.full_memory():
         worker = life.worker("t1", max_messages=5, max_attempts=0, **BLOCK)
         assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("3-0", 1)]
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
 def test_in_quarantine_nothing_is_suspected_while_a_message_waits(
-    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     """A host lost during the wait must not be charged to the message."""
-    add(desk, "aabb")
-    desk.fetch(4)
-    desk.do("HSET", desk.fence, "quarantine", "1")
+    add(harness, "aabb")
+    harness.fetch(4)
+    harness.do("HSET", harness.fence, "quarantine", "1")
     marks: list[tuple[str, bytes]] = []
     while_waiting = []
 
     def look() -> bytes:
-        return bytes(other.execute("HGET", desk.fence, "mark") or b"")
+        return bytes(other.execute("HGET", harness.fence, "mark") or b"")
 
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
 
@@ -235,17 +235,17 @@ def test_in_quarantine_nothing_is_suspected_while_a_message_waits(
     if policy is BLOCK:
         assert b"m:0-0" in while_waiting
         assert all(mark == f"m:{name}".encode() for name, mark in marks)
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_quarantine_marks_nothing_while_a_held_key_waits(
-    desk: Desk, life: Life, policy: dict[str, Any]
+    harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """The worker is full while it lists pending entries, so it waits and runs in quarantine."""
-    add(desk, "ab")
-    desk.fetch(2)
-    desk.do("HSET", desk.fence, "quarantine", "1")
+    add(harness, "ab")
+    harness.fetch(2)
+    harness.do("HSET", harness.fence, "quarantine", "1")
     while_waiting: set[bytes] = set()
     runs: list[tuple[str, int, bytes]] = []
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
@@ -253,7 +253,7 @@ def test_quarantine_marks_nothing_while_a_held_key_waits(
 
     def look() -> bytes:
         with lock:
-            return bytes(other.execute("HGET", desk.fence, "mark") or b"")
+            return bytes(other.execute("HGET", harness.fence, "mark") or b"")
 
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt, look()))
@@ -277,22 +277,22 @@ def test_quarantine_marks_nothing_while_a_held_key_waits(
     # Then it has room again, and the end of the list stops the quarantine.
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in runs[:3])
     assert runs[2][2] == f"m:{runs[2][0]}".encode(), "a held message runs alone"
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_quarantine_runs_due_keys_one_by_one(desk: Desk, life: Life, policy: dict[str, Any]):
+def test_quarantine_runs_due_keys_one_by_one(harness: Harness, life: Life, policy: dict[str, Any]):
     """This holds for any number of free lanes, because each held message has its own mark."""
-    add(desk, "ab")
-    desk.fetch(2)
-    desk.do("HSET", desk.fence, "quarantine", "1")
+    add(harness, "ab")
+    harness.fetch(2)
+    harness.do("HSET", harness.fence, "quarantine", "1")
     runs: list[tuple[str, int, bytes]] = []
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     lock = threading.Lock()
 
     def work(message: Message) -> None:
         with lock:
-            mark = bytes(other.execute("HGET", desk.fence, "mark") or b"")
+            mark = bytes(other.execute("HGET", harness.fence, "mark") or b"")
         runs.append((message.id, message.attempt, mark))
         if message.attempt <= 2:
             raise ValueError
@@ -304,16 +304,16 @@ def test_quarantine_runs_due_keys_one_by_one(desk: Desk, life: Life, policy: dic
     assert [run[:2] for run in first] == [("1-0", 1), ("2-0", 1)]
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in first)
     assert again == [(name, 2, f"m:{name}".encode()) for name in ("1-0", "2-0")]
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_quarantine_resumes_a_held_key_after_a_lost_mark(
-    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
+    harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
-    add(desk, "aa")
-    desk.fetch(2)
-    desk.do("HSET", desk.fence, "quarantine", "1")
+    add(harness, "aa")
+    harness.fetch(2)
+    harness.do("HSET", harness.fence, "quarantine", "1")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -327,7 +327,7 @@ def test_quarantine_resumes_a_held_key_after_a_lost_mark(
     worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)
     assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("1-0", 2), ("2-0", 1)]
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 # --- hold-key -------------------------------------------------------------------------------------
@@ -335,9 +335,9 @@ def test_quarantine_resumes_a_held_key_after_a_lost_mark(
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_held_key_keeps_its_order_while_other_keys_pass(
-    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(desk, "abacab")
+    add(harness, "abacab")
     runs: Runs = []
     waits = slot.waits
 
@@ -361,16 +361,16 @@ def test_held_key_keeps_its_order_while_other_keys_pass(
     ]
     assert [name for name, _ in runs if name in ("2-0", "6-0")] == ["2-0", "6-0"]
     assert runs.index(("6-0", 1)) < runs.index(("1-0", 2)), "the other keys did not wait"
-    assert pending(desk) == set()
-    assert "attempts" not in desk.state()
+    assert pending(harness) == set()
+    assert "attempts" not in harness.state()
     assert slot.counter("retried") == 0
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_held_messages_stay_pending_and_are_counted(
-    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(desk, "abacab")
+    add(harness, "abacab")
     runs: Runs = []
     worker = life.worker("t1", **policy | {"backoff": NEVER})
     waits = slot.waits
@@ -385,9 +385,9 @@ def test_held_messages_stay_pending_and_are_counted(
     watcher.start()
     assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.STOPPED
     watcher.join()
-    assert pending(desk) == {"1-0", "3-0", "5-0"}
+    assert pending(harness) == {"1-0", "3-0", "5-0"}
     assert waits.read().held_keys == 1
-    assert noted(desk) == {"m:1-0:f": b"1"}
+    assert noted(harness) == {"m:1-0:f": b"1"}
     # A new owner holds them, too, until they are due.
     runs.clear()
     waits.reset()
@@ -402,18 +402,20 @@ def test_held_messages_stay_pending_and_are_counted(
     assert life.run(worker, failing(runs, {})) == ExitCode.STOPPED
     watcher.join()
     assert runs == []
-    desk.do("HSET", desk.attempts, "m:1-0:due", 0)
+    harness.do("HSET", harness.attempts, "m:1-0:due", 0)
     worker = life.worker("t1", max_messages=3, **policy | {"backoff": NEVER})
     assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.RECYCLE
     assert runs == [("1-0", 2), ("3-0", 1), ("5-0", 1)]
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_retried_message_queues_after_its_held_key(desk: Desk, life: Life, policy: dict[str, Any]):
+def test_retried_message_queues_after_its_held_key(
+    harness: Harness, life: Life, policy: dict[str, Any]
+):
     """For example, a dead letter that an operator replays."""
-    add(desk, "ab")
-    desk.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=desk.retry)
+    add(harness, "ab")
+    harness.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=harness.retry)
     runs = []
 
     def work(message: Message) -> None:
@@ -421,14 +423,14 @@ def test_retried_message_queues_after_its_held_key(desk: Desk, life: Life, polic
         if message.original_id == "0-7" and message.attempt < 3:
             raise Retry(after=0.05)
         if message.original_id == "2-0":
-            desk_add()
+            harness_add()
 
     once = iter([1])
 
-    def desk_add() -> None:
+    def harness_add() -> None:
         for _ in once:
             fields = ("payload", "x", "key", "a", "originalId", "0-8")
-            other.execute("XADD", desk.retry, "2-0", *fields)
+            other.execute("XADD", harness.retry, "2-0", *fields)
 
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     worker = life.worker("t1", max_messages=6, **policy)
@@ -442,10 +444,10 @@ def test_retried_message_queues_after_its_held_key(desk: Desk, life: Life, polic
     "policy", [BLOCK, HOLD, SEVERAL], ids=["block", "hold-key", "hold-key, four at a time"]
 )
 def test_next_process_waits_for_the_remaining_backoff(
-    desk: Desk, life: Life, policy: dict[str, Any]
+    harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """With one message per process, each wait belongs to another process."""
-    add(desk, "aa")
+    add(harness, "aa")
     runs: Runs = []
     began: list[int] = []
     fails = failing(runs, {"1-0": 2})
@@ -462,18 +464,18 @@ def test_next_process_waits_for_the_remaining_backoff(
     least = (WAIT - 0.002) * 1e9
     assert began[1] - began[0] >= least
     assert began[2] - began[1] >= least
-    assert pending(desk) == set()
-    assert "attempts" not in desk.state()
+    assert pending(harness) == set()
+    assert "attempts" not in harness.state()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 @pytest.mark.parametrize("late", ["1-0", "2-0"])
 def test_expired_held_message_releases_its_key(
-    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any], late: str
+    harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any], late: str
 ):
-    end = str(desk.now_unix_ms() + 300)
+    end = str(harness.now_unix_ms() + 300)
     for name in ("1-0", "2-0", "3-0"):
-        desk.add(name, "payload", "x", "key", "a", *(("expiresAt", end) if name == late else ()))
+        harness.add(name, "payload", "x", "key", "a", *(("expiresAt", end) if name == late else ()))
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -488,14 +490,14 @@ def test_expired_held_message_releases_its_key(
     ran = [("1-0", 1), ("2-0", 1)] if late == "1-0" else [("1-0", 1), ("1-0", 2)]
     assert runs == [*ran, ("3-0", 1)]
     assert slot.counter("expired") == 1
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_keys_that_are_always_due_again_do_not_starve_the_others(
-    desk: Desk, life: Life, policy: dict[str, Any]
+    harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    add(desk, "abcdefghijklmnopqrst")
+    add(harness, "abcdefghijklmnopqrst")
     healthy: set[bytes] = set()
 
     def work(message: Message) -> None:
@@ -509,25 +511,25 @@ def test_keys_that_are_always_due_again_do_not_starve_the_others(
     worker = life.worker("t1", max_attempts=0, prefetch_max=4, **policy)
     assert life.run(worker, work) == ExitCode.STOPPED
     assert len(healthy) == 17
-    assert pending(desk) == {"1-0", "2-0", "3-0"}
+    assert pending(harness) == {"1-0", "2-0", "3-0"}
 
 
-def test_message_without_a_key_is_delayed(desk: Desk, life: Life, slot: WorkerSlot):
-    add(desk, "...a")
+def test_message_without_a_key_is_delayed(harness: Harness, life: Life, slot: WorkerSlot):
+    add(harness, "...a")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, **HOLD | {"backoff": NEVER})
     assert life.run(worker, failing(runs, {"2-0": 9})) == ExitCode.RECYCLE
     assert slot.counter("retried") == 1
-    assert set(desk.state()["items"]) == {"m:2-0"}
-    assert desk.state()["items"]["m:2-0"]["retryCount"] == b"1"
-    assert pending(desk) == set()
+    assert set(harness.state()["items"]) == {"m:2-0"}
+    assert harness.state()["items"]["m:2-0"]["retryCount"] == b"1"
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_at_the_bound_nothing_more_is_read(
-    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(desk, "a" * 40)
+    add(harness, "a" * 40)
     runs: Runs = []
     worker = life.worker("t1", held_max=8, **policy | {"backoff": NEVER})
     waits = slot.waits
@@ -542,20 +544,20 @@ def test_at_the_bound_nothing_more_is_read(
     watcher.join()
     assert runs == [("1-0", 1)]
     assert 8 <= waits.read().held <= 9
-    assert len(pending(desk)) == waits.read().held
+    assert len(pending(harness)) == waits.read().held
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_failure_in_place_is_written_before_the_wait(
-    desk: Desk, life: Life, policy: dict[str, Any]
+    harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """If the process is killed during the wait, its successor continues the count."""
-    add(desk, "ab")
+    add(harness, "ab")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     found: list[bytes] = []
 
     def written() -> bool:
-        found[:] = other.execute("HGETALL", desk.keys.attempts(*desk.unit))
+        found[:] = other.execute("HGETALL", harness.keys.attempts(*harness.unit))
         return bool(found)
 
     def watch() -> None:
@@ -586,9 +588,9 @@ def test_failure_in_place_stays_owed_after_riding_acks(life: Life):
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_nothing_gets_past_a_held_message_when_the_connection_is_lost(
-    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
+    harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
-    add(desk, "abcabcabcabcabcabcabcabc")
+    add(harness, "abcabcabcabcabcabcabcabc")
     runs: dict[bytes, list[str]] = defaultdict(list)
     failures: Counter[str] = Counter()
     lock = threading.Lock()
@@ -608,13 +610,13 @@ def test_nothing_gets_past_a_held_message_when_the_connection_is_lost(
     assert life.run(worker, work) == ExitCode.RECYCLE
     for key, first in ((b"a", 1), (b"b", 2), (b"c", 3)):
         assert list(dict.fromkeys(runs[key])) == [f"{n}-0" for n in range(first, 25, 3)], key
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 def test_a_key_that_was_due_when_the_connection_was_lost_is_not_forgotten(
-    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
+    harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    add(desk, "abc")
+    add(harness, "abc")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -637,17 +639,17 @@ def test_a_key_that_was_due_when_the_connection_was_lost_is_not_forgotten(
     worker = life.worker("t1", max_messages=5, **HOLD)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert sorted(runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
-    assert pending(desk) == set()
+    assert pending(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_failures_keep_the_order_of_each_key(
-    desk: Desk, life: Life, policy: dict[str, Any], seed: int
+    harness: Harness, life: Life, policy: dict[str, Any], seed: int
 ):
     chance = random.Random(seed)
     keys = [chance.choice("abcdefghijkl") for _ in range(400)]
-    add(desk, "".join(keys))
+    add(harness, "".join(keys))
     fails = {f"{n}-0": chance.choice((0, 0, 0, 1, 2, 9)) for n in range(1, 401)}
     ended: dict[bytes, list[int]] = defaultdict(list)
     begun: dict[bytes, list[int]] = defaultdict(list)
@@ -669,16 +671,16 @@ def test_random_failures_keep_the_order_of_each_key(
         expected = [number for number, each in enumerate(keys, 1) if each == key]
         assert ended[key.encode()] == expected
         assert begun[key.encode()] == sorted(begun[key.encode()])
-    assert pending(desk) == set()
+    assert pending(harness) == set()
     dead = {n for n, times in fails.items() if times >= 4}
-    assert len(desk.state()["dlq"].entries) == len(dead)
+    assert len(harness.state()["dlq"].entries) == len(dead)
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_released_message_waits_with_its_key(
-    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(desk, "aba")
+    add(harness, "aba")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -692,4 +694,4 @@ def test_released_message_waits_with_its_key(
     assert runs.index(("2-0", 1)) < 3
     assert {attempt for _, attempt in runs} == {1}
     assert (slot.counter("failed"), slot.counter("released")) == (0, 1)
-    assert pending(desk) == set()
+    assert pending(harness) == set()

@@ -13,23 +13,27 @@ from streamqd.store import messages, spark, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.servers import ProcessServer
 from tests.support.verbs import At, Run, document
 
 
-def set_aside(desk: Desk, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1) -> None:
+def set_aside(
+    harness: Harness, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1
+) -> None:
     """Record failures of messages like a worker does."""
-    desk.groups()
-    if not desk.do("EXISTS", desk.lease):
-        desk.own("t1")
+    harness.groups()
+    if not harness.do("EXISTS", harness.lease):
+        harness.own("t1")
     for each in ids:
-        desk.add(each, "payload", f"body of {each}", "key", key)
-        desk.fetch()
+        harness.add(each, "payload", f"body of {each}", "key", key)
+        harness.fetch()
         fields = {b"originalId": each.encode(), b"retryCount": b"%d" % count, b"crashCount": b"0"}
-        call = messages.retry(desk.keys, desk.leased("t1"), [(f"m:{each}".encode(), delay, fields)])
-        assert desk.link.run(call).word == "OK"
+        call = messages.retry(
+            harness.keys, harness.leased("t1"), [(f"m:{each}".encode(), delay, fields)]
+        )
+        assert harness.link.run(call).word == "OK"
 
 
 # --- list, describe -------------------------------------------------------------------------------
@@ -80,13 +84,13 @@ def test_group_lag_is_counted_if_the_server_has_none(
     at: At, link: Connection, store: Store, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     """A group created in the middle of a stream has no count, and Redis 6.2 never has one."""
-    desk = at(0)
+    harness = at(0)
     for first in range(1, 5001, 500):
         link.pipeline(
-            [("XADD", desk.stream, f"{n}-0", "f", "v") for n in range(first, first + 500)]
+            [("XADD", harness.stream, f"{n}-0", "f", "v") for n in range(first, first + 500)]
         )
-    desk.do("XGROUP", "CREATE", desk.stream, "hits", "1234-0")
-    desk.do("XGROUP", "CREATE", desk.retry, "hits", "0", "MKSTREAM")
+    harness.do("XGROUP", "CREATE", harness.stream, "hits", "1234-0")
+    harness.do("XGROUP", "CREATE", harness.retry, "hits", "0", "MKSTREAM")
     if bound:
         monkeypatch.setattr(backlog, "COUNT_MAX", bound)
 
@@ -134,12 +138,12 @@ def test_group_reset_refuses_a_future_position(text: str) -> None:
 
 def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
     for number in range(3):
-        desk = at(number)
-        set_aside(desk, "1-0")
+        harness = at(number)
+        set_aside(harness, "1-0")
         for entry_id in ("2-0", "3-0"):
-            desk.add(entry_id)
-        desk.fetch(1)
-        desk.do("DEL", desk.lease)  # as if the owner were gone
+            harness.add(entry_id)
+        harness.fetch(1)
+        harness.do("DEL", harness.lease)  # as if the owner were gone
     arguments = ("group", "reset", "access", "hits", "--to", "2-0", "--drop-retries")
 
     foretold = document(run(*arguments, "--dry-run", "--json"))

@@ -8,18 +8,18 @@ from streamqd.admin import groups
 from streamqd.errors import Refused
 from streamqd.store import groups as store
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.verbs import At, Run, document
 
 MANY = store.AT_ONCE_MAX + 2 * store.PART_MAX
 
 
-def much_in_flight(desk: Desk) -> None:
-    desk.groups()
+def much_in_flight(harness: Harness) -> None:
+    harness.groups()
     for first in range(1, MANY + 1, 1000):
         ids = range(first, min(first + 1000, MANY + 1))
-        desk.link.pipeline([("XADD", desk.stream, f"{n}-0", "payload", "x") for n in ids])
-    assert len(desk.fetch(MANY)) == MANY
+        harness.link.pipeline([("XADD", harness.stream, f"{n}-0", "payload", "x") for n in ids])
+    assert len(harness.fetch(MANY)) == MANY
 
 
 def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, at: At) -> None:

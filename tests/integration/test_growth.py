@@ -29,22 +29,22 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.node import Node
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.costs import Meter, counting_sockets
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
-At = Callable[..., Desk]
+At = Callable[..., Harness]
 MOVES = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 2)
 STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 
 
 @pytest.fixture
 def at(link: Connection, store: Store, keys: Keys) -> At:
-    """Return a desk for a partition of the topic access (two partitions) and a group."""
+    """Return a harness for a partition of the topic access (two partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=2))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+    return lambda partition, group="hits": Harness(link, keys, Unit("access", partition, group))
 
 
 @pytest.fixture
@@ -60,19 +60,19 @@ def lengths(link: Connection, keys: Keys, count: int = 4) -> list[int]:
 def backlog(at: At, group: str, *, fetched: int = 1) -> None:
     """Write three messages to each old partition and deliver some."""
     for number in range(2):
-        desk = at(number, group)
-        desk.groups()
-        if not desk.do("XLEN", desk.stream):
+        harness = at(number, group)
+        harness.groups()
+        if not harness.do("XLEN", harness.stream):
             for entry_id in ("1-0", "2-0", "3-0"):
-                desk.add(entry_id)
-        desk.fetch(fetched)
+                harness.add(entry_id)
+        harness.fetch(fetched)
 
 
 def settle(at: At, group: str) -> None:
     for number in range(2):
-        desk = at(number, group)
-        desk.fetch(10)
-        desk.do("XACK", desk.stream, group, "1-0", "2-0", "3-0")
+        harness = at(number, group)
+        harness.fetch(10)
+        harness.do("XACK", harness.stream, group, "1-0", "2-0", "3-0")
 
 
 # --- phases ---------------------------------------------------------------------------------------

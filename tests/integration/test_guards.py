@@ -20,7 +20,7 @@ from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
 from streamqd.store import directives, messages
 from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy, Trigger
 from tests.support.servers import Server
@@ -42,30 +42,30 @@ KINDS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def desk(desk: Desk) -> Desk:
+def harness(harness: Harness) -> Harness:
     """Return a unit that t1 owns, with its group and twenty entries."""
     for number in range(1, 21):
-        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
-    return desk
+        harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+    return harness
 
 
-def promote(desk: Desk, link: Connection) -> int:
+def promote(harness: Harness, link: Connection) -> int:
     """Move due retries into the retry stream like the housekeeper."""
     return messages.Promoted.parse(
-        link.run(messages.promote_retries(desk.keys, desk.unit, 100))
+        link.run(messages.promote_retries(harness.keys, harness.unit, 100))
     ).moved
 
 
 @contextlib.contextmanager
 def promoting(
-    desk: Desk, link: Connection, until: Callable[[], object], then: Callable[[], object]
+    harness: Harness, link: Connection, until: Callable[[], object], then: Callable[[], object]
 ) -> Iterator[None]:
     """Promote repeatedly in a thread until a condition holds, then run `then`."""
     over = threading.Event()
 
     def play() -> None:
         while not until() and not over.wait(0.005):
-            promote(desk, link)
+            promote(harness, link)
         then()
 
     player = threading.Thread(target=play)
@@ -86,7 +86,7 @@ def other(life: Life) -> Any:
 
 @KINDS
 def test_a_dependency_that_is_down_costs_no_message_an_attempt(
-    desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
     """This holds even if a message has only one attempt."""
     runs: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
         probes.append(runs.total())
         down.clear()
         while not stopped.is_set():
-            promote(desk, other)
+            promote(harness, other)
             if slot.counter("acked") == 20:
                 break
             stopped.wait(0.005)
@@ -137,20 +137,20 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
     assert probes[0] <= 4 + 4 + 1
 
 
-def desk_of_two_keys(link: Connection, keys: Any) -> Desk:
+def harness_of_two_keys(link: Connection, keys: Any) -> Harness:
     """Return an owned partition with a message of each of two keys."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
     for number, key in enumerate("ab", 1):
-        desk.add(f"{number}-0", "payload", "x", "key", key)
-    return desk
+        harness.add(f"{number}-0", "payload", "x", "key", key)
+    return harness
 
 
 def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    desk_of_two_keys(link, keys)
+    harness_of_two_keys(link, keys)
     runs = []
     both = threading.Barrier(2, timeout=10.0)
 
@@ -174,7 +174,7 @@ def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_conn
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy,
     slot: WorkerSlot, other: Connection, lost: int,
 ):  # fmt: skip
-    desk = desk_of_two_keys(link, keys)
+    harness = harness_of_two_keys(link, keys)
     runs = []
 
     def work(message: Message) -> None:
@@ -187,7 +187,7 @@ def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_conn
 
     def resume() -> None:
         pause = f"pause:{directives.Scope(*UNIT)}"
-        orders = desk.keys.orders("default")
+        orders = harness.keys.orders("default")
         wait_until(lambda: other.execute("HDEL", orders, pause), what="the flood is stopped")
 
     resumer = threading.Thread(target=resume)
@@ -198,10 +198,12 @@ def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_conn
     assert life.run(life.worker("t1", max_messages=3, **kept), work) == ExitCode.RECYCLE
     resumer.join()
     assert runs == [("1-0", 1), ("1-0", 2), ("2-0", 1)]
-    assert [letter["originalId"] for letter in desk.state()["dlq"].entries.values()] == [b"1-0"]
+    assert [letter["originalId"] for letter in harness.state()["dlq"].entries.values()] == [b"1-0"]
 
 
-def test_open_circuit_starts_nothing_and_allows_a_stop(desk: Desk, life: Life, slot: WorkerSlot):
+def test_open_circuit_starts_nothing_and_allows_a_stop(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     runs = []
     waits = slot.waits
 
@@ -224,14 +226,14 @@ def test_open_circuit_starts_nothing_and_allows_a_stop(desk: Desk, life: Life, s
     assert told == [True]
     assert runs == ["1-0", "2-0", "3-0"]
     assert slot.counter("dead_lettered") == 0
-    assert set(desk.state()["items"]) == {"m:1-0", "m:2-0", "m:3-0"}
-    assert {each["retryCount"] for each in desk.state()["items"].values()} == {b"0"}
-    stream = desk.state()["stream"]
+    assert set(harness.state()["items"]) == {"m:1-0", "m:2-0", "m:3-0"}
+    assert {each["retryCount"] for each in harness.state()["items"].values()} == {b"0"}
+    stream = harness.state()["stream"]
     assert slot.counter("released") == len(stream.groups["hits"][1])
 
 
 def test_circuit_probe_waits_for_earlier_runs(
-    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
     """The success of an old run proves nothing about the present state of the dependency."""
     waits, runs = slot.waits, []
@@ -254,7 +256,7 @@ def test_circuit_probe_waits_for_earlier_runs(
         wait_until(lambda: len(runs) > seen[0][1] + 2, what="probes")
         up.set()
         while slot.counter("acked") < 20 and not stopped.wait(0.005):
-            promote(desk, other)
+            promote(harness, other)
         life.stop()
 
     player = threading.Thread(target=play)
@@ -275,11 +277,11 @@ def test_circuit_without_a_probe_message_stays_open(
     link: Connection, keys: Any, new_life: Callable[[str], Life], slot: WorkerSlot, server: Server,
     kind: dict[str, Any],
 ):  # fmt: skip
-    desk, life = Desk(link, keys), new_life(server.url)
-    desk.groups()
-    desk.own("t1")
+    harness, life = Harness(link, keys), new_life(server.url)
+    harness.groups()
+    harness.own("t1")
     for number in range(1, 4):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     waits = slot.waits
     runs: list[str] = []
     seen = []
@@ -294,7 +296,7 @@ def test_circuit_without_a_probe_message_stays_open(
         due = waits.read().until_ns
         wait_until(lambda: now_ns() > due + 100_000_000, what="a probe would be due")
         seen.append(waits.read().kind)
-        desk.add("4-0")
+        harness.add("4-0")
         wait_until(lambda: slot.counter("acked"), what="the new message is tried")
         life.stop()
 
@@ -313,7 +315,9 @@ def test_circuit_without_a_probe_message_stays_open(
     assert waits.read().kind is Wait.NOTHING
 
 
-def test_other_error_class_does_not_affect_the_circuit(desk: Desk, life: Life, slot: WorkerSlot):
+def test_other_error_class_does_not_affect_the_circuit(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     done = []
 
     def work(message: Message) -> None:
@@ -334,7 +338,7 @@ def test_other_error_class_does_not_affect_the_circuit(desk: Desk, life: Life, s
 
 
 def test_one_failing_message_is_dead_lettered_not_guarded(
-    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
     """It never opens the circuit, because the other messages succeed."""
     runs: Counter[str] = Counter()
@@ -349,17 +353,17 @@ def test_one_failing_message_is_dead_lettered_not_guarded(
         life.stop()
 
     worker = life.worker("t1", **OPENS | {"max_attempts": 2})
-    with promoting(desk, other, lambda: slot.counter("dead_lettered"), stop):
+    with promoting(harness, other, lambda: slot.counter("dead_lettered"), stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     assert runs["5-0"] == 3, "the first failure is free"
-    (letter,) = desk.state()["dlq"].entries.values()
+    (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["attempts"]) == (b"5-0", b"2")
     assert slot.waits.read().opened == 0
 
 
 @KINDS
 def test_flood_of_dead_letters_pauses_the_partition(
-    desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
     waits = slot.waits
     orders: list[directives.Directives] = []
@@ -370,7 +374,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
             raise Dead("a bad release")
 
     def read_orders() -> directives.Directives:
-        return directives.read(other.execute("HGETALL", desk.keys.orders("default")))
+        return directives.read(other.execute("HGETALL", harness.keys.orders("default")))
 
     def play() -> None:
         wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
@@ -381,7 +385,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
         letters.append(slot.counter("dead_lettered"))
         cured.set()
         other.run(
-            directives.change(desk.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
+            directives.change(harness.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
         )
         life.tell(WorkerCommand.NONE)
         wait_until(lambda: slot.counter("acked") == 20 - letters[0], what="the rest is done")
@@ -403,7 +407,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
 
 @pytest.mark.parametrize("lost", ["PUBLISH", "HEXISTS"])
 def test_a_resume_while_the_connection_is_lost_is_not_undone(
-    desk: Desk, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
+    harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
     """B8: the guard paused the partition again after it reconnected."""
@@ -424,7 +428,7 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
         proxy.cut()
         wait_until(lambda: proxy.refused, what="the worker has lost its connection")
         other.run(
-            directives.change(desk.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
+            directives.change(harness.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
         )
         proxy.refusing = False
 
@@ -436,7 +440,7 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
     assert len(died) == 20
 
 
-def test_few_dead_letters_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot):
+def test_few_dead_letters_are_no_flood(harness: Harness, life: Life, slot: WorkerSlot):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
@@ -448,7 +452,9 @@ def test_few_dead_letters_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot)
     assert slot.waits.read().flooded == 0
 
 
-def test_flood_guard_ignores_retries(desk: Desk, life: Life, slot: WorkerSlot, other: Connection):
+def test_flood_guard_ignores_retries(
+    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
+):
     """Only the last of five runs per letter finishes a message."""
     waits = slot.waits
 
@@ -456,16 +462,16 @@ def test_flood_guard_ignores_retries(desk: Desk, life: Life, slot: WorkerSlot, o
         raise ValueError
 
     worker = life.worker("t1", **GUARD | {"max_attempts": 5, "backoff": AT_ONCE})
-    with promoting(desk, other, lambda: waits.read().kind is Wait.FLOODED, life.stop):
+    with promoting(harness, other, lambda: waits.read().kind is Wait.FLOODED, life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     assert slot.counter("dead_lettered") == 5
 
 
 def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
-    desk: Desk, life: Life, slot: WorkerSlot
+    harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(directives.ORDERS_MAX + 1):
-        desk.do("HSET", desk.keys.orders("default"), f"pause:other/{number}/g", "{}")
+        harness.do("HSET", harness.keys.orders("default"), f"pause:other/{number}/g", "{}")
     waits = slot.waits
     died = []
 

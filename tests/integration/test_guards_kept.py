@@ -15,7 +15,7 @@ from streamqd.message import Message
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.integration.test_guards import (
     AT_ONCE,
     BATCH,
@@ -31,11 +31,11 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def twenty(desk: Desk) -> Desk:
+def twenty(harness: Harness) -> Harness:
     """Return the unit with twenty entries."""
     for number in range(1, 21):
-        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
-    return desk
+        harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+    return harness
 
 
 @pytest.fixture
@@ -49,18 +49,18 @@ def other(life: Life) -> Any:
 
 
 def lives_of(
-    desk: Desk, life: Life, slot: WorkerSlot, work: Any, count: int, **changed: Any
+    harness: Harness, life: Life, slot: WorkerSlot, work: Any, count: int, **changed: Any
 ) -> None:
     """Run workers one after the other, each for `max_messages`."""
     for _ in range(count):
-        promote(desk, desk.link)
+        promote(harness, harness.link)
         slot.clear()
         assert life.run(life.worker("t1", **changed), work) == ExitCode.RECYCLE
 
 
-def test_message_is_forgiven_once_across_workers(desk: Desk, life: Life, slot: WorkerSlot):
+def test_message_is_forgiven_once_across_workers(harness: Harness, life: Life, slot: WorkerSlot):
     # The producer's value is not trusted.
-    desk.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
+    harness.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
     attempts = []
 
     def work(message: Message) -> None:
@@ -69,18 +69,20 @@ def test_message_is_forgiven_once_across_workers(desk: Desk, life: Life, slot: W
 
     breaker = Breaker(failures=20, window=60.0, probe_every=0.05, on=())
     one = {"breaker": breaker, "backoff": AT_ONCE, "max_attempts": 2, "max_messages": 1}
-    with desk.instant() as instant:
-        lives_of(desk, life, slot, work, 1, **one)
-    (waiting,) = desk.state()["items"].values()
+    with harness.instant() as instant:
+        lives_of(harness, life, slot, work, 1, **one)
+    (waiting,) = harness.state()["items"].values()
     assert instant.first - 200 <= int(waiting["forgivenAt"]) <= instant.last + 200
-    lives_of(desk, life, slot, work, 2, **one)
+    lives_of(harness, life, slot, work, 2, **one)
     assert attempts == [1, 1, 2]
-    (letter,) = desk.state()["dlq"].entries.values()
+    (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["reason"], letter["forgivenAt"]) == (b"attempts", b"0")
     assert slot.waits.read().opened == 0
 
 
-def test_circuit_survives_frequent_worker_replacements(twenty: Desk, life: Life, slot: WorkerSlot):
+def test_circuit_survives_frequent_worker_replacements(
+    twenty: Harness, life: Life, slot: WorkerSlot
+):
     """The third worker opens the circuit. Later workers find it open and try one message each."""
     began: list[tuple[str, Wait]] = []
     down = True
@@ -106,8 +108,8 @@ def test_circuit_survives_frequent_worker_replacements(twenty: Desk, life: Life,
     assert slot.counter("dead_lettered") == 0
 
 
-def test_open_circuit_survives_a_worker_replacement(desk: Desk, life: Life, slot: WorkerSlot):
-    desk.add("1-0")
+def test_open_circuit_survives_a_worker_replacement(harness: Harness, life: Life, slot: WorkerSlot):
+    harness.add("1-0")
 
     def work(_message: Message) -> None:
         raise ConnectionError
@@ -129,14 +131,14 @@ def test_open_circuit_survives_a_worker_replacement(desk: Desk, life: Life, slot
     assert seen == [ExitCode.STOPPED] * 2
     slot.clear()
     # Without a breaker no state is left.
-    desk.add("2-0")
+    harness.add("2-0")
     calm = life.worker("t1", max_messages=1)
     assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE
     assert waits.kept(CIRCUIT) == [0, 0, 0, 0]
 
 
 def test_flood_guard_survives_frequent_worker_replacements(
-    twenty: Desk, life: Life, slot: WorkerSlot
+    twenty: Harness, life: Life, slot: WorkerSlot
 ):
     def work(_message: Message) -> None:
         raise Dead
@@ -154,7 +156,7 @@ def test_flood_guard_survives_frequent_worker_replacements(
     assert slot.counter("dead_lettered") == 5
 
 
-def test_flood_guard_counts_successes_across_workers(twenty: Desk, life: Life, slot: WorkerSlot):
+def test_flood_guard_counts_successes_across_workers(twenty: Harness, life: Life, slot: WorkerSlot):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
@@ -167,11 +169,11 @@ def test_flood_guard_counts_successes_across_workers(twenty: Desk, life: Life, s
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL, BATCH], ids=["one", "four", "batches"])
 def test_messages_that_die_without_a_run_are_a_flood_too(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """The messages are larger than any producer may send."""
     for number in range(1, 11):
-        desk.add(f"{number}-0", "payload", "x" * 2_000)
+        harness.add(f"{number}-0", "payload", "x" * 2_000)
     life.settings = replace(
         life.settings, daemon=replace(life.settings.daemon, max_message_bytes=1_000)
     )
@@ -196,7 +198,7 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
     "policy", [{"dead_on": ("ValueError",)}, {"retry_on": ("KeyError",)}], ids=["dead_on", "retry"]
 )
 def test_error_without_retry_does_not_open_the_circuit(
-    twenty: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    twenty: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     def work(_message: Message) -> None:
         raise ValueError
@@ -209,16 +211,16 @@ def test_error_without_retry_does_not_open_the_circuit(
 
 
 def test_single_message_blocks_its_partition_until_too_old(
-    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
-    desk.do("XADD", desk.stream, "*", "payload", "x")
+    harness.do("XADD", harness.stream, "*", "payload", "x")
 
     def work(_message: Message) -> None:
         raise ConnectionError
 
     worker = life.worker("t1", **OPENS | {"max_attempts": 9, "retry_max_age": 0.5})
-    with promoting(desk, other, lambda: slot.counter("dead_lettered"), life.stop):
+    with promoting(harness, other, lambda: slot.counter("dead_lettered"), life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
-    (letter,) = desk.state()["dlq"].entries.values()
+    (letter,) = harness.state()["dlq"].entries.values()
     assert letter["reason"] == b"too-old"
     assert slot.waits.read().opened == 1

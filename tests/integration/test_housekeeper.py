@@ -36,7 +36,7 @@ from streamqd.store import archives, messages, publishing, statistics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support import users
 from tests.support.loglines import LogLines
 from tests.support.servers import ProcessServer, Server
@@ -48,8 +48,8 @@ HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK | InstanceFlags.MEMBER
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
 @pytest.fixture
@@ -86,11 +86,13 @@ def settings_for(server: Server, **changes: Any) -> Settings:
     return replace(settings, **changes)
 
 
-def set_aside(desk: Desk, place: bytes, delay: float) -> int:
+def set_aside(harness: Harness, place: bytes, delay: float) -> int:
     """Retry an entry like its worker and return its due time, or slightly earlier."""
-    due = desk.now_unix_ms() + round(delay * 1000)
-    call = messages.retry(desk.keys, desk.leased("t1"), [(place, delay, {b"retryCount": b"1"})])
-    assert messages.SettledReply.parse(desk.link.run(call)).words == ["MOVED"]
+    due = harness.now_unix_ms() + round(delay * 1000)
+    call = messages.retry(
+        harness.keys, harness.leased("t1"), [(place, delay, {b"retryCount": b"1"})]
+    )
+    assert messages.SettledReply.parse(harness.link.run(call)).words == ["MOVED"]
     return due
 
 
@@ -98,95 +100,97 @@ def set_aside(desk: Desk, place: bytes, delay: float) -> int:
 
 
 def test_promoter_follows_a_hint_before_its_poll(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
-    (place,) = desk.pending("1-0")
-    desk.own("t1")
-    retries = retry_promoter(desk.store, view)
+    (place,) = harness.pending("1-0")
+    harness.own("t1")
+    retries = retry_promoter(harness.store, view)
     assert 0.0 < retries.run({UNIT: 0}) <= promoter.LOOK_SECONDS
-    due = set_aside(desk, place, 0.0)
+    due = set_aside(harness, place, 0.0)
 
     wait_until(lambda: view.now_unix_ms() > due + 50)
     retries.run({UNIT: 0})
-    assert desk.state()["retry"].entries == {}, "without a hint it waits for the next poll"
+    assert harness.state()["retry"].entries == {}, "without a hint it waits for the next poll"
     retries.run({UNIT: due + 1})
-    assert len(desk.state()["retry"].entries) == 1
+    assert len(harness.state()["retry"].entries) == 1
     assert view.tally("promoted") == {("access", "0", "hits"): 1}
 
 
 def test_promoter_moves_a_retry_at_its_due_time(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
-    (place,) = desk.pending("1-0")
-    desk.own("t1")
-    due = set_aside(desk, place, 0.15)
-    retries = retry_promoter(desk.store, view)
+    (place,) = harness.pending("1-0")
+    harness.own("t1")
+    due = set_aside(harness, place, 0.15)
+    retries = retry_promoter(harness.store, view)
     assert 0.01 <= retries.run({UNIT: 0}) < promoter.LOOK_SECONDS
-    wait_until(lambda: retries.run({UNIT: 0}) and desk.state()["retry"].entries)
-    (moved,) = desk.state()["retry"].entries
+    wait_until(lambda: retries.run({UNIT: 0}) and harness.state()["retry"].entries)
+    (moved,) = harness.state()["retry"].entries
     assert 0 <= int(moved.partition("-")[0]) - due < 500
 
 
 def test_promoter_skips_units_without_delayed_messages(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
-    sends, retries = (made(desk.store, view) for made in (send_promoter, retry_promoter))
-    (place,) = desk.pending("1-0")
-    desk.own("t1")
+    sends, retries = (made(harness.store, view) for made in (send_promoter, retry_promoter))
+    (place,) = harness.pending("1-0")
+    harness.own("t1")
 
     def run() -> tuple[int, int]:
         sends.run({("access", 0): 0})
         retries.run({UNIT: 0})
-        return desk.do("XLEN", desk.stream) - 1, desk.do("XLEN", desk.retry)
+        return harness.do("XLEN", harness.stream) - 1, harness.do("XLEN", harness.retry)
 
     assert run() == (0, 0)
-    desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s1", ["payload", "x"]))
-    due = set_aside(desk, place, 0.0)
+    harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "s1", ["payload", "x"]))
+    due = set_aside(harness, place, 0.0)
     wait_until(lambda: view.now_unix_ms() > due + 50)
     assert run() == (0, 0), "no traffic, so no request"
-    deque(measure(desk.store, view), maxlen=0)
+    deque(measure(harness.store, view), maxlen=0)
     assert run() == (1, 1)
 
-    desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s2", ["payload", "x"]))
+    harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "s2", ["payload", "x"]))
     assert run() == (2, 1), "a moment ago something was delayed"
     monkeypatch.setattr(promoter, "LIVELY_SECONDS", 0.0)
-    desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s3", ["payload", "x"]))
+    harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "s3", ["payload", "x"]))
     assert run() == (2, 1), "figures older than the last answer are ignored"
 
 
 def test_many_due_retries_are_moved_in_bounded_runs(
-    desk: Desk, view: MetricsView, slot: WorkerSlot
+    harness: Harness, view: MetricsView, slot: WorkerSlot
 ) -> None:
     total = promoter.PAGE * promoter.ROUNDS_MAX + 10
     for number in range(total):
-        desk.do("ZADD", desk.delayed, 1, f"m:{number}-0")
-        desk.do("HSET", desk.items, f"m:{number}-0", b"\x92\xa7payload\xa1x")
-    retries = retry_promoter(desk.store, view)
+        harness.do("ZADD", harness.delayed, 1, f"m:{number}-0")
+        harness.do("HSET", harness.items, f"m:{number}-0", b"\x92\xa7payload\xa1x")
+    retries = retry_promoter(harness.store, view)
     assert retries.run({UNIT: 0}) == 0.0, "there is more to do at once"
-    assert desk.do("XLEN", desk.retry) == total - 10
+    assert harness.do("XLEN", harness.retry) == total - 10
     assert retries.run({UNIT: 0}) > 0
-    assert desk.do("XLEN", desk.retry) == total
+    assert harness.do("XLEN", harness.retry) == total
 
 
-def test_promoter_writes_a_scheduled_send(desk: Desk, view: MetricsView, slot: WorkerSlot) -> None:
-    send = publishing.schedule(desk.keys, "access", 0, 0.1, "s1", ["payload", "later"])
-    desk.link.run(send)
-    sends = send_promoter(desk.store, view)
-    wait_until(lambda: sends.run({("access", 0): 0}) and desk.do("XLEN", desk.stream))
-    ((_, fields),) = desk.do("XRANGE", desk.stream, "-", "+")
+def test_promoter_writes_a_scheduled_send(
+    harness: Harness, view: MetricsView, slot: WorkerSlot
+) -> None:
+    send = publishing.schedule(harness.keys, "access", 0, 0.1, "s1", ["payload", "later"])
+    harness.link.run(send)
+    sends = send_promoter(harness.store, view)
+    wait_until(lambda: sends.run({("access", 0): 0}) and harness.do("XLEN", harness.stream))
+    ((_, fields),) = harness.do("XRANGE", harness.stream, "-", "+")
     assert fields[:2] == [b"payload", b"later"]
     assert view.tally("sent") == {("access", "0"): 1}
 
 
 def test_promoter_logs_a_due_time_without_a_message(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, lines: LogLines
+    harness: Harness, view: MetricsView, slot: WorkerSlot, lines: LogLines
 ) -> None:
-    desk.do("ZADD", desk.delayed, 1, "m:1-0")
-    retry_promoter(desk.store, view).run({UNIT: 0})
-    assert desk.do("ZCARD", desk.delayed) == 0
+    harness.do("ZADD", harness.delayed, 1, "m:1-0")
+    retry_promoter(harness.store, view).run({UNIT: 0})
+    assert harness.do("ZCARD", harness.delayed) == 0
     assert [line["members"] for line in lines.named("due_time.removed")] == [1]
 
 
@@ -194,31 +198,33 @@ def test_promoter_logs_a_due_time_without_a_message(
 
 
 @pytest.fixture
-def reclaimer(desk: Desk, server: Server) -> Reclaimer:
-    return Reclaimer(desk.store, settings_for(server).consumers)
+def reclaimer(harness: Harness, server: Server) -> Reclaimer:
+    return Reclaimer(harness.store, settings_for(server).consumers)
 
 
 @pytest.mark.parametrize("stream", ["stream", "retry"])
 def test_reclaimer_flags_idle_foreign_entries_once(
-    desk: Desk,
+    harness: Harness,
     view: MetricsView,
     slot: WorkerSlot,
     reclaimer: Reclaimer,
     lines: LogLines,
     stream: str,
 ) -> None:
-    desk.groups()
-    key = getattr(desk, stream)
-    desk.add("1-0", stream=key)
-    desk.fetch(consumer="by-hand", stream=key)
-    before = desk.dump()
+    harness.groups()
+    key = getattr(harness, stream)
+    harness.add("1-0", stream=key)
+    harness.fetch(consumer="by-hand", stream=key)
+    before = harness.dump()
 
     wait_until(lambda: reclaimer.run(view.owned()) or slot.reclaim_requested)
     reclaimer.run(view.owned())
     assert slot.reclaim_requested == slot.reclaim_done + 1
     assert [line["consumer_name"] for line in lines.named("reclaim.requested")] == ["by-hand"]
-    assert desk.dump().keys() == before.keys()
-    assert desk.do("XPENDING", key, UNIT.group, "-", "+", 9)[0][1] == b"by-hand", "claimed nothing"
+    assert harness.dump().keys() == before.keys()
+    assert harness.do("XPENDING", key, UNIT.group, "-", "+", 9)[0][1] == b"by-hand", (
+        "claimed nothing"
+    )
 
     slot.reclaim_done = slot.reclaim_requested
     reclaimer.run(view.owned())
@@ -226,29 +232,29 @@ def test_reclaimer_flags_idle_foreign_entries_once(
 
 
 def test_reclaimer_ignores_own_and_fresh_entries(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    desk.pending("1-0")
-    desk.add("2-0")
-    desk.fetch(consumer="by-hand")
+    harness.pending("1-0")
+    harness.add("2-0")
+    harness.fetch(consumer="by-hand")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
-    Reclaimer(desk.store, [patient]).run(view.owned())
-    desk.do("XACK", desk.stream, UNIT.group, "2-0")
+    Reclaimer(harness.store, [patient]).run(view.owned())
+    harness.do("XACK", harness.stream, UNIT.group, "2-0")
     eager = replace(patient, reclaim_idle=0.0)
-    Reclaimer(desk.store, [eager]).run(view.owned())
+    Reclaimer(harness.store, [eager]).run(view.owned())
     assert slot.reclaim_requested == 0
 
 
 def test_reclaimer_flags_ownerless_entries_immediately(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
-    desk.pending("1-0")
+    harness.pending("1-0")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
-    Reclaimer(desk.store, [patient]).run(view.owned())
+    Reclaimer(harness.store, [patient]).run(view.owned())
     assert slot.reclaim_requested == 0
-    desk.do("XCLAIM", desk.stream, UNIT.group, "", 0, "1-0", "JUSTID")
-    Reclaimer(desk.store, [patient]).run(view.owned())
+    harness.do("XCLAIM", harness.stream, UNIT.group, "", 0, "1-0", "JUSTID")
+    Reclaimer(harness.store, [patient]).run(view.owned())
     assert slot.reclaim_requested == 1
 
 
@@ -263,13 +269,13 @@ def test_reclaimer_counts_entries_without_a_consumer() -> None:
 
 
 def test_reclaimer_continues_after_a_missing_group(
-    desk: Desk, view: MetricsView, board: Scoreboard, slot: WorkerSlot, reclaimer: Reclaimer
+    harness: Harness, view: MetricsView, board: Scoreboard, slot: WorkerSlot, reclaimer: Reclaimer
 ) -> None:
     other = board.allot(Unit("access", 1, "hits"))
     other.owned = 1
-    desk.groups()
-    desk.add("1-0")
-    desk.fetch(consumer="by-hand")
+    harness.groups()
+    harness.add("1-0")
+    harness.fetch(consumer="by-hand")
     wait_until(lambda: reclaimer.run(view.owned()) or slot.reclaim_requested)
     assert other.reclaim_requested == 0
 
@@ -277,53 +283,53 @@ def test_reclaimer_continues_after_a_missing_group(
 # --- trim -----------------------------------------------------------------------------------------
 
 
-def handled(desk: Desk, first: int, last: int, group: str = "hits") -> None:
+def handled(harness: Harness, first: int, last: int, group: str = "hits") -> None:
     """Read and acknowledge entries of a group up to the last id."""
-    desk.do(
-        "XREADGROUP", "GROUP", group, "w", "COUNT", last - first + 1, "STREAMS", desk.stream, ">"
+    harness.do(
+        "XREADGROUP", "GROUP", group, "w", "COUNT", last - first + 1, "STREAMS", harness.stream, ">"
     )
-    desk.do("XACK", desk.stream, group, *(f"{n}-0" for n in range(first, last + 1)))
+    harness.do("XACK", harness.stream, group, *(f"{n}-0" for n in range(first, last + 1)))
 
 
 def test_trimmer_keeps_unacknowledged_entries(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    desk.groups()
+    harness.groups()
     for number in range(1, 1001):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=100))})
-    trimmer = Trimmer(desk.store, view, settings)
+    trimmer = Trimmer(harness.store, view, settings)
     trimmer.run()
-    assert desk.do("XLEN", desk.stream) == 1000, "nothing has been acknowledged"
-    handled(desk, 1, 500)
+    assert harness.do("XLEN", harness.stream) == 1000, "nothing has been acknowledged"
+    handled(harness, 1, 500)
     trimmer.run()
-    left = desk.do("XLEN", desk.stream)
+    left = harness.do("XLEN", harness.stream)
     assert 500 <= left < 620, "down to the floor, but for a part of a node"
-    handled(desk, 501, 1000)
+    handled(harness, 501, 1000)
     trimmer.run()
-    assert 100 <= desk.do("XLEN", desk.stream) < 220
-    assert view.tally("trimmed")["access", "0"] == 1000 - desk.do("XLEN", desk.stream)
+    assert 100 <= harness.do("XLEN", harness.stream) < 220
+    assert view.tally("trimmed")["access", "0"] == 1000 - harness.do("XLEN", harness.stream)
 
 
 def test_metrics_scrape_succeeds_during_trimming(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """B7: the HTTP thread iterated over a mapping that the trimmer changed, and returned 500."""
-    desk.groups()
-    desk.add("1-0")
+    harness.groups()
+    harness.add("1-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=1))})
-    trimmer = Trimmer(desk.store, view, settings)
+    trimmer = Trimmer(harness.store, view, settings)
     for number in range(1, 1001):
-        desk.add(f"{number + 1}-0")
+        harness.add(f"{number + 1}-0")
     trimmer.run()
     assert view.held
     reading = [iter(metric.read(view)) for metric in METRICS]
     for each in reading:
         next(each, None)
 
-    handled(desk, 1, 1001)
+    handled(harness, 1, 1001)
     place = ("access", 0)
-    reply = desk.link.run(trimmer._call(place, {place: settings.topics["access"]}))
+    reply = harness.link.run(trimmer._call(place, {place: settings.topics["access"]}))
     trimmer._book(place, reply, Refusals())
     view.count("failures", (view.instance, "trim"))
 
@@ -334,72 +340,77 @@ def test_metrics_scrape_succeeds_during_trimming(
 
 
 def test_age_trims_and_no_retention_does_not(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    desk.groups()
-    now = desk.now_unix_ms()
+    harness.groups()
+    now = harness.now_unix_ms()
     for number in range(300):
-        desk.add(f"{now - 10_000_000 + number}-0")
+        harness.add(f"{now - 10_000_000 + number}-0")
     for number in range(10):
-        desk.add(f"{now + number}-0")
-    desk.fetch(310)
-    desk.do("XACK", desk.stream, "hits", *[i for i, _ in desk.do("XRANGE", desk.stream, "-", "+")])
-    Trimmer(desk.store, view, settings_for(server)).run()
-    assert desk.do("XLEN", desk.stream) == 310, "a topic without retention keeps all"
+        harness.add(f"{now + number}-0")
+    harness.fetch(310)
+    harness.do(
+        "XACK",
+        harness.stream,
+        "hits",
+        *[i for i, _ in harness.do("XRANGE", harness.stream, "-", "+")],
+    )
+    Trimmer(harness.store, view, settings_for(server)).run()
+    assert harness.do("XLEN", harness.stream) == 310, "a topic without retention keeps all"
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_age=3600.0))})
-    Trimmer(desk.store, view, settings).run()
-    assert 10 <= desk.do("XLEN", desk.stream) <= 110
+    Trimmer(harness.store, view, settings).run()
+    assert 10 <= harness.do("XLEN", harness.stream) <= 110
 
 
 def test_trimmer_keeps_unarchived_entries(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    desk.groups()
+    harness.groups()
     for number in range(1, 501):
-        desk.add(f"{number}-0")
-    handled(desk, 1, 500)
+        harness.add(f"{number}-0")
+    handled(harness, 1, 500)
     topic = Topic(retention=Retention(max_length=0), archive="required")
-    trimmer = Trimmer(desk.store, view, settings_for(server, topics={"access": topic}))
+    trimmer = Trimmer(harness.store, view, settings_for(server, topics={"access": topic}))
     trimmer.run()
-    assert desk.do("XLEN", desk.stream) == 500, "nothing has been archived"
-    desk.link.run(archives.advance(desk.keys, "access", 0, "300-0"))
+    assert harness.do("XLEN", harness.stream) == 500, "nothing has been archived"
+    harness.link.run(archives.advance(harness.keys, "access", 0, "300-0"))
     trimmer.run()
-    assert 200 <= desk.do("XLEN", desk.stream) <= 300, "down to the watermark, whole nodes"
-    assert desk.do("XRANGE", desk.stream, "301-0", "301-0")
+    assert 200 <= harness.do("XLEN", harness.stream) <= 300, "down to the watermark, whole nodes"
+    assert harness.do("XRANGE", harness.stream, "301-0", "301-0")
 
 
 def test_trimmer_waits_for_a_missing_group_and_logs_once(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server, lines: LogLines
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server, lines: LogLines
 ) -> None:
-    desk.groups()
+    harness.groups()
     for number in range(1, 301):
-        desk.add(f"{number}-0")
-    handled(desk, 1, 300)
+        harness.add(f"{number}-0")
+    handled(harness, 1, 300)
     hits = settings_for(server).consumers[0]
     settings = settings_for(
         server,
         topics={"access": Topic(retention=Retention(max_length=0))},
         consumers=(hits, replace(hits, group="audit")),
     )
-    trimmer = Trimmer(desk.store, view, settings)
+    trimmer = Trimmer(harness.store, view, settings)
     trimmer.run()
     trimmer.run()
-    assert desk.do("XLEN", desk.stream) == 300
+    assert harness.do("XLEN", harness.stream) == 300
     assert [line["group"] for line in lines.named("trim.refused")] == ["audit"]
-    desk.do("XGROUP", "CREATE", desk.stream, "audit", "$")
+    harness.do("XGROUP", "CREATE", harness.stream, "audit", "$")
     trimmer.run()
-    assert desk.do("XLEN", desk.stream) == 0
+    assert harness.do("XLEN", harness.stream) == 0
 
 
 def test_retry_streams_keep_nothing_acknowledged(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    desk.groups()
-    desk.pending_retry("1-0", "2-0")
-    desk.do("XACK", desk.retry, "hits", "1-0", "2-0")
-    deque(measure(desk.store, view), maxlen=0)
-    Trimmer(desk.store, view, settings_for(server)).run()
-    assert desk.do("XLEN", desk.retry) == 0
+    harness.groups()
+    harness.pending_retry("1-0", "2-0")
+    harness.do("XACK", harness.retry, "hits", "1-0", "2-0")
+    deque(measure(harness.store, view), maxlen=0)
+    Trimmer(harness.store, view, settings_for(server)).run()
+    assert harness.do("XLEN", harness.retry) == 0
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -466,23 +477,23 @@ def begin(board: Scoreboard) -> Iterator[Callable[[Settings], Running]]:
 
 
 def test_housekeeper_measures_publishes_and_serves(
-    desk: Desk,
+    harness: Harness,
     board: Scoreboard,
     slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
-    desk.pending("1-0", "2-0")
-    desk.add("3-0")
+    harness.pending("1-0", "2-0")
+    harness.add("3-0")
     slot.epoch = 77
     slot.add("fetched", 2)
     board.flags = HEALTHY
     board.progress_ns = now_ns()
     running = begin(settings_for(server))
-    key = desk.keys.instance("default", "web-1")
+    key = harness.keys.instance("default", "web-1")
 
     def published() -> Any:
-        raw = desk.do("GET", key)
+        raw = harness.do("GET", key)
         found = json.loads(raw) if raw else {"assignments": [{"pending": None}]}
         return found if found["assignments"][0]["pending"] is not None else None
 
@@ -492,8 +503,8 @@ def test_housekeeper_measures_publishes_and_serves(
     assert (unit["epoch"], unit["pending"], unit["state"]) == (77, 2, "ready")
     assert unit["counters"]["fetched"] == 2
     assert summary["state"] == "working"
-    assert abs(summary["at_unix_ms"] - desk.now_unix_ms()) < 5000
-    assert 0 < desk.do("PTTL", key) <= 10_000
+    assert abs(summary["at_unix_ms"] - harness.now_unix_ms()) < 5000
+    assert 0 < harness.do("PTTL", key) <= 10_000
 
     board.progress_ns = now_ns()
     assert running.reasons("/readyz") == running.reasons("/livez") == []
@@ -529,16 +540,16 @@ def test_outboxes_are_measured_apart(store: Store, view: MetricsView) -> None:
 
 
 def test_housekeeper_shows_a_new_partition_immediately(
-    desk: Desk,
+    harness: Harness,
     board: Scoreboard,
     slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
-    desk.groups()
+    harness.groups()
     running = begin(settings_for(server))
     wait_until(lambda: UNIT in running.keeper.view.units)
-    desk.link.run(messages.ensure_group(desk.keys, OTHER, "0"))
+    harness.link.run(messages.ensure_group(harness.keys, OTHER, "0"))
     board.allot(OTHER).owned = 1
     began = time.monotonic()
     wait_until(lambda: OTHER in running.keeper.view.units)
@@ -546,17 +557,17 @@ def test_housekeeper_shows_a_new_partition_immediately(
 
 
 def test_housekeeper_shows_worker_changes_immediately(
-    desk: Desk,
+    harness: Harness,
     slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
-    desk.groups()
+    harness.groups()
     begin(settings_for(server))
-    key = desk.keys.instance("default", "web-1")
+    key = harness.keys.instance("default", "web-1")
 
     def shown() -> str:
-        raw = desk.do("GET", key)
+        raw = harness.do("GET", key)
         return json.loads(raw)["assignments"][0]["state"] if raw else ""
 
     wait_until(lambda: shown() == "ready", what="the first summary")
@@ -566,7 +577,7 @@ def test_housekeeper_shows_worker_changes_immediately(
 
 
 def test_health_endpoints_report_reasons(
-    desk: Desk,
+    harness: Harness,
     board: Scoreboard,
     slot: WorkerSlot,
     server: Server,
@@ -591,26 +602,26 @@ def test_health_endpoints_report_reasons(
 
 
 def test_duplicate_instance_publishes_no_summary(
-    server: Server, desk: Desk, board: Scoreboard, begin: Callable[[Settings], Running]
+    server: Server, harness: Harness, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
     """U5: the second daemon with a name replaced the summary of the first."""
     board.flags = InstanceFlags.STARTED
     begin(settings_for(server))
-    summary = desk.keys.instance("default", "web-1")
-    duplicate = desk.keys.duplicate("default", "web-1")
+    summary = harness.keys.instance("default", "web-1")
+    duplicate = harness.keys.duplicate("default", "web-1")
     board.flags |= InstanceFlags.DUPLICATE
-    wait_until(lambda: desk.do("EXISTS", duplicate))
-    assert not desk.do("EXISTS", summary)
+    wait_until(lambda: harness.do("EXISTS", duplicate))
+    assert not harness.do("EXISTS", summary)
     board.flags = HEALTHY
-    wait_until(lambda: desk.do("EXISTS", summary))
+    wait_until(lambda: harness.do("EXISTS", summary))
 
 
 def test_stalled_worker_is_not_ready(
-    view: MetricsView, board: Scoreboard, slot: WorkerSlot, desk: Desk
+    view: MetricsView, board: Scoreboard, slot: WorkerSlot, harness: Harness
 ) -> None:
-    desk.groups()
-    desk.add("1-0")
-    deque(measure(desk.store, view), maxlen=0)
+    harness.groups()
+    harness.add("1-0")
+    deque(measure(harness.store, view), maxlen=0)
     view.redis_up = True
     board.flags = HEALTHY
     slot.progress_ns = now_ns()
@@ -624,23 +635,23 @@ def test_stalled_worker_is_not_ready(
 
 
 def test_retries_are_promoted_when_due_and_not_earlier(
-    desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
+    harness: Harness, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
-    places = desk.pending("1-0", "2-0", "3-0")
-    desk.own("t1")
+    places = harness.pending("1-0", "2-0", "3-0")
+    harness.own("t1")
     begin(settings_for(server))
     dues = [
-        set_aside(desk, place, delay) for place, delay in zip(places, (0, 0.3, 1.4), strict=True)
+        set_aside(harness, place, delay) for place, delay in zip(places, (0, 0.3, 1.4), strict=True)
     ]
-    wait_until(lambda: desk.do("XLEN", desk.retry) == 3)
-    moved = [int(i.partition(b"-")[0]) for i, _ in desk.do("XRANGE", desk.retry, "-", "+")]
+    wait_until(lambda: harness.do("XLEN", harness.retry) == 3)
+    moved = [int(i.partition(b"-")[0]) for i, _ in harness.do("XRANGE", harness.retry, "-", "+")]
     late = [at - due for at, due in zip(moved, dues, strict=True)]
     print(f"promoted {late} ms after they were due")
     assert all(ms >= 0 for ms in late), (moved, dues)
 
 
 def test_housekeeper_task_continues_after_a_bad_key(
-    desk: Desk,
+    harness: Harness,
     board: Scoreboard,
     slot: WorkerSlot,
     server: Server,
@@ -649,13 +660,13 @@ def test_housekeeper_task_continues_after_a_bad_key(
 ) -> None:
     good = board.allot(OTHER)
     good.owned = 1
-    desk.groups()
-    desk.link.run(messages.ensure_group(desk.keys, OTHER, "0"))
-    desk.do("SET", desk.delayed, "not a sorted set")
-    desk.do("ZADD", desk.keys.retry(*OTHER), 1, "m:1-0")
-    desk.do("HSET", desk.keys.retry_items(*OTHER), "m:1-0", b"\x92\xa7payload\xa1x")
+    harness.groups()
+    harness.link.run(messages.ensure_group(harness.keys, OTHER, "0"))
+    harness.do("SET", harness.delayed, "not a sorted set")
+    harness.do("ZADD", harness.keys.retry(*OTHER), 1, "m:1-0")
+    harness.do("HSET", harness.keys.retry_items(*OTHER), "m:1-0", b"\x92\xa7payload\xa1x")
     running = begin(settings_for(server))
-    wait_until(lambda: desk.do("XLEN", desk.keys.retry_stream(*OTHER)) == 1)
+    wait_until(lambda: harness.do("XLEN", harness.keys.retry_stream(*OTHER)) == 1)
     wait_until(lambda: running.keeper.view.units)
     assert list(running.keeper.view.units) == [OTHER]
     wait_until(lambda: lines.named("housekeeper.failed"))
@@ -663,7 +674,7 @@ def test_housekeeper_task_continues_after_a_bad_key(
     wait_until(lambda: tally("failures")["web-1", "promote_retries"] >= 2)
     told = [each for each in lines.named("housekeeper.failed") if each["task"] == "promote_retries"]
     assert len(told) == 1
-    desk.do("DEL", desk.delayed)
+    harness.do("DEL", harness.delayed)
     wait_until(
         lambda: (
             {"measure", "promote_retries"}
@@ -708,17 +719,17 @@ def test_redis_may_go_and_come_back(
 
 @pytest.mark.fault("F15")
 def test_housekeeper_survives_an_empty_redis(
-    desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
+    harness: Harness, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
     """The housekeeper continues without registry, groups or streams, such as after FLUSHALL."""
     running = begin(
         settings_for(server, topics={"access": Topic(retention=Retention(max_age=1.0))})
     )
-    key = desk.keys.instance("default", "web-1")
+    key = harness.keys.instance("default", "web-1")
     for _ in range(2):
-        wait_until(lambda: desk.do("GET", key))
-        desk.do("FLUSHALL")
-    wait_until(lambda: desk.do("GET", key))
+        wait_until(lambda: harness.do("GET", key))
+        harness.do("FLUSHALL")
+    wait_until(lambda: harness.do("GET", key))
     assert running.keeper.view.tally("failures") == {}
 
 
@@ -727,10 +738,10 @@ def test_housekeeper_survives_an_empty_redis(
 
 @pytest.mark.parametrize("ending", ["quit", "eof"])
 def test_housekeeper_ignores_signals_until_its_supervisor_exits(
-    desk: Desk, board: Scoreboard, slot: WorkerSlot, server: Server, ending: str
+    harness: Harness, board: Scoreboard, slot: WorkerSlot, server: Server, ending: str
 ) -> None:
     settings = settings_for(server)
-    desk.link.close()
+    harness.link.close()
 
     def run(control: socket.socket) -> int:
         return housekeeper.run(board, settings, control)
@@ -761,42 +772,42 @@ def test_housekeeper_ignores_signals_until_its_supervisor_exits(
 
 
 def test_summary_has_the_dead_letters_of_each_group(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+    harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """U8: the figures show the dead letters of the group and those of the partition."""
 
     def told() -> tuple[int | None, int | None]:
-        deque(measure(desk.store, view), maxlen=0)
+        deque(measure(harness.store, view), maxlen=0)
         summary = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
         [unit] = summary["assignments"]
         return unit["partition_dead_letters"], unit["dead_letters"]
 
     assert told() == (0, 0)
-    for group in (desk.unit.group, "another", "another"):
-        desk.do("XADD", desk.dlq, "*", "payload", "x", "group", group)
+    for group in (harness.unit.group, "another", "another"):
+        harness.do("XADD", harness.dlq, "*", "payload", "x", "group", group)
     assert told() == (3, 1)
-    desk.do("XADD", desk.dlq, "*", "payload", "x", "group", desk.unit.group)
+    harness.do("XADD", harness.dlq, "*", "payload", "x", "group", harness.unit.group)
     assert told() == (4, 2)
-    desk.do("DEL", desk.dlq)
+    harness.do("DEL", harness.dlq)
     assert told() == (0, 0)
 
 
 def test_measurement_counts_many_pages_of_dead_letters(
-    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2: with one page per measurement, 500,000 letters took 50 minutes to two hours."""
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 60.0)
     count = 3 * statistics.DEAD_LETTERS_AT_ONCE
-    desk.link.pipeline([("XADD", desk.dlq, "*", "group", "another")] * count)
-    deque(measure(desk.store, view), maxlen=0)
-    assert view.letters[desk.unit[:2]].of("another") == count
+    harness.link.pipeline([("XADD", harness.dlq, "*", "group", "another")] * count)
+    deque(measure(harness.store, view), maxlen=0)
+    assert view.letters[harness.unit[:2]].of("another") == count
 
     # The first page is always read, so a slow server does not stop the count.
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 0.0)
     view.letters = {}
     for at in (1, 2, 3):
-        deque(measure(desk.store, view), maxlen=0)
-        known = view.letters[desk.unit[:2]]
+        deque(measure(harness.store, view), maxlen=0)
+        known = view.letters[harness.unit[:2]]
         assert known.by_group["another"] == at * statistics.DEAD_LETTERS_AT_ONCE
 
 

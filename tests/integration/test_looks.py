@@ -12,7 +12,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.supervisor.cluster_state import OwnershipCache
-from tests.contract.desk import OWNER, TTL, UNIT, Desk
+from tests.contract.harness import OWNER, TTL, UNIT, Harness
 
 OTHER = UNIT._replace(partition=UNIT.partition + 1)
 
@@ -36,8 +36,8 @@ class Watching:
 
 
 def test_view_of_an_unchanged_owner_reads_only_the_lease(link: Connection, keys: Keys) -> None:
-    desk, watching = Desk(link, keys), Watching(link, keys)
-    epoch = desk.own("t1")
+    harness, watching = Harness(link, keys), Watching(link, keys)
+    epoch = harness.own("t1")
     first = watching.look()
     assert (first[UNIT].epoch, first[UNIT].owner) == (epoch, OWNER)
     assert (first[OTHER].epoch, first[OTHER].token, first[OTHER].ttl) == (0, "", None)
@@ -48,8 +48,8 @@ def test_view_of_an_unchanged_owner_reads_only_the_lease(link: Connection, keys:
 
 
 def test_view_reads_the_lease_ttl_of_a_silent_owner(link: Connection, keys: Keys) -> None:
-    desk, watching = Desk(link, keys), Watching(link, keys)
-    desk.own("t1")
+    harness, watching = Harness(link, keys), Watching(link, keys)
+    harness.own("t1")
     watching.look()
     link.execute("PEXPIRE", keys.lease(*UNIT), 5000)
     seen = watching.look()[UNIT].ttl
@@ -60,8 +60,8 @@ def test_view_reads_the_lease_ttl_of_a_silent_owner(link: Connection, keys: Keys
 
 
 def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys: Keys) -> None:
-    desk, watching = Desk(link, keys), Watching(link, keys)
-    desk.own("t1")
+    harness, watching = Harness(link, keys), Watching(link, keys)
+    harness.own("t1")
     before = watching.look()[UNIT]
     link.run(leases.refence(keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", []))
     after = watching.look()[UNIT]
@@ -80,8 +80,8 @@ def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys
 
 
 def test_view_omits_an_unknown_unit(link: Connection, keys: Keys) -> None:
-    desk, watching = Desk(link, keys), Watching(link, keys)
-    desk.own("t1")
+    harness, watching = Harness(link, keys), Watching(link, keys)
+    harness.own("t1")
     watching.look()
     looks, asked = watching._looks, []
 

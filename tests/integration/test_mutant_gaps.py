@@ -24,7 +24,7 @@ from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
 from streamqd.worker.settler import FailedEntry, Settler
-from tests.contract.desk import TTL, UNIT, Desk
+from tests.contract.harness import TTL, UNIT, Harness
 from tests.support import daemon as support
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy
@@ -32,54 +32,56 @@ from tests.support.servers import Server
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
 # --- the fetch ------------------------------------------------------------------------------------
 
 
 def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing(
-    desk: Desk, new_link: Callable[..., Connection]
+    harness: Harness, new_link: Callable[..., Connection]
 ):
-    desk.pending("1-0")
-    desk.add("2-0")
-    desk.own("t1")
-    fetcher = Fetcher(new_link(), desk.keys, desk.leased("t1"))
+    harness.pending("1-0")
+    harness.add("2-0")
+    harness.own("t1")
+    fetcher = Fetcher(new_link(), harness.keys, harness.leased("t1"))
     assert fetcher.watch()
 
-    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
+    harness.link.run(leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", []))
     fetcher.send_round([b"1-0"], [], 10)
     answer = fetcher.receive_round(polled=False)
 
     assert (answer.executed, answer.mine) == (False, False)
-    assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
+    assert harness.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
 
 
-def test_worker_without_the_unit_starts_nothing(desk: Desk, life: Life, slot: WorkerSlot):
-    desk.groups()
-    desk.own("t1")
-    desk.add("1-0")
+def test_worker_without_the_unit_starts_nothing(harness: Harness, life: Life, slot: WorkerSlot):
+    harness.groups()
+    harness.own("t1")
+    harness.add("1-0")
     handled = []
 
     def work(message: Message) -> None:
         handled.append(message.id)
-        desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
-        desk.add("2-0")
+        harness.link.run(
+            leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", [])
+        )
+        harness.add("2-0")
 
     assert life.run(life.worker("t1"), work) == ExitCode.FENCED
     assert handled == ["1-0"]
     assert slot.counter("fenced") == 1
-    assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
+    assert harness.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
 
 
 def test_entries_of_a_lost_read_are_handled_after_reconnect(
-    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
+    harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    desk.groups()
-    desk.own("t1")
-    desk.add("1-0")
-    desk.add("2-0")
+    harness.groups()
+    harness.own("t1")
+    harness.add("1-0")
+    harness.add("2-0")
     handled = []
     life = new_life(proxy.url)
     lost = proxy.arm(Fault.DROP_REPLY, command="EXEC")
@@ -87,17 +89,17 @@ def test_entries_of_a_lost_read_are_handled_after_reconnect(
     assert lost.hit
     assert handled == ["1-0", "2-0"]
     assert code == ExitCode.RECYCLE
-    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
 # --- held messages of a leaving worker ------------------------------------------------------------
 
 
-def test_released_message_runs_later_as_its_first_attempt(desk: Desk, life: Life):
-    desk.groups()
-    epoch = desk.own("t1")
+def test_released_message_runs_later_as_its_first_attempt(harness: Harness, life: Life):
+    harness.groups()
+    epoch = harness.own("t1")
     for number in range(1, 4):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     runs = []
 
     def last(message: Message) -> None:
@@ -106,10 +108,10 @@ def test_released_message_runs_later_as_its_first_attempt(desk: Desk, life: Life
 
     assert life.run(life.worker("t1"), last) == ExitCode.STOPPED
     assert runs == [("1-0", 1)], "the current message was finished and no other started"
-    assert desk.state()["stream"].groups == {"hits": ("3-0", {"2-0": "w", "3-0": "w"})}
+    assert harness.state()["stream"].groups == {"hits": ("3-0", {"2-0": "w", "3-0": "w"})}
 
-    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("t1")))
-    desk.own("t2", seen_epoch=epoch)
+    harness.expect("lease_release", "OK", leases.release(harness.keys, harness.leased("t1")))
+    harness.own("t2", seen_epoch=epoch)
 
     def fail(message: Message) -> None:
         runs.append((message.id, message.attempt))
@@ -117,23 +119,25 @@ def test_released_message_runs_later_as_its_first_attempt(desk: Desk, life: Life
 
     assert life.run(life.worker("t2", max_messages=2), fail) == ExitCode.RECYCLE
     assert runs[1:] == [("2-0", 1), ("3-0", 1)]
-    items = desk.state()["items"]
+    items = harness.state()["items"]
     assert {(item["retryCount"], item["crashCount"]) for item in items.values()} == {(b"1", b"0")}
 
 
-def test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters(desk: Desk, life: Life):
-    desk.pending("1-0", "2-0")
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, "m:1-0:c", "1", "m:1-0:last", "{}")
+def test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters(
+    harness: Harness, life: Life
+):
+    harness.pending("1-0", "2-0")
+    harness.own("t1")
+    harness.do("HSET", harness.attempts, "m:1-0:c", "1", "m:1-0:last", "{}")
     life.run(life.worker("t1", max_messages=2), lambda _message: None)
-    state = desk.state()
+    state = harness.state()
     assert state["stream"].groups == {"hits": ("2-0", {})}
     assert "attempts" not in state
 
 
-def test_crashes_before_and_after_a_retry_are_counted_together(desk: Desk, life: Life):
-    desk.pending("1-0")
-    desk.own("t1")
+def test_crashes_before_and_after_a_retry_are_counted_together(harness: Harness, life: Life):
+    harness.pending("1-0")
+    harness.own("t1")
     context = '{"what": "signal SIGKILL", "signal": "SIGKILL"}'
     runs = []
 
@@ -141,29 +145,31 @@ def test_crashes_before_and_after_a_retry_are_counted_together(desk: Desk, life:
         runs.append(message.id)
         raise Retry(after=0)
 
-    desk.do("HSET", desk.attempts, "m:1-0:c", "1", "m:1-0:last", context)
+    harness.do("HSET", harness.attempts, "m:1-0:c", "1", "m:1-0:last", context)
     life.run(life.worker("t1", max_messages=1, max_crashes=2), fail)
     assert runs == ["1-0"]
 
-    desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, desk.unit, 10))
-    (again,) = desk.fetch(stream=desk.retry)
-    assert desk.state()["retry"].entries[again.decode()]["crashCount"] == b"1"
-    desk.do("HSET", desk.attempts, b"r:%s:c" % again, "1", b"r:%s:last" % again, context)
-    desk.add("2-0")
+    harness.expect(
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+    )
+    (again,) = harness.fetch(stream=harness.retry)
+    assert harness.state()["retry"].entries[again.decode()]["crashCount"] == b"1"
+    harness.do("HSET", harness.attempts, b"r:%s:c" % again, "1", b"r:%s:last" % again, context)
+    harness.add("2-0")
     life.run(life.worker("t1", max_messages=1, max_crashes=2), fail)
     assert runs == ["1-0", "2-0"], "it was buried before it could run again"
-    (letter,) = desk.state()["dlq"].entries.values()
+    (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["reason"], letter["crashes"]) == (b"crashes", b"2")
 
 
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_soft_limit_interrupts_only_its_own_run(desk: Desk, life: Life, slot: WorkerSlot):
-    desk.groups()
-    desk.own("t1")
+def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, slot: WorkerSlot):
+    harness.groups()
+    harness.own("t1")
     for number in range(1, 4):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     interrupted = []
 
     def work(message: Message) -> None:
@@ -187,30 +193,30 @@ def test_soft_limit_interrupts_only_its_own_run(desk: Desk, life: Life, slot: Wo
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert interrupted == ["1-0"]
     assert slot.counter("timeouts") == 1
-    assert list(desk.state()["items"]) == ["m:1-0"]
-    assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+    assert list(harness.state()["items"]) == ["m:1-0"]
+    assert harness.state()["stream"].groups == {"hits": ("3-0", {})}
 
 
 # --- full memory ----------------------------------------------------------------------------------
 
 
 def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged(
-    desk: Desk, slot: WorkerSlot
+    harness: Harness, slot: WorkerSlot
 ):
     """T18: a worker that waited for memory here would never free any."""
-    failed, done = desk.pending("1-0", "2-0")
-    desk.own("t1")
-    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
+    failed, done = harness.pending("1-0", "2-0")
+    harness.own("t1")
+    settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
     slot.post_batch([failed, done])
     settler.fail(FailedEntry(failed, 0, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
     settler.ack(b"2-0", retried=False, index=1, has_counters=False, now=1)
 
-    with desk.full_memory():
+    with harness.full_memory():
         settler.flush()
 
     assert settler.deferred_places == [failed]
     assert slot.counter("deferred") == 1
-    assert desk.state()["stream"].groups == {"hits": ("2-0", {"1-0": "w"})}
+    assert harness.state()["stream"].groups == {"hits": ("2-0", {"1-0": "w"})}
     settler.begin_batch([])
     assert slot.states[0] == FAILED
 
@@ -218,7 +224,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     settler.flush()
     assert settler.owed == 0
     assert slot.states[0] == CLEARED
-    assert list(desk.state()["delayed"]) == ["m:1-0"]
+    assert list(harness.state()["delayed"]) == ["m:1-0"]
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -230,26 +236,26 @@ LATEST = Settings(
 )
 
 
-def test_recreated_latest_group_starts_at_the_oldest_entry(desk: Desk):
+def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
     """T12: a new group skips existing entries. A group that was lost later must skip none."""
-    desk.add("1-0")
-    startup.ensure_topics(desk.link, LATEST)
-    desk.add("2-0")
-    assert desk.fetch() == [b"2-0"]
+    harness.add("1-0")
+    startup.ensure_topics(harness.link, LATEST)
+    harness.add("2-0")
+    assert harness.fetch() == [b"2-0"]
 
-    desk.do("XGROUP", "DESTROY", desk.stream, UNIT.group)
-    startup.ensure_topics(desk.link, LATEST)
-    assert desk.fetch() == [b"1-0", b"2-0"]
+    harness.do("XGROUP", "DESTROY", harness.stream, UNIT.group)
+    startup.ensure_topics(harness.link, LATEST)
+    assert harness.fetch() == [b"1-0", b"2-0"]
 
 
 @pytest.mark.fault("F15")
-def test_group_on_an_emptied_server_starts_at_the_oldest_entry(desk: Desk):
+def test_group_on_an_emptied_server_starts_at_the_oldest_entry(harness: Harness):
     """T12: the emptied server has no record of the group, but its consumer has."""
-    startup.ensure_topics(desk.link, LATEST)
-    desk.do("FLUSHALL")
-    desk.add("1-0")
-    startup.ensure_topics(desk.link, LATEST, emptied=True)
-    assert desk.fetch() == [b"1-0"]
+    startup.ensure_topics(harness.link, LATEST)
+    harness.do("FLUSHALL")
+    harness.add("1-0")
+    startup.ensure_topics(harness.link, LATEST, emptied=True)
+    assert harness.fetch() == [b"1-0"]
 
 
 # --- the daemon -----------------------------------------------------------------------------------

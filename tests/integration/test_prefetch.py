@@ -10,17 +10,17 @@ from streamqd.message import Message
 from streamqd.scoreboard import CLEARED, WorkerSlot
 from streamqd.store import leases
 from streamqd.worker import ExitCode, assembly, concurrent, prefetch
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.life import Life
 
 
 def test_slow_handler_limits_prefetched_messages(
-    desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and no other worker could start a held message."""
     monkeypatch.setattr(prefetch, "WORK_IN_FLIGHT_NS", 1)
     for number in range(1, 13):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     in_flight: list[int] = []
     worker = life.worker("t1", max_messages=12)
     assert life.run(worker, lambda _message: in_flight.append(slot.in_flight)) == ExitCode.RECYCLE
@@ -28,14 +28,14 @@ def test_slow_handler_limits_prefetched_messages(
 
 
 def test_acknowledging_read_fetches_nothing_for_slow_runs(
-    desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and every finished message as overdue for its settlement."""
     monkeypatch.setattr(prefetch, "WORK_IN_FLIGHT_NS", 1)
     monkeypatch.setattr(concurrent, "WORK_IN_FLIGHT_NS", 1)
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 101):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     in_flight: list[int] = []
     last = threading.Event()
 
@@ -54,11 +54,11 @@ def test_acknowledging_read_fetches_nothing_for_slow_runs(
 
 
 def test_unstarted_messages_pass_to_the_next_owner_immediately(
-    desk: Desk, life: Life, slot: WorkerSlot
+    harness: Harness, life: Life, slot: WorkerSlot
 ):
     """When the partition moves, a slow message does not hold other messages of its read."""
     for number in range(1, 5):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     runs: list[tuple[str, str, int]] = []
 
     def slow(message: Message) -> None:
@@ -69,8 +69,8 @@ def test_unstarted_messages_pass_to_the_next_owner_immediately(
     assert life.run(life.worker("t1"), slow) == ExitCode.STOPPED
     assert slot.counter("released") == 3
     assert slot.states[0] == CLEARED, "the finished message is acknowledged for any next owner"
-    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
-    desk.own("t2", seen_epoch=int(desk.do("HGET", desk.fence, "epoch")))
+    harness.link.run(leases.release(harness.keys, harness.leased("t1")))
+    harness.own("t2", seen_epoch=int(harness.do("HGET", harness.fence, "epoch")))
     follower = life.worker("t2", max_messages=3)
     life.run(follower, lambda message: runs.append(("t2", message.id, message.attempt)))
     assert runs == [("t1", "1-0", 1), ("t2", "2-0", 1), ("t2", "3-0", 1), ("t2", "4-0", 1)]

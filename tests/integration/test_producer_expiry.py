@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd import Message, Outgoing, Producer
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.life import Life
 from tests.support.servers import Server
 
@@ -42,21 +42,21 @@ def handle_batch(messages: list[Message]) -> None:
             _end[-1]()
 
 
-def test_batch_contains_no_expired_message(desk: Desk, life: Life) -> None:
-    desk.do("XADD", desk.stream, "*", "payload", "late", "expiresAt", "1000")
-    desk.do("XADD", desk.stream, "*", "payload", "last")
+def test_batch_contains_no_expired_message(harness: Harness, life: Life) -> None:
+    harness.do("XADD", harness.stream, "*", "payload", "late", "expiresAt", "1000")
+    harness.do("XADD", harness.stream, "*", "payload", "last")
     _seen.clear()
     _end[:] = [life.stop]
 
     life.run(life.worker("t1", handler=f"{__name__}:handle_batch"), lambda _: None)
 
     assert _seen == [b"last"]
-    assert desk.do("XPENDING", desk.stream, UNIT.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, UNIT.group)[0] == 0
 
 
 @pytest.mark.parametrize("consumer", [{}, {"concurrency": 4, "order": "key"}])
 def test_expired_message_is_acknowledged_unhandled(
-    desk: Desk, life: Life, server: Server, consumer: dict[str, Any]
+    harness: Harness, life: Life, server: Server, consumer: dict[str, Any]
 ) -> None:
     items = [
         Outgoing(b"plain", "k"),
@@ -71,32 +71,34 @@ def test_expired_message_is_acknowledged_unhandled(
 
     assert handled(life, **consumer) == [b"plain", b"hour", b"future", b"last"]
     assert life.slot.counter("expired") == 2
-    assert desk.do("XPENDING", desk.stream, UNIT.group)[0] == 0
-    assert desk.do("XLEN", desk.dlq) == 0
+    assert harness.do("XPENDING", harness.stream, UNIT.group)[0] == 0
+    assert harness.do("XLEN", harness.dlq) == 0
 
 
-def test_expiry_span_starts_when_the_message_is_first_readable(desk: Desk, life: Life) -> None:
+def test_expiry_span_starts_when_the_message_is_first_readable(
+    harness: Harness, life: Life
+) -> None:
     hour = ["expiresAfter", "3600000"]
-    old, new = ["originalId", "1000-0"], ["originalId", f"{desk.now_unix_ms()}-0"]
-    desk.do("XADD", desk.retry, "*", "payload", "old", *hour, *old)
-    desk.do("XADD", desk.retry, "*", "payload", "new", *hour, *new)
-    desk.do("XADD", desk.stream, "*", "payload", "last")
+    old, new = ["originalId", "1000-0"], ["originalId", f"{harness.now_unix_ms()}-0"]
+    harness.do("XADD", harness.retry, "*", "payload", "old", *hour, *old)
+    harness.do("XADD", harness.retry, "*", "payload", "new", *hour, *new)
+    harness.do("XADD", harness.stream, "*", "payload", "last")
 
     assert handled(life) == [b"new", b"last"]
 
 
 @pytest.mark.parametrize("end", ["soon", "-1", "", "9" * 40])
-def test_unreadable_expiry_is_ignored(desk: Desk, life: Life, end: str) -> None:
-    desk.do("XADD", desk.stream, "*", "payload", "x", "expiresAt", end, "expiresAfter", end)
-    desk.do("XADD", desk.stream, "*", "payload", "last")
+def test_unreadable_expiry_is_ignored(harness: Harness, life: Life, end: str) -> None:
+    harness.do("XADD", harness.stream, "*", "payload", "x", "expiresAt", end, "expiresAfter", end)
+    harness.do("XADD", harness.stream, "*", "payload", "last")
 
     assert handled(life) == [b"x", b"last"]
 
 
-def test_pending_message_expires(desk: Desk, life: Life) -> None:
-    desk.do("XADD", desk.stream, "*", "payload", "x", "expiresAt", "1000")
-    desk.fetch(1)
-    desk.do("XADD", desk.stream, "*", "payload", "last")
+def test_pending_message_expires(harness: Harness, life: Life) -> None:
+    harness.do("XADD", harness.stream, "*", "payload", "x", "expiresAt", "1000")
+    harness.fetch(1)
+    harness.do("XADD", harness.stream, "*", "payload", "last")
 
     assert handled(life) == [b"last"]
-    assert desk.do("XPENDING", desk.stream, UNIT.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, UNIT.group)[0] == 0

@@ -26,7 +26,7 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.worker import WorkerProcess
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import life as lives
 from tests.support.life import Life
 from tests.support.waiting import wait_until
@@ -48,26 +48,26 @@ def many(messages: list[Message]) -> None:
 
 
 @pytest.fixture
-def desk(desk: Desk) -> Desk:
+def harness(harness: Harness) -> Harness:
     """Return a unit that t1 owns after the loss of its owner, which had fetched three messages."""
     for number in (1, 2, 3):
-        desk.add(f"{number}-0", "payload", "x", "key", "k")
-    desk.fetch(3)
-    desk.do("HSET", desk.fence, "quarantine", "1")
-    return desk
+        harness.add(f"{number}-0", "payload", "x", "key", "k")
+    harness.fetch(3)
+    harness.do("HSET", harness.fence, "quarantine", "1")
+    return harness
 
 
-def accused(desk: Desk, life: Life, **consumer: Any) -> WorkerProcess:
+def accused(harness: Harness, life: Life, **consumer: Any) -> WorkerProcess:
     """Make a worker that inherits the suspects of a lost round and runs each one alone."""
-    desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0 m:3-0")
+    harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0 m:3-0")
     return life.worker("t1", **consumer)
 
 
 @pytest.fixture
-def look(desk: Desk, life: Life) -> Iterator[Callable[[], bytes]]:
+def look(harness: Harness, life: Life) -> Iterator[Callable[[], bytes]]:
     """Read the mark from one thread other than the test's."""
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
-    yield lambda: bytes(other.execute("HGET", desk.fence, "mark") or b"")
+    yield lambda: bytes(other.execute("HGET", harness.fence, "mark") or b"")
     other.close()
 
 
@@ -109,7 +109,7 @@ def turns(life: Life) -> Turns:
 
 @KINDS
 def test_leaked_lock_descriptor_keeps_no_turn(
-    desk: Desk, life: Life, turns: Turns, kind: dict[str, Any]
+    harness: Harness, life: Life, turns: Turns, kind: dict[str, Any]
 ):
     """For example, in a process forked without Python's fork hooks."""
     runs, copies = [], []
@@ -118,7 +118,7 @@ def test_leaked_lock_descriptor_keeps_no_turn(
         runs.append(message.id)
         copies.extend(os.dup(file) for file in turns.open_files()[:1])
 
-    worker = accused(desk, life, max_messages=3, **kind)
+    worker = accused(harness, life, max_messages=3, **kind)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert runs == ["1-0", "2-0", "3-0"]
     assert len(copies) >= 3
@@ -128,7 +128,7 @@ def test_leaked_lock_descriptor_keeps_no_turn(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: Turns):
+def test_a_forked_child_has_no_part_in_the_turn(harness: Harness, life: Life, turns: Turns):
     """The worker's exit releases the turn, even after a kill. The child does not keep it."""
     told, tell = os.pipe()
 
@@ -139,7 +139,7 @@ def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: T
         os.waitpid(child, 0)
         assert not turns.free(fcntl.LOCK_SH)
 
-    worker = accused(desk, life, max_messages=3)
+    worker = accused(harness, life, max_messages=3)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert os.read(told, 9) == b"000"
     os.close(told)
@@ -149,10 +149,10 @@ def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: T
 @KINDS
 @pytest.mark.parametrize("end", ["max_messages", "fenced", "stop"])
 def test_exiting_worker_gives_its_turn_back_first(
-    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
     """It has no turn in `on_stop` either, which may take long."""
-    worker = accused(desk, life, max_messages=2, **kind)
+    worker = accused(harness, life, max_messages=2, **kind)
     at_the_end: list[bool] = []
     true_wake, true_sleep = worker.channel.wake_supervisor, worker.channel.sleep
     holder = os.open(turns.path, os.O_RDWR | os.O_CREAT)
@@ -167,7 +167,7 @@ def test_exiting_worker_gives_its_turn_back_first(
     def sleep(seconds: float, unstarted: int = 0) -> None:
         # The worker waits for its turn. It gets the turn, and then its mark is refused.
         if end == "fenced" and seconds:
-            desk.do("HSET", desk.fence, "token", "t2")
+            harness.do("HSET", harness.fence, "token", "t2")
             fcntl.flock(holder, fcntl.LOCK_UN)
         true_sleep(seconds, unstarted)
 
@@ -218,7 +218,7 @@ HOLDS: dict[str, tuple[Callable[[WorkerSlot, Life], None], dict[str, Any]]] = {
 @KINDS
 @pytest.mark.parametrize("held_by", HOLDS)
 def test_halted_worker_has_no_mark_and_no_turn(
-    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
     """A host lost during such a wait must not be charged to a message that never started."""
@@ -243,7 +243,7 @@ def test_halted_worker_has_no_mark_and_no_turn(
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    worker = accused(desk, life, **settings | kind)
+    worker = accused(harness, life, **settings | kind)
     try:
         assert life.run(worker, work) == ExitCode.STOPPED
     finally:
@@ -256,11 +256,11 @@ def test_halted_worker_has_no_mark_and_no_turn(
 
 @KINDS
 def test_lease_expiry_during_marking_suspects_no_message(
-    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any],
 ):  # fmt: skip
     runs: list[str] = []
-    worker = accused(desk, life, max_messages=3, **kind)
+    worker = accused(harness, life, max_messages=3, **kind)
     true_run, true_wait = worker.link.run, worker.channel.await_trust
     waited: list[tuple[bytes, bool, list[str]]] = []
 
@@ -285,7 +285,7 @@ def test_lease_expiry_during_marking_suspects_no_message(
 
 @KINDS
 def test_pause_after_a_mark_waits_for_the_run(
-    desk: Desk,
+    harness: Harness,
     life: Life,
     slot: WorkerSlot,
     turns: Turns,
@@ -294,7 +294,7 @@ def test_pause_after_a_mark_waits_for_the_run(
 ):
     """Else the message would be suspected during the whole pause, and then run without a turn."""
     shared: list[tuple[str, bool]] = []
-    worker = accused(desk, life, max_messages=3, **kind)
+    worker = accused(harness, life, max_messages=3, **kind)
     true_begin = Quarantine.begin
 
     def begin(quarantine: Quarantine, entry: FetchedEntry) -> None:
@@ -322,11 +322,11 @@ def test_pause_after_a_mark_waits_for_the_run(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
 def test_finished_held_message_loses_its_mark(
-    desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
+    harness: Harness, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
 ):
     """This holds even while its worker is full and still lists pending entries."""
-    desk.add("4-0", "payload", "x" * 10_000, "key", "another")
-    desk.fetch(1)
+    harness.add("4-0", "payload", "x" * 10_000, "key", "another")
+    harness.fetch(1)
     runs: list[tuple[str, bytes]] = []
     while_waiting: set[tuple[bytes, bool]] = set()
 
@@ -361,12 +361,12 @@ def test_finished_held_message_loses_its_mark(
     ids=["lanes", "a batch"],
 )
 def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
-    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
 ):  # fmt: skip
     """The rate has one start left, but the batch needs two."""
     if alone:
-        desk.do("HSET", desk.fence, "accused", alone)
+        harness.do("HSET", harness.fence, "accused", alone)
     runs: list[tuple[str, bytes]] = []
     seen: list[tuple[bytes, bool]] = []
 
@@ -391,12 +391,12 @@ def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
 
 
 def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(
-    desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, turns: Turns, look: Callable[[], bytes],
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
-    desk.add("4-0", "payload", "x", "key", "another")
-    desk.fetch(1)
-    desk.do("XACK", desk.stream, desk.unit.group, "2-0", "3-0")
+    harness.add("4-0", "payload", "x", "key", "another")
+    harness.fetch(1)
+    harness.do("XACK", harness.stream, harness.unit.group, "2-0", "3-0")
     held, seen = threading.Event(), []
     kept = HeldKeys.ended
 
@@ -425,10 +425,10 @@ def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
 def test_held_suspect_runs_alone_again(
-    desk: Desk, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
+    harness: Harness, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
     """This holds even if the last started entry is not a suspect."""
-    desk.do("HSET", keys.attempts(*desk.unit), "m:1-0:c", "1")
+    harness.do("HSET", keys.attempts(*harness.unit), "m:1-0:c", "1")
     shared: list[tuple[str, bool]] = []
 
     def work(message: Message) -> None:
@@ -452,10 +452,10 @@ def test_held_suspect_runs_alone_again(
 
 
 def test_worker_with_many_turns_yields_to_others(
-    desk: Desk, life: Life, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, life: Life, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("streamqd.worker.quarantine.SHARE_SECONDS", 0.0)
-    worker = accused(desk, life, max_messages=3)
+    worker = accused(harness, life, max_messages=3)
     true_sleep = worker.channel.sleep
     order: list[str] = []
 
@@ -471,7 +471,7 @@ def test_worker_with_many_turns_yields_to_others(
 
 
 def test_missing_locks_are_logged_once_and_work_continues(
-    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """For example on a network file system without a lock manager."""
 
@@ -480,7 +480,7 @@ def test_missing_locks_are_logged_once_and_work_continues(
 
     monkeypatch.setattr("streamqd.worker.quarantine.fcntl.flock", flock)
     runs: list[str] = []
-    worker = accused(desk, life, max_messages=3)
+    worker = accused(harness, life, max_messages=3)
     with caplog.at_level("WARNING"):
         assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
     assert runs == ["1-0", "2-0", "3-0"]

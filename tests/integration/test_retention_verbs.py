@@ -12,41 +12,41 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.servers import Server
 from tests.support.verbs import Run, document
 
 
 @pytest.fixture
-def desk(link: Connection, store: Store, keys: Keys) -> Desk:
+def harness(link: Connection, store: Store, keys: Keys) -> Harness:
     topics.create(store, "access", config.Topic(partitions=2))
-    return Desk(link, keys)
+    return Harness(link, keys)
 
 
-def fill(desk: Desk, count: int, *, acked: int, first: int = 1) -> None:
-    desk.groups()
-    desk.link.pipeline(
-        [("XADD", desk.stream, f"{n}-0", "payload", "x") for n in range(first, first + count)]
+def fill(harness: Harness, count: int, *, acked: int, first: int = 1) -> None:
+    harness.groups()
+    harness.link.pipeline(
+        [("XADD", harness.stream, f"{n}-0", "payload", "x") for n in range(first, first + count)]
     )
     if acked:
-        desk.do("XACK", desk.stream, "hits", *desk.fetch(acked))
+        harness.do("XACK", harness.stream, "hits", *harness.fetch(acked))
 
 
-def length(desk: Desk) -> int:
-    return int(desk.do("XLEN", desk.stream))
+def length(harness: Harness) -> int:
+    return int(harness.do("XLEN", harness.stream))
 
 
 # --- trim -----------------------------------------------------------------------------------------
 
 
-def test_trim_removes_only_unneeded_entries(desk: Desk, run: Run) -> None:
-    fill(desk, 350, acked=220)
+def test_trim_removes_only_unneeded_entries(harness: Harness, run: Run) -> None:
+    fill(harness, 350, acked=220)
     would = document(run("trim", "access", "--max-length", "0", "--dry-run", "--json"))
     assert would["partitions"][0]["removed"] == 220
-    assert length(desk) == 350
+    assert length(harness) == 350
     done = document(run("trim", "access", "--max-length", "0", "--yes", "--json"))
     assert done["removed"] == 200, "whole nodes"
-    assert length(desk) == 150
+    assert length(harness) == 150
     row = done["partitions"][0]
     assert (row["holder"], row["held_since_unix_ms"]) == ("hits", 221)
     assert row["bytes"] > 0
@@ -66,18 +66,18 @@ def test_trim_removes_only_unneeded_entries(desk: Desk, run: Run) -> None:
     ],
 )
 def test_trim_dry_run_counts_by_each_limit(
-    desk: Desk, run: Run, limit: tuple[str, str], would: int
+    harness: Harness, run: Run, limit: tuple[str, str], would: int
 ) -> None:
-    fill(desk, 300, acked=300)
-    fill(desk, 100, acked=20, first=desk.now_unix_ms())
-    before = desk.dump()
+    fill(harness, 300, acked=300)
+    fill(harness, 100, acked=20, first=harness.now_unix_ms())
+    before = harness.dump()
     found = document(run("trim", "access", *limit, "-p", "0", "--dry-run", "--json"))
     assert found["partitions"][0]["removed"] == would
-    assert desk.dump() == before
+    assert harness.dump() == before
 
 
-def test_trim_takes_the_limits_of_the_topic(desk: Desk, run: Run, file: Path) -> None:
-    fill(desk, 350, acked=350)
+def test_trim_takes_the_limits_of_the_topic(harness: Harness, run: Run, file: Path) -> None:
+    fill(harness, 350, acked=350)
     told = run("trim", "access", "--yes", code=8).stderr
     assert "has no retention" in told
     with file.open("a") as opened:
@@ -85,18 +85,18 @@ def test_trim_takes_the_limits_of_the_topic(desk: Desk, run: Run, file: Path) ->
     assert document(run("trim", "access", "--yes", "--json"))["removed"] == 350
 
 
-def test_trim_keeps_unarchived_entries(desk: Desk, run: Run, file: Path) -> None:
+def test_trim_keeps_unarchived_entries(harness: Harness, run: Run, file: Path) -> None:
     with file.open("a") as opened:
         opened.write('[topics.access]\narchive = "required"\n')
-    fill(desk, 300, acked=300)
+    fill(harness, 300, acked=300)
     row = document(run("trim", "access", "--max-length", "0", "--yes", "--json"))["partitions"][0]
     assert (row["removed"], row["holder"], row["held_since_unix_ms"]) == (0, "@archive", 1)
-    desk.do("HSET", desk.trim, "archived", "200-0")
+    harness.do("HSET", harness.trim, "archived", "200-0")
     assert document(run("trim", "access", "--max-length", "0", "--yes", "--json"))["removed"] == 200
 
 
-def test_trim_asks_and_refuses(desk: Desk, run: Run, file: Path) -> None:
-    fill(desk, 300, acked=300)
+def test_trim_asks_and_refuses(harness: Harness, run: Run, file: Path) -> None:
+    fill(harness, 300, acked=300)
     assert "--yes" in run("trim", "access", "--max-length", "0", code=8).stderr
     assert "did you mean access?" in run("trim", "acess", "--max-length", "0", code=8).stderr
     assert "only 0 to 1" in run("trim", "access", "-p", "2", "--dry-run", code=8).stderr
@@ -106,11 +106,11 @@ def test_trim_asks_and_refuses(desk: Desk, run: Run, file: Path) -> None:
         opened.write('[[consumers]]\ntopic = "access"\ngroup = "late"\nhandler = "a:b"\n')
     for more in ("--yes", "--dry-run"):
         assert "group late" in run("trim", "access", "--max-length", "0", more, code=8).stderr
-    assert length(desk) == 300
+    assert length(harness) == 300
 
 
-def test_trim_without_any_group(desk: Desk, run: Run, file: Path) -> None:
-    desk.link.pipeline([("XADD", desk.stream, f"{n}-0", "payload", n) for n in range(1, 301)])
+def test_trim_without_any_group(harness: Harness, run: Run, file: Path) -> None:
+    harness.link.pipeline([("XADD", harness.stream, f"{n}-0", "payload", n) for n in range(1, 301)])
     for more in ("--yes", "--dry-run"):
         told = run("trim", "access", "--max-length", "100", more, code=8).stderr
         assert "without_groups" in told
@@ -129,10 +129,12 @@ def retain(file: Path, text: str) -> None:
         opened.write(f"[topics.access]\n{text}\n")
 
 
-def test_doctor_stream_finds_nothing_in_a_healthy_topic(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_finds_nothing_in_a_healthy_topic(
+    harness: Harness, run: Run, file: Path
+) -> None:
     retain(file, "retention = { max_length = 1000 }")
-    fill(desk, 50, acked=50)
-    desk.own("t1")
+    fill(harness, 50, acked=50)
+    harness.own("t1")
     found = document(run("doctor", "stream", "access", "--json"))
     assert found["problems"] == []
     assert [row["kept_by"] for row in found["partitions"]] == ["retention", "empty"]
@@ -142,25 +144,25 @@ def test_doctor_stream_finds_nothing_in_a_healthy_topic(desk: Desk, run: Run, fi
     assert "retention.max_length = 1000" in run("doctor", "stream", "access").stdout
 
 
-def test_doctor_stream_writes_nothing(desk: Desk, run: Run) -> None:
-    fill(desk, 50, acked=20)
-    before = desk.dump()
+def test_doctor_stream_writes_nothing(harness: Harness, run: Run) -> None:
+    fill(harness, 50, acked=20)
+    before = harness.dump()
     run("doctor", "stream", "access")
-    assert desk.dump() == before
+    assert harness.dump() == before
 
 
-def test_doctor_stream_accepts_missing_retention(desk: Desk, run: Run) -> None:
-    fill(desk, 50, acked=50)
+def test_doctor_stream_accepts_missing_retention(harness: Harness, run: Run) -> None:
+    fill(harness, 50, acked=50)
     shown = run("doctor", "stream", "access").stdout
     assert "no retention" in shown
 
 
 @pytest.mark.fault("F29")
-def test_doctor_stream_names_an_abandoned_group(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_names_an_abandoned_group(harness: Harness, run: Run, file: Path) -> None:
     retain(file, "retention = { max_length = 10 }")
-    now = desk.now_unix_ms()
-    fill(desk, 300, acked=300, first=now - 7_200_000)
-    desk.do("XGROUP", "CREATE", desk.stream, "audit", f"{now - 7_200_000 + 99}-0")
+    now = harness.now_unix_ms()
+    fill(harness, 300, acked=300, first=now - 7_200_000)
+    harness.do("XGROUP", "CREATE", harness.stream, "audit", f"{now - 7_200_000 + 99}-0")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     row = found["partitions"][0]
     assert (row["kept_by"], row["holder"], row["needed"]) == ("group", "audit", 200)
@@ -175,11 +177,13 @@ def test_doctor_stream_names_an_abandoned_group(desk: Desk, run: Run, file: Path
     assert "audit" in shown
 
 
-def test_doctor_stream_shows_an_owned_group_as_lagging(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_shows_an_owned_group_as_lagging(
+    harness: Harness, run: Run, file: Path
+) -> None:
     retain(file, 'retention = { ack_policy = "delete" }')
-    fill(desk, 300, acked=100)
-    desk.fetch(50)
-    desk.own("t1", owner="west-1")
+    fill(harness, 300, acked=100)
+    harness.fetch(50)
+    harness.own("t1", owner="west-1")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     (problem,) = found["problems"]
     assert problem["kind"] == "lag"
@@ -191,19 +195,21 @@ def test_doctor_stream_shows_an_owned_group_as_lagging(desk: Desk, run: Run, fil
     assert (group["owner"], group["pending"]) == ("west-1", 50)
 
 
-def test_doctor_stream_calls_a_silent_group_abandoned(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_calls_a_silent_group_abandoned(
+    harness: Harness, run: Run, file: Path
+) -> None:
     retain(file, "retention = { max_length = 10 }")
-    fill(desk, 300, acked=100)
+    fill(harness, 300, acked=100)
     found = document(run("doctor", "stream", "access", "--json", code=1))
     assert [each["kind"] for each in found["problems"]] == ["lag"], "it has just read"
     found = document(run("doctor", "stream", "access", "--abandoned-after", "0", "--json", code=1))
     assert [each["kind"] for each in found["problems"]] == ["abandoned"]
 
 
-def test_doctor_stream_names_the_archive(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_names_the_archive(harness: Harness, run: Run, file: Path) -> None:
     retain(file, 'retention = { max_length = 10 }\narchive = "required"')
-    fill(desk, 300, acked=300)
-    desk.do("HSET", desk.trim, "archived", "100-0")
+    fill(harness, 300, acked=300)
+    harness.do("HSET", harness.trim, "archived", "100-0")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     row = found["partitions"][0]
     assert (row["kept_by"], row["holder"], row["needed"]) == ("archive", "@archive", 200)
@@ -213,32 +219,32 @@ def test_doctor_stream_names_the_archive(desk: Desk, run: Run, file: Path) -> No
 
 
 def test_missing_groups_and_none(
-    desk: Desk, run: Run, file: Path, link: Connection, keys: Keys
+    harness: Harness, run: Run, file: Path, link: Connection, keys: Keys
 ) -> None:
     retain(
         file,
         "retention = { max_length = 10 }\n"
         '[[consumers]]\ntopic = "access"\ngroup = "late"\nhandler = "a:b"',
     )
-    fill(desk, 50, acked=50)
-    other = Desk(link, keys, Unit("access", 1, "hits"))
+    fill(harness, 50, acked=50)
+    other = Harness(link, keys, Unit("access", 1, "hits"))
     other.add("1-0")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     kinds = [(each["partition"], each["kind"]) for each in found["problems"]]
     assert kinds == [(0, "missing_group"), (1, "missing_group"), (1, "no_groups")]
 
 
-def test_doctor_stream_shows_dropped_messages(desk: Desk, run: Run) -> None:
-    fill(desk, 50, acked=50)
-    desk.do("HSET", desk.trim, "dropped_unread:hits", 7, "dropped_pending:hits", 5)
+def test_doctor_stream_shows_dropped_messages(harness: Harness, run: Run) -> None:
+    fill(harness, 50, acked=50)
+    harness.do("HSET", harness.trim, "dropped_unread:hits", 7, "dropped_pending:hits", 5)
     found = document(run("doctor", "stream", "access", "--json"))
     assert found["partitions"][0]["groups"][0]["dropped"] == 12
 
 
-def test_doctor_stream_measures_related_keys(desk: Desk, run: Run) -> None:
-    fill(desk, 50, acked=50)
-    desk.add("1-0", "payload", "x" * 50_000, stream=desk.dlq)
-    desk.add("1-0", "payload", "x" * 20_000, stream=desk.retry)
+def test_doctor_stream_measures_related_keys(harness: Harness, run: Run) -> None:
+    fill(harness, 50, acked=50)
+    harness.add("1-0", "payload", "x" * 50_000, stream=harness.dlq)
+    harness.add("1-0", "payload", "x" * 20_000, stream=harness.retry)
     found = document(run("doctor", "stream", "access", "--json"))
     assert found["dead_letters"] == 1
     assert 50_000 < found["dead_letter_bytes"] < 70_000
@@ -246,19 +252,19 @@ def test_doctor_stream_measures_related_keys(desk: Desk, run: Run) -> None:
     assert "in addition: 1 dead letter, " in run("doctor", "stream", "access").stdout
 
 
-def test_doctor_stream_survives_a_bad_dead_letter_key(desk: Desk, run: Run) -> None:
-    fill(desk, 50, acked=50)
-    desk.do("SET", desk.dlq, "x")
+def test_doctor_stream_survives_a_bad_dead_letter_key(harness: Harness, run: Run) -> None:
+    fill(harness, 50, acked=50)
+    harness.do("SET", harness.dlq, "x")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     assert [row["messages"] for row in found["partitions"]] == [50, 0]
-    assert [each["key"] for each in found["unreadable"]] == [desk.dlq]
+    assert [each["key"] for each in found["unreadable"]] == [harness.dlq]
 
 
 def test_doctor_stream_works_without_memory_permission(
-    desk: Desk, run: Run, file: Path, server: Server
+    harness: Harness, run: Run, file: Path, server: Server
 ) -> None:
-    fill(desk, 50, acked=50)
-    desk.do("ACL", "SETUSER", "viewer", "reset", "on", ">secret", "+@all", "-memory", "~*")
+    fill(harness, 50, acked=50)
+    harness.do("ACL", "SETUSER", "viewer", "reset", "on", ">secret", "+@all", "-memory", "~*")
     secret = file.with_name("password")
     secret.write_text("secret")
     secret.chmod(0o600)
@@ -267,15 +273,15 @@ def test_doctor_stream_works_without_memory_permission(
     try:
         found = document(run("doctor", "stream", "access", "--json"))
     finally:
-        desk.do("ACL", "DELUSER", "viewer")
+        harness.do("ACL", "DELUSER", "viewer")
     assert (found["messages"], found["bytes"], found["dead_letter_bytes"]) == (50, None, None)
 
 
-def test_unreadable_topic_settings_are_reported(desk: Desk, run: Run) -> None:
-    desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
+def test_unreadable_topic_settings_are_reported(harness: Harness, run: Run) -> None:
+    harness.do("HSET", harness.keys.meta("access"), "settings", "no JSON")
     assert "settings of" in run("doctor", "stream", "access", code=1).stderr
     assert "JSON" in run("trim", "access", "--max-length", "0", "--yes", code=8).stderr
 
 
-def test_doctor_stream_suggests_a_similar_topic(run: Run, desk: Desk) -> None:
+def test_doctor_stream_suggests_a_similar_topic(run: Run, harness: Harness) -> None:
     assert "did you mean access?" in run("doctor", "stream", "acces", code=8).stderr

@@ -17,7 +17,7 @@ import pytest
 
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.daemon import toml
 from tests.support.servers import Server
 from tests.support.verbs import At, Run, document
@@ -31,17 +31,17 @@ def scale(run: Run) -> Scale:
     return lambda *args, **more: document(run("scale", *args, "--json", **more))
 
 
-def write(desk: Desk, number: int) -> None:
-    """Make the group of the desk, then write messages to its partition."""
-    desk.groups()
+def write(harness: Harness, number: int) -> None:
+    """Make the group of the harness, then write messages to its partition."""
+    harness.groups()
     for _ in range(number):
-        desk.do("XADD", desk.stream, "*", "payload", "x")
+        harness.do("XADD", harness.stream, "*", "payload", "x")
 
 
-def later(desk: Desk, key: str, seconds: float, number: int = 1) -> None:
+def later(harness: Harness, key: str, seconds: float, number: int = 1) -> None:
     """Add members to a sorted set that are due after that time."""
     for at in range(number):
-        desk.do("ZADD", key, int(desk.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
+        harness.do("ZADD", key, int(harness.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
 
 
 def test_scale_wants_one_worker_per_partition_with_backlog(at: At, scale: Scale) -> None:
@@ -70,26 +70,26 @@ def test_scale_target_sets_the_backlog_per_worker(at: At, scale: Scale) -> None:
 
 
 def test_scale_counts_delivered_messages_until_finished(at: At, scale: Scale) -> None:
-    desk = at(1)
-    write(desk, 3)
-    [first, *_] = desk.fetch()
+    harness = at(1)
+    write(harness, 3)
+    [first, *_] = harness.fetch()
     total = scale()["total"]
     assert (total["backlog"], total["busy"], total["wanted"]) == (3, 1, 1)
 
-    desk.do("XACK", desk.stream, desk.unit.group, first)
+    harness.do("XACK", harness.stream, harness.unit.group, first)
 
     assert scale()["total"]["backlog"] == 2
 
 
 def test_scale_counts_work_ahead_of_its_due_time(at: At, keys: Keys, scale: Scale) -> None:
     """Instances are started ahead of a retry, a delayed send and a schedule."""
-    desk = at(0)
-    write(desk, 0)
+    harness = at(0)
+    write(harness, 0)
     assert scale()["total"]["wanted"] == 0
     place = ("access", 0)
-    for key in (keys.retry(*desk.unit), keys.scheduled(*place), keys.schedules_due(*place)):
-        later(desk, key, 20)
-        later(desk, key, 3600)
+    for key in (keys.retry(*harness.unit), keys.scheduled(*place), keys.schedules_due(*place)):
+        later(harness, key, 20)
+        later(harness, key, 3600)
 
     assert (scale()["total"]["due"], scale()["total"]["wanted"]) == (3, 1)
     assert scale("--within", "10s")["total"]["due"] == 0

@@ -19,7 +19,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.verbs import Run, document
 
 TOPIC = "reports"
@@ -417,8 +417,8 @@ def test_audit_lists_schedule_names_without_brackets(added: Run, run: Run) -> No
     ids=" ".join,
 )
 def test_a_dry_run_changes_nothing(added: Run, store: Store, words: tuple[str, ...]) -> None:
-    desk = Desk(store.connection, store.keys)
-    before = desk.dump()
+    harness = Harness(store.connection, store.keys)
+    before = harness.dump()
     added(*words, "--dry-run")
     assert document(added(*words, "--dry-run", "--json")).get("dry_run") is True
-    assert desk.dump() == before
+    assert harness.dump() == before

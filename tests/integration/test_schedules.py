@@ -30,7 +30,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.schedules import OPERATOR, IndexLine, Kept
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 TOPIC = "reports"
 
@@ -162,10 +162,10 @@ def test_undeclared_schedule_stops_until_declared_again(store: Store) -> None:
 def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
     """The second fleet is refused and changes nothing, with any schedule."""
     reconcile(store, schedule(), fleet="blue")
-    before, mine = Desk(store.connection, store.keys).dump(), one(store)
+    before, mine = Harness(store.connection, store.keys).dump(), one(store)
     for other in (schedule(), schedule(every=60.0), schedule(partition=0)):
         reconcile(store, other, fleet="green", since=99)
-    assert Desk(store.connection, store.keys).dump() == before
+    assert Harness(store.connection, store.keys).dump() == before
     assert caplog.text.count("fleet blue has a schedule of this name") == 3
     moved = schedule(every=60.0, topic="others")
     reconcile(store, moved, fleet="green", since=99)

@@ -19,82 +19,82 @@ from streamqd.store.statistics import (
     unit_figures,
 )
 from streamqd.store.untrusted import INTEGER_MAX
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.servers import Server
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    return Desk(link, keys)
+def harness(link: Connection, keys: Keys) -> Harness:
+    return Harness(link, keys)
 
 
-def of_partition(desk: Desk) -> PartitionFigures:
-    return partition_figures(desk.link.run(measure_partition(desk.keys, "access", 0)))
+def of_partition(harness: Harness) -> PartitionFigures:
+    return partition_figures(harness.link.run(measure_partition(harness.keys, "access", 0)))
 
 
-def of_unit(desk: Desk) -> UnitFigures:
-    figures = unit_figures(desk.link.run(measure_unit(desk.keys, desk.unit)))
+def of_unit(harness: Harness) -> UnitFigures:
+    figures = unit_figures(harness.link.run(measure_unit(harness.keys, harness.unit)))
     assert figures is not None
     return figures
 
 
-def test_figures_of_missing_keys_are_zero(desk: Desk) -> None:
-    assert of_partition(desk) == PartitionFigures(0, 0, "", "", 0, 0, "")
-    assert unit_figures(desk.link.run(measure_unit(desk.keys, desk.unit))) is None
-    desk.groups()
+def test_figures_of_missing_keys_are_zero(harness: Harness) -> None:
+    assert of_partition(harness) == PartitionFigures(0, 0, "", "", 0, 0, "")
+    assert unit_figures(harness.link.run(measure_unit(harness.keys, harness.unit))) is None
+    harness.groups()
     empty = Backlog(0, "", 0, "", 0)
-    assert of_unit(desk) == UnitFigures(empty, empty, 0, None)
+    assert of_unit(harness) == UnitFigures(empty, empty, 0, None)
 
 
-def test_figures_of_a_partition_are_complete(desk: Desk, server: Server) -> None:
-    desk.groups()
+def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -> None:
+    harness.groups()
     for number in range(1, 6):
-        desk.add(f"{number}-0")
-    desk.add("1-0", stream=desk.dlq)
-    desk.do("ZADD", desk.scheduled, 9, "send")
-    desk.fetch(2)
-    desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0")
+        harness.add(f"{number}-0")
+    harness.add("1-0", stream=harness.dlq)
+    harness.do("ZADD", harness.scheduled, 9, "send")
+    harness.fetch(2)
+    harness.do("XACK", harness.stream, UNIT.group, "1-0", "2-0")
     counted = server.version >= (7,)
     whole = PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "", 9, counted=counted)
-    assert of_partition(desk) == whole
+    assert of_partition(harness) == whole
 
 
-def test_figures_include_a_spark_query_position(desk: Desk, server: Server) -> None:
+def test_figures_include_a_spark_query_position(harness: Harness, server: Server) -> None:
     """P7: its position and the time of its last report, next to the partition's figures."""
     for number in range(1, 6):
-        desk.add(f"{number}-0")
-    desk.groups()
-    desk.link.run(spark.query_position(desk.keys, "access", 0, "etl", "2-0", 2, hold=False))
-    (query,) = of_partition(desk).queries
+        harness.add(f"{number}-0")
+    harness.groups()
+    harness.link.run(spark.query_position(harness.keys, "access", 0, "etl", "2-0", 2, hold=False))
+    (query,) = of_partition(harness).queries
     assert (query.group, query.lag) == ("spark:etl", 3 if server.version >= (7, 0) else None)
     assert query.idle_ms is not None
-    desk.link.run(spark.query_position(desk.keys, "access", 0, "etl", "5-0", 5, hold=False))
-    assert of_partition(desk).queries[0].lag == 0
+    harness.link.run(spark.query_position(harness.keys, "access", 0, "etl", "5-0", 5, hold=False))
+    assert of_partition(harness).queries[0].lag == 0
 
 
-def test_groups_that_only_look_like_queries_make_no_figures(desk: Desk) -> None:
+def test_groups_that_only_look_like_queries_make_no_figures(harness: Harness) -> None:
     """Each would be a series of the metrics, and any client of Redis could create them."""
-    desk.add("1-0")
+    harness.add("1-0")
     for name in (b"spark:", b"spark:..", b"spark:a b", b"spark:\xff", b"spark:" + b"x" * 65):
-        desk.do("XGROUP", "CREATE", desk.stream, name, "0")
-    assert of_partition(desk).queries == ()
+        harness.do("XGROUP", "CREATE", harness.stream, name, "0")
+    assert of_partition(harness).queries == ()
     for number in range(QUERIES_MAX + 5):
-        desk.do("XGROUP", "CREATE", desk.stream, f"spark:made{number}", "0")
-    desk.link.run(spark.query_position(desk.keys, "access", 0, "zzz", "1-0", 1, hold=False))
-    shown = of_partition(desk).queries
+        harness.do("XGROUP", "CREATE", harness.stream, f"spark:made{number}", "0")
+    harness.link.run(spark.query_position(harness.keys, "access", 0, "zzz", "1-0", 1, hold=False))
+    shown = of_partition(harness).queries
     assert len(shown) == QUERIES_MAX
     assert "spark:zzz" in {each.group for each in shown}
 
 
-def test_added_includes_trimmed_entries(desk: Desk, server: Server) -> None:
+def test_added_includes_trimmed_entries(harness: Harness, server: Server) -> None:
     """Redis 7 counts them. For older servers, the record of trimming has the number."""
-    desk.groups()
+    harness.groups()
     for number in range(1, 6):
-        desk.add(f"{number}-0")
-    desk.fetch(3)
-    desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0", "3-0")
+        harness.add(f"{number}-0")
+    harness.fetch(3)
+    harness.do("XACK", harness.stream, UNIT.group, "1-0", "2-0", "3-0")
     trim = retention.trim(
-        desk.keys,
+        harness.keys,
         "access",
         0,
         keep_from="",
@@ -103,22 +103,22 @@ def test_added_includes_trimmed_entries(desk: Desk, server: Server) -> None:
         limit=100,
         expected=[UNIT.group],
     )
-    desk.link.run(trim)
-    desk.do("XTRIM", desk.stream, "MINID", "=", "4-0")
-    desk.do("HSET", desk.trim, "removed", 3)
-    figures = of_partition(desk)
+    harness.link.run(trim)
+    harness.do("XTRIM", harness.stream, "MINID", "=", "4-0")
+    harness.do("HSET", harness.trim, "removed", 3)
+    figures = of_partition(harness)
     assert (figures.length, figures.added, figures.first_id) == (2, 5, "4-0")
     assert figures.trimmed_to
 
 
-def test_figures_of_a_unit_are_complete(desk: Desk) -> None:
-    desk.pending("1-0", "2-0")
-    desk.add("3-0")
-    desk.add("4-0")
-    desk.pending_retry("7-0")
-    desk.add("8-0", stream=desk.retry)
-    desk.do("ZADD", desk.delayed, 1_700_000_000_123, "m:1-0", 1_700_000_000_999, "m:2-0")
-    figures = of_unit(desk)
+def test_figures_of_a_unit_are_complete(harness: Harness) -> None:
+    harness.pending("1-0", "2-0")
+    harness.add("3-0")
+    harness.add("4-0")
+    harness.pending_retry("7-0")
+    harness.add("8-0", stream=harness.retry)
+    harness.do("ZADD", harness.delayed, 1_700_000_000_123, "m:1-0", 1_700_000_000_999, "m:2-0")
+    figures = of_unit(harness)
     assert figures.main._replace(unread=None) == Backlog(2, "1-0", None, "3-0", 4)
     assert figures.retry._replace(unread=None) == Backlog(1, "7-0", None, "8-0", 2)
     assert (figures.delayed, figures.next_due_unix_ms) == (2, 1_700_000_000_123)
@@ -127,48 +127,51 @@ def test_figures_of_a_unit_are_complete(desk: Desk) -> None:
     assert figures.oldest_unix_ms() == 1
 
 
-def test_lag_is_the_servers_or_unknown(desk: Desk, server: Server) -> None:
-    desk.pending("1-0", "2-0")
-    assert of_unit(desk).lag == 0
-    desk.add("3-0")
-    assert of_unit(desk).lag == (1 if server.version >= (7, 0) else None)
+def test_lag_is_the_servers_or_unknown(harness: Harness, server: Server) -> None:
+    harness.pending("1-0", "2-0")
+    assert of_unit(harness).lag == 0
+    harness.add("3-0")
+    assert of_unit(harness).lag == (1 if server.version >= (7, 0) else None)
 
 
-def test_lag_is_known_before_the_first_delivery(desk: Desk) -> None:
-    desk.groups()
+def test_lag_is_known_before_the_first_delivery(harness: Harness) -> None:
+    harness.groups()
     for number in range(1, 4):
-        desk.add(f"{number}-0")
-    assert of_unit(desk).lag == 3
+        harness.add(f"{number}-0")
+    assert of_unit(harness).lag == 3
 
 
-def test_group_created_midstream_has_no_lag_until_caught_up(desk: Desk) -> None:
+def test_group_created_midstream_has_no_lag_until_caught_up(harness: Harness) -> None:
     for number in range(1, 5):
-        desk.add(f"{number}-0")
-    desk.do("XGROUP", "CREATE", desk.stream, UNIT.group, "2-0")
-    assert of_unit(desk).lag is None
-    desk.fetch(10)
-    assert of_unit(desk).lag == 0
+        harness.add(f"{number}-0")
+    harness.do("XGROUP", "CREATE", harness.stream, UNIT.group, "2-0")
+    assert of_unit(harness).lag is None
+    harness.fetch(10)
+    assert of_unit(harness).lag == 0
 
 
-def test_figures_report_a_key_of_a_wrong_type(desk: Desk) -> None:
-    desk.do("SET", desk.stream, "no stream")
-    for call in (measure_partition(desk.keys, "access", 0), measure_unit(desk.keys, desk.unit)):
+def test_figures_report_a_key_of_a_wrong_type(harness: Harness) -> None:
+    harness.do("SET", harness.stream, "no stream")
+    for call in (
+        measure_partition(harness.keys, "access", 0),
+        measure_unit(harness.keys, harness.unit),
+    ):
         with pytest.raises(RedisRefused) as caught:
-            desk.link.run(call)
+            harness.link.run(call)
         assert caught.value.code == "WRONGTYPE"
 
 
-def test_measuring_changes_nothing_even_when_memory_is_full(desk: Desk) -> None:
-    desk.pending("1-0")
-    before = desk.dump()
-    with desk.full_memory():
-        of_partition(desk)
-        of_unit(desk)
-    assert desk.dump() == before
+def test_measuring_changes_nothing_even_when_memory_is_full(harness: Harness) -> None:
+    harness.pending("1-0")
+    before = harness.dump()
+    with harness.full_memory():
+        of_partition(harness)
+        of_unit(harness)
+    assert harness.dump() == before
 
 
-def test_greatest_id_has_the_latest_time(desk: Desk) -> None:
+def test_greatest_id_has_the_latest_time(harness: Harness) -> None:
     """S3: every view can parse the value that the housekeeper publishes."""
-    desk.groups()
-    desk.add("18446744073709551615-18446744073709551615")
-    assert of_unit(desk).oldest_unread_unix_ms() == INTEGER_MAX
+    harness.groups()
+    harness.add("18446744073709551615-18446744073709551615")
+    assert of_unit(harness).oldest_unread_unix_ms() == INTEGER_MAX

@@ -19,7 +19,7 @@ from streamqd.store.client import Connection
 from streamqd.store.directives import Scope
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.servers import free_port
 from tests.support.verbs import Run, document
 from tests.support.waiting import wait_until
@@ -34,7 +34,7 @@ def orders(link: Connection, store: Store, keys: Keys) -> None:
     """Create the topic orders with three partitions, read by the group bill."""
     topics.create(store, "orders", config.Topic(partitions=3))
     for number in range(3):
-        Desk(link, keys, Unit("orders", number, "bill")).groups()
+        Harness(link, keys, Unit("orders", number, "bill")).groups()
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ def test_control_dry_run_writes_nothing(
     run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
     heartbeat("a")
-    desk = Desk(link, keys)
-    before = desk.dump()
+    harness = Harness(link, keys)
+    before = harness.dump()
     for words in (
         ("pause", "orders"),
         ("resume", "orders"),
@@ -154,7 +154,7 @@ def test_control_dry_run_writes_nothing(
     ):
         run(*words, "--dry-run")
         run(*words, "--dry-run", "--json")
-    assert desk.dump() == before
+    assert harness.dump() == before
 
 
 def test_pause_wait_names_instances_that_have_not_applied_it(
@@ -266,10 +266,10 @@ def test_forget_refuses_live_or_invalid_instances(
     said = run("forget", "a", "--yes", code=8).stderr
     assert "a still owns 1 partition; its leases expire within" in said
     link.execute("DEL", keys.lease("orders", 1, "bill"))
-    before = Desk(link, keys).dump()
+    before = Harness(link, keys).dump()
     planned = document(run("forget", "a", "--dry-run", "--json"))
     assert (planned["ownerless"], planned["directives"]) == (1, ["drain:a"])
-    assert Desk(link, keys).dump() == before
+    assert Harness(link, keys).dump() == before
 
     leave = members.leave
 
@@ -422,13 +422,13 @@ def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:
 def test_group_adopt_requires_an_unowned_group(
     run: Run, own: Any, link: Connection, keys: Keys
 ) -> None:
-    desks = [Desk(link, keys, Unit("orders", number, "bill")) for number in range(3)]
-    for number, desk in enumerate(desks):
+    harnesses = [Harness(link, keys, Unit("orders", number, "bill")) for number in range(3)]
+    for number, harness in enumerate(harnesses):
         for entry in range(1, 301):
-            desk.add(f"{entry}-0")
-        desk.fetch(300, f"celery-{number}")
-    link.execute("XGROUP", "CREATE", desks[0].retry, "other", "0", "MKSTREAM")
-    link.execute("XGROUP", "CREATE", desks[1].stream, b"\xff\xfe", "0")  # not one of our names
+            harness.add(f"{entry}-0")
+        harness.fetch(300, f"celery-{number}")
+    link.execute("XGROUP", "CREATE", harnesses[0].retry, "other", "0", "MKSTREAM")
+    link.execute("XGROUP", "CREATE", harnesses[1].stream, b"\xff\xfe", "0")  # not one of our names
     seen = document(run("group", "adopt", "orders", "bill", "--dry-run", "--json"))
     assert (seen["entries"], seen["dry_run"]) == (900, True)
     assert {each["consumer"] for each in seen["consumers"]} == {f"celery-{n}" for n in range(3)}
@@ -436,25 +436,25 @@ def test_group_adopt_requires_an_unowned_group(
     own(2, "west-1")
     refused = run("group", "adopt", "orders", "bill", "-y", code=8).stderr
     assert "west-1 owns orders/2/bill" in refused
-    link.run(leases.release(keys, Lease(desks[2].unit, "t2")))
+    link.run(leases.release(keys, Lease(harnesses[2].unit, "t2")))
     assert "900 messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
-    for desk in desks:
-        assert desk.do("XPENDING", desk.stream, "bill")[3] == [[b"w", b"300"]]
+    for harness in harnesses:
+        assert harness.do("XPENDING", harness.stream, "bill")[3] == [[b"w", b"300"]]
     assert "no messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
     run("group", "adopt", "orders", "mail", code=8)
     run("group", "adopt", "hits", "bill", code=8)
 
 
 def test_group_adopt_names_an_unreadable_key_once(run: Run, link: Connection, keys: Keys) -> None:
-    desk = Desk(link, keys, Unit("orders", 0, "bill"))
-    desk.add("1-0")
-    desk.fetch(1, "celery-0")
-    fence = keys.fence(*desk.unit)
+    harness = Harness(link, keys, Unit("orders", 0, "bill"))
+    harness.add("1-0")
+    harness.fetch(1, "celery-0")
+    fence = keys.fence(*harness.unit)
     link.execute("HSET", fence, "epoch", "abc")
-    link.execute("XGROUP", "CREATE", desk.stream, b"\xff\xfe", "0")
+    link.execute("XGROUP", "CREATE", harness.stream, b"\xff\xfe", "0")
     would = run("group", "adopt", "orders", "bill", "--dry-run").stderr
     assert would.count(f"epoch of {fence} cannot be read") == 1
     done = run("group", "adopt", "orders", "bill", "-y")
     assert "1 message taken over" in done.stdout
     assert done.stderr.count(f"epoch of {fence} cannot be read") == 1
-    assert done.stderr.count(f"group of {desk.stream} cannot be read") == 1
+    assert done.stderr.count(f"group of {harness.stream} cannot be read") == 1

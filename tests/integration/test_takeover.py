@@ -9,7 +9,7 @@ import pytest
 from streamqd.message import Message
 from streamqd.scoreboard import WorkerSlot
 from streamqd.worker import ExitCode
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.life import Life
 
 FRESH = 3 * 512 + 100  # pages of entries that are not idle
@@ -18,15 +18,19 @@ UNREAD = 40
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_reading_continues_during_a_long_scan(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """Two idle entries, first and last, among many that their consumer is handling."""
-    desk.link.pipeline([("XADD", desk.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)])
-    desk.fetch(FRESH, consumer="someone")
-    group = desk.unit.group
+    harness.link.pipeline(
+        [("XADD", harness.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)]
+    )
+    harness.fetch(FRESH, consumer="someone")
+    group = harness.unit.group
     idle = ["1-1", f"1-{FRESH}"]
-    desk.do("XCLAIM", desk.stream, group, "someone", 0, *idle, "IDLE", 700_000, "JUSTID")
-    desk.link.pipeline([("XADD", desk.stream, f"2-{n + 1}", "payload", "x") for n in range(UNREAD)])
+    harness.do("XCLAIM", harness.stream, group, "someone", 0, *idle, "IDLE", 700_000, "JUSTID")
+    harness.link.pipeline(
+        [("XADD", harness.stream, f"2-{n + 1}", "payload", "x") for n in range(UNREAD)]
+    )
     slot.reclaim_requested = 1
     worker = life.worker(
         "t1", max_messages=UNREAD + len(idle), reclaim_idle=600.0, prefetch_max=4, **kind
@@ -42,5 +46,5 @@ def test_reading_continues_during_a_long_scan(
     between = ids.index(idle[1])
     assert 4 < between < UNREAD, "it was read during the scan"
     assert (slot.counter("reclaimed"), slot.reclaim_done) == (2, 1)
-    held = desk.do("XPENDING", desk.stream, group)
+    held = harness.do("XPENDING", harness.stream, group)
     assert held[3] == [[b"someone", str(FRESH - 2).encode()]]

@@ -16,16 +16,16 @@ from streamqd import Message
 from streamqd.idle_reason import Wait
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, now_ns
 from streamqd.worker import ExitCode
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.life import Life
 from tests.support.waiting import wait_until
 
 SECOND = 1_000_000_000
 
 
-def fill(desk: Desk, count: int) -> None:
+def fill(harness: Harness, count: int) -> None:
     for number in range(count):
-        desk.add(f"{number + 1}-0", "payload", str(number))
+        harness.add(f"{number + 1}-0", "payload", str(number))
 
 
 def within(starts: Sequence[int], per_second: float, burst: int) -> bool:
@@ -54,8 +54,8 @@ def journal(slot: WorkerSlot) -> Journal:
     return Journal(slot)
 
 
-def test_rate_limits_runs_including_retries(desk: Desk, life: Life, journal: Journal):
-    fill(desk, 30)
+def test_rate_limits_runs_including_retries(harness: Harness, life: Life, journal: Journal):
+    fill(harness, 30)
 
     def work(message: Message) -> None:
         journal.note()
@@ -70,9 +70,9 @@ def test_rate_limits_runs_including_retries(desk: Desk, life: Life, journal: Jou
     assert life.slot.waits.read().kind is Wait.NOTHING
 
 
-def test_rate_state_survives_a_worker_replacement(desk: Desk, life: Life, journal: Journal):
+def test_rate_state_survives_a_worker_replacement(harness: Harness, life: Life, journal: Journal):
     """This also holds after a crash, because the state is outside of the worker."""
-    fill(desk, 12)
+    fill(harness, 12)
     for _ in range(4):
         worker = life.worker("t1", rate="20/s", rate_burst=2, max_messages=3)
         assert life.run(worker, lambda _message: journal.note()) == ExitCode.RECYCLE
@@ -81,10 +81,10 @@ def test_rate_state_survives_a_worker_replacement(desk: Desk, life: Life, journa
 
 
 def test_rate_share_follows_the_partition_count(
-    desk: Desk, life: Life, journal: Journal, slot: WorkerSlot
+    harness: Harness, life: Life, journal: Journal, slot: WorkerSlot
 ):
     """U11: the share follows the partition count that the supervisor writes, without a restart."""
-    fill(desk, 30)
+    fill(harness, 30)
     slot.partitions = 2
 
     def work(_message: Message) -> None:
@@ -110,9 +110,9 @@ def take(batch: list[Message]) -> None:
 
 @pytest.mark.parametrize(("batch", "burst", "most"), [(10, None, 10), (10, 4, 4), (None, 4, 4)])
 def test_rate_counts_each_message_of_a_batch(
-    desk: Desk, life: Life, journal: Journal, batch: int | None, burst: int | None, most: int
+    harness: Harness, life: Life, journal: Journal, batch: int | None, burst: int | None, most: int
 ):
-    fill(desk, 40)
+    fill(harness, 40)
     sizes: list[int] = []
 
     def taken(messages: list[Message]) -> None:
@@ -130,8 +130,8 @@ def test_rate_counts_each_message_of_a_batch(
 
 
 @pytest.mark.parametrize("lanes", [2, 8])
-def test_concurrent_runs_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot, lanes: int):
-    fill(desk, 30)
+def test_concurrent_runs_share_one_rate(harness: Harness, life: Life, slot: WorkerSlot, lanes: int):
+    fill(harness, 30)
     lock = threading.Lock()
     begun: dict[bytes, int] = {}
 
@@ -155,9 +155,9 @@ def test_concurrent_runs_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot
     ("kind", "prefetched"), [({}, 1), ({"concurrency": 4, "order": "none"}, 3)]
 )
 def test_rate_bounds_the_fetched_messages(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any], prefetched: int
+    harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any], prefetched: int
 ):
-    fill(desk, 100)
+    fill(harness, 100)
 
     def work(_message: Message) -> None:
         life.stop()
@@ -169,10 +169,10 @@ def test_rate_bounds_the_fetched_messages(
 
 @pytest.mark.parametrize("order", ["none", "key"])
 def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
-    desk: Desk, life: Life, slot: WorkerSlot, order: str
+    harness: Harness, life: Life, slot: WorkerSlot, order: str
 ):
     """One message per lane would be eight hours of work that no other worker can start."""
-    fill(desk, 100)
+    fill(harness, 100)
 
     def stop_when_held() -> None:
         wait_until(lambda: slot.waits.read().kind is Wait.RATED)
@@ -191,9 +191,9 @@ def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_a_stop_does_not_wait_for_the_rate(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
-    fill(desk, 5)
+    fill(harness, 5)
     runs: list[str] = []
 
     def stop_when_held() -> None:
@@ -206,16 +206,16 @@ def test_a_stop_does_not_wait_for_the_rate(
     assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.STOPPED
     thread.join()
     assert runs == ["1-0"]
-    rows = desk.do("XPENDING", desk.stream, UNIT.group, "-", "+", 9)
+    rows = harness.do("XPENDING", harness.stream, UNIT.group, "-", "+", 9)
     assert b"1-0" not in [row[0] for row in rows], (
         "finished messages are acknowledged before the wait"
     )
 
 
 def test_pause_and_resume_work_during_a_rate_wait(
-    desk: Desk, life: Life, slot: WorkerSlot, journal: Journal
+    harness: Harness, life: Life, slot: WorkerSlot, journal: Journal
 ):
-    fill(desk, 4)
+    fill(harness, 4)
 
     def steer() -> None:
         wait_until(lambda: slot.waits.read().kind is Wait.RATED)
@@ -232,9 +232,9 @@ def test_pause_and_resume_work_during_a_rate_wait(
 
 
 def test_rate_wait_respects_an_untrusted_lease(
-    desk: Desk, life: Life, slot: WorkerSlot, journal: Journal
+    harness: Harness, life: Life, slot: WorkerSlot, journal: Journal
 ):
-    fill(desk, 2)
+    fill(harness, 2)
     given: list[int] = []
 
     def distrust() -> None:

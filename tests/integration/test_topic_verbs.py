@@ -17,7 +17,7 @@ from streamqd.store import members, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.integration.test_admin import bury
 from tests.support.servers import Server
 from tests.support.verbs import At, Run, document
@@ -26,21 +26,21 @@ from tests.support.verbs import At, Run, document
 def fill(at: At, *, everywhere: bool = True) -> None:
     """Write a value to every key that a topic can have."""
     for number in range(3 if everywhere else 1):
-        desk = at(number)
-        bury(desk, "1-0")
-        desk.add("2-0")
-        desk.fetch()
-        desk.add("3-0")
-        desk.add("7-0", stream=desk.retry)
-        desk.do("ZADD", desk.delayed, 9e12, "m:2-0")
-        desk.do("HSET", desk.items, "m:2-0", b"\x92\xa7payload\xa1x")
-        desk.do("HSET", desk.attempts, b"m:2-0:c", "1")
-        desk.do("ZADD", desk.scheduled, 9e12, "send")
-        desk.do("HSET", desk.scheduled_items, "send", b"\x92\xa7payload\xa1x")
-        desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "2-0")
-        desk.do("SET", desk.keys.dedup("access", number, "order-1"), "1-0", "PX", 60_000)
-        desk.do("XADD", desk.keys.staged("access", number, "q", "a"), "0-1", "payload", "x")
-        desk.do("HSET", desk.keys.meta("access"), "group:hits", "3")
+        harness = at(number)
+        bury(harness, "1-0")
+        harness.add("2-0")
+        harness.fetch()
+        harness.add("3-0")
+        harness.add("7-0", stream=harness.retry)
+        harness.do("ZADD", harness.delayed, 9e12, "m:2-0")
+        harness.do("HSET", harness.items, "m:2-0", b"\x92\xa7payload\xa1x")
+        harness.do("HSET", harness.attempts, b"m:2-0:c", "1")
+        harness.do("ZADD", harness.scheduled, 9e12, "send")
+        harness.do("HSET", harness.scheduled_items, "send", b"\x92\xa7payload\xa1x")
+        harness.do("HSET", harness.trim, "first", "1-0", "floor:hits", "2-0")
+        harness.do("SET", harness.keys.dedup("access", number, "order-1"), "1-0", "PX", 60_000)
+        harness.do("XADD", harness.keys.staged("access", number, "q", "a"), "0-1", "payload", "x")
+        harness.do("HSET", harness.keys.meta("access"), "group:hits", "3")
     at(0).do("SET", at(0).keys.pipeline("access", "archive"), "t", "PX", 60_000)
 
 
@@ -123,7 +123,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "access.p", config.Topic())
-    neighbour = Desk(link, keys, Unit("access.p", 0, "hits"))
+    neighbour = Harness(link, keys, Unit("access.p", 0, "hits"))
     neighbour.groups()
     neighbour.add("1-0")
     link.execute("SET", "foreign:{access:p:0}:hits", "x")

@@ -15,7 +15,7 @@ from streamqd.outbox.rows import new_uid
 from streamqd.store import members, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.optional import need
 from tests.support.verbs import At, Run, document
 
@@ -30,15 +30,15 @@ FAILED = {
 
 
 @pytest.fixture
-def handed_out(at: At) -> Desk:
+def handed_out(at: At) -> Harness:
     """Deliver the message to an owner, with others around it."""
-    desk = at(0)
-    desk.groups()
+    harness = at(0)
+    harness.groups()
     for entry_id in ("999-0", "1000-0", "1001-0"):
-        desk.add(entry_id, "payload", f"body of {entry_id}", "key", "alice")
-    desk.own("t1", owner="west-1")
-    desk.fetch(3)
-    return desk
+        harness.add(entry_id, "payload", f"body of {entry_id}", "key", "alice")
+    harness.own("t1", owner="west-1")
+    harness.fetch(3)
+    return harness
 
 
 def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
@@ -49,19 +49,19 @@ def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
 
 def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
     """U13: a message in the partition, group by group."""
-    desk, other = at(0), at(0, "agents")
-    desk.groups()
+    harness, other = at(0), at(0, "agents")
+    harness.groups()
     other.groups()
-    desk.add("1000-0", "payload", "hello", "key", "alice")
+    harness.add("1000-0", "payload", "hello", "key", "alice")
     assert seen(run)["state"] == "unread"
-    desk.own("t1", owner="west-1")
-    desk.fetch()
+    harness.own("t1", owner="west-1")
+    harness.fetch()
     row = seen(run)
     assert (row["state"], row["place"], row["deliveries"], row["attempt"]) == (
         "pending", "m:1000-0", 1, 1,
     )  # fmt: skip
     assert seen(run, group="agents")["state"] == "unread"
-    desk.do("XACK", desk.stream, "hits", "1000-0")
+    harness.do("XACK", harness.stream, "hits", "1000-0")
     row = seen(run)
     assert row["state"] == "acknowledged"
     assert row["trace"]["entry"] == {
@@ -82,7 +82,7 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
 
 
 def test_trace_shows_a_running_message(
-    run: Run, handed_out: Desk, link: Connection, keys: Keys
+    run: Run, handed_out: Harness, link: Connection, keys: Keys
 ) -> None:
     """U13: a message that its owner reports as running is shown as running."""
     link.run(
@@ -98,11 +98,11 @@ def test_trace_shows_a_running_message(
     assert seen(run, "access/0/999-0")["state"] == "pending"
 
 
-def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Desk) -> None:
+def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Harness) -> None:
     """U13: a message that blocks its partition is pending, with the time of its next run."""
-    desk = handed_out
-    due = desk.now_unix_ms() + 90_500
-    desk.do("HSET", desk.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
+    harness = handed_out
+    due = harness.now_unix_ms() + 90_500
+    harness.do("HSET", harness.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
     row = seen(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("pending", 3, 0)
     assert row["due_unix_ms"] == due
@@ -110,14 +110,14 @@ def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Desk) -> N
     assert ", attempt 3, which runs in 1m" in run("trace", UID).stdout
 
 
-def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
+def test_waiting_ready_and_run_again(run: Run, handed_out: Harness) -> None:
     """U13: its retries are found, even by their ids in the retry stream."""
-    desk = handed_out
+    harness = handed_out
     # The fields of a worker. Only its letters have class and message in separate fields.
     told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
     told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
-    call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1000-0", 60.0, told)])
-    assert desk.link.run(call).word == "OK"
+    call = messages.retry(harness.keys, harness.leased("t1"), [(b"m:1000-0", 60.0, told)])
+    assert harness.link.run(call).word == "OK"
     row = seen(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("waiting", 3, 1)
     assert row["due_unix_ms"] > row["trace"]["now_unix_ms"]
@@ -125,29 +125,29 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     assert "hits: waiting for attempt 3, due in " in said
     assert r"after a crash: BankError: the card was\x1b[31m declined" in said
 
-    desk.do("ZADD", desk.delayed, 1, "m:1000-0")
-    desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10))
+    harness.do("ZADD", harness.delayed, 1, "m:1000-0")
+    harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10))
     assert seen(run)["state"] == "retry-unread"
     said = run("trace", UID).stdout
     assert "ready for attempt 3 after a crash, not read yet" in said
-    [again] = desk.fetch(1, stream=desk.retry)
+    [again] = harness.fetch(1, stream=harness.retry)
     row = seen(run)
     assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)
 
     later = told | {b"retryCount": b"3"}
-    call = messages.retry(desk.keys, desk.leased("t1"), [(b"r:" + again, 60.0, later)])
-    assert desk.link.run(call).word == "OK"
+    call = messages.retry(harness.keys, harness.leased("t1"), [(b"r:" + again, 60.0, later)])
+    assert harness.link.run(call).word == "OK"
     row = seen(run)
     assert (row["state"], row["place"], row["attempt"]) == ("waiting", f"r:{again.decode()}", 4)
 
 
-def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
+def test_dead_replayed_and_dead_again(run: Run, handed_out: Harness) -> None:
     """U13: a dead letter is named, and a replay to every group is found."""
-    desk = handed_out
+    harness = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0"}
-    call = messages.dead(desk.keys, desk.leased("t1"), [(b"m:1000-0", letter)])
-    assert desk.link.run(call).word == "OK"
+    call = messages.dead(harness.keys, harness.leased("t1"), [(b"m:1000-0", letter)])
+    assert harness.link.run(call).word == "OK"
     row = seen(run)
     [name] = row["dead_letter_ids"]
     assert row["state"] == "dead-lettered"
@@ -161,19 +161,19 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     [again] = row["trace"]["replays"]
     assert (row["state"], row["dead_letter_ids"]) == ("unread", [])
     assert f"replayed to every group as {again}" in run("trace", UID).stdout
-    desk.fetch()
+    harness.fetch()
     assert seen(run)["place"] == f"m:{again}"
 
 
-def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Desk) -> None:
+def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Harness) -> None:
     """U13: a removed entry is reported as gone, with the place to look next."""
-    desk = handed_out
-    trim = desk.keys.trim("access", 0)
-    desk.do("XACK", desk.stream, "hits", "999-0", "1000-0")
-    desk.do("HSET", trim, "archived", "999-0")
+    harness = handed_out
+    trim = harness.keys.trim("access", 0)
+    harness.do("XACK", harness.stream, "hits", "999-0", "1000-0")
+    harness.do("HSET", trim, "archived", "999-0")
     assert "not archived yet" in run("trace", UID).stdout
-    desk.do("HSET", trim, "archived", "1001-0", "first", "1001-0")
-    desk.do("XTRIM", desk.stream, "MINID", "=", "1001-0")
+    harness.do("HSET", trim, "archived", "1001-0", "first", "1001-0")
+    harness.do("XTRIM", harness.stream, "MINID", "=", "1001-0")
     found = document(run("trace", UID, "--json"))
     assert (found["where"], found["archived"], found["entry"]) == ("trimmed", True, None)
     said = run("trace", UID).stdout
@@ -193,12 +193,12 @@ def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Des
     )
 
 
-def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Desk) -> None:
+def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Harness) -> None:
     """U2: retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
-    desk = handed_out
-    desk.do("XACK", desk.stream, "hits", "999-0", "1000-0", "1001-0")
-    desk.do("HSET", desk.keys.trim("access", 0), "first", "999-0")
-    if b"entries-added" not in desk.do("XINFO", "STREAM", desk.stream):
+    harness = handed_out
+    harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
+    harness.do("HSET", harness.keys.trim("access", 0), "first", "999-0")
+    if b"entries-added" not in harness.do("XINFO", "STREAM", harness.stream):
         said = run("trace", "access/0/1000-7").stdout
         assert "hits: handled, or never written" in said
         return
@@ -208,29 +208,29 @@ def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Des
 
 
 def test_a_gap_in_the_kept_part_of_a_partition_was_never_written(
-    run: Run, handed_out: Desk
+    run: Run, handed_out: Harness
 ) -> None:
     """U2: trimming takes the oldest, and the server keeps the greatest id that was deleted."""
-    desk = handed_out
-    desk.do("XACK", desk.stream, "hits", "999-0", "1000-0", "1001-0")
-    if b"max-deleted-entry-id" not in desk.do("XINFO", "STREAM", desk.stream):
+    harness = handed_out
+    harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
+    if b"max-deleted-entry-id" not in harness.do("XINFO", "STREAM", harness.stream):
         pytest.skip("this server does not keep the greatest id that was deleted")
-    desk.do("XTRIM", desk.stream, "MINID", "=", "1000-0")
+    harness.do("XTRIM", harness.stream, "MINID", "=", "1000-0")
     refused = run("trace", "access/0/1000-7", code=8).stderr
     assert "was never written: its partition contains older entries" in refused
     assert "handled, or never written" in run("trace", "access/0/999-7").stdout
-    desk.do("XDEL", desk.stream, "1001-0")
+    harness.do("XDEL", harness.stream, "1001-0")
     said = run("trace", "access/0/1000-7").stdout
     assert "not in the partition: deleted, or never written" in said
 
 
-def test_trace_counts_crashed_runs(run: Run, handed_out: Desk) -> None:
+def test_trace_counts_crashed_runs(run: Run, handed_out: Harness) -> None:
     """U13: runs that crashed are attempts too."""
-    desk = handed_out
+    harness = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
-    call = messages.dead(desk.keys, desk.leased("t1"), [(b"m:1000-0", letter)])
-    assert desk.link.run(call).word == "OK"
+    call = messages.dead(harness.keys, harness.leased("t1"), [(b"m:1000-0", letter)])
+    assert harness.link.run(call).word == "OK"
     assert " after 3 attempts " in run("trace", UID).stdout
 
 
@@ -251,9 +251,9 @@ def test_trace_finds_a_delayed_send_by_its_send_id(
 
 def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> None:
     """U2: the value from the send always identifies the message."""
-    desk = at(0)
-    desk.groups()
-    desk.add("1000-0", "payload", "hello", "sendId", "abc123")
+    harness = at(0)
+    harness.groups()
+    harness.add("1000-0", "payload", "hello", "sendId", "abc123")
     found = document(run("trace", "access/0/abc123", "--json"))
     assert (found["uid"], found["send_id"], found["where"]) == (UID, "abc123", "present")
     assert "a delayed send until then: access/0/abc123" in run("trace", "access/0/abc123").stdout
@@ -262,16 +262,16 @@ def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> Non
 def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, at: At) -> None:
     """U13: the relay routes the row, so the search looks in every partition."""
     at(0).groups()
-    desk = at(1)
-    desk.groups()
-    unix_ms = desk.now_unix_ms()
+    harness = at(1)
+    harness.groups()
+    unix_ms = harness.now_unix_ms()
     uid = new_uid(unix_ms)
     name = f"access/outbox/{uid}"
     refused = run("trace", name, code=8).stderr
     assert f"message {name} is not in topic access; a message is sent after" in refused
     assert "streamqd outbox status" in refused
-    desk.add(f"{unix_ms + 9}-0", "payload", "other", "sendId", new_uid(unix_ms))
-    desk.add(f"{unix_ms + 9}-1", "payload", "hello", "sendId", uid)
+    harness.add(f"{unix_ms + 9}-0", "payload", "other", "sendId", new_uid(unix_ms))
+    harness.add(f"{unix_ms + 9}-1", "payload", "hello", "sendId", uid)
     found = document(run("trace", name, "--json"))
     assert (found["uid"], found["where"]) == (f"access/1/{unix_ms + 9}-1", "present")
     assert (found["outbox_uid"], found["send_id"]) == (name, "")
@@ -281,10 +281,10 @@ def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, at: At) -> No
 
 
 def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connection) -> None:
-    desk = at(2)
-    desk.groups()
-    uid, due = new_uid(desk.now_unix_ms()), desk.now_unix_ms() + 3_600_000
-    link.execute("ZADD", desk.keys.scheduled("access", 2), due, uid)
+    harness = at(2)
+    harness.groups()
+    uid, due = new_uid(harness.now_unix_ms()), harness.now_unix_ms() + 3_600_000
+    link.execute("ZADD", harness.keys.scheduled("access", 2), due, uid)
     found = document(run("trace", f"access/outbox/{uid}", "--json"))
     assert (found["where"], found["partition"], found["due_unix_ms"]) == ("scheduled", 2, due)
     assert "sent by an outbox as" in run("trace", f"access/outbox/{uid}").stdout
@@ -296,15 +296,15 @@ def test_trace_of_an_outbox_is_bounded_and_says_so(
     """A row that was due late is found among the newest entries."""
     monkeypatch.setattr(outbox_messages, "CALLS_MAX", 1)
     monkeypatch.setattr(outbox_messages, "NEWEST", 1)
-    desk = at(0)
-    desk.groups()
-    unix_ms = desk.now_unix_ms()
+    harness = at(0)
+    harness.groups()
+    unix_ms = harness.now_unix_ms()
     uid = new_uid(unix_ms)
     for number in range(520):
-        desk.add(f"{unix_ms}-{number}", "payload", "x")
-    desk.add(f"{unix_ms}-600", "payload", "hello", "sendId", uid)
+        harness.add(f"{unix_ms}-{number}", "payload", "x")
+    harness.add(f"{unix_ms}-600", "payload", "hello", "sendId", uid)
     assert document(run("trace", f"access/outbox/{uid}", "--json"))["where"] == "present"
-    desk.add(f"{unix_ms}-601", "payload", "hello")
+    harness.add(f"{unix_ms}-601", "payload", "hello")
     refused = run("trace", f"access/outbox/{uid}", code=8).stderr
     assert "was not found among the entries that were searched" in refused
 
@@ -312,22 +312,22 @@ def test_trace_of_an_outbox_is_bounded_and_says_so(
 def test_trace_of_an_outbox_isolates_an_unreadable_partition(
     run: Run, at: At, link: Connection
 ) -> None:
-    broken, desk = at(0), at(1)
-    desk.groups()
-    uid = new_uid(desk.now_unix_ms())
+    broken, harness = at(0), at(1)
+    harness.groups()
+    uid = new_uid(harness.now_unix_ms())
     link.execute("SET", broken.stream, "x")
     link.execute("SET", broken.keys.scheduled("access", 0), "x")
     refused = run("trace", f"access/outbox/{uid}", code=8).stderr
     assert "was not found among the entries that were searched" in refused
-    desk.add("*", "payload", "hello", "sendId", uid)
+    harness.add("*", "payload", "hello", "sendId", uid)
     assert document(run("trace", f"access/outbox/{uid}", "--json"))["partition"] == 1
 
 
 def test_trace_reports_that_a_topic_was_trimmed_after_a_row(run: Run, at: At) -> None:
-    desk = at(0)
-    desk.groups()
-    unix_ms = desk.now_unix_ms()
-    desk.do("HSET", desk.keys.trim("access", 0), "first", f"{unix_ms + 5}-0")
+    harness = at(0)
+    harness.groups()
+    unix_ms = harness.now_unix_ms()
+    harness.do("HSET", harness.keys.trim("access", 0), "first", f"{unix_ms + 5}-0")
     refused = run("trace", f"access/outbox/{new_uid(unix_ms)}", code=8).stderr
     assert "which was trimmed since" in refused
 
@@ -348,8 +348,8 @@ def test_trace_reports_that_a_topic_was_trimmed_after_a_row(run: Run, at: At) ->
 def test_schedule_that_sent_the_message(
     run: Run, at: At, headers: str, schedule: str, line: str
 ) -> None:
-    desk = at(0)
-    desk.add("1000-0", "payload", "x", "headers", headers)
+    harness = at(0)
+    harness.add("1000-0", "payload", "x", "headers", headers)
 
     assert document(run("trace", UID, "--json"))["entry"]["schedule"] == schedule
     assert line in run("trace", UID).stdout
@@ -396,24 +396,24 @@ def test_trace_reports_when_its_search_was_bounded(
 ) -> None:
     """U13: a long stream is not read to its end."""
     monkeypatch.setattr(admin, "CALLS_MAX", 1)
-    desk = at(0)
-    desk.groups()
+    harness = at(0)
+    harness.groups()
     for number in range(7):
-        desk.link.pipeline(
-            [("XADD", desk.stream, f"{1000 + 100 * number + n}-0", "f", "v") for n in range(100)]
+        harness.link.pipeline(
+            [("XADD", harness.stream, f"{1000 + 100 * number + n}-0", "f", "v") for n in range(100)]
         )
     assert document(run("trace", UID, "--json"))["complete"] is False
     assert "there may be more" in run("trace", UID).stdout
 
 
 @need("pyarrow", "deltalake")
-def test_trace_refuses_a_missing_archive(run: Run, handed_out: Desk, tmp_path: Any) -> None:
+def test_trace_refuses_a_missing_archive(run: Run, handed_out: Harness, tmp_path: Any) -> None:
     """U13: reading an archive starts no Spark, and a missing archive is reported."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
     assert "is not an archive" in refused
 
 
-def test_trace_writes_nothing(run: Run, handed_out: Desk) -> None:
+def test_trace_writes_nothing(run: Run, handed_out: Harness) -> None:
     """U13: a trace changes nothing."""
     before = handed_out.dump()
     run("trace", UID)

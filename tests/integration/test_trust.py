@@ -15,7 +15,7 @@ import pytest
 from streamqd.message import Message
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import life as lives
 from tests.support.life import NEVER, Life
 from tests.support.proxy import Fault, FaultProxy
@@ -41,15 +41,15 @@ def test_lease_expiring_during_a_slow_settle_delays_runs(
     new_life: Callable[[str], Life],
     settings: dict[str, Any],
 ):
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
     begun: list[str] = []
     looks = threading.Event()
     life = new_life(proxy.url)
     worker = life.worker("t1", max_messages=2, **settings)
     for number in (1, 2):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     late = proxy.arm(Fault.HOLD_REPLY, wanted=lambda words: b"1-0" in words[-1])
 
     def work(message: Message) -> None:

@@ -33,7 +33,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support import users
 from tests.support.costs import Cost, Meter
 from tests.support.loglines import LogLines
@@ -305,16 +305,16 @@ def test_housekeeper_reports_progress_at_each_task(board: Scoreboard, keeper: Ho
 
 
 @pytest.fixture
-def foreign(link: Connection, keys: Keys, units: list[Unit]) -> Desk:
+def foreign(link: Connection, keys: Keys, units: list[Unit]) -> Harness:
     """Give a consumer three pages of fresh entries and one more."""
-    desk = Desk(link, keys, units[0])
-    fill(link, [desk.stream], 3 * reclaimer.PAGE + 1)
-    desk.fetch(3 * reclaimer.PAGE + 1, "by-hand")
-    return desk
+    harness = Harness(link, keys, units[0])
+    fill(link, [harness.stream], 3 * reclaimer.PAGE + 1)
+    harness.fetch(3 * reclaimer.PAGE + 1, "by-hand")
+    return harness
 
 
 def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
-    foreign: Desk, view: MetricsView, meter: Meter, counted: Connection
+    foreign: Harness, view: MetricsView, meter: Meter, counted: Connection
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(Store(counted, foreign.keys), [consumer])
@@ -338,7 +338,7 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
     assert cost.commands["xpending"] == summaries, "no page, because the flag is enough"
 
 
-def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Desk, view: MetricsView) -> None:
+def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Harness, view: MetricsView) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.store, [consumer])
     assert looks.run(view.owned()) == GO_ON_SECONDS
@@ -349,10 +349,10 @@ def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Desk, view: Metric
 
 
 def test_long_lists_are_read_in_turn(
-    foreign: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
+    foreign: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reclaimer, "PAGES_MAX", 1)
-    other = Desk(foreign.link, foreign.keys, foreign.unit._replace(partition=1))
+    other = Harness(foreign.link, foreign.keys, foreign.unit._replace(partition=1))
     fill(other.link, [other.stream], 1)
     other.fetch(1, "by-hand")
     other.do("XCLAIM", other.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")

@@ -107,16 +107,18 @@ def test_tries_include_crashed_runs(run: Run, at: At) -> None:
 
 def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
     """U1, U9: a terminal shows the whole error of a retry, not only its class."""
-    desk = at(0)
-    desk.groups()
-    desk.add("1795379457027-0", "payload", "x", "key", "customer-4711")
-    desk.own("t1")
-    desk.fetch()
+    harness = at(0)
+    harness.groups()
+    harness.add("1795379457027-0", "payload", "x", "key", "customer-4711")
+    harness.own("t1")
+    harness.fetch()
     error = "the card was declined by the bank"
     fields = {LAST_ERROR: f"ValueError: {error}".encode(), b"payload": b"x"}
     fields |= {b"originalId": b"1795379457027-0", b"key": b"customer-4711"}
-    call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1795379457027-0", 60.0, fields)])
-    assert desk.link.run(call).word == "OK"
+    call = messages.retry(
+        harness.keys, harness.leased("t1"), [(b"m:1795379457027-0", 60.0, fields)]
+    )
+    assert harness.link.run(call).word == "OK"
     assert error in typed("retry", "list", "access", "hits").shown
 
 

@@ -19,15 +19,15 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 @pytest.fixture
-def desk(link: Connection, store: Store, keys: Keys) -> Desk:
+def harness(link: Connection, store: Store, keys: Keys) -> Harness:
     topics.create(store, "access", Topic(partitions=2))
-    return Desk(link, keys)
+    return Harness(link, keys)
 
 
 @pytest.fixture
@@ -39,76 +39,81 @@ def view(link: Connection) -> MetricsView:
     return view
 
 
-def work(desk: Desk, view: MetricsView, kept: float | None) -> float | None:
+def work(harness: Harness, view: MetricsView, kept: float | None) -> float | None:
     settings = Settings(topics={"access": Topic(partitions=2, dlq_retention=kept)})
-    return DeadLetterExpirer(desk.store, view, settings).run()
+    return DeadLetterExpirer(harness.store, view, settings).run()
 
 
-def write(desk: Desk, *ages_ms: int) -> None:
-    now = desk.now_unix_ms()
+def write(harness: Harness, *ages_ms: int) -> None:
+    now = harness.now_unix_ms()
     for age in sorted(ages_ms, reverse=True):
-        desk.add(f"{now - age}-0", stream=desk.dlq)
+        harness.add(f"{now - age}-0", stream=harness.dlq)
 
 
-def test_dead_letters_are_kept_for_dlq_retention(desk: Desk, view: MetricsView) -> None:
-    write(desk, 90_000, 80_000, 1_000)
-    desk.do("HSET", desk.keys.moving("access", 0), desk.do("XRANGE", desk.dlq, "-", "+")[0][0], "x")
+def test_dead_letters_are_kept_for_dlq_retention(harness: Harness, view: MetricsView) -> None:
+    write(harness, 90_000, 80_000, 1_000)
+    harness.do(
+        "HSET",
+        harness.keys.moving("access", 0),
+        harness.do("XRANGE", harness.dlq, "-", "+")[0][0],
+        "x",
+    )
 
-    assert work(desk, view, None) is None
-    assert desk.do("XLEN", desk.dlq) == 3, "without a setting they stay"
-    assert work(desk, view, 60.0) is None
+    assert work(harness, view, None) is None
+    assert harness.do("XLEN", harness.dlq) == 3, "without a setting they stay"
+    assert work(harness, view, 60.0) is None
 
-    assert desk.do("XLEN", desk.dlq) == 1
-    assert desk.do("EXISTS", desk.keys.moving("access", 0)) == 0
+    assert harness.do("XLEN", harness.dlq) == 1
+    assert harness.do("EXISTS", harness.keys.moving("access", 0)) == 0
     assert view.tally("expired") == {("access", "0"): 2}
 
 
-def test_registered_dlq_retention_applies_by_default(desk: Desk, view: MetricsView) -> None:
-    topics.create(desk.store, "kept", Topic(partitions=1, dlq_retention=60.0))
-    other = Desk(desk.link, desk.keys, Unit("kept", 0, "hits"))
+def test_registered_dlq_retention_applies_by_default(harness: Harness, view: MetricsView) -> None:
+    topics.create(harness.store, "kept", Topic(partitions=1, dlq_retention=60.0))
+    other = Harness(harness.link, harness.keys, Unit("kept", 0, "hits"))
     view.board.allot(other.unit).owned = 1
-    for each in (desk, other):
+    for each in (harness, other):
         write(each, 90_000)
-    meta = topics.meta(desk.store, "access")
+    meta = topics.meta(harness.store, "access")
     assert meta is not None
     assert "dlq_retention" not in meta.settings
 
-    DeadLetterExpirer(desk.store, view, Settings()).run()
+    DeadLetterExpirer(harness.store, view, Settings()).run()
 
-    assert [each.do("XLEN", each.dlq) for each in (desk, other)] == [1, 0]
+    assert [each.do("XLEN", each.dlq) for each in (harness, other)] == [1, 0]
 
 
 def test_many_go_in_bounded_steps(
-    desk: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_expirer, "ROUNDS_MAX", 2)
-    start = desk.now_unix_ms() - 90_000
-    desk.link.pipeline(
-        [("XADD", desk.dlq, f"{start + number}-0", "payload", "x") for number in range(600)]
+    start = harness.now_unix_ms() - 90_000
+    harness.link.pipeline(
+        [("XADD", harness.dlq, f"{start + number}-0", "payload", "x") for number in range(600)]
     )
 
-    assert work(desk, view, 60.0) == 0.0
-    assert desk.do("XLEN", desk.dlq) == 600 - 2 * dead_letter_expirer.PAGE
+    assert work(harness, view, 60.0) == 0.0
+    assert harness.do("XLEN", harness.dlq) == 600 - 2 * dead_letter_expirer.PAGE
     monkeypatch.setattr(dead_letter_expirer, "ROUNDS_MAX", 80)
-    assert work(desk, view, 60.0) is None
-    assert desk.do("XLEN", desk.dlq) == 0
+    assert work(harness, view, 60.0) is None
+    assert harness.do("XLEN", harness.dlq) == 0
 
 
-def test_dead_letter_expiry_continues_after_a_bad_key(desk: Desk, view: MetricsView) -> None:
-    second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
+def test_dead_letter_expiry_continues_after_a_bad_key(harness: Harness, view: MetricsView) -> None:
+    second = Harness(harness.link, harness.keys, Unit("access", 1, "hits"))
     view.board.allot(second.unit).owned = 1
     write(second, 90_000)
-    desk.do("SET", desk.dlq, "x")
+    harness.do("SET", harness.dlq, "x")
 
     with pytest.raises(RedisRefused):
-        work(desk, view, 60.0)
+        work(harness, view, 60.0)
     assert second.do("XLEN", second.dlq) == 0
 
 
-def test_dead_letters_of_an_unowned_partition_are_kept(desk: Desk, view: MetricsView) -> None:
-    second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
+def test_dead_letters_of_an_unowned_partition_are_kept(harness: Harness, view: MetricsView) -> None:
+    second = Harness(harness.link, harness.keys, Unit("access", 1, "hits"))
     write(second, 90_000)
-    work(desk, view, 60.0)
+    work(harness, view, 60.0)
     assert second.do("XLEN", second.dlq) == 1
 
 

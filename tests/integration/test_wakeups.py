@@ -20,7 +20,7 @@ from streamqd.store.keys import Keys
 from streamqd.supervisor.bounded_client import PubSubListener
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.worker import ExitCode, turns
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.life import Life
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
@@ -36,11 +36,11 @@ def test_reclaim_request_interrupts_the_long_poll(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(turns, "BLOCK_SECONDS", 600.0)  # longer than the timeout of the life
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    desk.add("1-0")
-    desk.fetch(1, consumer="someone")
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
+    harness.add("1-0")
+    harness.fetch(1, consumer="someone")
 
     def polls() -> bool:
         return any(b"cmd=xread" in line for line in link.execute("CLIENT", "LIST").splitlines())
@@ -65,10 +65,10 @@ def test_foreign_reads_interrupt_the_long_poll_once(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
     """The poll must not return each time because of entries that other consumers have read."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    stream = desk.retry if retried else desk.stream
+    harness = Harness(link, keys)
+    harness.groups()
+    harness.own("t1")
+    stream = harness.retry if retried else harness.stream
     unread: list[int] = []
 
     def waits() -> str:
@@ -87,7 +87,7 @@ def test_foreign_reads_interrupt_the_long_poll_once(
         unread.append(slot.counter("round_trips") - before)
         link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # like a server that becomes a replica
         wait_until(waits, what="it waits after all")
-        desk.add("9-0", "payload", "x", stream=stream)
+        harness.add("9-0", "payload", "x", stream=stream)
 
     thread = threading.Thread(target=read_elsewhere)
     thread.start()

@@ -20,7 +20,7 @@ from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.worker import Assignment, ExitCode, live
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support import users
 from tests.support.daemon import toml
 from tests.support.servers import Server
@@ -73,8 +73,8 @@ def go(message):
 class Bench:
     """A unit with a group, a lease, a slot, and at most one worker."""
 
-    def __init__(self, desk: Desk, server: Server, folder: Path) -> None:
-        self.desk = desk
+    def __init__(self, harness: Harness, server: Server, folder: Path) -> None:
+        self.harness = harness
         self.server = server
         self.folder = folder
         self.board = Scoreboard(slots=2)
@@ -88,8 +88,8 @@ class Bench:
 
     def own(self, token: str = "t1") -> None:
         self.token = token
-        seen = int(self.desk.do("HGET", self.desk.fence, "epoch") or 0)
-        self.epoch = self.desk.own(token, seen_epoch=seen)
+        seen = int(self.harness.do("HGET", self.harness.fence, "epoch") or 0)
+        self.epoch = self.harness.own(token, seen_epoch=seen)
 
     def start(self, *, cautious: bool = False, trusted: bool = True, **consumer: Any) -> None:
         """Fork a worker, as the supervisor does."""
@@ -110,7 +110,7 @@ class Bench:
         def run(control: Any) -> int:
             return live(orders, settings, settings.consumers[0], self.slot, control)
 
-        forget = [self.link.detach, self.desk.link.detach]
+        forget = [self.link.detach, self.harness.link.detach]
         self.child = process.spawn(run, title="test: worker", forget=forget)
         self.slot.pid = self.child.pid
 
@@ -135,7 +135,7 @@ class Bench:
         return self.ended()
 
     def told(self) -> list[str]:
-        return [line.decode() for line in self.desk.do("LRANGE", "told", 0, -1)]
+        return [line.decode() for line in self.harness.do("LRANGE", "told", 0, -1)]
 
     def runs(self, *words: str) -> list[str]:
         """Return the ids of started runs, in order."""
@@ -152,7 +152,7 @@ class Bench:
         """Wait until everything is read and acknowledged."""
 
         def idle() -> bool:
-            call = messages.snapshot(self.desk.keys, UNIT)
+            call = messages.snapshot(self.harness.keys, UNIT)
             found = messages.Snapshot.parse(self.link.run(call))
             assert found is not None
             return not (found.unread or found.pending or found.retry_unread or found.retry_pending)
@@ -162,8 +162,8 @@ class Bench:
     def pending(self) -> list[str]:
         rows = [
             row
-            for stream in (self.desk.stream, self.desk.retry)
-            for row in self.desk.do("XPENDING", stream, UNIT.group, "-", "+", 1000)
+            for stream in (self.harness.stream, self.harness.retry)
+            for row in self.harness.do("XPENDING", stream, UNIT.group, "-", "+", 1000)
         ]
         return [row[0].decode() for row in rows]
 
@@ -176,9 +176,9 @@ class Bench:
 
 @pytest.fixture
 def bench(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterator[Bench]:
-    desk = Desk(link, keys)
-    desk.groups()
-    made = Bench(desk, server, tmp_path)
+    harness = Harness(link, keys)
+    harness.groups()
+    made = Bench(harness, server, tmp_path)
     made.own()
     yield made
     made.close()
@@ -188,7 +188,7 @@ def add(bench: Bench, *words: str, first: int = 1, stream: str = "") -> list[str
     """Write messages with the ids 1-1, 2-1 …, and return the ids."""
     ids = [f"{number}-1" for number in range(first, first + len(words))]
     for entry_id, word in zip(ids, words, strict=True):
-        bench.desk.add(entry_id, "payload", word, stream=stream)
+        bench.harness.add(entry_id, "payload", word, stream=stream)
     return ids
 
 
@@ -216,7 +216,7 @@ def test_worker_handles_messages_until_stopped(bench: Bench):
 def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
     ids = add(bench, "gate", *["ok"] * 20)
     # Fetched together, because the group has read them before.
-    bench.desk.fetch(30)
+    bench.harness.fetch(30)
     bench.start()
     bench.wait_told("gate")
     in_flight = bench.slot.in_flight
@@ -230,7 +230,7 @@ def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
 
 def test_pause_settles_finished_messages_and_starts_none(bench: Bench):
     ids = add(bench, "ok", "gate", "ok", "ok")
-    bench.desk.fetch(10)
+    bench.harness.fetch(10)
     bench.start()
     bench.wait_told("gate")
     bench.tell(WorkerCommand.PAUSE)
@@ -279,7 +279,7 @@ def test_worker_is_replaced_after_max_messages(bench: Bench, limit: int):
     bench.start(max_messages=limit)
     assert bench.ended() == Exit(ExitCode.RECYCLE, None)
     assert bench.runs() == ids[:limit]
-    left = bench.desk.do("XPENDING", bench.desk.stream, UNIT.group)[0]
+    left = bench.harness.do("XPENDING", bench.harness.stream, UNIT.group)[0]
     assert bench.slot.counter("acked") == limit
     assert bench.slot.counter("fetched") == limit + left
 
@@ -289,12 +289,12 @@ def test_worker_is_replaced_after_max_messages(bench: Bench, limit: int):
 
 def test_inherited_entries_run_first_in_order(bench: Bench):
     for entry_id in ("1-1", "3-1", "5-1"):
-        bench.desk.add(entry_id, "payload", "ok")
+        bench.harness.add(entry_id, "payload", "ok")
     for entry_id in ("2-1", "4-1"):
-        bench.desk.add(entry_id, "payload", "ok", stream=bench.desk.retry)
-    bench.desk.fetch(10)
-    bench.desk.fetch(10, stream=bench.desk.retry)
-    bench.desk.add("6-1", "payload", "ok")
+        bench.harness.add(entry_id, "payload", "ok", stream=bench.harness.retry)
+    bench.harness.fetch(10)
+    bench.harness.fetch(10, stream=bench.harness.retry)
+    bench.harness.add("6-1", "payload", "ok")
     bench.start()
     bench.wait_idle()
     assert bench.runs() == ["1-1", "2-1", "3-1", "4-1", "5-1", "6-1"]
@@ -302,7 +302,7 @@ def test_inherited_entries_run_first_in_order(bench: Bench):
 
 def test_inherited_entries_may_exceed_one_page(bench: Bench):
     ids = add(bench, *["ok"] * 300)
-    assert len(bench.desk.fetch(300)) == 300
+    assert len(bench.harness.fetch(300)) == 300
     bench.start()
     bench.wait_idle()
     assert bench.stop() == Exit(ExitCode.STOPPED, None), "it counts what the server has answered"
@@ -313,29 +313,31 @@ def test_inherited_entries_may_exceed_one_page(bench: Bench):
 @pytest.mark.fault("F7")
 def test_inherited_entries_after_a_crash_are_marked_before_runs(bench: Bench):
     ids = add(bench, "gate", "ok")
-    bench.desk.fetch(10)
-    bench.desk.do("DEL", bench.desk.lease)
+    bench.harness.fetch(10)
+    bench.harness.do("DEL", bench.harness.lease)
     bench.own("t2")  # without a release by t1
     bench.start()
     bench.wait_told("gate")
-    fence = dict(zip(*[iter(bench.desk.do("HGETALL", bench.desk.fence))] * 2, strict=True))
+    fence = dict(zip(*[iter(bench.harness.do("HGETALL", bench.harness.fence))] * 2, strict=True))
     assert fence[b"mark"] == b"m:" + ids[0].encode()
     assert fence[b"quarantine"] == b"1"
     (bench.folder / "open").touch()
     bench.wait_idle()
-    fence = bench.desk.fence
-    wait_until(lambda: not bench.desk.do("HEXISTS", fence, "quarantine"), what="quarantine is over")
-    assert not bench.desk.do("HEXISTS", bench.desk.fence, "mark")
+    fence = bench.harness.fence
+    wait_until(
+        lambda: not bench.harness.do("HEXISTS", fence, "quarantine"), what="quarantine is over"
+    )
+    assert not bench.harness.do("HEXISTS", bench.harness.fence, "mark")
     assert bench.runs() == ids
 
 
 def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
     ids = add(bench, "exit", "ok")
-    bench.desk.fetch(10)
+    bench.harness.fetch(10)
     context = {"what": "signal SIGKILL", "signal": "SIGKILL", "pid": 4711}
     for number in range(2):
         call = leases.refence(
-            bench.desk.keys,
+            bench.harness.keys,
             Lease(UNIT, bench.token),
             f"next-{number}",
             TTL,
@@ -348,33 +350,33 @@ def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
     bench.start(max_crashes=2)
     bench.wait_idle()
     assert bench.runs() == ids[1:]
-    ((_, flat),) = bench.desk.do("XRANGE", bench.desk.dlq, "-", "+")
+    ((_, flat),) = bench.harness.do("XRANGE", bench.harness.dlq, "-", "+")
     letter = {n.decode(): v.decode() for n, v in zip(flat[::2], flat[1::2], strict=True)}
     assert (letter["reason"], letter["crashes"], letter["attempts"]) == ("crashes", "2", "0")
     assert (letter["signal"], letter["pid"]) == ("SIGKILL", "4711")
     assert letter["payload"] == "exit"
-    assert not bench.desk.do("EXISTS", bench.desk.attempts), "its counters went with it"
+    assert not bench.harness.do("EXISTS", bench.harness.attempts), "its counters went with it"
 
 
 def test_successful_charged_entry_leaves_no_counters(bench: Bench):
     ids = add(bench, "ok")
-    bench.desk.fetch(10)
+    bench.harness.fetch(10)
     call = leases.refence(
-        bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
+        bench.harness.keys, Lease(UNIT, "t1"), "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
     )
     bench.link.run(call)
     bench.token = "t2"
-    assert bench.desk.do("EXISTS", bench.desk.attempts)
+    assert bench.harness.do("EXISTS", bench.harness.attempts)
     bench.start()
     bench.wait_idle()
-    assert not bench.desk.do("EXISTS", bench.desk.attempts)
+    assert not bench.harness.do("EXISTS", bench.harness.attempts)
 
 
 @pytest.mark.fault("F25")
 def test_missing_entries_are_settled_and_counted(bench: Bench):
     add(bench, *["ok"] * 4)
-    bench.desk.fetch(10)
-    bench.desk.do("XTRIM", bench.desk.stream, "MAXLEN", 1)
+    bench.harness.fetch(10)
+    bench.harness.do("XTRIM", bench.harness.stream, "MAXLEN", 1)
     bench.start()
     bench.wait_idle()
     assert bench.stop() == Exit(ExitCode.STOPPED, None)
@@ -387,7 +389,7 @@ def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):
     (entry,) = add(bench, "gate")
     bench.start()
     bench.wait_told("gate")
-    assert bench.desk.do("XACK", bench.desk.stream, UNIT.group, entry) == 1
+    assert bench.harness.do("XACK", bench.harness.stream, UNIT.group, entry) == 1
     (bench.folder / "open").touch()
     bench.wait_told("done")
     add(bench, "ok", first=5)
@@ -397,14 +399,14 @@ def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):
 
 def test_reclaim_flag_makes_the_worker_claim_foreign_entries(bench: Bench):
     ids = add(bench, *["ok"] * 3)
-    bench.desk.fetch(10, consumer="legacy")
+    bench.harness.fetch(10, consumer="legacy")
     bench.slot.reclaim_requested = 1
     bench.start(reclaim_idle="1h")
     wait_until(lambda: bench.slot.reclaim_done == 1, what="it has looked")
     assert bench.runs() == [], "not idle for long enough"
     # As if an hour had passed: a short time could pass before the worker has looked.
-    aged = ("XCLAIM", bench.desk.stream, UNIT.group, "legacy", 0, *ids, "IDLE", 3_600_000)
-    bench.desk.do(*aged, "JUSTID")
+    aged = ("XCLAIM", bench.harness.stream, UNIT.group, "legacy", 0, *ids, "IDLE", 3_600_000)
+    bench.harness.do(*aged, "JUSTID")
     bench.slot.reclaim_requested = 2
     add(bench, "ok", first=9)  # wakes it
     bench.wait_idle()
@@ -420,19 +422,19 @@ def test_reclaim_flag_makes_the_worker_claim_foreign_entries(bench: Bench):
 @pytest.mark.parametrize("word", ["gate", "fail", "dead"])
 def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     ids = add(bench, word, *["ok"] * 3)
-    bench.desk.fetch(10)
+    bench.harness.fetch(10)
     bench.start(trusted=False)
     wait_until(lambda: bench.slot.in_flight == 4, what="it has listed them")
     # It holds them and waits. When it may continue, another instance owns them.
-    call = leases.refence(bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
+    call = leases.refence(bench.harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
     assert bench.link.run(call).word == "OK"
-    before = {key: value for key, value in bench.desk.dump().items() if key != b"told"}
+    before = {key: value for key, value in bench.harness.dump().items() if key != b"told"}
     (bench.folder / "open").touch()
     bench.trust(TTL)
     assert bench.ended() == Exit(ExitCode.FENCED, None)
     assert bench.slot.counter("fenced") == 1
     assert bench.runs()[:1] == ids[:1]
-    after = {key: value for key, value in bench.desk.dump().items() if key != b"told"}
+    after = {key: value for key, value in bench.harness.dump().items() if key != b"told"}
     assert after == before
 
 
@@ -441,7 +443,7 @@ def test_an_idle_worker_notices_a_new_owner_with_the_next_message(bench: Bench):
     wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
     assert (
         bench.link.run(
-            leases.refence(bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
+            leases.refence(bench.harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
         ).word
         == "OK"
     )
@@ -453,7 +455,7 @@ def test_an_idle_worker_notices_a_new_owner_with_the_next_message(bench: Bench):
 
 @pytest.mark.parametrize("which", ["stream", "retry"])
 def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
-    bench.desk.do("XGROUP", "DESTROY", getattr(bench.desk, which), UNIT.group)
+    bench.harness.do("XGROUP", "DESTROY", getattr(bench.harness, which), UNIT.group)
     bench.start()
     assert bench.ended() == Exit(ExitCode.NO_GROUP, None)
 
@@ -505,7 +507,7 @@ def test_soft_limit_raises_in_its_own_run(bench: Bench):
     bench.wait_idle()
     assert bench.runs() == ids
     assert bench.slot.counter("timeouts") == 1
-    ((_, flat),) = bench.desk.do("XRANGE", bench.desk.dlq, "-", "+")
+    ((_, flat),) = bench.harness.do("XRANGE", bench.harness.dlq, "-", "+")
     letter = dict(zip(flat[::2], flat[1::2], strict=True))
     assert letter[b"errorClass"] == b"streamqd.handlers.SoftTimeout"
     assert bench.stop() == Exit(ExitCode.STOPPED, None)
@@ -513,7 +515,7 @@ def test_soft_limit_raises_in_its_own_run(bench: Bench):
 
 def test_cautious_worker_holds_one_entry_at_a_time(bench: Bench):
     ids = add(bench, *["ok"] * 6, "gate", "ok")
-    bench.desk.fetch(3)
+    bench.harness.fetch(3)
     bench.start(cautious=True)
     bench.wait_told("gate")
     assert bench.slot.in_flight == 1

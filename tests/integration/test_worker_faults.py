@@ -25,7 +25,7 @@ from streamqd.store import messages
 from streamqd.worker import ExitCode
 from streamqd.worker.settler import FailedEntry, Settler
 from streamqd.worker.soft_limit import SoftLimit
-from tests.contract.desk import UNIT, Desk
+from tests.contract.harness import UNIT, Harness
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import wait_until
@@ -41,14 +41,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def add_wide(desk: Desk, entry_id: str) -> None:
+def add_wide(harness: Harness, entry_id: str) -> None:
     fields = [part for n in range(WIDE) for part in (f"f{n}", "v")]
-    desk.add(entry_id, *fields, "payload", "wide", "key", "k", "headers", "{}")
+    harness.add(entry_id, *fields, "payload", "wide", "key", "k", "headers", "{}")
 
 
-def letters(desk: Desk) -> dict[bytes, dict[str, bytes]]:
+def letters(harness: Harness) -> dict[bytes, dict[str, bytes]]:
     """Return dead letters by the id of their message."""
-    found = desk.state().get("dlq")
+    found = harness.state().get("dlq")
     return {letter["originalId"]: letter for letter in found.entries.values()} if found else {}
 
 
@@ -64,54 +64,56 @@ def fail_bad(message: Message) -> None:
 # --- entries that are too wide --------------------------------------------------------------------
 
 
-def test_too_wide_entry_is_dead_lettered_in_part(desk: Desk, life: Life):
-    add_wide(desk, "1-0")
-    desk.add("2-0", "payload", "bad")
-    desk.add("3-0")
+def test_too_wide_entry_is_dead_lettered_in_part(harness: Harness, life: Life):
+    add_wide(harness, "1-0")
+    harness.add("2-0", "payload", "bad")
+    harness.add("3-0")
     life.run(life.worker("t1", max_messages=3, max_attempts=1), fail_bad)
 
-    found = letters(desk)
+    found = letters(harness)
     assert set(found) == {b"1-0", b"2-0"}
     wide = found[b"1-0"]
     assert (wide["payload"], wide["key"], wide["headers"]) == (b"wide", b"k", b"{}")
     assert wide["reason"] == b"attempts"
-    assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("3-0", {})}
 
 
 @pytest.mark.parametrize("body", ["hash", "none"])
-def test_wide_entry_without_a_body_becomes_a_dead_letter(desk: Desk, life: Life, body: str):
+def test_wide_entry_without_a_body_becomes_a_dead_letter(harness: Harness, life: Life, body: str):
     """B2: the fields that replace a body fit into one call, for any number of fields."""
-    add_wide(desk, "1-0")
-    desk.add("2-0")
+    add_wide(harness, "1-0")
+    harness.add("2-0")
     life.run(life.worker("t1", max_messages=2, max_attempts=1, dlq_body=body), fail_bad)
 
-    wide = letters(desk)[b"1-0"]
+    wide = letters(harness)[b"1-0"]
     assert (wide["payload"], wide["payloadBytes"], wide["key"]) == (b"", b"4", b"k")
-    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
-def test_too_wide_entry_is_retried_without_blocking_others(desk: Desk, life: Life):
-    add_wide(desk, "1-0")
-    desk.add("2-0", "payload", "bad")
+def test_too_wide_entry_is_retried_without_blocking_others(harness: Harness, life: Life):
+    add_wide(harness, "1-0")
+    harness.add("2-0", "payload", "bad")
 
     def again(_message: Message) -> None:
         raise Retry(after=0)
 
     life.run(life.worker("t1", max_messages=2), again)
-    desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, desk.unit, 10))
-    entries = desk.state()["retry"].entries.values()
+    harness.expect(
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+    )
+    entries = harness.state()["retry"].entries.values()
     assert sorted((e["payload"], e["originalId"], e["retryCount"]) for e in entries) == [
         (b"bad", b"2-0", b"1"),
         (b"wide", b"1-0", b"1"),
     ]
-    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
-def test_entry_within_the_script_limit_keeps_all_fields(desk: Desk, life: Life):
+def test_entry_within_the_script_limit_keeps_all_fields(harness: Harness, life: Life):
     fields = [part for n in range(3000) for part in (f"f{n}", "v")]
-    desk.add("1-0", *fields, "payload", "bad")
+    harness.add("1-0", *fields, "payload", "bad")
     life.run(life.worker("t1", max_messages=1, max_attempts=1), fail_bad)
-    assert letters(desk)[b"1-0"].keys() >= {"payload", "f0", "f2999"}
+    assert letters(harness)[b"1-0"].keys() >= {"payload", "f0", "f2999"}
 
 
 # --- exceptions that cannot be described ----------------------------------------------------------
@@ -157,11 +159,11 @@ Unwritable.__qualname__ = "Caf\udce9"
 @pytest.mark.parametrize("kind", [Unspeakable, Quits, Hurried, Vague, Hidden, Unwritable])
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_undescribable_exception_counts_as_a_failure(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: type[Exception], attempts: int
+    harness: Harness, life: Life, slot: WorkerSlot, kind: type[Exception], attempts: int
 ):
-    desk.add("1-0")
-    desk.add("2-0")
-    desk.add("3-0")
+    harness.add("1-0")
+    harness.add("2-0")
+    harness.add("3-0")
 
     def work(message: Message) -> None:
         if message.id == "1-0":
@@ -171,10 +173,10 @@ def test_undescribable_exception_counts_as_a_failure(
     assert code == ExitCode.RECYCLE
     assert slot.counter("recycled") == 1
     assert slot.counter("failed") == 1
-    state = desk.state()
+    state = harness.state()
     assert state["stream"].groups == {"hits": ("3-0", {})}
     if attempts == 1:
-        (letter,) = letters(desk).values()
+        (letter,) = letters(harness).values()
         assert letter["errorClass"]
         assert len(letter["fingerprint"]) == 12
     else:
@@ -190,14 +192,14 @@ def test_undescribable_exception_keeps_class_and_traceback():
 
 @pytest.mark.parametrize("context", [b"\xff", b"{", b"[1]", b"7"])
 def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
-    desk: Desk, life: Life, context: bytes
+    harness: Harness, life: Life, context: bytes
 ):
-    desk.add("1-0")
-    desk.add("2-0")
-    desk.fetch()
-    desk.do("HSET", desk.attempts, "m:1-0:c", "3", "m:1-0:last", context)
+    harness.add("1-0")
+    harness.add("2-0")
+    harness.fetch()
+    harness.do("HSET", harness.attempts, "m:1-0:c", "3", "m:1-0:last", context)
     assert life.run(life.worker("t1", max_messages=1), lambda _message: None) == ExitCode.RECYCLE
-    assert letters(desk)[b"1-0"]["reason"] == b"crashes"
+    assert letters(harness)[b"1-0"]["reason"] == b"crashes"
 
 
 # --- what the server refuses ----------------------------------------------------------------------
@@ -205,55 +207,57 @@ def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
 
 @pytest.mark.fault("F21")
 def test_refused_dead_letters_do_not_block_others(
-    desk: Desk, life: Life, slot: WorkerSlot, said: list[str]
+    harness: Harness, life: Life, slot: WorkerSlot, said: list[str]
 ):
-    desk.do("SET", desk.dlq, "not a stream")
-    desk.add("1-0", "payload", "bad")
+    harness.do("SET", harness.dlq, "not a stream")
+    harness.add("1-0", "payload", "bad")
     for number in range(2, 5):
-        desk.add(f"{number}-0")
+        harness.add(f"{number}-0")
     worker = life.worker("t1", max_messages=4, max_attempts=1)
     assert life.run(worker, fail_bad) == ExitCode.RECYCLE
-    assert desk.state()["stream"].groups == {"hits": ("4-0", {"1-0": "w"})}
+    assert harness.state()["stream"].groups == {"hits": ("4-0", {"1-0": "w"})}
     assert slot.counter("deferred") == 1
     assert said.count("message.deferred") == 1
     assert "worker.stalled" not in said
 
 
-def test_refused_item_does_not_block_its_batch(desk: Desk, slot: WorkerSlot):
-    desk.add("1-0")
-    desk.add("2-0")
-    desk.fetch()
-    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
+def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlot):
+    harness.add("1-0")
+    harness.add("2-0")
+    harness.fetch()
+    settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
     slot.post_batch([b"m:1-0", b"m:2-0", b"x:3-0"])
     for at, place in enumerate((b"m:1-0", b"x:3-0", b"m:2-0")):
         settler.fail(FailedEntry(place, at, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
     settler.flush()
     assert settler.deferred_places == [b"x:3-0"]
-    assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
+    assert sorted(harness.state()["delayed"]) == ["m:1-0", "m:2-0"]
 
 
 @pytest.mark.parametrize("count", [600, ENTRIES_MAX])
-def test_settler_acknowledges_counted_entries_in_parts(desk: Desk, slot: WorkerSlot, count: int):
+def test_settler_acknowledges_counted_entries_in_parts(
+    harness: Harness, slot: WorkerSlot, count: int
+):
     """B2: acknowledgements that clear counters go in calls of a bounded length."""
     slot.open_table(LANES_MAX)
     ids = [f"{number}-0" for number in range(1, count + 1)]
-    places = desk.pending(*ids)
-    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
+    places = harness.pending(*ids)
+    settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
     slot.put(0, *places)
     for at, entry in enumerate(ids):
-        desk.do("HSET", desk.attempts, f"m:{entry}:c", "1")
+        harness.do("HSET", harness.attempts, f"m:{entry}:c", "1")
         slot.states[at] = DONE
         settler.ack(entry.encode(), at, 1, retried=False, has_counters=True)
     settler.flush()
     assert settler.owed == 0
     assert slot.counter("acked") == count
     assert slot.unsettled() == []
-    assert desk.do("XPENDING", desk.stream, desk.unit.group)[0] == 0
-    assert desk.do("EXISTS", desk.attempts) == 0
+    assert harness.do("XPENDING", harness.stream, harness.unit.group)[0] == 0
+    assert harness.do("EXISTS", harness.attempts) == 0
 
 
 def test_refused_reads_are_logged_once_and_backed_off(
-    desk: Desk, life: Life, slot: WorkerSlot, said: list[str]
+    harness: Harness, life: Life, slot: WorkerSlot, said: list[str]
 ):
     worker = life.worker("t1")
     waits: list[float] = []
@@ -265,7 +269,7 @@ def test_refused_reads_are_logged_once_and_backed_off(
         waits.append(seconds)
         if len(waits) == 6:
             del worker._step  # type: ignore[attr-defined]  # from now on it can read
-            desk.add("1-0")
+            harness.add("1-0")
 
     worker._step = refuse  # type: ignore[assignment, method-assign]
     worker.channel.sleep = sleep  # type: ignore[method-assign]
@@ -284,10 +288,10 @@ def test_refused_reads_are_logged_once_and_backed_off(
 
 
 def test_pause_during_an_outage_takes_effect(
-    desk: Desk, new_life: Callable[[str], Life], slot: WorkerSlot, proxy: FaultProxy
+    harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, proxy: FaultProxy
 ):
-    desk.add("1-0")
-    desk.add("2-0")
+    harness.add("1-0")
+    harness.add("2-0")
     life = new_life(proxy.url)
 
     def come_back() -> None:
@@ -307,15 +311,15 @@ def test_pause_during_an_outage_takes_effect(
     code = life.run(life.worker("t1", max_messages=2), work)
     helper.join()
     assert code == ExitCode.RECYCLE
-    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
 # --- limits of held messages ----------------------------------------------------------------------
 
 
-def test_reclaimed_entries_respect_the_room(desk: Desk, life: Life, slot: WorkerSlot):
-    desk.link.pipeline([("XADD", desk.stream, "*", "payload", "x")] * 1500)
-    assert len(desk.fetch(1500, consumer="legacy")) == 1500
+def test_reclaimed_entries_respect_the_room(harness: Harness, life: Life, slot: WorkerSlot):
+    harness.link.pipeline([("XADD", harness.stream, "*", "payload", "x")] * 1500)
+    assert len(harness.fetch(1500, consumer="legacy")) == 1500
     slot.reclaim_requested = 1
     worker = life.worker("t1", reclaim_idle=0.0)
     most = 0
@@ -331,17 +335,19 @@ def test_reclaimed_entries_respect_the_room(desk: Desk, life: Life, slot: Worker
         fail(message)
 
     worker.channel.sleep = sleep  # type: ignore[method-assign]
-    with desk.full_memory():
+    with harness.full_memory():
         assert life.run(worker, work) == ExitCode.STOPPED
     assert most <= 512
     assert 256 <= slot.counter("reclaimed") <= 512
     assert slot.counter("deferred") == slot.counter("reclaimed")
 
 
-def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life, slot: WorkerSlot):
+def test_inherited_entries_that_are_parked_do_not_pile_up(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     for number in range(1, 9):
-        desk.add(f"{number}-0", "payload", "bad")
-    desk.fetch()
+        harness.add(f"{number}-0", "payload", "bad")
+    harness.fetch()
     worker = life.worker("t1", prefetch_max=2)
     runs: list[str] = []
 
@@ -355,50 +361,50 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life
             worker.channel.check()
 
     worker.channel.sleep = sleep  # type: ignore[method-assign]
-    with desk.full_memory():
+    with harness.full_memory():
         assert life.run(worker, work) == ExitCode.STOPPED
     assert runs == ["1-0", "2-0"]
 
 
 @pytest.mark.fault("F21")
-def test_acknowledgements_are_sent_without_room(desk: Desk, life: Life):
+def test_acknowledgements_are_sent_without_room(harness: Harness, life: Life):
     """T18: only the acknowledgements can free the missing memory."""
-    desk.add("1-0", "payload", "bad", stream=desk.retry)
-    desk.add("1-0")
+    harness.add("1-0", "payload", "bad", stream=harness.retry)
+    harness.add("1-0")
     worker = life.worker("t1", prefetch_max=1)
     pending: list[int] = []
 
     def work(message: Message) -> None:
-        desk.do("CONFIG", "SET", "maxmemory", "1")
+        harness.do("CONFIG", "SET", "maxmemory", "1")
         fail_bad(message)
 
     def sleep(seconds: float) -> None:
         if seconds:
-            pending.append(desk.do("XPENDING", desk.stream, UNIT.group)[0])
+            pending.append(harness.do("XPENDING", harness.stream, UNIT.group)[0])
             life.stop()
             worker.channel.check()
 
     worker.channel.sleep = sleep  # type: ignore[method-assign]
-    with desk.full_memory():
-        desk.do("CONFIG", "SET", "maxmemory", "0")
+    with harness.full_memory():
+        harness.do("CONFIG", "SET", "maxmemory", "0")
         assert life.run(worker, work) == ExitCode.STOPPED
     assert pending == [0]
 
 
-def test_oversized_message_without_room_is_not_handled(desk: Desk, life: Life):
-    desk.add("1-0", "payload", "x" * (life.settings.daemon.max_message_bytes + 1))
-    desk.add("2-0")
+def test_oversized_message_without_room_is_not_handled(harness: Harness, life: Life):
+    harness.add("1-0", "payload", "x" * (life.settings.daemon.max_message_bytes + 1))
+    harness.add("2-0")
     runs: list[str] = []
 
     def work(message: Message) -> None:
         runs.append(message.id)
-        desk.do("CONFIG", "SET", "maxmemory", "0")
+        harness.do("CONFIG", "SET", "maxmemory", "0")
         life.stop()
 
-    with desk.full_memory():
+    with harness.full_memory():
         assert life.run(life.worker("t1"), work) == ExitCode.STOPPED
     assert runs == ["2-0"]
-    [letter] = desk.state()["dlq"].entries.values()
+    [letter] = harness.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["reason"]) == (b"1-0", b"too-large")
 
 
@@ -406,42 +412,44 @@ def test_oversized_message_without_room_is_not_handled(desk: Desk, life: Life):
 
 
 def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
-    desk: Desk, life: Life, slot: WorkerSlot
+    harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 4):
-        desk.add(f"{number}-0")
-    desk.fetch()
-    desk.do("HSET", desk.fence, "quarantine", "1")
+        harness.add(f"{number}-0")
+    harness.fetch()
+    harness.do("HSET", harness.fence, "quarantine", "1")
     runs: list[str] = []
 
     def work(message: Message) -> None:
         runs.append(message.id)
         if message.id == "1-0":
             # A copy of an earlier `recover` arrives late.
-            desk.do("HSET", desk.fence, "session", "late")
+            harness.do("HSET", harness.fence, "session", "late")
 
     assert life.run(life.worker("t1", max_messages=3), work) == ExitCode.RECYCLE
     assert runs == ["1-0", "2-0", "3-0"]
     assert slot.counter("fenced") == 0
-    assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+    assert harness.state()["stream"].groups == {"hits": ("3-0", {})}
 
 
-def test_message_age_uses_the_server_clock(desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch):
-    desk.add("1-0")
-    desk.do("XADD", desk.stream, "*", "payload", "young")
+def test_message_age_uses_the_server_clock(
+    harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
+):
+    harness.add("1-0")
+    harness.do("XADD", harness.stream, "*", "payload", "young")
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 7200)
     life.run(life.worker("t1", max_messages=2, retry_max_age=3600.0), fail)
-    found = letters(desk)
+    found = letters(harness)
     assert {uid: letter["reason"] for uid, letter in found.items()} == {b"1-0": b"too-old"}
-    assert len(desk.state()["items"]) == 1
+    assert len(harness.state()["items"]) == 1
 
 
-def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, life: Life):
+def test_the_servers_clock_is_read_again_when_the_reading_is_old(harness: Harness, life: Life):
     worker = life.worker("t1", retry_max_age=60.0)
     clock = worker.context.clock
     assert not clock.is_old(1 << 60)
-    clock.read(desk.link)
+    clock.read(harness.link)
     read = clock._read_ns
     assert not clock.is_old(read + 59_000_000_000)
     assert clock.is_old(read + 61_000_000_000)
@@ -449,34 +457,34 @@ def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, lif
 
 @pytest.mark.fault("F25")
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_message_trimmed_during_its_run_is_settled(desk: Desk, life: Life, attempts: int):
+def test_message_trimmed_during_its_run_is_settled(harness: Harness, life: Life, attempts: int):
     """Only this process has its body. A successor would find a missing entry."""
-    desk.add("1-0", "payload", "precious")
+    harness.add("1-0", "payload", "precious")
 
     def work(message: Message) -> None:
-        desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+        harness.do("XTRIM", harness.stream, "MAXLEN", 0)
         fail(message)
 
     life.run(life.worker("t1", max_messages=1, max_attempts=attempts), work)
-    state = desk.state()
+    state = harness.state()
     assert state["stream"].groups == {"hits": ("1-0", {})}
-    kept = state["items"]["m:1-0"] if attempts == 2 else letters(desk)[b"1-0"]
+    kept = state["items"]["m:1-0"] if attempts == 2 else letters(harness)[b"1-0"]
     assert kept["payload"] == b"precious"
 
 
-def test_parked_items_are_retried_at_exit(desk: Desk, slot: WorkerSlot):
-    desk.add("1-0")
-    desk.fetch()
-    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
+def test_parked_items_are_retried_at_exit(harness: Harness, slot: WorkerSlot):
+    harness.add("1-0")
+    harness.fetch()
+    settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
     slot.post_batch([b"m:1-0"])
     settler.fail(FailedEntry(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
-    with desk.full_memory():
+    with harness.full_memory():
         settler.flush()
     settler.flush()
     assert settler.owed == 1
     settler.flush_last()
     assert settler.owed == 0
-    assert list(desk.state()["items"]) == ["m:1-0"]
+    assert list(harness.state()["items"]) == ["m:1-0"]
 
 
 # --- an end without a connection ------------------------------------------------------------------
@@ -485,14 +493,14 @@ def test_parked_items_are_retried_at_exit(desk: Desk, slot: WorkerSlot):
 @pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_run_settles_over_a_new_connection_when_the_old_one_blocks(
-    desk: Desk,
+    harness: Harness,
     new_life: Callable[[str], Life],
     proxy: FaultProxy,
     concurrency: int,
     end: Exception | None,
 ):
     """A lost failure would run again at the next owner without being counted."""
-    desk.add("1-0")
+    harness.add("1-0")
     life = new_life(proxy.url)
     worker = life.worker("t1", max_messages=1, concurrency=concurrency)
     if worker.settler.link is not worker.link:
@@ -505,7 +513,7 @@ def test_run_settles_over_a_new_connection_when_the_old_one_blocks(
         return end
 
     assert life.run(worker, work) == ExitCode.RECYCLE
-    state = desk.state()
+    state = harness.state()
     assert state["stream"].groups == {"hits": ("1-0", {})}
     assert list(state.get("items", {})) == (["m:1-0"] if end else [])
 
@@ -526,16 +534,16 @@ def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
 # --- order and size of reads ----------------------------------------------------------------------
 
 
-def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
+def test_inherited_entries_run_in_order_over_all_pages(harness: Harness, life: Life):
     """Q26: both streams are merged by id, for any number of entries."""
     main = [f"{2 * number}-0" for number in range(1, 201)]
     retried = [f"{number}-0" for number in (3, 5, 301, 303, 399, 900)]
     for entry_id in main:
-        desk.add(entry_id)
+        harness.add(entry_id)
     for entry_id in retried:
-        desk.add(entry_id, stream=desk.retry)
-    desk.fetch(500)
-    desk.fetch(500, stream=desk.retry)
+        harness.add(entry_id, stream=harness.retry)
+    harness.fetch(500)
+    harness.fetch(500, stream=harness.retry)
     runs: list[str] = []
     life.run(life.worker("t1", max_messages=206), lambda message: runs.append(message.id))
     assert runs == sorted(main + retried, key=lambda entry_id: int(entry_id[:-2]))
@@ -543,11 +551,11 @@ def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
 
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("how", ["inherited", "reclaimed", "unread"])
-def test_held_bytes_are_bounded(desk: Desk, life: Life, slot: WorkerSlot, how: str):
+def test_held_bytes_are_bounded(harness: Harness, life: Life, slot: WorkerSlot, how: str):
     for number in range(1, 41):
-        desk.add(f"{number}-0", "payload", b"x" * 10_000)
+        harness.add(f"{number}-0", "payload", b"x" * 10_000)
     if how != "unread":
-        desk.fetch(100, consumer="w" if how == "inherited" else "legacy")
+        harness.fetch(100, consumer="w" if how == "inherited" else "legacy")
     slot.reclaim_requested = 1
     most = 0
 
@@ -563,8 +571,8 @@ def test_held_bytes_are_bounded(desk: Desk, life: Life, slot: WorkerSlot, how: s
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: WorkerSlot):
-    desk.add("1-0")
+def test_a_soft_limit_is_raised_once_in_a_run(harness: Harness, life: Life, slot: WorkerSlot):
+    harness.add("1-0")
 
     def work(_message: Message) -> None:
         slot.soft_kill_seq = slot.run_seq
@@ -576,9 +584,9 @@ def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: Work
     assert slot.counter("failed") == 0
 
 
-def test_late_soft_limit_stays_within_its_run(desk: Desk, life: Life, slot: WorkerSlot):
+def test_late_soft_limit_stays_within_its_run(harness: Harness, life: Life, slot: WorkerSlot):
     """The exception may be raised at the first instruction of `finally`."""
-    desk.add("1-0", "payload", "bad")
+    harness.add("1-0", "payload", "bad")
     worker = life.worker("t1", max_messages=1, timeout=1.0)
     flags = [True]
 
@@ -617,10 +625,10 @@ def test_late_soft_limit_stays_within_its_run(desk: Desk, life: Life, slot: Work
 
 
 def test_handler_log_lines_name_their_message(
-    desk: Desk, life: Life, caplog: pytest.LogCaptureFixture
+    harness: Harness, life: Life, caplog: pytest.LogCaptureFixture
 ):
-    desk.add("1-0")
-    desk.add("2-0")
+    harness.add("1-0")
+    harness.add("2-0")
 
     def work(message: Message) -> None:
         logging.getLogger("app").warning("handling %s", message.id)

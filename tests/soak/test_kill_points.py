@@ -20,7 +20,7 @@ import pytest
 
 from streamqd.store.client import Connection
 from tests.support import kill_commands, kill_housekeepers, kill_trials
-from tests.support.kill_commands import COMMANDS, Desk
+from tests.support.kill_commands import COMMANDS, CommandTrial
 from tests.support.kill_housekeepers import HousekeeperTrial
 from tests.support.kill_trials import SIDE_BY_SIDE, Trial
 from tests.support.machine import machine
@@ -52,7 +52,7 @@ KINDS = (
         kill_housekeepers.run_killed,
         kill_housekeepers.run_paused,
     ),
-    Kind(Desk, COMMANDS, kill_commands.run_killed, kill_commands.run_paused),
+    Kind(CommandTrial, COMMANDS, kill_commands.run_killed, kill_commands.run_paused),
 )
 
 

@@ -41,7 +41,7 @@ class KilledError(Exception):
     """Replaces SIGKILL where the process must survive."""
 
 
-class Desk:
+class ArchiveCase:
     """Topics, their ledger, and an archive of them."""
 
     def __init__(
@@ -120,41 +120,41 @@ class Desk:
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys, server: Server, spark: Any, tmp_path: Path) -> Desk:
-    made = Desk(link, keys, server, spark, tmp_path / "archive")
+def case(link: Connection, keys: Keys, server: Server, spark: Any, tmp_path: Path) -> ArchiveCase:
+    made = ArchiveCase(link, keys, server, spark, tmp_path / "archive")
     made.topic("access")
     return made
 
 
-def test_everything_once_over_several_runs(desk: Desk) -> None:
-    desk.topic("orders", 1)
-    desk.add("access", 0, 700)  # across midnight
-    desk.add("access", 1, 5)
-    desk.add("orders", 0, 3)
-    done = desk.run()
+def test_everything_once_over_several_runs(case: ArchiveCase) -> None:
+    case.topic("orders", 1)
+    case.add("access", 0, 700)  # across midnight
+    case.add("access", 1, 5)
+    case.add("orders", 0, 3)
+    done = case.run()
     assert {name: each.rows for name, each in done.items()} == {"access": 705, "orders": 3}
-    assert desk.plain() == desk.by_spark() == desk.ledger
-    assert len({row["date"] for row in desk.rows("access")}) == 2
-    assert desk.archived("access", 1) == done["access"].archived["1"] == desk.last("access", 1)
+    assert case.plain() == case.by_spark() == case.ledger
+    assert len({row["date"] for row in case.rows("access")}) == 2
+    assert case.archived("access", 1) == done["access"].archived["1"] == case.last("access", 1)
 
-    desk.run()
-    assert desk.asked == 2, "without anything new Spark is not even started"
+    case.run()
+    assert case.asked == 2, "without anything new Spark is not even started"
 
-    desk.link.execute("HSET", desk.keys.meta("access"), "partitionCount", 3)
-    desk.add("access", 0, 4)
-    desk.add("access", 2, 6)
-    assert desk.run("access", batch_rows=4)["access"].batches == 3
-    assert desk.plain() == desk.by_spark() == desk.ledger
-    assert desk.archived("access", 2) == desk.last("access", 2)
-    left = desk.link.execute("KEYS", "*:p[ir][po]*")
+    case.link.execute("HSET", case.keys.meta("access"), "partitionCount", 3)
+    case.add("access", 0, 4)
+    case.add("access", 2, 6)
+    assert case.run("access", batch_rows=4)["access"].batches == 3
+    assert case.plain() == case.by_spark() == case.ledger
+    assert case.archived("access", 2) == case.last("access", 2)
+    left = case.link.execute("KEYS", "*:p[ir][po]*")
     assert left == [], "leases and progress are gone"
 
 
-def test_a_row_is_all_of_an_entry(desk: Desk) -> None:
-    desk.add("access", 1, 1)
-    desk.run()
-    row = desk.rows("access")[0]
-    ms, seq = map(int, desk.last("access", 1).split("-"))
+def test_a_row_is_all_of_an_entry(case: ArchiveCase) -> None:
+    case.add("access", 1, 1)
+    case.run()
+    row = case.rows("access")[0]
+    ms, seq = map(int, case.last("access", 1).split("-"))
     assert (row["id_ms"], row["id_seq"], row["key"]) == (ms, seq, b"k")
     assert row["timestamp"].timestamp() * 1000 == ms
     assert row["headers"] == [{"key": "a", "value": b"1"}]
@@ -163,9 +163,9 @@ def test_a_row_is_all_of_an_entry(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_broken_off_at(desk: Desk, point: str) -> None:
-    desk.add("access", 0, 6)
-    desk.add("access", 1, 6)
+def test_broken_off_at(case: ArchiveCase, point: str) -> None:
+    case.add("access", 0, 6)
+    case.add("access", 1, 6)
 
     def blow() -> None:
         raise KilledError
@@ -173,99 +173,99 @@ def test_broken_off_at(desk: Desk, point: str) -> None:
     undo = strike(point, 2, blow)
     try:
         with pytest.raises(KilledError):
-            desk.run(batch_rows=4)
+            case.run(batch_rows=4)
     finally:
         undo()
-    seen = desk.plain()
+    seen = case.plain()
     assert max(seen.values()) == 1
-    assert seen <= desk.ledger
-    desk.add("access", 0, 3)
-    desk.run(batch_rows=4)
-    assert desk.plain() == desk.by_spark() == desk.ledger
-    assert desk.archived("access", 0) == desk.last("access", 0)
+    assert seen <= case.ledger
+    case.add("access", 0, 3)
+    case.run(batch_rows=4)
+    assert case.plain() == case.by_spark() == case.ledger
+    assert case.archived("access", 0) == case.last("access", 0)
 
 
-def test_archive_continues_after_the_table_despite_trimming(desk: Desk) -> None:
-    desk.add("access", 0, 5)
-    desk.run()
-    desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", 0)
-    desk.add("access", 0, 2)
-    desk.add("access", 1, 2)
-    assert desk.run()["access"].rows == 4
-    assert desk.plain() == desk.ledger
+def test_archive_continues_after_the_table_despite_trimming(case: ArchiveCase) -> None:
+    case.add("access", 0, 5)
+    case.run()
+    case.link.execute("XTRIM", case.keys.stream("access", 0), "MAXLEN", 0)
+    case.add("access", 0, 2)
+    case.add("access", 1, 2)
+    assert case.run()["access"].rows == 4
+    assert case.plain() == case.ledger
 
 
-def test_entries_trimmed_before_archiving_are_reported(desk: Desk) -> None:
-    desk.add("access", 0, 4)
-    desk.run()
-    desk.add("access", 0, 6)
-    stream = desk.keys.stream("access", 0)
-    kept = [entry.decode() for entry, _ in desk.link.execute("XRANGE", stream, "-", "+")][-2:]
-    desk.link.execute("XTRIM", stream, "MINID", kept[0])
+def test_entries_trimmed_before_archiving_are_reported(case: ArchiveCase) -> None:
+    case.add("access", 0, 4)
+    case.run()
+    case.add("access", 0, 6)
+    stream = case.keys.stream("access", 0)
+    kept = [entry.decode() for entry, _ in case.link.execute("XRANGE", stream, "-", "+")][-2:]
+    case.link.execute("XTRIM", stream, "MINID", kept[0])
     with pytest.raises(DataLossError, match=r"4 entries of access partition 0 .* were trimmed"):
-        desk.run()
-    assert desk.run(allow_loss=True)["access"].missing == 4
-    assert sum(desk.plain().values()) == 6
-    desk.add("access", 0, 1)
-    assert desk.run()["access"].rows == 1
+        case.run()
+    assert case.run(allow_loss=True)["access"].missing == 4
+    assert sum(case.plain().values()) == 6
+    case.add("access", 0, 1)
+    assert case.run()["access"].rows == 1
 
 
-def test_a_task_that_fails_leaves_nothing(desk: Desk) -> None:
+def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
     """The error of a task is reported in its own words, and the files of others stay in staging."""
-    desk.add("access", 0, 4)
-    desk.run()
-    desk.add("access", 0, 4)
-    desk.add("access", 1, 4)
+    case.add("access", 0, 4)
+    case.run()
+    case.add("access", 0, 4)
+    case.add("access", 1, 4)
     backlog = archive._Run.backlog
 
     def overtaken(self: archive._Run, *given: Any) -> int:
         """Trim after the driver has checked that nothing is gone."""
         found = backlog(self, *given)
-        desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", "=", 1)
+        case.link.execute("XTRIM", case.keys.stream("access", 0), "MAXLEN", "=", 1)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive._Run, "backlog", overtaken)
         with pytest.raises(PipelineError, match=r"3 entries of access partition 0 .* were trimmed"):
-            desk.run()
-    assert sum(desk.plain().values()) == 4
-    assert desk.run(allow_loss=True)["access"].missing == 3
-    assert sum(desk.plain().values()) == 9
+            case.run()
+    assert sum(case.plain().values()) == 4
+    assert case.run(allow_loss=True)["access"].missing == 3
+    assert sum(case.plain().values()) == 9
 
 
 def test_a_hostile_name_in_the_registry_harms_nothing(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    case: ArchiveCase, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S1: a topic named `..` erased the whole archive."""
-    desk.topic("orders", 1)
-    desk.add("orders", 0, 50)
-    desk.run("orders")
+    case.topic("orders", 1)
+    case.add("orders", 0, 50)
+    case.run("orders")
     for name in (b"..", b".", b"../orders", b"a/../..", b"\xff", b""):
-        desk.link.execute("SADD", desk.keys.registry(), name)
+        case.link.execute("SADD", case.keys.registry(), name)
     # A topic that an earlier version allowed, with entries of its own.
-    desk.link.run(topics.creation(desk.keys, "..", Topic(partitions=1)))
-    desk.link.execute("XADD", desk.keys.stream("..", 0), "*", "payload", "x")
-    desk.link.execute("XTRIM", desk.keys.stream("orders", 0), "MAXLEN", 0)
-    before = sorted(path for path in desk.folder.rglob("*") if path.is_file())
+    case.link.run(topics.creation(case.keys, "..", Topic(partitions=1)))
+    case.link.execute("XADD", case.keys.stream("..", 0), "*", "payload", "x")
+    case.link.execute("XTRIM", case.keys.stream("orders", 0), "MAXLEN", 0)
+    before = sorted(path for path in case.folder.rglob("*") if path.is_file())
 
-    done = desk.run()
+    done = case.run()
 
     assert sorted(done) == ["access", "orders"]
     assert [path for path in before if not path.exists()] == []
-    assert desk.plain() == desk.ledger
+    assert case.plain() == case.ledger
     told = [each.getMessage() for each in caplog.records if "is skipped" in each.getMessage()]
     assert len(told) == 6
-    assert all(desk.keys.registry() in each for each in told)
+    assert all(case.keys.registry() in each for each in told)
     with pytest.raises(Refused, match=r"the topic \.\. does not exist"):
-        desk.run("..")
+        case.run("..")
 
 
-def test_two_runs_do_not_meet(desk: Desk) -> None:
-    desk.add("access", 0, 1)
-    archiver = desk.archiver()
+def test_two_runs_do_not_meet(case: ArchiveCase) -> None:
+    case.add("access", 0, 1)
+    archiver = case.archiver()
     other = PipelineLease(
-        lambda: connect(desk.settings.redis, timeout=10.0, name="test:other"),
-        desk.keys,
+        lambda: connect(case.settings.redis, timeout=10.0, name="test:other"),
+        case.keys,
         "access",
         archiver.archive.lease_name,
     )
@@ -276,21 +276,21 @@ def test_two_runs_do_not_meet(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_run_again(desk: Desk, server: Server, tmp_path: Path) -> None:
+def test_killed_and_run_again(case: ArchiveCase, server: Server, tmp_path: Path) -> None:
     """Real kills. Each run continues where the previous one was killed."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
     for number, point in enumerate(POINTS):
-        desk.add("access", number % 2, 5)
+        case.add("access", number % 2, 5)
         command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]
         command += ["--config", str(tmp_path / "streamq.toml"), "pipeline", "archive"]
-        command += ["--archive", str(desk.folder), "--batch-rows", "3"]
+        command += ["--archive", str(case.folder), "--batch-rows", "3"]
         command += ["--master", "local[1]", *QUICK]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-        seen = desk.plain()
-        assert seen <= desk.ledger
+        seen = case.plain()
+        assert seen <= case.ledger
         for partition in range(2):
-            told = desk.archived("access", partition)
+            told = case.archived("access", partition)
             assert told is None or ("access", partition, told) in {each[:3] for each in seen}
-    desk.run()
-    assert desk.plain() == desk.by_spark() == desk.ledger
+    case.run()
+    assert case.plain() == case.by_spark() == case.ledger

@@ -52,7 +52,7 @@ def server_of_buckets() -> Iterator[BucketServer]:
         yield made
 
 
-class Desk:
+class BucketCase:
     """A topic with a schema, a ledger, and an archive in a bucket."""
 
     def __init__(self, shop: Shop, store: BucketServer, url: str) -> None:
@@ -108,43 +108,43 @@ class Desk:
 
 
 @pytest.fixture
-def desk(
+def case(
     shop: Shop, server_of_buckets: BucketServer, request: pytest.FixtureRequest
-) -> Iterator[Desk]:
+) -> Iterator[BucketCase]:
     server_of_buckets.heal()
-    yield Desk(
+    yield BucketCase(
         shop, server_of_buckets, f"s3://bucket/{re.sub(r'[^a-z_]+', '-', request.node.name)}"
     )
     server_of_buckets.heal()
 
 
-def test_archive_and_parsed_tables_in_a_bucket(desk: Desk) -> None:
-    desk.add(20, wrong=3)
-    done = desk.run()
+def test_archive_and_parsed_tables_in_a_bucket(case: BucketCase) -> None:
+    case.add(20, wrong=3)
+    done = case.run()
     assert (done.rows, done.parsed, done.quarantined) == (20, 17, 3)
-    desk.add(6, wrong=1)
-    assert (desk.run().rows, desk.run().rows) == (6, 0)
-    assert desk.archived() == desk.ledger
-    assert {row["entry_id"] for row in desk.rows(PARSED)} | {
-        row["id"] for row in desk.rows(QUARANTINE)
-    } == {entry for _, entry in desk.ledger}
-    assert len(desk.rows(PARSED)) == 22
-    trim = desk.shop.keys.trim("orders", 0)
-    last = max(entry for partition, entry in desk.ledger if partition == 0)
-    assert desk.shop.link.execute("HGET", trim, "archived").decode() == last
+    case.add(6, wrong=1)
+    assert (case.run().rows, case.run().rows) == (6, 0)
+    assert case.archived() == case.ledger
+    assert {row["entry_id"] for row in case.rows(PARSED)} | {
+        row["id"] for row in case.rows(QUARANTINE)
+    } == {entry for _, entry in case.ledger}
+    assert len(case.rows(PARSED)) == 22
+    trim = case.shop.keys.trim("orders", 0)
+    last = max(entry for partition, entry in case.ledger if partition == 0)
+    assert case.shop.link.execute("HGET", trim, "archived").decode() == last
 
 
-def test_tiers_of_a_bucket_have_each_entry_once(desk: Desk) -> None:
-    desk.add(12)
-    desk.run()
-    desk.shop.link.execute("XTRIM", desk.shop.keys.stream("orders", 0), "MAXLEN", 0)
-    desk.add(4)
-    spark = desk.shop.spark
-    frame = read_topic(spark, "orders", settings=desk.settings, archivePath=desk.url)
+def test_tiers_of_a_bucket_have_each_entry_once(case: BucketCase) -> None:
+    case.add(12)
+    case.run()
+    case.shop.link.execute("XTRIM", case.shop.keys.stream("orders", 0), "MAXLEN", 0)
+    case.add(4)
+    spark = case.shop.spark
+    frame = read_topic(spark, "orders", settings=case.settings, archivePath=case.url)
     rows = frame.collect()
-    assert Counter((row.partition, row.id) for row in rows) == desk.ledger
+    assert Counter((row.partition, row.id) for row in rows) == case.ledger
     assert {bytes(row.headers[0].value) for row in rows} == {b"1"}
-    cold = read_topic(spark, "orders", settings=desk.settings, archivePath=desk.url, tier="cold")
+    cold = read_topic(spark, "orders", settings=case.settings, archivePath=case.url, tier="cold")
     assert cold.count() == 12
     disk = spark.createDataFrame(cold.collect(), cold.schema)
     moment = dt.datetime.fromtimestamp(START / 1000 + 6, dt.UTC)
@@ -156,50 +156,50 @@ def test_tiers_of_a_bucket_have_each_entry_once(desk: Desk) -> None:
     ):  # fmt: skip
         found = sorted(row.id for row in cold.where(where).collect())
         assert found == sorted(row.id for row in disk.where(where).collect()), where
-    desk.store.requests()
+    case.store.requests()
     assert cold.where("partition = 0 AND id_ms < 5").count() == 0
-    assert not [each for each in desk.store.requests() if ".parquet" in each]
+    assert not [each for each in case.store.requests() if ".parquet" in each]
 
 
-def test_sql_replay_and_results_on_a_bucket(desk: Desk, tmp_path: Path) -> None:
-    desk.add(10, wrong=2)
-    desk.run()
-    assert desk.ask("SELECT count(*), count(tags['a']) FROM parsed_orders") == [(8, 8)]
-    assert desk.ask("SELECT count(*) FROM quarantine_orders") == [(2,)]
-    assert desk.ask("SELECT count(*) FROM topic_orders") == [(10,)]
-    topics.create(desk.shop.store, "again", Topic(partitions=1))
+def test_sql_replay_and_results_on_a_bucket(case: BucketCase, tmp_path: Path) -> None:
+    case.add(10, wrong=2)
+    case.run()
+    assert case.ask("SELECT count(*), count(tags['a']) FROM parsed_orders") == [(8, 8)]
+    assert case.ask("SELECT count(*) FROM quarantine_orders") == [(2,)]
+    assert case.ask("SELECT count(*) FROM topic_orders") == [(10,)]
+    topics.create(case.shop.store, "again", Topic(partitions=1))
     choice = ReplayFilter(tier="cold", where="partition = 1")
     sent = replay(
-        desk.settings, desk.shop.spark, "orders", choice, archive=desk.archive, target="again"
+        case.settings, case.shop.spark, "orders", choice, archive=case.archive, target="again"
     )
     assert (sent.rows, sent.sent) == (5, 5)
     query = "SELECT id, string(value) AS line FROM topic_orders"
     for count in (10, 13):
-        asked = Standing(query, into="lines", archive=desk.archive)
+        asked = Standing(query, into="lines", archive=case.archive)
         checkpoint = tmp_path / "checkpoint"
-        standing.run(desk.shop.spark, desk.settings, asked, lambda *_: None, checkpoint)
-        assert len(desk.rows(RESULTS, "lines")) == count
-        desk.add(3)
-    assert desk.ask("SELECT count(*) FROM table_lines") == [(13,)]
+        standing.run(case.shop.spark, case.settings, asked, lambda *_: None, checkpoint)
+        assert len(case.rows(RESULTS, "lines")) == count
+        case.add(3)
+    assert case.ask("SELECT count(*) FROM table_lines") == [(13,)]
 
 
-def test_compaction_of_a_bucket_changes_no_row(desk: Desk) -> None:
+def test_compaction_of_a_bucket_changes_no_row(case: BucketCase) -> None:
     for _ in range(3):
-        desk.add(4, wrong=2)
-        desk.run()
-    [raw, parsed, quarantine], problems = compact(desk.settings, desk.url)
+        case.add(4, wrong=2)
+        case.run()
+    [raw, parsed, quarantine], problems = compact(case.settings, case.url)
     assert problems == []
     assert (raw.rows, raw.files_before, raw.files_after) == (8, 4, 2)  # of the second date
     assert (parsed.rows, quarantine.rows) == (4, 4)
-    assert desk.archived() == desk.ledger
-    frame = tables.cold(desk.shop.spark, "orders", desk.archive.table("orders"))
-    assert Counter((row.partition, row.id) for row in frame.collect()) == desk.ledger
-    assert desk.ask("SELECT count(*), sum(id) FROM parsed_orders") == [(6, 3)]
+    assert case.archived() == case.ledger
+    frame = tables.cold(case.shop.spark, "orders", case.archive.table("orders"))
+    assert Counter((row.partition, row.id) for row in frame.collect()) == case.ledger
+    assert case.ask("SELECT count(*), sum(id) FROM parsed_orders") == [(6, 3)]
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_run_on_a_bucket_is_broken_off(desk: Desk, point: str) -> None:
-    desk.add(12, wrong=2)
+def test_run_on_a_bucket_is_broken_off(case: BucketCase, point: str) -> None:
+    case.add(12, wrong=2)
 
     def blow() -> None:
         raise KilledError
@@ -207,64 +207,64 @@ def test_run_on_a_bucket_is_broken_off(desk: Desk, point: str) -> None:
     undo = strike(point, 2, blow)
     try:
         with pytest.raises(KilledError):
-            desk.run(batch_rows=4)
+            case.run(batch_rows=4)
     finally:
         undo()
-    seen = desk.archived()
+    seen = case.archived()
     assert max(seen.values()) == 1
-    assert seen <= desk.ledger
-    desk.add(3)
-    desk.run(batch_rows=4)
-    assert desk.archived() == desk.ledger
-    assert (len(desk.rows(PARSED)), len(desk.rows(QUARANTINE))) == (13, 2)
+    assert seen <= case.ledger
+    case.add(3)
+    case.run(batch_rows=4)
+    assert case.archived() == case.ledger
+    assert (len(case.rows(PARSED)), len(case.rows(QUARANTINE))) == (13, 2)
 
 
 @pytest.mark.slow
-def test_run_on_a_bucket_is_killed(desk: Desk, tmp_path: Path) -> None:
+def test_run_on_a_bucket_is_killed(case: BucketCase, tmp_path: Path) -> None:
     """Real kills with changed core counts. Each run continues where the last one was killed."""
     file = tmp_path / "streamq.toml"
-    lines = [f'[redis]\nurl = "{desk.shop.server.url}"', f'[pipelines.orders]\nschema = "{SCHEMA}"']
-    options = [f'{name} = "{value}"' for name, value in desk.store.options.items()]
+    lines = [f'[redis]\nurl = "{case.shop.server.url}"', f'[pipelines.orders]\nschema = "{SCHEMA}"']
+    options = [f'{name} = "{value}"' for name, value in case.store.options.items()]
     file.write_text("\n".join([*lines, "[archive.options]", *options, ""]), "utf-8")
     file.chmod(0o600)
     for number, point in enumerate(POINTS):
-        desk.add(6, wrong=1)
+        case.add(6, wrong=1)
         command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]
-        command += ["--config", str(file), "pipeline", "archive", "--archive", desk.url]
+        command += ["--config", str(file), "pipeline", "archive", "--archive", case.url]
         command += ["--batch-rows", "3", "--master", f"local[{1 + number % 3}]", *QUICK]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         assert SECRET not in ended.stdout + ended.stderr
-        seen = desk.archived()
-        assert seen <= desk.ledger
-    desk.run()
-    assert desk.archived() == desk.ledger
-    assert len(desk.rows(PARSED)) + len(desk.rows(QUARANTINE)) == desk.ledger.total()
+        seen = case.archived()
+        assert seen <= case.ledger
+    case.run()
+    assert case.archived() == case.ledger
+    assert len(case.rows(PARSED)) + len(case.rows(QUARANTINE)) == case.ledger.total()
 
 
-def test_run_with_expired_credentials_is_repeated(desk: Desk) -> None:
-    desk.add(4)
-    desk.run()
-    desk.add(4)
-    desk.store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
-    desk.store.fail("POST", r"\.parquet", Trouble.EXPIRED, times=1000)
+def test_run_with_expired_credentials_is_repeated(case: BucketCase) -> None:
+    case.add(4)
+    case.run()
+    case.add(4)
+    case.store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
+    case.store.fail("POST", r"\.parquet", Trouble.EXPIRED, times=1000)
     with pytest.raises((PipelineError, ArchiveError)) as caught:
-        desk.run()
+        case.run()
     assert not any(each in str(caught.value) for each in (KEY, SECRET, "\n"))
-    desk.store.heal()
-    assert desk.run().rows == 4
-    assert desk.archived() == desk.ledger
+    case.store.heal()
+    assert case.run().rows == 4
+    assert case.archived() == case.ledger
 
 
 def test_credentials_are_in_no_plan_and_no_event_log(
-    desk: Desk, event_log: Path, capfd: pytest.CaptureFixture[str]
+    case: BucketCase, event_log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk.add(6, wrong=1)
-    desk.run()
-    frame = read_topic(desk.shop.spark, "orders", settings=desk.settings, archivePath=desk.url)
+    case.add(6, wrong=1)
+    case.run()
+    frame = read_topic(case.shop.spark, "orders", settings=case.settings, archivePath=case.url)
     assert frame.where("partition = 1").count() == 3
     frame.explain("extended")
-    assert desk.ask("SELECT count(*) FROM parsed_orders") == [(5,)]
+    assert case.ask("SELECT count(*) FROM parsed_orders") == [(5,)]
     shown = capfd.readouterr()
     logs = [each.read_text() for each in event_log.rglob("*") if each.is_file()]
     assert any("streamq_table" in each for each in logs)

@@ -31,7 +31,7 @@ class KilledError(Exception):
     """Replaces SIGKILL where the process must survive."""
 
 
-class Desk:
+class QueryCase:
     """A topic of one partition, an archive, and standing queries into it."""
 
     def __init__(self, shop: Shop, folder: Path) -> None:
@@ -50,17 +50,17 @@ class Desk:
 
 
 @pytest.fixture
-def desk(shop: Shop, tmp_path: Path) -> Desk:
-    return Desk(shop, tmp_path)
+def case(shop: Shop, tmp_path: Path) -> QueryCase:
+    return QueryCase(shop, tmp_path)
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_rows_of_a_stream_into_a_table_once(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, before: bool
+    case: QueryCase, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    desk.shop.fill("orders", 0, 1, 6)
-    desk.into("even")
-    desk.shop.fill("orders", 0, 7, 9)
+    case.shop.fill("orders", 0, 1, 6)
+    case.into("even")
+    case.shop.fill("orders", 0, 7, 9)
     done = ArchiveTable.append
 
     def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
@@ -71,55 +71,55 @@ def test_rows_of_a_stream_into_a_table_once(
     with monkeypatch.context() as patch:
         patch.setattr(ArchiveTable, "append", append)
         with pytest.raises(KilledError):
-            desk.into("even")
-    desk.shop.fill("orders", 0, 10, 12)
-    desk.into("even")
-    desk.into("even")  # nothing new
+            case.into("even")
+    case.shop.fill("orders", 0, 10, 12)
+    case.into("even")
+    case.into("even")  # nothing new
     expected = [(f"{each}-0", f"0:{each}-0") for each in (10, 12, 2, 4, 6, 8)]
-    assert desk.ask("SELECT id, line FROM table_even ORDER BY id") == expected
-    table = deltalake.DeltaTable(str(desk.archive.folder("even", RESULTS)))
+    assert case.ask("SELECT id, line FROM table_even ORDER BY id") == expected
+    table = deltalake.DeltaTable(str(case.archive.folder("even", RESULTS)))
     assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == [each[0] for each in expected]
 
     with pytest.raises(Refused, match="the columns of the table even are id, line"):
-        desk.into("even", "SELECT id, 1 AS line, key FROM topic_orders", "other")
+        case.into("even", "SELECT id, 1 AS line, key FROM topic_orders", "other")
     with pytest.raises(Refused, match="is the checkpoint of another query, whose target is"):
-        desk.into("odd")
-    assert desk.archive.names(RESULTS) == ["even"]
+        case.into("odd")
+    assert case.archive.names(RESULTS) == ["even"]
 
 
-def test_what_cannot_be_a_table_is_a_sentence(desk: Desk) -> None:
-    desk.shop.fill("orders", 0, 1, 2)
+def test_what_cannot_be_a_table_is_a_sentence(case: QueryCase) -> None:
+    case.shop.fill("orders", 0, 1, 2)
     for name in ("..", "../even", "", "a b", "a/b"):
-        asked = Standing(QUERY, into=name or " ", archive=desk.archive)
+        asked = Standing(QUERY, into=name or " ", archive=case.archive)
         with pytest.raises(Refused, match="is not a valid name of a topic or table"):
             standing.run(
-                *(desk.shop.spark, desk.settings, asked, lambda *_: None, desk.folder / "names")
+                *(case.shop.spark, case.settings, asked, lambda *_: None, case.folder / "names")
             )
     for column, said in (("NULL AS a", "a is a void"), ("1 AS `a b`", "'a b' does not have a")):
         with pytest.raises(Refused, match=said):
-            desk.into("even", f"SELECT {column} FROM topic_orders", said)
+            case.into("even", f"SELECT {column} FROM topic_orders", said)
     with (
-        results.hold(desk.settings, desk.archive, "even"),
+        results.hold(case.settings, case.archive, "even"),
         pytest.raises(Refused, match="the table even is being written by process"),
     ):
-        desk.into("even")
-    asked = Standing(QUERY, into="even", archive=desk.archive)
+        case.into("even")
+    asked = Standing(QUERY, into="even", archive=case.archive)
     with pytest.raises(Refused, match="requires a directory for the checkpoint"):
-        standing.run(desk.shop.spark, desk.settings, asked, lambda *_: None)
-    assert desk.archive.names(RESULTS) == []
+        standing.run(case.shop.spark, case.settings, asked, lambda *_: None)
+    assert case.archive.names(RESULTS) == []
 
 
-def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
+def test_made_tables_have_names_and_are_compacted(case: QueryCase) -> None:
     pipelines = {"orders": Pipeline("id long")}
-    settings = replace(desk.settings, pipelines=pipelines)
+    settings = replace(case.settings, pipelines=pipelines)
     for number in range(3):
-        desk.shop.add("orders", 0, f"{number + 1}-0")  # not JSON
-        key = desk.shop.keys.stream("orders", 0)
-        desk.shop.link.execute("XADD", key, f"{number + 1}-1", "payload", b'{"id": %d}' % number)
-        archiver = Archiver(settings, desk.archive.root, lambda: desk.shop.spark, lambda _: None)
+        case.shop.add("orders", 0, f"{number + 1}-0")  # not JSON
+        key = case.shop.keys.stream("orders", 0)
+        case.shop.link.execute("XADD", key, f"{number + 1}-1", "payload", b'{"id": %d}' % number)
+        archiver = Archiver(settings, case.archive.root, lambda: case.shop.spark, lambda _: None)
         archiver.run()
         archiver.close()
-        desk.into("even")
+        case.into("even")
     asked = (
         "SELECT p.id, string(t.value) FROM parsed_orders p JOIN topic_orders t"
         " ON p.entry_partition = t.partition AND p.entry_id = t.id ORDER BY 1"
@@ -127,20 +127,20 @@ def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
     rows = [(number, f'{{"id": {number}}}') for number in range(3)]
     bad = "SELECT string(value), reason FROM quarantine_orders ORDER BY 1"
     unfit = [(f"0:{number}-0", "it is not JSON") for number in (1, 2, 3)]
-    assert (desk.ask(asked), desk.ask(bad)) == (rows, unfit)
-    done = {each.topic: each for each in compact(desk.settings, desk.archive.root)[0]}
+    assert (case.ask(asked), case.ask(bad)) == (rows, unfit)
+    done = {each.topic: each for each in compact(case.settings, case.archive.root)[0]}
     assert list(done) == ["orders", "parsed/orders", "quarantine/orders", "results/even"]
     for name in ("orders", "parsed/orders", "quarantine/orders"):
         assert (done[name].files_before, done[name].files_after) == (3, 1)
-    assert (desk.ask(asked), desk.ask(bad)) == (rows, unfit)
-    assert desk.ask("SELECT count(*) FROM table_even") == [(2,)]
+    assert (case.ask(asked), case.ask(bad)) == (rows, unfit)
+    assert case.ask("SELECT count(*) FROM table_even") == [(2,)]
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
-def test_checkpoint_without_a_query_id_is_refused(desk: Desk, text: str | None) -> None:
+def test_checkpoint_without_a_query_id_is_refused(case: QueryCase, text: str | None) -> None:
     if text is not None:
-        (desk.folder / "metadata").write_text(text)
-    frame = desk.shop.spark.range(3)
-    store = results.ResultWriter(desk.archive, "ids", frame, desk.folder)
+        (case.folder / "metadata").write_text(text)
+    frame = case.shop.spark.range(3)
+    store = results.ResultWriter(case.archive, "ids", frame, case.folder)
     with pytest.raises(ArchiveError, match="metadata does not contain the id of the query"):
         store(frame, 0)

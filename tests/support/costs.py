@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from streamqd.store.client import Connection
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "costs.md"
 _SCRIPTS = ("evalsha", "eval")
@@ -187,35 +187,37 @@ redis.call('ZADD', KEYS[1], due + i, member)
 redis.call('HSET', KEYS[2], member, cmsgpack.pack({'payload', ARGV[2]})) end"""
 
 
-def backlog(desk: Desk, count: int, body: str = "x") -> None:
+def backlog(harness: Harness, count: int, body: str = "x") -> None:
     """Add `count` unread messages."""
-    desk.do("EVAL", _STREAM, 1, desk.stream, count, body)
+    harness.do("EVAL", _STREAM, 1, harness.stream, count, body)
 
 
-def letters(desk: Desk, count: int, body: str = "x", age: float = 0.0) -> None:
+def letters(harness: Harness, count: int, body: str = "x", age: float = 0.0) -> None:
     """Add `count` dead letters, `age` seconds old, the oldest first."""
-    desk.do("EVAL", _LETTERS, 1, desk.dlq, count, body, round(age * 1000))
+    harness.do("EVAL", _LETTERS, 1, harness.dlq, count, body, round(age * 1000))
 
 
-def retries(desk: Desk, count: int, body: str = "x", ahead: float = DAY) -> None:
+def retries(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
     """Add `count` retries, due in `ahead` seconds and each a millisecond later."""
-    desk.do("EVAL", _DELAYED, 2, desk.delayed, desk.items, count, body, round(ahead * 1000))
+    harness.do(
+        "EVAL", _DELAYED, 2, harness.delayed, harness.items, count, body, round(ahead * 1000)
+    )
 
 
-def delayed(desk: Desk, count: int, body: str = "x", ahead: float = DAY) -> None:
+def delayed(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
     """Add `count` retries and as many scheduled sends."""
-    retries(desk, count, body, ahead)
-    schedule = (desk.scheduled, desk.scheduled_items)
-    desk.do("EVAL", _DELAYED, 2, *schedule, count, body, round(ahead * 1000))
+    retries(harness, count, body, ahead)
+    schedule = (harness.scheduled, harness.scheduled_items)
+    harness.do("EVAL", _DELAYED, 2, *schedule, count, body, round(ahead * 1000))
 
 
-def beside(desk: Desk, count: int) -> None:
+def beside(harness: Harness, count: int) -> None:
     """Add `count` entries of each kind that is not due now."""
-    letters(desk, count)
-    delayed(desk, count)
+    letters(harness, count)
+    delayed(harness, count)
 
 
-def pending(desk: Desk, count: int, consumer: str = "w") -> None:
+def pending(harness: Harness, count: int, consumer: str = "w") -> None:
     """Add `count` pending messages."""
-    backlog(desk, count)
-    desk.fetch(count, consumer)
+    backlog(harness, count)
+    harness.fetch(count, consumer)

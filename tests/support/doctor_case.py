@@ -21,7 +21,7 @@ from streamqd.store import leases, members
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 TOPIC, GROUP, INSTANCE = "access", "hits", "one"
 PARTITIONS = 2
@@ -52,7 +52,7 @@ class DoctorCase:
     def __init__(self, folder: Path, url: str, link: Connection) -> None:
         self.folder, self.url, self.link = folder, url, link
         self.keys = Keys()
-        self.desk = Desk(link, self.keys, Unit(TOPIC, 0, GROUP))
+        self.harness = Harness(link, self.keys, Unit(TOPIC, 0, GROUP))
         self.do = link.execute
         self.write()
 
@@ -93,7 +93,7 @@ class DoctorCase:
             "instance": name,
             "host": "web-1",
             "pid": 7,
-            "at_unix_ms": self.desk.now_unix_ms(),
+            "at_unix_ms": self.harness.now_unix_ms(),
             "redis_up": True,
             "assignments": [],
             **changed,
@@ -102,17 +102,17 @@ class DoctorCase:
 
     def ago(self, seconds: float) -> int:
         """Return the server's time `seconds` ago, in unix milliseconds."""
-        return self.desk.now_unix_ms() - round(seconds * 1000)
+        return self.harness.now_unix_ms() - round(seconds * 1000)
 
     # --- the doctor ---
 
     def run(self, *args: str, code: int | None = None) -> dict[str, Any]:
         """Run `streamqd doctor --json`; assert that it leaves the keyspace unchanged."""
-        before = self.desk.dump()
+        before = self.harness.dump()
         result = CliRunner().invoke(cli, ["--config", str(self.path), "doctor", "--json", *args])
         assert "Traceback" not in result.output
         assert code in (None, result.exit_code), result.output
-        assert self.desk.dump() == before, "the doctor has written something"
+        assert self.harness.dump() == before, "the doctor has written something"
         report: dict[str, Any] = json.loads(result.stdout)
         assert result.exit_code == (0 if report["ok"] else 1)
         return report

@@ -14,7 +14,7 @@ import pytest
 
 from streamqd.message import Message
 from streamqd.worker import ExitCode, assembly, concurrent, prefetch, runs
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 from tests.support.costs import Cost, Meter
 from tests.support.life import Life, Work
 
@@ -62,8 +62,8 @@ def nobody(_count: int) -> None:
 class Handling:
     """Measures lives that handle messages."""
 
-    def __init__(self, desk: Desk, life: Life, meter: Meter) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness, life: Life, meter: Meter) -> None:
+        self._harness = harness
         self._life = life
         self._meter = meter
 
@@ -80,10 +80,10 @@ class Handling:
 
         The cost of `first` is included; `changed` are settings of its consumer.
         """
-        self._desk.do("FLUSHALL")
-        self._desk.groups()
+        self._harness.do("FLUSHALL")
+        self._harness.groups()
         token = secrets.token_hex(4)
-        self._desk.own(token)
+        self._harness.own(token)
         seed(count)
         one = self._life.worker(token, max_messages=count * runs, **changed)
         with self._meter.measuring() as cost:

@@ -23,7 +23,7 @@ COMMANDS = [f"{name}-{side}" for name in SCRIPTS["command"] for side in ("calls"
 OTHER = "elsewhere"
 
 
-class Desk:
+class CommandTrial:
     """Letters that a command moves or deletes, in its own database."""
 
     def __init__(self, folder: Path, url: str, point: str) -> None:
@@ -81,29 +81,29 @@ class Desk:
             assert bodies == {b"p1": 1, b"p2": 1, b"p3": 1}, self.point
 
 
-def run_killed(desks: list[Desk]) -> None:
+def run_killed(trials: list[CommandTrial]) -> None:
     """Kill each command at its point, and run it again."""
-    for desk in desks:
-        desk.arm("KILL")
-    for process in [desk.start() for desk in desks]:
+    for trial in trials:
+        trial.arm("KILL")
+    for process in [trial.start() for trial in trials]:
         assert process.wait(PATIENCE) == -signal.SIGKILL
-    for process in [desk.start() for desk in desks]:
+    for process in [trial.start() for trial in trials]:
         assert process.wait(PATIENCE) == 0
-    for desk in desks:
-        desk.check()
+    for trial in trials:
+        trial.check()
 
 
-def run_paused(desks: list[Desk]) -> None:
+def run_paused(trials: list[CommandTrial]) -> None:
     """Stop each command at its point, run it again, then resume the first one."""
-    for desk in desks:
-        desk.arm("STOP")
-    paused = [desk.start() for desk in desks]
-    for desk in desks:
-        desk.daemon.wait_for(desk.struck, timeout=PATIENCE, what=f"{desk.point} has struck")
-    for process in [desk.start() for desk in desks]:
+    for trial in trials:
+        trial.arm("STOP")
+    paused = [trial.start() for trial in trials]
+    for trial in trials:
+        trial.daemon.wait_for(trial.struck, timeout=PATIENCE, what=f"{trial.point} has struck")
+    for process in [trial.start() for trial in trials]:
         assert process.wait(PATIENCE) == 0
     for process in paused:
         process.send_signal(signal.SIGCONT)
         assert process.wait(PATIENCE) in (0, 8)
-    for desk in desks:
-        desk.check()
+    for trial in trials:
+        trial.check()

@@ -31,7 +31,7 @@ POINTS = [
 ROWS = 12  # three batches
 
 
-class Desk:
+class RelayTrial:
     """An outbox with rows, a relay that is struck at `point`, and its successor."""
 
     def __init__(
@@ -98,40 +98,40 @@ class Desk:
         self._link.close()
 
 
-def run_killed(desks: list[Desk]) -> None:
+def run_killed(trials: list[RelayTrial]) -> None:
     """Kill each relay at its point, and have another one finish."""
-    _strike(desks)
-    for desk in desks:
-        assert desk.struck.wait(PATIENCE) == -signal.SIGKILL, desk.point
-        desk.site.processes.remove(desk.struck)
-    successors = [desk.site.start() for desk in desks]
-    for desk, successor in zip(desks, successors, strict=True):
-        desk.write(2)
-        desk.check()
-        desk.stop(successor)
+    _strike(trials)
+    for trial in trials:
+        assert trial.struck.wait(PATIENCE) == -signal.SIGKILL, trial.point
+        trial.site.processes.remove(trial.struck)
+    successors = [trial.site.start() for trial in trials]
+    for trial, successor in zip(trials, successors, strict=True):
+        trial.write(2)
+        trial.check()
+        trial.stop(successor)
 
 
-def run_paused(desks: list[Desk]) -> None:
+def run_paused(trials: list[RelayTrial]) -> None:
     """Stop each relay at its point, have another one take over and finish, then continue it."""
-    _strike(desks)
-    successors = [desk.site.start() for desk in desks]
-    for desk, successor in zip(desks, successors, strict=True):
-        desk.write(2)
-        desk.check()
-        desk.struck.send_signal(signal.SIGCONT)
-        desk.write(2)
-        desk.check()
-        if not desk.point.startswith("outbox_drop"):
-            desk.stop(desk.struck)
+    _strike(trials)
+    successors = [trial.site.start() for trial in trials]
+    for trial, successor in zip(trials, successors, strict=True):
+        trial.write(2)
+        trial.check()
+        trial.struck.send_signal(signal.SIGCONT)
+        trial.write(2)
+        trial.check()
+        if not trial.point.startswith("outbox_drop"):
+            trial.stop(trial.struck)
         else:
-            assert desk.struck.wait(PATIENCE) == 0, desk.point
-            desk.site.processes.remove(desk.struck)
-        desk.check()
-        desk.stop(successor)
+            assert trial.struck.wait(PATIENCE) == 0, trial.point
+            trial.site.processes.remove(trial.struck)
+        trial.check()
+        trial.stop(successor)
 
 
-def _strike(desks: list[Desk]) -> None:
-    for desk in desks:
-        desk.start_struck()
-    for desk in desks:
-        desk.wait_struck()
+def _strike(trials: list[RelayTrial]) -> None:
+    for trial in trials:
+        trial.start_struck()
+    for trial in trials:
+        trial.wait_struck()

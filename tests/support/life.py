@@ -23,7 +23,7 @@ from streamqd.model import Backoff, Lease
 from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
 from streamqd.worker import Assignment, WorkerProcess, assemble
-from tests.contract.desk import UNIT
+from tests.contract.harness import UNIT
 from tests.support import users
 
 Work = Callable[[Message], object]

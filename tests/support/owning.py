@@ -11,7 +11,7 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.desk import UNIT
+from tests.contract.harness import UNIT
 
 
 def with_groups(link: Connection, keys: Keys, count: int) -> list[Unit]:

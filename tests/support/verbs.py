@@ -8,10 +8,10 @@ from typing import Any
 
 from click.testing import Result
 
-from tests.contract.desk import Desk
+from tests.contract.harness import Harness
 
 Run = Callable[..., Result]
-At = Callable[..., Desk]
+At = Callable[..., Harness]
 
 
 def document(result: Result) -> Any:

@@ -27,7 +27,7 @@ PLACES = [b"m:1-0", b"m:2-0", b"r:2-0", b"m:3-0"]
 KILLED = Exit(None, signal.SIGKILL)
 
 
-class Desk:
+class StateDriver:
     """A partition state together with the source of its answers."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Desk:
     def answer(self, word: str, *rest: object) -> str:
         return self.holding.answered(Reply(word, list(rest)), now=100.0)
 
-    def hold(self, epoch: int = 7) -> Desk:
+    def hold(self, epoch: int = 7) -> StateDriver:
         self.holding.take(seen_epoch=epoch - 1)
         assert self.answer("OK", str(epoch).encode(), 0, b"") == "acquired"
         self.holding.groups_ready = True
         return self
 
-    def run(self) -> Desk:
+    def run(self) -> StateDriver:
         """Start a process that works on four entries."""
         child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
         self.holding.started_as(child, now=101.0)
@@ -72,7 +72,7 @@ class Desk:
         self.slot.post_batch(PLACES)
         return self
 
-    def mark(self, *states: int) -> Desk:
+    def mark(self, *states: int) -> StateDriver:
         for index, state in enumerate(states):
             self.slot.states[index] = state
         return self
@@ -82,413 +82,415 @@ class Desk:
         assert self.holding.worker is not None
         return self.holding.worker
 
-    def quiet(self) -> Desk:
+    def quiet(self) -> StateDriver:
         self.slot.state = WorkerState.QUIET
         return self
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def driver() -> StateDriver:
+    return StateDriver()
 
 
 # --- taking ---------------------------------------------------------------------------------------
 
 
-def test_free_unit_has_no_wish(desk: Desk):
-    assert desk.wish() is None
-    assert not desk.holding.owned
-    assert not desk.holding.startable
-    assert not desk.holding.wants_exchange
+def test_free_unit_has_no_wish(driver: StateDriver):
+    assert driver.wish() is None
+    assert not driver.holding.owned
+    assert not driver.holding.startable
+    assert not driver.holding.wants_exchange
 
 
-def test_acquire_is_repeated_unchanged_until_its_reply(desk: Desk):
-    desk.holding.take(seen_epoch=5, dead_token="corpse")
-    first = desk.wish()
+def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
+    driver.holding.take(seen_epoch=5, dead_token="corpse")
+    first = driver.wish()
     assert first is not None
     assert first.script.name == "lease_acquire"
-    assert (desk.argument("seen_epoch"), desk.argument("dead_token")) == (5, "corpse")
-    assert [desk.wish() for _ in range(3)] == [first] * 3
-    assert desk.holding.answered(RedisRefused("OOM", "full"), 1.0) == ""
-    assert desk.wish() == first
+    assert (driver.argument("seen_epoch"), driver.argument("dead_token")) == (5, "corpse")
+    assert [driver.wish() for _ in range(3)] == [first] * 3
+    assert driver.holding.answered(RedisRefused("OOM", "full"), 1.0) == ""
+    assert driver.wish() == first
 
 
 @pytest.mark.parametrize("word", ["OK", "MINE"])
-def test_taken_now_or_by_a_call_whose_reply_was_lost(desk: Desk, word: str):
-    desk.holding.take(seen_epoch=5)
-    assert desk.answer(word, b"1763640000000", 0) == "acquired"
-    assert desk.holding.phase is Phase.HELD
-    assert desk.holding.owned
-    assert desk.holding.lease.epoch == desk.slot.epoch == 1763640000000
-    assert desk.slot.owned == 1
-    assert desk.wish() is None
-    assert not desk.holding.startable, "the groups come first"
-    assert desk.holding.wants_exchange
+def test_taken_now_or_by_a_call_whose_reply_was_lost(driver: StateDriver, word: str):
+    driver.holding.take(seen_epoch=5)
+    assert driver.answer(word, b"1763640000000", 0) == "acquired"
+    assert driver.holding.phase is Phase.HELD
+    assert driver.holding.owned
+    assert driver.holding.lease.epoch == driver.slot.epoch == 1763640000000
+    assert driver.slot.owned == 1
+    assert driver.wish() is None
+    assert not driver.holding.startable, "the groups come first"
+    assert driver.holding.wants_exchange
 
 
 @pytest.mark.parametrize(
     ("word", "rest"), [("HELD", (b"900", b"9", b"east-1")), ("MOVED", (b"9",))]
 )
 def test_unit_taken_by_another_instance_is_not_owned(
-    desk: Desk, word: str, rest: tuple[bytes, ...]
+    driver: StateDriver, word: str, rest: tuple[bytes, ...]
 ):
-    desk.holding.take(seen_epoch=5)
-    assert desk.answer(word, *rest) == ""
-    assert desk.holding.phase is Phase.FREE
-    assert desk.wish() is None
+    driver.holding.take(seen_epoch=5)
+    assert driver.answer(word, *rest) == ""
+    assert driver.holding.phase is Phase.FREE
+    assert driver.wish() is None
 
 
-def test_every_acquire_has_a_new_token(desk: Desk):
+def test_every_acquire_has_a_new_token(driver: StateDriver):
     """T13: a token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
-        desk.holding.take(seen_epoch=5)
-        tokens.add(desk.argument("token"))
-        desk.holding.give_up()
-        assert desk.script() == "lease_release"
-        desk.answer("FENCED", b"5", b"")
+        driver.holding.take(seen_epoch=5)
+        tokens.add(driver.argument("token"))
+        driver.holding.give_up()
+        assert driver.script() == "lease_release"
+        driver.answer("FENCED", b"5", b"")
     assert len(tokens) == 5
 
 
-def test_abandoned_acquire_is_released_with_its_token(desk: Desk):
-    desk.holding.take(seen_epoch=5)
-    token = desk.argument("token")
-    desk.holding.give_up()
-    assert (desk.script(), desk.argument("token")) == ("lease_release", token)
+def test_abandoned_acquire_is_released_with_its_token(driver: StateDriver):
+    driver.holding.take(seen_epoch=5)
+    token = driver.argument("token")
+    driver.holding.give_up()
+    assert (driver.script(), driver.argument("token")) == ("lease_release", token)
 
 
 # --- giving back ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", ["OK", "FENCED"])
-def test_release_is_repeated_until_any_reply(desk: Desk, word: str):
-    desk.hold().holding.give_up()
-    first = desk.wish()
+def test_release_is_repeated_until_any_reply(driver: StateDriver, word: str):
+    driver.hold().holding.give_up()
+    first = driver.wish()
     assert first is not None
     assert first.script.name == "lease_release"
-    assert not desk.holding.owned, "nothing is renewed while it is given back"
-    assert desk.wish() == first
-    assert desk.answer(word, b"7", b"") == "released"
-    assert desk.holding.phase is Phase.FREE
-    assert desk.slot.owned == 0
-    assert desk.slot.trusted_until_ns == 0
+    assert not driver.holding.owned, "nothing is renewed while it is given back"
+    assert driver.wish() == first
+    assert driver.answer(word, b"7", b"") == "released"
+    assert driver.holding.phase is Phase.FREE
+    assert driver.slot.owned == 0
+    assert driver.slot.trusted_until_ns == 0
 
 
-def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
-    desk.hold().run().mark(CLEARED, CLEARED).quiet()
-    desk.worker.stop_reason = "drain"
-    verdict = desk.holding.ended(Exit(ExitCode.STOPPED, None))
+def test_a_worker_that_leaves_clean_is_released_without_a_refence(driver: StateDriver):
+    driver.hold().run().mark(CLEARED, CLEARED).quiet()
+    driver.worker.stop_reason = "drain"
+    verdict = driver.holding.ended(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
-    assert desk.script() == "lease_release"
+    assert driver.script() == "lease_release"
 
 
-def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(desk: Desk):
+def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(driver: StateDriver):
     """The connection may have lost its acknowledgements, so the refence repeats them."""
-    desk.hold().run().mark(CLEARED, DONE).quiet()
-    desk.worker.stop_reason = "shed"
-    desk.holding.ended(Exit(ExitCode.STOPPED, None))
-    assert desk.script() == "lease_refence"
-    assert desk.places() == [PLACES[1]]
-    desk.answer("OK", b"8", 0)
-    assert desk.script() == "lease_release"
+    driver.hold().run().mark(CLEARED, DONE).quiet()
+    driver.worker.stop_reason = "shed"
+    driver.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert driver.script() == "lease_refence"
+    assert driver.places() == [PLACES[1]]
+    driver.answer("OK", b"8", 0)
+    assert driver.script() == "lease_release"
 
 
-def test_release_during_a_refence_waits_for_its_reply(desk: Desk):
-    desk.hold().run().mark(RUNNING)
-    desk.holding.ended(KILLED)
-    refence = desk.wish()
-    desk.holding.give_up()
-    assert desk.wish() == refence
-    desk.answer("OK", b"8", 1)
-    assert desk.script() == "lease_release"
-    assert desk.argument("token") == desk.holding.lease.token
+def test_release_during_a_refence_waits_for_its_reply(driver: StateDriver):
+    driver.hold().run().mark(RUNNING)
+    driver.holding.ended(KILLED)
+    refence = driver.wish()
+    driver.holding.give_up()
+    assert driver.wish() == refence
+    driver.answer("OK", b"8", 1)
+    assert driver.script() == "lease_release"
+    assert driver.argument("token") == driver.holding.lease.token
 
 
 # --- blame ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F1", "F2")
-def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left(desk: Desk):
-    desk.hold().run().mark(DONE, FAILED, RUNNING)
-    old = desk.holding.lease.token
-    verdict = desk.holding.ended(KILLED)
+def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left(
+    driver: StateDriver,
+):
+    driver.hold().run().mark(DONE, FAILED, RUNNING)
+    old = driver.holding.lease.token
+    verdict = driver.holding.ended(KILLED)
     assert (verdict.crashed, verdict.cause, verdict.charged) == (
         True,
         ExitCause.HANDLING,
         PLACES[2],
     )
-    assert desk.script() == "lease_refence"
-    assert (desk.argument("old"), desk.argument("charged")) == (old, PLACES[2])
-    assert desk.places() == [PLACES[0]]
-    context = json.loads(str(desk.argument("context"), "ascii"))
+    assert driver.script() == "lease_refence"
+    assert (driver.argument("old"), driver.argument("charged")) == (old, PLACES[2])
+    assert driver.places() == [PLACES[0]]
+    context = json.loads(str(driver.argument("context"), "ascii"))
     assert context["what"] == "signal SIGKILL"
     assert (context["signal"], context["pid"]) == ("SIGKILL", 4711)
 
 
-def test_repeated_refence_charges_once(desk: Desk):
-    desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.ended(KILLED)
-    first = desk.wish()
-    assert [desk.wish() for _ in range(3)] == [first] * 3
-    assert desk.holding.owned, "its lease is kept alive"
-    assert not desk.holding.startable, "no successor before the answer"
-    new = desk.argument("new")
-    assert desk.answer("OK", b"8", 1) == "charged"
-    assert desk.holding.lease.token == new
-    assert desk.holding.lease.epoch == desk.slot.epoch == 8
-    assert desk.slot.counter("charged") == 1
-    assert desk.holding.startable
+def test_repeated_refence_charges_once(driver: StateDriver):
+    driver.hold().run().mark(DONE, RUNNING)
+    driver.holding.ended(KILLED)
+    first = driver.wish()
+    assert [driver.wish() for _ in range(3)] == [first] * 3
+    assert driver.holding.owned, "its lease is kept alive"
+    assert not driver.holding.startable, "no successor before the answer"
+    new = driver.argument("new")
+    assert driver.answer("OK", b"8", 1) == "charged"
+    assert driver.holding.lease.token == new
+    assert driver.holding.lease.epoch == driver.slot.epoch == 8
+    assert driver.slot.counter("charged") == 1
+    assert driver.holding.startable
 
 
-def test_a_refence_that_is_fenced_means_the_unit_is_lost(desk: Desk):
-    desk.hold().run().mark(RUNNING)
-    desk.holding.ended(KILLED)
-    assert desk.answer("FENCED", b"9", b"east-1") == "lost"
-    assert desk.holding.phase is Phase.FREE
-    assert desk.slot.counter("charged") == 0
+def test_a_refence_that_is_fenced_means_the_unit_is_lost(driver: StateDriver):
+    driver.hold().run().mark(RUNNING)
+    driver.holding.ended(KILLED)
+    assert driver.answer("FENCED", b"9", b"east-1") == "lost"
+    assert driver.holding.phase is Phase.FREE
+    assert driver.slot.counter("charged") == 0
 
 
 @pytest.mark.fault("F1")
-def test_several_running_entries_are_not_charged(desk: Desk):
-    desk.hold().run().mark(RUNNING, RUNNING)
-    verdict = desk.holding.ended(KILLED)
+def test_several_running_entries_are_not_charged(driver: StateDriver):
+    driver.hold().run().mark(RUNNING, RUNNING)
+    verdict = driver.holding.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, None)
-    assert desk.argument("charged") == b""
+    assert driver.argument("charged") == b""
 
 
 @pytest.mark.parametrize("reason", ["quit", "deadline"])
-def test_ordered_kill_charges_nothing(desk: Desk, reason: str):
-    desk.hold().run().mark(DONE, RUNNING)
-    desk.worker.kill = Kill(reason, desk.slot.run_seq, 103.0)
-    verdict = desk.holding.ended(KILLED)
+def test_ordered_kill_charges_nothing(driver: StateDriver, reason: str):
+    driver.hold().run().mark(DONE, RUNNING)
+    driver.worker.kill = Kill(reason, driver.slot.run_seq, 103.0)
+    verdict = driver.holding.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (False, None)
-    assert desk.places() == [PLACES[0]]
+    assert driver.places() == [PLACES[0]]
 
 
 @pytest.mark.fault("F4")
-def test_hard_limit_charges_its_own_run(desk: Desk):
-    desk.hold().run().mark(DONE, RUNNING)
-    desk.worker.kill = Kill("hard-limit", desk.slot.run_seq, 103.0)
-    verdict = desk.holding.ended(KILLED)
+def test_hard_limit_charges_its_own_run(driver: StateDriver):
+    driver.hold().run().mark(DONE, RUNNING)
+    driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
+    verdict = driver.holding.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
-    assert json.loads(str(desk.argument("context"), "ascii"))["what"] == "a hard time limit"
+    assert json.loads(str(driver.argument("context"), "ascii"))["what"] == "a hard time limit"
 
 
-def test_late_hard_limit_charges_nothing(desk: Desk):
+def test_late_hard_limit_charges_nothing(driver: StateDriver):
     """T11: when the signal arrives, the next entry is already running."""
-    desk.hold().run().mark(DONE, RUNNING)
-    desk.worker.kill = Kill("hard-limit", desk.slot.run_seq, 103.0)
-    desk.slot.run_seq += 1
-    assert desk.holding.ended(KILLED).charged is None
+    driver.hold().run().mark(DONE, RUNNING)
+    driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
+    driver.slot.run_seq += 1
+    assert driver.holding.ended(KILLED).charged is None
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4, 5, 6, 9, 255])
-def test_handler_that_exits_its_process_is_charged(desk: Desk, code: int):
-    desk.hold().run().mark(DONE, RUNNING)
-    verdict = desk.holding.ended(Exit(code, None))
+def test_handler_that_exits_its_process_is_charged(driver: StateDriver, code: int):
+    driver.hold().run().mark(DONE, RUNNING)
+    verdict = driver.holding.ended(Exit(code, None))
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
-    assert desk.script() == "lease_refence", "the unit stays ours"
+    assert driver.script() == "lease_refence", "the unit stays ours"
 
 
 @pytest.mark.parametrize("code", [0, 4, 5, 6])
-def test_a_process_that_vanishes_between_two_messages_has_crashed(desk: Desk, code: int):
-    desk.hold().run()
-    verdict = desk.holding.ended(Exit(code, None))
+def test_a_process_that_vanishes_between_two_messages_has_crashed(driver: StateDriver, code: int):
+    driver.hold().run()
+    verdict = driver.holding.ended(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (True, ExitCause.IDLE, None)
-    assert desk.script() == "lease_refence"
+    assert driver.script() == "lease_refence"
 
 
 @pytest.mark.parametrize("code", [ExitCode.STOPPED, ExitCode.RECYCLE, ExitCode.NO_GROUP])
-def test_orderly_exit_is_no_crash(desk: Desk, code: ExitCode):
-    desk.hold().run().mark(DONE).quiet()
-    verdict = desk.holding.ended(Exit(code, None))
+def test_orderly_exit_is_no_crash(driver: StateDriver, code: ExitCode):
+    driver.hold().run().mark(DONE).quiet()
+    verdict = driver.holding.ended(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (False, ExitCause.ORDERED, None)
-    assert desk.script() == "lease_refence", "a successor is to follow"
+    assert driver.script() == "lease_refence", "a successor is to follow"
 
 
-def test_missing_group_is_recreated_before_the_next_worker(desk: Desk):
-    desk.hold().run().quiet()
-    desk.holding.ended(Exit(ExitCode.NO_GROUP, None))
-    desk.answer("OK", b"8", 0)
-    assert not desk.holding.startable
-    assert desk.holding.wants_exchange
+def test_missing_group_is_recreated_before_the_next_worker(driver: StateDriver):
+    driver.hold().run().quiet()
+    driver.holding.ended(Exit(ExitCode.NO_GROUP, None))
+    driver.answer("OK", b"8", 0)
+    assert not driver.holding.startable
+    assert driver.holding.wants_exchange
 
 
-def test_fenced_worker_loses_the_unit(desk: Desk):
-    desk.hold().run().quiet()
-    assert desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
-    assert desk.holding.phase is Phase.FREE
-    assert desk.wish() is None
+def test_fenced_worker_loses_the_unit(driver: StateDriver):
+    driver.hold().run().quiet()
+    assert driver.holding.ended(Exit(ExitCode.FENCED, None)).lost
+    assert driver.holding.phase is Phase.FREE
+    assert driver.wish() is None
 
 
-def test_unit_lost_before_the_worker_exit_is_lost_once(desk: Desk):
-    desk.hold().run().quiet().holding.become_free()
-    assert not desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
+def test_unit_lost_before_the_worker_exit_is_lost_once(driver: StateDriver):
+    driver.hold().run().quiet().holding.become_free()
+    assert not driver.holding.ended(Exit(ExitCode.FENCED, None)).lost
 
 
-def test_stopped_worker_at_its_limit_is_recycled_once(desk: Desk):
-    desk.slot.add("recycled", 3)
-    desk.hold().run().quiet()
-    desk.worker.stop_reason = "recycle"
-    desk.slot.add("recycled")  # as the worker itself counts it
-    desk.holding.ended(Exit(ExitCode.RECYCLE, None))
-    assert desk.slot.counter("recycled") == 4
+def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
+    driver.slot.add("recycled", 3)
+    driver.hold().run().quiet()
+    driver.worker.stop_reason = "recycle"
+    driver.slot.add("recycled")  # as the worker itself counts it
+    driver.holding.ended(Exit(ExitCode.RECYCLE, None))
+    assert driver.slot.counter("recycled") == 4
 
 
-def test_processes_that_die_with_nothing_to_blame_are_counted(desk: Desk):
-    desk.hold()
+def test_processes_that_die_with_nothing_to_blame_are_counted(driver: StateDriver):
+    driver.hold()
     for number in range(1, 3):
-        desk.run().mark(DONE)
-        desk.holding.ended(KILLED)
-        desk.answer("OK", str(number).encode(), 0)
-        assert desk.holding.uncharged == number
-    desk.run().mark(RUNNING)
-    desk.holding.ended(KILLED)
-    assert desk.holding.uncharged == 0
+        driver.run().mark(DONE)
+        driver.holding.ended(KILLED)
+        driver.answer("OK", str(number).encode(), 0)
+        assert driver.holding.uncharged == number
+    driver.run().mark(RUNNING)
+    driver.holding.ended(KILLED)
+    assert driver.holding.uncharged == 0
 
 
 # --- losing ---------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(desk: Desk):
-    desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.become_free()
-    found = desk.holding.ended(KILLED)
+def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(driver: StateDriver):
+    driver.hold().run().mark(DONE, RUNNING)
+    driver.holding.become_free()
+    found = driver.holding.ended(KILLED)
     assert (found.crashed, found.charged) == (True, None), "the new owner handles pending entries"
-    assert desk.wish() is None
-    assert desk.holding.phase is Phase.FREE
+    assert driver.wish() is None
+    assert driver.holding.phase is Phase.FREE
 
 
-def test_entries_of_a_lost_unit_are_not_settled_later(desk: Desk):
-    desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.become_free()
-    desk.holding.ended(KILLED)
-    desk.hold(epoch=12).run().quiet()
-    desk.slot.post_batch([])
-    desk.worker.kill = Kill("quit", 0, 103.0)
-    assert desk.holding.abandon() is not None
-    assert desk.script() == "lease_refence"
-    assert desk.argument("charged") == b""
-    assert desk.places() == []
+def test_entries_of_a_lost_unit_are_not_settled_later(driver: StateDriver):
+    driver.hold().run().mark(DONE, RUNNING)
+    driver.holding.become_free()
+    driver.holding.ended(KILLED)
+    driver.hold(epoch=12).run().quiet()
+    driver.slot.post_batch([])
+    driver.worker.kill = Kill("quit", 0, 103.0)
+    assert driver.holding.abandon() is not None
+    assert driver.script() == "lease_refence"
+    assert driver.argument("charged") == b""
+    assert driver.places() == []
 
 
-def test_unkillable_process_is_fenced_and_its_unit_moves(desk: Desk):
-    desk.hold().run().mark(DONE, RUNNING)
-    child = desk.holding.child
-    assert desk.holding.abandon() is child
-    assert desk.places() == [], "its slot may still change"
-    assert desk.argument("charged") == b""
-    desk.answer("OK", b"8", 0)
-    assert desk.script() == "lease_release"
+def test_unkillable_process_is_fenced_and_its_unit_moves(driver: StateDriver):
+    driver.hold().run().mark(DONE, RUNNING)
+    child = driver.holding.child
+    assert driver.holding.abandon() is child
+    assert driver.places() == [], "its slot may still change"
+    assert driver.argument("charged") == b""
+    driver.answer("OK", b"8", 0)
+    assert driver.script() == "lease_release"
 
 
-def test_lost_unit_is_no_longer_trusted(desk: Desk):
-    desk.hold()
-    desk.slot.trusted_until_ns = 10**18
-    desk.holding.become_free()
-    assert (desk.slot.trusted_until_ns, desk.slot.owned) == (0, 0)
+def test_lost_unit_is_no_longer_trusted(driver: StateDriver):
+    driver.hold()
+    driver.slot.trusted_until_ns = 10**18
+    driver.holding.become_free()
+    assert (driver.slot.trusted_until_ns, driver.slot.owned) == (0, 0)
 
 
-def test_a_refusal_that_was_logged_does_not_hurry(desk: Desk):
-    desk.holding.take(seen_epoch=5)
-    assert desk.holding.wants_exchange
-    desk.holding.refusal = "WRONGTYPE"
-    assert not desk.holding.wants_exchange
+def test_a_refusal_that_was_logged_does_not_hurry(driver: StateDriver):
+    driver.holding.take(seen_epoch=5)
+    assert driver.holding.wants_exchange
+    driver.holding.refusal = "WRONGTYPE"
+    assert not driver.holding.wants_exchange
 
 
-def test_settled_counts_the_present_process_only(desk: Desk):
-    desk.hold().run()
-    desk.slot.add("acked", 3)
-    desk.slot.add("failed", 2)
-    assert desk.worker.settled() == 5
-    desk.run()
-    assert desk.worker.settled() == 0
+def test_settled_counts_the_present_process_only(driver: StateDriver):
+    driver.hold().run()
+    driver.slot.add("acked", 3)
+    driver.slot.add("failed", 2)
+    assert driver.worker.settled() == 5
+    driver.run()
+    assert driver.worker.settled() == 0
 
 
 # --- a worker with a warm successor ---------------------------------------------------------------
 
 
-def test_quiet_worker_is_replaced_before_its_exit(desk: Desk):
-    desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
-    desk.worker.stop_reason = "recycle"
-    assert not desk.holding.is_quiet
-    desk.quiet()
-    assert desk.holding.is_quiet
-    child, verdict = desk.holding.dismiss()
-    assert (child.pid, desk.holding.child) == (4711, None)
+def test_quiet_worker_is_replaced_before_its_exit(driver: StateDriver):
+    driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
+    driver.worker.stop_reason = "recycle"
+    assert not driver.holding.is_quiet
+    driver.quiet()
+    assert driver.holding.is_quiet
+    child, verdict = driver.holding.dismiss()
+    assert (child.pid, driver.holding.child) == (4711, None)
     assert (verdict.crashed, verdict.charged) == (False, None)
-    assert desk.script() == "lease_refence"
-    assert (desk.argument("charged"), desk.places()) == (b"", [b"m:1-0"])
-    assert desk.slot.counter("recycled") == 1
-    assert not desk.holding.startable, "no token before the fence has it"
-    desk.answer("OK", b"8", 0)
-    assert desk.holding.startable
+    assert driver.script() == "lease_refence"
+    assert (driver.argument("charged"), driver.places()) == (b"", [b"m:1-0"])
+    assert driver.slot.counter("recycled") == 1
+    assert not driver.holding.startable, "no token before the fence has it"
+    driver.answer("OK", b"8", 0)
+    assert driver.holding.startable
 
 
-def test_acquired_unit_is_booting(desk: Desk):
-    desk.hold()
-    assert desk.slot.state == WorkerState.BOOTING
-    assert not desk.holding.is_ready
-    desk.run()
-    desk.holding.ended(KILLED)
-    assert desk.slot.state == WorkerState.GONE, "this worker has exited"
+def test_acquired_unit_is_booting(driver: StateDriver):
+    driver.hold()
+    assert driver.slot.state == WorkerState.BOOTING
+    assert not driver.holding.is_ready
+    driver.run()
+    driver.holding.ended(KILLED)
+    assert driver.slot.state == WorkerState.GONE, "this worker has exited"
 
 
-def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
+def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(driver: StateDriver):
     """Only `on_stop` took too long, so no handler is to blame."""
-    desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
-    desk.quiet()
-    desk.worker.kill = Kill("on_stop", 0, 103.0)
-    verdict = desk.holding.ended(Exit(None, signal.SIGKILL))
+    driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
+    driver.quiet()
+    driver.worker.kill = Kill("on_stop", 0, 103.0)
+    verdict = driver.holding.ended(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
-    assert desk.slot.counter("crashes") == 0
-    assert (desk.holding.last_exit, desk.holding.uncharged) == ("", 0)
-    assert desk.places() == [b"m:1-0"], "the finished entry is acknowledged"
+    assert driver.slot.counter("crashes") == 0
+    assert (driver.holding.last_exit, driver.holding.uncharged) == ("", 0)
+    assert driver.places() == [b"m:1-0"], "the finished entry is acknowledged"
 
 
-def test_standby_is_warm_after_its_own_report(desk: Desk):
-    desk.hold().run()
-    assert not desk.holding.standby_is_warm
-    desk.holding.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]
-    desk.slot.warm_pid = 4700  # an earlier standby
-    assert not desk.holding.standby_is_warm
-    desk.slot.warm_pid = 4712
-    assert desk.holding.standby_is_warm
+def test_standby_is_warm_after_its_own_report(driver: StateDriver):
+    driver.hold().run()
+    assert not driver.holding.standby_is_warm
+    driver.holding.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]
+    driver.slot.warm_pid = 4700  # an earlier standby
+    assert not driver.holding.standby_is_warm
+    driver.slot.warm_pid = 4712
+    assert driver.holding.standby_is_warm
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-def test_crash_suspects_are_kept_until_they_ran(desk: Desk):
+def test_crash_suspects_are_kept_until_they_ran(driver: StateDriver):
     """The suspects also survive an orderly exit of the worker, such as a reload."""
-    desk.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
-    desk.holding.ended(Exit(None, 9))
-    assert desk.holding.suspects == dict.fromkeys(PLACES, 2)
-    desk.answer("OK", b"8", 0)
-    desk.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
-    desk.slot.suspects_left = 4
-    desk.holding.ended(Exit(ExitCode.STOPPED, None))
-    assert desk.holding.suspects == dict.fromkeys(PLACES, 2)
-    desk.answer("OK", b"9", 0)
-    desk.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
-    desk.slot.suspects_left = 0
-    desk.holding.ended(Exit(ExitCode.STOPPED, None))
-    assert desk.holding.suspects == {}
+    driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
+    driver.holding.ended(Exit(None, 9))
+    assert driver.holding.suspects == dict.fromkeys(PLACES, 2)
+    driver.answer("OK", b"8", 0)
+    driver.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
+    driver.slot.suspects_left = 4
+    driver.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert driver.holding.suspects == dict.fromkeys(PLACES, 2)
+    driver.answer("OK", b"9", 0)
+    driver.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
+    driver.slot.suspects_left = 0
+    driver.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert driver.holding.suspects == {}
 
 
-def test_a_round_that_crashes_is_halved_and_delays_no_restart(desk: Desk):
+def test_a_round_that_crashes_is_halved_and_delays_no_restart(driver: StateDriver):
     """The restarts of a narrowing search are progress, not a crash loop."""
-    desk.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
-    found = desk.holding.ended(Exit(None, 9))
+    driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
+    found = driver.holding.ended(Exit(None, 9))
     assert not found.narrowed
-    assert desk.holding.plan_restart(found, 200.0, Daemon(instance="one"))
-    assert len(desk.holding.exits) == 1
-    desk.answer("OK", b"8", 0)
-    desk.run().mark(RUNNING, RUNNING, WAITING, WAITING)
-    desk.slot.suspects_left = 4
-    found = desk.holding.ended(Exit(None, 9))
+    assert driver.holding.plan_restart(found, 200.0, Daemon(instance="one"))
+    assert len(driver.holding.exits) == 1
+    driver.answer("OK", b"8", 0)
+    driver.run().mark(RUNNING, RUNNING, WAITING, WAITING)
+    driver.slot.suspects_left = 4
+    found = driver.holding.ended(Exit(None, 9))
     assert (found.narrowed, found.charged) == (True, None)
-    assert desk.holding.suspects == dict(zip(PLACES, (1, 1, 2, 2), strict=True))
-    assert desk.holding.plan_restart(found, 201.0, Daemon(instance="one"))
-    assert len(desk.holding.exits) == 1
-    assert desk.holding.start_at == 201.0
+    assert driver.holding.suspects == dict(zip(PLACES, (1, 1, 2, 2), strict=True))
+    assert driver.holding.plan_restart(found, 201.0, Daemon(instance="one"))
+    assert len(driver.holding.exits) == 1
+    assert driver.holding.start_at == 201.0

@@ -1,4 +1,4 @@
-"""The setup of contract tests: one unit on an empty server, seeded by hand, compared as a whole.
+"""The harness of contract tests: it seeds one unit on an empty server and compares all its keys.
 
 `expect` runs a call and checks its word. After a refusal it checks that no byte of any key has
 changed. `state` reads the whole keyspace in a form that a test can spell out.
@@ -53,8 +53,8 @@ class Stream(NamedTuple):
     groups: dict[str, tuple[str, dict[str, str]]]  # name -> (last delivered, id -> consumer)
 
 
-class Desk:
-    """One unit on one server."""
+class Harness:
+    """Drives one unit on a real server: writes its keys, runs scripts, and reads the keys back."""
 
     def __init__(self, link: Connection, keys: Keys, unit: Unit = UNIT) -> None:
         self.link = link
