@@ -1,6 +1,6 @@
--- lease_refence: held -> held (epoch + 1 or later), for the successor of a dead or dismissed worker
+-- lease_refence: held -> held (epoch + 1 or later), for the successor of an exited worker
 --
--- Replace the token of a worker process that has exited. From here on its late packets are refused.
+-- Replace the token of a worker process that has exited. After this call, late packets of that worker are refused.
 -- The same step acknowledges the entries that it finished and charges the running one.
 -- As three calls, a lost reply would charge twice, and a crash between the calls would charge no
 -- entry.

@@ -9,8 +9,8 @@
 --
 -- ARGV[1]  partitions  int     partition count by which the messages were routed
 -- ARGV[2]  alone       flag    1 = each message is only its payload
--- ARGV[3..] messages   list    the payloads; without `alone`, for each message: the count of its
---                              names and values, then these
+-- ARGV[3..] messages   list    the payloads; without `alone`, for each message: the number
+--                              of its names and values, then the names and values
 --
 -- Returns  OK     written     [2..] ids; if the server refused a message, one list of them with the
 --                 error last, and no later message is written

@@ -3,7 +3,7 @@
 -- Write rows of an outbox to one partition, in order and each once, and replace the record of the
 -- partition by these rows. Rows in the record were written by an earlier call and are skipped. The
 -- relay sends the next rows of the partition only after it has deleted these from its table. So
--- the record of one batch is enough, and it is as old as it has to be.
+-- the record needs to hold only the last batch.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  record     HASH    streaming:mq:outbox:{T:p:i}:N
@@ -16,9 +16,10 @@
 -- ARGV[2]  partitions   int   partition count by which the rows were routed
 -- ARGV[3]  max_backlog  int   write none if the backlog is this large, -1 = no limit
 -- ARGV[4..] rows        list  for each row: 32 hex digits of its uid and 16 of its id, its due time
---                             in unix ms or '', the count of its names and values, then these
+--                             in unix ms or '', the number of its names and values, then
+--                             the names and values
 --
--- Returns  OK        written     [2] this number of first rows are in the topic [3] number of rows
+-- Returns  OK        written     [2] number of leading rows that are in the topic [3] number of rows
 --                                that this call wrote [4] the error of the next row, or the backlog
 --                                that left no room for it, or ''
 -- Returns  FULL      the backlog is at its limit     [2] backlog

@@ -1,7 +1,7 @@
 -- settle_retry: in-flight -> delayed
 --
--- Set entries aside, each for its delay. The decision is made in policy/settlement.py. This script
--- only carries it out, or refuses. The body moves from the stream to the delayed set inside the
+-- Move failed entries to the delayed set, each with its delay. policy/settlement.py decides, and this
+-- script executes the decision or refuses. The body moves from the stream to the delayed set inside the
 -- server. The attempts of the entry are removed: its crash count continues in its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
@@ -23,7 +23,7 @@
 --                  or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Entry    MOVED    set aside
+-- Entry    MOVED    moved to the delayed set
 -- Entry    GONE     not pending. Nothing done (already settled, or passed twice in this call)
 -- Entry    MISSING  pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat
 --                   with all fields, or, beyond 7,000 names and values, with the important ones

@@ -4,17 +4,17 @@
 -- floor, the smallest id that must stay, is found and used in one step: computed elsewhere, it
 -- would be wrong after a group's creation, a reset or a failover. The floor of a group is its first
 -- pending entry, or else the id after the last delivered one. The position of a Spark query counts
--- only if the query asked for it. Limits apply independently: an entry is removed as soon as any
--- one limit no longer retains it.
+-- only if the query asked for it. Limits apply independently: an entry is removed when it exceeds
+-- any one limit.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or its :retry:G
 -- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}       the record; none for a retry stream
 --
--- ARGV[1]  keep_from  id      entries from this id on stay, '' = no entry stays for its age
--- ARGV[2]  max_len    int     keep at most this many entries, -1 = no such bound
--- ARGV[3]  max_bytes  int     keep approximately this many bytes, -1 = no such bound
--- ARGV[4]  shrink_ms  int     each time this period has passed, the entries that existed at the
---                             previous time are removed, -1 = no such bound. Needs the record
+-- ARGV[1]  keep_from  id      entries from this id on stay, '' = no age limit
+-- ARGV[2]  max_len    int     keep at most this many entries, -1 = no limit
+-- ARGV[3]  max_bytes  int     keep approximately this many bytes, -1 = no limit
+-- ARGV[4]  shrink_ms  int     at each interval, remove the entries that existed at its start,
+--                             -1 = no interval. Needs the record
 -- ARGV[5]  archive    flag    1 = entries that are not archived stay
 -- ARGV[6]  groupless  flag    1 = also trim a stream that no group reads
 -- ARGV[7]  limit      int     remove at most this many (1 or more) and about 16 MiB; at
@@ -22,8 +22,8 @@
 -- ARGV[8..] expected  list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' if
---                         no entry is needed [5] first entry that stays for the holder alone,
---                         because no bound retains it, or '' [6] 1 = there may be more to remove
+--                         no entry is needed [5] first entry that only the holder keeps,
+--                         because a limit would trim it, or '' [6] 1 = there may be more to remove
 -- Returns  NO_GROUPS      no group reads the stream (or it does not exist)
 -- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
 --

@@ -29,7 +29,7 @@ LAST_ERROR_PLACE = b"lastErrorPlace"
 # The span of the last failed run, as a traceparent. The next run's span links to it.
 LAST_RUN = b"lastRun"
 RUN_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # trace, span, flags
-HEADERS_MAX = 256  # of one message
+HEADERS_MAX = 256  # headers of one message
 # Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"

@@ -85,7 +85,7 @@ class OutboxSettings:
         max=3_600,
     )
 
-    base_dir: Path = field(default=Path(), compare=False, repr=False)  # of relative paths
+    base_dir: Path = field(default=Path(), compare=False, repr=False)  # base of relative paths
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in settings_of(type(self))}

@@ -29,7 +29,7 @@ _SILENT = "<exception str() failed>"  # the text of Python's own tracebacks
 _OUTCOMES = (Retry, Dead, Undecodable, Release)
 
 # Python prints more about these than their class and text.
-_SAY_MORE = (SyntaxError, ImportError, NameError, AttributeError)
+_DETAILED = (SyntaxError, ImportError, NameError, AttributeError)
 
 # The frames of a failure: for each frame, the id() of its code and the instruction offset.
 _Places = tuple[int, ...]
@@ -251,7 +251,7 @@ def _end(error: BaseException, message: str) -> str:
 def _heading(kind: Any) -> str:
     """Return a class's name in the last line of a traceback, or '' if Python prints more."""
     module = kind.__module__
-    if not isinstance(module, str) or issubclass(kind, _SAY_MORE):
+    if not isinstance(module, str) or issubclass(kind, _DETAILED):
         return ""
     bare = module in ("__main__", "builtins")
     return str(kind.__qualname__) if bare else f"{module}.{kind.__qualname__}"

@@ -49,8 +49,8 @@ from streamqd.telemetry import killed
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted, at no risk
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
-WORD_BYTES = 512  # of a message of the supervisor
-SPANS_SECONDS = 1.0  # how long the exit waits for an export of spans
+WORD_BYTES = 512  # longest message of the supervisor
+SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
 SUMMARY_LIFE = 10.0  # seconds, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.

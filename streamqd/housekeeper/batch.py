@@ -18,7 +18,7 @@ from streamqd.store.store import Store
 
 WORKS_MAX = 4  # scripts that move or remove in one write: each may take 1 or 2 ms
 LOOKS_MAX = 16  # scripts or commands that only read in one write: each takes about 0.1 ms
-TURN_SECONDS = 0.3  # how long a task works before the others have their turn
+TURN_SECONDS = 0.3  # longest turn of one task
 
 Target = TypeVar("Target")
 Made = TypeVar("Made")

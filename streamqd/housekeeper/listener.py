@@ -19,8 +19,8 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
 LOOK_SECONDS = 0.5  # between two looks
-SURE_SECONDS = 0.25  # how long a worker may take to receive an entry
-STREAMS_MAX = 128  # of one command, which takes Redis about a microsecond for each
+SURE_SECONDS = 0.25  # time in which a worker should receive an entry
+STREAMS_MAX = 128  # streams of one command, which takes Redis about a microsecond for each
 
 StreamPosition = tuple[str, bytes]  # a stream, and the id after which a worker waits
 

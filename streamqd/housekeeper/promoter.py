@@ -26,8 +26,8 @@ from streamqd.store.store import Store
 PAGE = 32  # entries moved by one script, in less than 0.5 ms
 ROUNDS_MAX = 64  # scripts for one target in one turn
 POLL_SECONDS = 1.0  # age limit of the next due time at a target with delayed messages
-LIVELY_SECONDS = 60.0  # how long after its last delayed message a target counts as active
-LOOK_SECONDS = 0.2  # how often the hints of the workers are read, and all targets are checked
+LIVELY_SECONDS = 60.0  # time after its last delayed message for which a target counts as active
+LOOK_SECONDS = 0.2  # between two reads of the workers' hints, and two checks of all targets
 
 Target = TypeVar("Target", bound=Hashable)
 P = ParamSpec("P")

@@ -18,7 +18,7 @@ from streamqd.words import HIDDEN, harmless
 LINE_MAX = 16 * 1024  # characters of one rendered line, which is then cut
 VALUE_MAX = 2 * 1024  # characters of one field
 TRACEBACK_MAX = 8 * 1024
-NAME_WIDTH = 21  # of the event column in text lines
+NAME_WIDTH = 21  # width of the event column in text lines
 
 
 class _Process:

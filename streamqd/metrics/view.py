@@ -31,7 +31,7 @@ class MetricsView:
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
     letters: Mapping[tuple[str, int], DeadLetterCount] = field(default_factory=dict)
-    outboxes: tuple[OutboxView, ...] = ()  # of the configuration, as their relays published them
+    outboxes: tuple[OutboxView, ...] = ()  # configured outboxes, as published by their relays
     _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
     _tally_lock: Lock = field(default_factory=Lock)
     # By partition: the group that holds the oldest entry from being trimmed, and its write time.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GIVE_UP_SECONDS = 3.0  # of refusals, after which the partition is given up
+GIVE_UP_SECONDS = 3.0  # refusals for this time release the partition
 TRY_SECONDS = (5.0, 60.0)  # between two trials that fail: first and longest
 MORE_SECONDS = 2.0  # between two trials that succeed
 TOGETHER_MAX = 16  # processes in one trial

@@ -1,4 +1,4 @@
-"""Counts for an assignment: how many units of each column every row should have.
+"""Compute how many units of each topic and group every instance should own.
 
 Rows are members, columns are (topic, group)s. Both are sorted by name, so
 names break ties. `assignment` calls this module for each connected part.

@@ -1,7 +1,7 @@
-"""Firing: due ticks become messages. Any housekeeper may fire a tick, and the first one counts.
+"""Firing: due ticks become messages. Any housekeeper may fire a tick, and the first call wins.
 
-The instance that owns a partition fires first. The others follow after STAGGER_MS, where it did
-not fire. So five instances do the work of one, and no single instance is required.
+The instance that owns a partition fires first. The others try STAGGER_MS later, in case it did not.
+So several instances do the work of one, and no single instance is required.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from streamqd.store.schedules import (
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-LOOK_SECONDS = 1.0  # how often the places are read, and an idle place is checked
+LOOK_SECONDS = 1.0  # between two reads of the places, and two checks of an idle place
 STAGGER_MS = 300  # milliseconds by which instances that do not own a partition fire later
 PAGE = 128  # schedules of one page
-BYTES_MAX = 256 << 10  # of messages in one script, and one more
+BYTES_MAX = 256 << 10  # message bytes in one call, exceeded by at most one message
 REST_SECONDS = 5.0  # after a refusal: the topic does not exist, or a key is of a wrong type
 AHEAD_MS = 5_000  # milliseconds before they are due in which specifications are read
 AHEAD_MAX = 16_384  # specifications of one place that are read ahead
-TURN_SECONDS = 0.3  # how long a turn takes before the others have theirs
+TURN_SECONDS = 0.3  # longest turn of one task
 CACHE_MAX = 20_000
 _MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")  # words of schedule_fire
 
@@ -94,7 +94,7 @@ class Firer:
         owned = self._owned()
         wanted = [each for each in self._places if self._ask_at[each] <= begun]
         for place in sorted(wanted, key=lambda each: self._ask_at[each]):
-            self._ask_at[place] = begun + REST_SECONDS  # unless it comes to its end
+            self._ask_at[place] = begun + REST_SECONDS  # replaced below, unless the page raises
             wait = self._isolate(place, self._fire_at, place, place in owned)
             if wait is not None:
                 self._ask_at[place] = time.monotonic() + wait

@@ -23,7 +23,7 @@ LONG_MAX = (1 << 63) - 1
 _FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first year of Spark's timestamps
 _LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last
 _ID_BYTES = 41  # at most
-_MS_DIGITS = 13  # of the first half of an id, from the year 2001 to 2286
+_MS_DIGITS = 13  # digits of the first half of an id, from the year 2001 to 2286
 
 
 class Entries:

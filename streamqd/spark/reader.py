@@ -17,7 +17,7 @@ from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_
 from streamqd.store.client import Connection
 from streamqd.store.transport import OverweightError
 
-BATCH_ROWS = 10_000  # of one Arrow batch at most
+BATCH_ROWS = 10_000  # most rows of one Arrow batch
 PROGRESS_TTL = 86_400  # seconds
 
 _FIRST_FETCH = 32  # entries, while their size is unknown

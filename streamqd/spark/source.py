@@ -199,7 +199,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         super().__init__(options, chosen)
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
-        self._end: Offsets = {}  # of the batch that was planned last
+        self._end: Offsets = {}  # end of the batch that was planned last
         self._seen: dict[
             TopicPartition, int
         ] = {}  # entries that were ever issued, as far as was looked at

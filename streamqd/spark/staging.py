@@ -32,11 +32,11 @@ from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 
 CALLS = 8  # per partition in one pipeline
-KEYS_MAX = 256  # of one command
+KEYS_MAX = 256  # most keys of one command
 _ATTEMPT = "attempt:"
 _THERE = "equal or smaller"  # the server's refusal of an id that exists already
 _BATCH = re.compile(rb"[0-9]{1,18}")
-_RUN_DIGITS = 8  # of the id of a run, in the name of each of its attempts
+_RUN_DIGITS = 8  # digits of a run's id, in the name of each of its attempts
 
 _log = logging.getLogger("streamqd.spark")
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX
 from streamqd.store.scripts import Call, Reply
 
-Holder = Unit | tuple[str, int]  # of retries, or topic and partition of delayed sends
+Holder = Unit | tuple[str, int]  # unit of retries, or topic and partition of delayed sends
 
 
 class Delayed(NamedTuple):

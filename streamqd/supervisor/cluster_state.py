@@ -50,7 +50,7 @@ class OwnershipCache:
         self._keys = keys
         self._isolate = isolate
         self._held: dict[Unit, LeaseView] = {}
-        self.bad: list[BadValue] = []  # of the last look, without the units
+        self.bad: list[BadValue] = []  # invalid values of the last look, except those of units
 
     def take(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
         """Return the views of the units, except those with a silent node or an unreadable fence.

@@ -11,7 +11,7 @@ from streamqd import logs, process
 from streamqd.process import Child
 
 RESTART_SECONDS = 1.0  # after an exit that no one asked for
-STEADY_SECONDS = 60.0  # of running, after which the next restart is quick again
+STEADY_SECONDS = 60.0  # uptime that resets the restart backoff
 QUIT_SECONDS = 5.0  # for a helper to exit
 REAP_SECONDS = 5.0  # for the kernel to end a killed one
 

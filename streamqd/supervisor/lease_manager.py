@@ -36,7 +36,7 @@ from streamqd.supervisor.resolver import Resolver
 # includes resolving names, asking sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
-DOUBT_SECONDS = 0.3  # of silence, after which a connection is doubted and its calls are sent again
+DOUBT_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
 CALLS_MAX = 64  # scripts in one round trip, roughly (about 0.03 ms each)
 TOGETHER = 0.2  # share of the interval by which a lease may be renewed early
 _REFUSED = "redis.refused", logging.ERROR

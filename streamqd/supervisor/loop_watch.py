@@ -26,7 +26,7 @@ from streamqd.supervisor.partition import PartitionState
 
 MESSAGES_MAX = 8  # running messages in one event
 STACK_LOOK_SECONDS = 0.02  # between two checks for a requested stack
-STACK_SECONDS = 0.3  # how long a stack may take
+STACK_SECONDS = 0.3  # time limit for a stack
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _HEADER = "Stack (most recent call first)"

@@ -38,7 +38,7 @@ class Membership:
         self.directives: directives.Directives | None = None  # None before the first reply
         self.interval = daemon.lease_ttl / 5
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
-        self.dead_nonce = ""  # of a dead predecessor that is still to be removed from the fleet
+        self.dead_nonce = ""  # nonce of a dead predecessor that is not yet removed from the fleet
         self.accepted = False  # the last heartbeat that Redis answered counts as this instance's
         self.mistyped = ""  # unreported refusal of a heartbeat: a key has a wrong type
         self.duplicate: dict[str, Any] = {}  # host and pid of another run that has the name

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamqd.telemetry.sending import ToolSpan
     from streamqd.telemetry.sentry import SentryReports
 
-Ids = tuple[str | None, str | None]  # of a trace and a span
+Ids = tuple[str | None, str | None]  # trace ID and span ID
 
 
 class TelemetryUnavailable(Exception):  # noqa: N818 - the caller turns it into its own error

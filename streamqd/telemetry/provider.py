@@ -24,7 +24,7 @@ from streamqd.telemetry import TelemetryUnavailable
 from streamqd.version import __version__
 
 SCOPE = "streamqd"
-FLUSH_SECONDS = 1.0  # how long the exit of a process waits for the export of its last spans
+FLUSH_SECONDS = 1.0  # longest wait of an exiting process for the export of its last spans
 
 
 def resource(instance: str) -> Resource:

@@ -42,7 +42,7 @@ from streamqd.telemetry.propagation import (
 from streamqd.telemetry.provider import flush, new_provider, server_attributes, tracer
 from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
 
-LINKS_MAX = 128  # of a batch. The SDK's own limit is the same by default.
+LINKS_MAX = 128  # links of a batch span. The SDK has the same default limit.
 HELD_MAX = 10_000  # messages that wait in place, whose last span is remembered
 
 
@@ -92,7 +92,7 @@ class RunSpans:
         fields = propagate.get_global_textmap().fields
         self._skips = sampler.startswith("parentbased") and TRACEPARENT in fields
         self._open: dict[bytes, OpenRun] = {}  # by place, for the verdicts of failed runs
-        self._last: dict[bytes, trace.SpanContext] = {}  # of messages that wait in place
+        self._last: dict[bytes, trace.SpanContext] = {}  # contexts of messages that wait in place
         self._threads = threading.local()
         self._ambient = trace.set_span_in_context(_SkippedRun())
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
@@ -226,7 +226,7 @@ class RunSpans:
             except OSError as error:
                 self._file_failed(error)
         if self._batch:
-            self._end_all()  # of the last call, whose verdicts are known by now
+            self._end_all()  # the verdicts of the last call are known by now
         opened = OpenRun(span, trace.set_span_in_context(span, parent), places, cell)
         for place in places:
             self._open[place] = opened

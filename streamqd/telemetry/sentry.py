@@ -45,7 +45,7 @@ class SentryReports:
         self._silent = consumer.dlq_error == "none"
         self._redact: Callable[[str], str] | None = None
         self._reported: dict[str, float] = {}  # by fingerprint: when (seconds, monotonic)
-        self._traces: dict[bytes, dict[str, Any]] = {}  # of failed runs, by place
+        self._traces: dict[bytes, dict[str, Any]] = {}  # traces of failed runs, by place
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
         ignore_logger("streamqd")  # its lines about a failed run would be a second event
         try:

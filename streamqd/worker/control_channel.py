@@ -27,7 +27,7 @@ from streamqd.worker.forks import family
 
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it is alive
-WORD_BYTES_MAX = 160_000  # of an assignment with ENTRIES_MAX suspects, packed
+WORD_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX suspects
 
 
 class ExitCode(enum.IntEnum):

@@ -25,7 +25,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WORD_COMMAND, WorkerCommand, WorkerSlot
 from streamqd.store.client import Connection
 
-EXIT_CODE = 70  # of such a child, reported to the process that waits for it
+EXIT_CODE = 70  # exit code of such a child, reported to the process that waits for it
 ADVICE = "a handler forked and its child returned; exit from such a child with os._exit"
 
 

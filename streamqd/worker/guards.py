@@ -30,7 +30,7 @@ from streamqd.worker.context import WorkerContext
 # Two workers read the server's clock differently, by a round trip at most.
 CLOCK_SECONDS = 0.1
 SHORTEST_NS = 1_000_000  # wait of a worker that must pause, before it is asked again
-RESUME_SECONDS = 1.0  # how often a worker in a pause checks for a `resume`
+RESUME_SECONDS = 1.0  # between two checks for a `resume` during a pause
 
 
 class Guards:

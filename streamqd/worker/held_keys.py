@@ -1,4 +1,4 @@
-"""`on_error = "hold-key"`: a failed message delays all messages of its key. Other keys pass it.
+"""`on_error = "hold-key"`: a failed message delays all messages of its key, and no others.
 
 Held messages stay pending and in this process. They do not go through the delayed set, so no
 message of a key can overtake another. The failure count and due time of a key's first message are

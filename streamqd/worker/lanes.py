@@ -111,7 +111,7 @@ class TaskLanes:
         self._function = function
         self._loop = loop
         self._limited = limited
-        self._name = getattr(function, "__name__", "handler")  # of its tasks
+        self._name = getattr(function, "__name__", "handler")  # name of its tasks
 
     def start(self, entries: list[FetchedEntry]) -> None:
         """Start to handle entries."""

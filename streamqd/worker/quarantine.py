@@ -56,11 +56,11 @@ class Quarantine:
         self._context = context
         self._calls = calls
         self._gates = gates
-        self.accused: frozenset[bytes] = frozenset()  # of a round in which a host was lost
+        self.accused: frozenset[bytes] = frozenset()  # members of a round in which a host was lost
         self._session = ""  # while entries of a lost owner are handled
         self._lock: int | None = None
         self._since = 0.0  # when the present turn started
-        self._had_seconds = 0.0  # of turns since the others could go first
+        self._had_seconds = 0.0  # length of the turns since the others could go first
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NO_MESSAGE
         self._logged_unlocked = False  # that turns are unavailable

@@ -41,7 +41,7 @@ class RunPace:
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
         self._ack_each = context.consumer.ack == EACH
-        self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # how long the last settling took
+        self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # duration of the last settlement
 
     def settle_first(self, now: int, ran_ns: int) -> int:
         """Settle failures and due verdicts before the next run, which may take hours.

@@ -29,7 +29,7 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # entries of one script, which bounds how long one call occupies the server
-GRACE_NS = 1_000_000  # how long after an acknowledgement is due a wait for events lasts
+GRACE_NS = 1_000_000  # length of a wait for events after an acknowledgement is due
 DEFER_SECONDS = 1.0  # between two attempts to settle entries that the server refused
 
 # The server takes no writes for now. Any other refusal may concern one entry or one key.
@@ -74,14 +74,14 @@ class Settler:
     keys: Keys
     lease: Lease
     slot: WorkerSlot
-    linger_ns: int = 0  # longest wait of an acknowledgement for a read that takes it along
+    linger_ns: int = 0  # longest time that an acknowledgement waits to travel with a read
 
     def __post_init__(self) -> None:
         self._calls = FencedCalls(self.link, self.slot)
         self.main_acks: list[bytes] = []
         self.retry_acks: list[bytes] = []
         self._ack_indexes: list[int] = []
-        # Acknowledgements that also clear counters in Redis need a script: none rides on a read.
+        # Acknowledgements that also clear counters in Redis need a script, so no read carries them.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
         self._read = 0  # number of the current read, see `FailedEntry`
@@ -139,7 +139,7 @@ class Settler:
             self.since_ns = now
 
     @property
-    def owed(self) -> int:
+    def unsettled(self) -> int:
         """The number of entries that are not settled."""
         return len(self._ack_indexes) + len(self._with_counters) + len(self.items)
 
@@ -367,7 +367,7 @@ class Settler:
         for reply in accepted(self.link.pipeline(commands)):
             ours = CONSUMER.encode()
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
-        return pending != self.owed + kept
+        return pending != self.unsettled + kept
 
     # --- book-keeping ---
 

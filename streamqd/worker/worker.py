@@ -325,7 +325,7 @@ class WorkerProcess:
         """Check, from time to time, that all pending entries are fetched here."""
         now = now_ns()
         # Entries that wait for a rate, a circuit or a held key are pending, too.
-        if self.executor.in_flight.entries or self.settler.owed:
+        if self.executor.in_flight.entries or self.settler.unsettled:
             self._idle_since = 0
             return
         self._turns.publish()

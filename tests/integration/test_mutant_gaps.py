@@ -222,7 +222,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
 
     settler._deferred_until_ns = 1  # now it is due
     settler.flush()
-    assert settler.owed == 0
+    assert settler.unsettled == 0
     assert slot.states[0] == CLEARED
     assert list(harness.state()["delayed"]) == ["m:1-0"]
 

@@ -249,7 +249,7 @@ def test_settler_acknowledges_counted_entries_in_parts(
         slot.states[at] = DONE
         settler.ack(entry.encode(), at, 1, retried=False, has_counters=True)
     settler.flush()
-    assert settler.owed == 0
+    assert settler.unsettled == 0
     assert slot.counter("acked") == count
     assert slot.unsettled() == []
     assert harness.do("XPENDING", harness.stream, harness.unit.group)[0] == 0
@@ -481,9 +481,9 @@ def test_parked_items_are_retried_at_exit(harness: Harness, slot: WorkerSlot):
     with harness.full_memory():
         settler.flush()
     settler.flush()
-    assert settler.owed == 1
+    assert settler.unsettled == 1
     settler.flush_last()
-    assert settler.owed == 0
+    assert settler.unsettled == 0
     assert list(harness.state()["items"]) == ["m:1-0"]
 
 
@@ -528,7 +528,7 @@ def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
     with pytest.raises(RedisUnavailable):
         settler.flush_last()
     assert proxy.refused == 1
-    assert settler.owed == 1
+    assert settler.unsettled == 1
 
 
 # --- order and size of reads ----------------------------------------------------------------------

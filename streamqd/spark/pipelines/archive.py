@@ -99,7 +99,7 @@ class Archiver:
         self.link = self._connect()
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True, options=settings.archive.pairs)
-        self.problems: dict[str, Refused | SparkError] = {}  # of a run: why a topic is not parsed
+        self.problems: dict[str, Refused | SparkError] = {}  # of this run, by topic
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 FORMAT = "streamq_table"
 _FILES = "files"  # option: the files of a read, as JSON
-_TASK_BYTES = 64 << 20  # of files that one task reads
-_ROWS = 8192  # of a batch
+_TASK_BYTES = 64 << 20  # file bytes that one task reads
+_ROWS = 8192  # rows of a batch
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SIGNS = {
     EqualTo: "=",

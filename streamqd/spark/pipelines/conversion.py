@@ -30,7 +30,7 @@ _MOMENT = _DAY + r"[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6}
 _ZONE = "(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
 _DATE, _LOCAL, _ZONED = f"^{_DAY}$", f"^{_MOMENT}$", f"^{_MOMENT}{_ZONE}$"
 _NANOSECONDS = r"(:[0-9]{2}\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]{5})?$"  # Spark drops these digits
-_LOW_BITS, _MIDPOINT = (1 << 29) - 1, 1 << 28  # of a double that lies between two floats
+_LOW_BITS, _MIDPOINT = (1 << 29) - 1, 1 << 28  # bits of a double between two floats
 _FLOAT_MIN, _FLOAT_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 

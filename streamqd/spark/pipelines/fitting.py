@@ -1,4 +1,4 @@
-"""Payloads into columns: Spark's conversion, and the tasks that write the rows or the reasons."""
+"""Convert payloads to columns, and write rows that fit, or rejected rows with their reasons."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _OPTIONS = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # of the raw table
-LATE_BYTES = 32 << 20  # of rows in the order of other dates, in one task
+KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # columns of the raw table
+LATE_BYTES = 32 << 20  # bytes of rows of other dates, in one task
 
 
 class PairFolders(NamedTuple):

@@ -49,7 +49,7 @@ class WrittenFile(NamedTuple):
     size: int
     first: Id
     last: Id
-    bounds: str = ""  # of its columns, as JSON in the form of Delta's statistics
+    bounds: str = ""  # bounds of its columns, as JSON in the form of Delta's statistics
 
 
 class OpenFile:
@@ -60,7 +60,7 @@ class OpenFile:
         self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
         self.rows = 0
         self._sink = folder.open_output(self.path)
-        self.metadata: list[parquet.FileMetaData] = []  # of the closed file
+        self.metadata: list[parquet.FileMetaData] = []  # metadata of the closed file
         self._writer = parquet.ParquetWriter(
             self._sink.target,
             schema,
@@ -189,7 +189,7 @@ class DateWriter:
         self._folder = folder
         self._column = column
         self._schema = schema
-        self.date = ""  # of the open file
+        self.date = ""  # date of the open file
         self._file: OpenFile | None = None
         self._done: list[WrittenFile] = []
 

@@ -82,7 +82,7 @@ class Prompt:
         answered: Future[SqlAnswer],
     ) -> None:
         try:
-            self._spark.sparkContext.addJobTag(tag)  # of the jobs that this thread starts
+            self._spark.sparkContext.addJobTag(tag)  # tag of the jobs that this thread starts
             answered.set_result(self._answer(statement, most, fits))
         except Exception as error:  # noqa: BLE001 - it is raised to the one that waits
             answered.set_exception(error)

@@ -29,7 +29,7 @@ _AWAY = (RedisUnavailable.__name__, SilentConnection.__name__)
 
 _CALLING = re.compile(
     r"An error occurred while calling "
-)  # of py4j. The next line has the exception.
+)  # py4j's message. The next line has the exception.
 
 
 class PipelineError(SparkError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 DAY_US = 86_400_000_000
-FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # of 0001 and of 9999, of 1970 on
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # days from 1970 to 0001 and to 9999
 _NUMBER_MAX = 1000
 _LONG_NUMBER = re.compile(rb"[:,\[\s]-?\d[\d.eE+-]{1000}")
 _OTHER = "it does not fit the schema"

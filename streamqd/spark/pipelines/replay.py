@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Row as SparkRow
 
 HEADER = "x-replay-of"
-WINDOW = "30d"  # how long a named replay is remembered, message by message
+WINDOW = "30d"  # lifetime of the dedup IDs of a named replay
 _EVEN = 0.02  # seconds between two writes of a replay with a rate, or one message
 _SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
 

@@ -35,7 +35,7 @@ from streamqd.store.store import Store
 from streamqd.version import __version__
 
 FIGURES, PAGE = "report.json", "report.html"
-BYTES_MAX = 64 << 20  # of the figures of the last report
+BYTES_MAX = 64 << 20  # size limit for the figures of the last report
 _LETTERS = rows.ddl(rows.columns(dead=True, headers=True, fields=False))
 
 

@@ -24,7 +24,7 @@ from streamqd.spark.pipelines.storage import Archive
 ROWS_MAX = 10_000  # rows of one answer. More are left out.
 VALUES_MAX = 5  # the most frequent values of a field
 TEXT_MAX = 300  # characters of a text that a report keeps
-_BARS = 60  # of the timeline, at most
+_BARS = 60  # most bars of the timeline
 _SECONDS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_200)
 
 _PARTITIONS = """

@@ -26,7 +26,7 @@ from streamqd.spark.pipelines.run import Job
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
-NAME = "sql"  # of the query, and of its checkpoint's folder
+NAME = "sql"  # name of the query, and of its checkpoint directory
 SHOWN_MAX = 20_000  # shown entries of one batch, all held in memory
 INTERVAL = "1 second"  # between two batches, with `follow`
 
@@ -42,7 +42,7 @@ class Standing:
     start: str = "earliest"  # earliest | latest, without a checkpoint
     follow: bool = False  # continue with new entries
     target: str = ""  # topic
-    partitions: int = 0  # of the target, to create it
+    partitions: int = 0  # partitions of a target that must be created
     into: str = ""  # table of `archive`
     archive: Archive | None = None
 
@@ -132,7 +132,7 @@ def _run(
         raise (failures[0] if failures else failure(error)) from error
     finally:
         query.stop()
-    taken = [each["numInputRows"] for each in query.recentProgress]  # of the last hundred batches
+    taken = [each["numInputRows"] for each in query.recentProgress]  # of 100 batches
     return StreamResult(len(taken), sum(taken))
 
 

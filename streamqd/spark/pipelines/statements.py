@@ -41,7 +41,7 @@ class SqlScanner:
 
     def __init__(self) -> None:
         self.inside = ""  # a key of _STOPS
-        self._depth = 0  # of comments in comments
+        self._depth = 0  # nesting depth of comments
 
     def pieces(self, text: str) -> Iterator[tuple[str, str]]:
         """Return the pieces of a text, each with its kind: a key of _STOPS, or `;`."""

@@ -42,7 +42,7 @@ NOTE = "streamqd"  # key of the note in a commit's metadata
 MARK = "streamqd.compaction"  # key that marks a commit of ours, unlike those of other programs
 COMMIT = "streamqd.commit"  # key of a random text, by which a writer recognizes its own commit
 _SIGN = "_archive.json"  # marks the folder as an archive and names it
-_APP = "streamqd"  # of the application transaction, whose version is the number of the batch
+_APP = "streamqd"  # ID of the application transaction. Its version is the number of the batch
 _CHECKPOINT = 50  # commits between two checkpoints of the log
 _CONFIGURATION = {
     "delta.checkpointInterval": str(_CHECKPOINT),

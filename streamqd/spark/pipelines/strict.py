@@ -30,7 +30,7 @@ _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
 
 # Limits of Spark's reader of JSON, which rejects the payload for a longer one, of any column.
 _NAME_MAX = 50_000
-_DEPTH_MAX = 900  # of 1,000
+_DEPTH_MAX = 900  # Python's recursion limit is 1,000
 _LONG_NUMBER = b"0" * 1000
 _AS_ZEROS = bytes.maketrans(b"123456789.eE+-", b"0" * 14)
 
@@ -62,7 +62,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, pars
 
 _Check = Callable[[Any], bool]
 _Fields = Sequence[tuple[str, _Check]]
-_Checks = Sequence[tuple[str, str, _Check]]  # of columns: name, error, check for bad values
+_Checks = Sequence[tuple[str, str, _Check]]  # for each column: name, error, check for bad values
 
 
 def faults(value: Column, kind: StructType) -> Column:
@@ -227,7 +227,7 @@ def proven(payload: bytes) -> dict[str, Any] | None:
     """
     try:
         found = _fast()(payload)
-    except (ValueError, RecursionError):  # of which msgspec's own errors are
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
     if type(found) is not dict or b"\\ud" in payload or b"\\uD" in payload:
         return None
