@@ -249,7 +249,8 @@ def cli() -> str:
         "Command line",
         "streamqd/cli",
         """
-Global options come before the command. Every command accepts `--json` and `--help`. See
+Global options come before the command. Every command that prints a result accepts `--json`, and
+every command accepts `--help`. See
 [Exit codes](exit-codes.md) for their meaning. A short option has the same meaning in every command:
 `-n` is `--limit`, `-p` `--partition`, `-g` `--group`, `-k` `--key`.
 
@@ -262,7 +263,7 @@ from the Redis of the configuration. If it does not answer within a second, no n
 ```sh
 eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"     # in ~/.bashrc
 eval "$(_STREAMQD_COMPLETE=zsh_source streamqd)"      # in ~/.zshrc
-_STREAMQD_COMPLETE=fish_source streamqd | source      # in ~/.config/fish/config.fish
+_STREAMQD_COMPLETE=fish_source streamqd | source      # in ~/.config/fish/completions/streamqd.fish
 ```
 """,
         *_command_parts(command, ["streamqd"]),
@@ -288,7 +289,7 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
 
 
 def _option_names(option: click.Option) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     if option.is_flag:
         return names
     if isinstance(option.type, click.Choice):
@@ -301,7 +302,10 @@ def _option_meaning(option: click.Option) -> str:
     text = option.help or ""
     if option.required:
         text += " Required."
-    if option.show_default and option.default is not None:
+    if option.show_default and option.secondary_opts:
+        chosen = option.opts if option.default else option.secondary_opts
+        text += f" Default: `{chosen[0]}`."
+    elif option.show_default and option.default is not None:
         text += f" Default: {option.default}."
     return text
 

@@ -109,8 +109,8 @@ class ChunkUnknown(UnknownOutcome):
     """The connection was lost in the middle of `send_many`.
 
     `ids` contains the confirmed uids, in the order of the items and starting with the first. None
-    stands for a message that Redis rejected. The next `unknown` messages may or may not have been
-    written. The items after those were not sent.
+    stands for a message that Redis rejected. Of the items after `ids`, the first `unknown` may
+    or may not have been written, and the others were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None], unknown: int) -> None:
@@ -138,8 +138,8 @@ class ContractError(StreamqdError):
 class BadValue(StreamqdError):
     """A value in Redis is not valid for its key and field: another client wrote it.
 
-    `key` and `field` are the place ('' as the field of a key without fields). `found` is the value
-    in printable form, and `wanted` describes a valid value.
+    `key` and `field` name the location. `field` is '' if the key has no fields. `found` is the
+    value in printable form, and `wanted` describes a valid value.
     """
 
     def __init__(self, key: str, field: str, found: str, wanted: str) -> None:

@@ -50,8 +50,8 @@ def store_url(named: str | Path) -> str | None:
         or any(not _OBJECT.fullmatch(each) or set(each) == {"."} for each in parts)
     ):
         raise Malformed(
-            f"{text.partition('?')[0]} is not the address of a directory; write {_STORE_FORMS},"
-            " with only A-Z a-z 0-9 . _ - = + in its parts and nothing after them"
+            f"{text.partition('?')[0]} is not a valid directory URL; use {_STORE_FORMS}. Its parts"
+            " can contain only A-Z a-z 0-9 . _ - = +, and no query is allowed"
         )
     return f"{scheme}://" + "/".join((bucket, *parts))
 

@@ -83,7 +83,7 @@ class SubprocessTask:
             return TaskResult(None, f"it took longer than {self._timeout:g} s")
         # A killed child may have written only a part of its result.
         if exit_.code != 0 or not self._chunks:
-            return TaskResult(None, f"its process ended with {exit_}")
+            return TaskResult(None, f"its process terminated with {exit_}")
         try:
             return TaskResult(json.loads(b"".join(self._chunks)), "")
         except ValueError as error:

@@ -24,7 +24,7 @@ from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
 _person: ContextVar[str] = ContextVar("person", default="")  # '' for the user of this process
-_VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand letters
+_VALUE_CHARS = 2_000  # longest value of a field: a filter may name a thousand dead letters
 
 
 @dataclass(frozen=True, slots=True)

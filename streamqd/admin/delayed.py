@@ -65,7 +65,7 @@ class DelayedChanged:
     """Delayed sends after an action: `changed` were changed, the others no longer waited.
 
     `sent` are messages by now. `unknown` are neither waiting nor among the newest 10,000 entries of
-    their partitions: cancelled, sent long ago, or never there.
+    their partitions: canceled, sent long ago, or never there.
     """
 
     changed: int
@@ -121,7 +121,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
-    """Cancel delayed sends. Each is cancelled or was sent, never both.
+    """Cancel delayed sends. Each is canceled or was sent, never both.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
     """

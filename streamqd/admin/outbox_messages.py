@@ -18,9 +18,9 @@ from streamqd.errors import Malformed, RedisRefused, RedisUnavailable
 from streamqd.store import tracing
 from streamqd.store.store import Store
 
-CALLS_MAX = 40  # of one stream: 20,000 entries from the time of the send on
+CALLS_MAX = 40  # reads of one stream: 20,000 entries after the time of the send
 NEWEST = 10_000  # newest entries of the topic, searched if those do not reach the end
-SKEW_MS = 5_000  # by which the sender's clock may be ahead of the server's
+SKEW_MS = 5_000  # tolerated lead of the sender's clock over the server's
 _UID = re.compile(r"([^/]+)/outbox/(.*)", re.DOTALL)
 _DIGITS = re.compile(r"[0-9a-f]{12}7[0-9a-f]{19}")
 
@@ -67,7 +67,7 @@ def read_uid(text: str) -> OutboxUid | None:
 
 
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
-    """Search all partitions: delayed sends, entries from the send on, and the newest entries."""
+    """Search all partitions: delayed sends, entries after the send, and the newest entries."""
     bad, keys, numbers = BadValues(), store.keys, range(partitions)
     # Delayed sends come first: if one becomes due during the search, its stream has it.
     waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]

@@ -62,7 +62,7 @@ def feeding(
 
 
 def advice(view: OutboxView) -> str:
-    """Return what to do about the obstacle of a relay, as a clause."""
+    """Return the remedy for a blocked relay, as a clause."""
     return _ADVICE.get(view.cause, _OTHERWISE).format(outbox=view.name, topic=view.topic)
 
 
@@ -76,7 +76,7 @@ def start(view: OutboxView, configured: Collection[str]) -> str:
 
 
 def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
-    """Return how long the obstacle of a relay has lasted, 0 without one."""
+    """Return how long a relay has been blocked in seconds, 0 if it is not."""
     if not view.error:
         return 0.0
     return view.failing_seconds + max(0, now_unix_ms - view.at_unix_ms) / 1000

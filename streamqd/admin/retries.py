@@ -19,7 +19,7 @@ from streamqd.store.items import portions
 from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
 
-TEXT_BYTES_MAX = 1000  # of an error that is shown
+TEXT_BYTES_MAX = 1000  # longest shown error
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
 
@@ -45,7 +45,7 @@ class RetryRow:
 
 @dataclass(frozen=True, slots=True)
 class Hastened:
-    """The result of `retry now`: `due` run now, `missing` had run or were cancelled by then."""
+    """The result of `retry now`: `due` run now, `missing` had run or were canceled by then."""
 
     topic: str
     group: str

@@ -42,7 +42,7 @@ from streamqd.store.store import Store
 ACTIVE, FINISHED, MISSING = "active", "finished", "missing"
 LATE_MS = 60_000  # lateness that no running housekeeper causes
 COUNTED_MAX = 1_000  # schedules that `status` reads
-TRIES = 5  # of `run`, when another message of the schedule was written in the same millisecond
+TRIES = 5  # attempts of `run`, if the schedule sent another message in the same millisecond
 _WHEN = ("cron", "every", "at")
 
 
@@ -535,7 +535,8 @@ def check_name(name: str) -> None:
     """Raise Malformed when it is not the name of a schedule."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise Malformed(
-            f"{name!r} is not a valid schedule name; use 1 to 64 of a-z 0-9 . _ - and no dot first"
+            f"{name!r} is not a valid schedule name; use 1 to 64 characters from a-z 0-9 . _ - and"
+            " no leading dot"
         )
 
 

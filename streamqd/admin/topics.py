@@ -126,7 +126,10 @@ def partition_count(store: Store, topic: str) -> int:
 def check_partition(topic: str, partition: int, count: int) -> None:
     """Raise Refused when a topic has no such partition."""
     if partition not in range(count):
-        raise Refused(f"{topic} has no partition {partition}, only 0 to {count - 1}")
+        raise Refused(
+            f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
+            f" {count - 1}"
+        )
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:

@@ -24,8 +24,8 @@ from streamqd.model import Unit
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
 
-CALLS_MAX = 40  # of one stream: 20,000 entries
-PAGES_MAX = 160  # of the delayed retries of a group: 10,000 retries
+CALLS_MAX = 40  # reads of one stream: 20,000 entries
+PAGES_MAX = 160  # pages of a group's delayed retries: 10,000 retries
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
@@ -204,7 +204,7 @@ def _of_send(fleet: Fleet, name: Name) -> Trace:
         missed = delayed.look_for(store, name.topic, [f"{name.partition}:{name.id}"])
         if not missed.sent:
             raise Refused(
-                f"delayed send {'/'.join(map(str, name))} not found: it was cancelled, never"
+                f"delayed send {'/'.join(map(str, name))} not found: it was canceled, never"
                 f" sent, or written before the last {delayed.LOOK_BACK:,} entries of its partition"
             )
         found = read_uid(missed.sent[0].uid)

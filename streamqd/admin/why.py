@@ -32,7 +32,7 @@ from streamqd.words import lasting, plural, spans
 FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
 MOVING = 0.05  # messages per second that count as moving
 QUERY_SILENT_SECONDS = 60.0  # a live Spark query shows its position every 10 s or trigger
-OUTBOX_SECONDS = 10.0  # of an obstacle of a relay, or of its oldest row
+OUTBOX_SECONDS = 10.0  # for which a relay is blocked, or its oldest row waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class WaitFacts:
     @property
     def crashes(self) -> list[RecentFailure]:
         """The recent failures that crashed a process."""
-        return self.recent("process ended")
+        return self.recent("process terminated")
 
     @property
     def housekeeping(self) -> list[RecentFailure]:
@@ -149,7 +149,7 @@ class WaitFacts:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reasons why one assignment does not move, likeliest first. `moves`: nothing holds it.
+    """The reasons why one assignment makes no progress, likeliest first. `moves`: none stops it.
 
     `unreadable` are values in Redis of this assignment and of the fleet that cannot be read, and
     count as missing.
@@ -245,15 +245,15 @@ def _of_outbox(
     failing = outboxes.failing_seconds(view, now_unix_ms)
     if failing >= OUTBOX_SECONDS and view.topic in ("", topic):
         text = (
-            f"the relay of {name}, has met an obstacle for {lasting(failing)}, and has {waiting}:"
+            f"the relay of {name}, has been blocked for {lasting(failing)}, and has {waiting}:"
             f" {view.error}"
         )
-        return WaitCause("outbox-obstacle", text, outboxes.advice(view))
+        return WaitCause("outbox-blocked", text, outboxes.advice(view))
     if not view.error and view.rows and view.oldest_age(now_unix_ms) >= OUTBOX_SECONDS:
         return WaitCause(
             "outbox-late",
             f"the relay of {name}, is late: it has {waiting}",
-            f"`streamqd outbox status {view.name}` shows if the number of rows falls",
+            f"`streamqd outbox status {view.name}` shows whether the number of rows falls",
             moves=True,
         )
     return None
@@ -298,7 +298,7 @@ def problems(seen: FleetSnapshot) -> Iterator[UnitCause]:
 
 
 def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
-    """Return each cause of each group once, as a clause, from the unit with the longest wait."""
+    """Return one clause per group and cause, for the unit that has waited longest."""
     alike: dict[tuple[str, str, str], list[UnitCause]] = {}
     for each in found:
         alike.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
@@ -436,7 +436,10 @@ _DIRECTIVES = (
         "send SIGCONT to the supervisor of {owner}",
     ),
     CauseRule(
-        "paused", _in("paused"), "the worker of {unit} on {owner} is paused", "`streamqd resume`"
+        "paused",
+        _in("paused"),
+        "the worker of {unit} on {owner} is paused",
+        "`streamqd resume {unit}`",
     ),
 )
 
@@ -445,8 +448,8 @@ _EXPIRED = (
         "owner-silent",
         lambda f: f.row.lease == "expired",
         "{owner}, the owner of {unit}, does not renew its lease{and_silence}",
-        "another member takes over automatically if one offers it. Otherwise, check that the host"
-        " of {owner} is up and reaches Redis",
+        "another instance with a consumer of {pair} takes over automatically. If there is none,"
+        " check that the host of {owner} is up and reaches Redis",
     ),
 )
 
@@ -455,13 +458,13 @@ _UNOWNED = (
     CauseRule(
         "no-member",
         lambda f: not f.alive,
-        "no instance owns {unit}: no instance of the fleet is alive",
+        "no instance owns {unit}: no instance of the fleet is live",
         "start streamqd",
     ),
     CauseRule(
         "no-offer",
         lambda f: not f.offering,
-        "no instance owns {unit}: none of {alive} offers {pair}",
+        "no instance owns {unit}: none of {alive} has a consumer of {pair}",
         "start an instance whose configuration has a consumer of {pair}",
     ),
     CauseRule(
@@ -485,20 +488,21 @@ _UNOWNED = (
     CauseRule(
         "drained",
         lambda f: not f.present,
-        "no instance owns {unit}: all instances that offer {pair} are drained or leaving ({fit})",
+        "no instance owns {unit}: all instances with a consumer of {pair} are drained or"
+        " leaving ({fit})",
         "start another instance, or run `streamqd drain INSTANCE --undo`",
     ),
     CauseRule(
         "caps-full",
         lambda f: all(each.cap and each.owned >= each.cap for each in f.present),
-        "no instance owns {unit}: every instance that offers {pair} has reached its"
+        "no instance owns {unit}: every instance with a consumer of {pair} has reached its"
         " max_partitions ({caps})",
         "raise daemon.max_partitions, or start another instance",
     ),
     CauseRule(
         "changing-hands",
         lambda f: f.row.lease == "free",
-        "no instance owns {unit} at the moment; {taker} may take it",
+        "no instance owns {unit} yet; {taker} can take it",
         _LATER,
     ),
 )
@@ -523,7 +527,7 @@ _OWNED = (
         "no-report",
         _in("", "unknown"),
         "{owner} owns {unit}, but has not published its state",
-        f"{_LATER}. If it stays so, read the log of that instance",
+        f"{_LATER}. If this persists, read the log of that instance",
     ),
     CauseRule(
         "internal-error",
@@ -564,8 +568,8 @@ _AT_WORK = (
     CauseRule(
         "circuit-open",
         _in("probing"),
-        "the circuit breaker of {unit} is half-open on {owner}: one message at a time is tried"
-        "{next}{last_outage}",
+        "the circuit breaker of {unit} is half-open on {owner}: one message runs as a"
+        " probe{next}{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
@@ -631,13 +635,13 @@ _AT_WORK = (
     CauseRule(
         "quarantine",
         lambda f: f.row.quarantine and f.acked <= MOVING and not _in("recovering")(f),
-        "{unit} runs the messages of a lost owner in rounds",
-        "wait: streamqd runs these messages in rounds to find the one that crashes its process",
+        "{unit} runs the pending messages of its lost owner in rounds",
+        "wait: streamqd runs these messages in rounds to find one that takes down hosts",
     ),
     CauseRule(
         "housekeeping",
         lambda f: f.housekeeping,
-        "the housekeeper of {owner} fails at {unit} with an internal error: {housekeeping}",
+        "the housekeeper of {owner} fails on {unit} with an internal error: {housekeeping}",
         "report the traceback of housekeeper.failed in the log of {owner}",
     ),
     CauseRule(
@@ -695,7 +699,7 @@ _OTHERWISE = (
         lambda f: f.holder and _in("ready")(f),
         "{unit} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
         " acknowledged in the last seconds",
-        f"{_LATER}. If it stays so, send the supervisor SIGUSR1 and read the stack of the worker"
+        f"{_LATER}. If this persists, send the supervisor SIGUSR1 and read the stack of the worker"
         " in the log",
     ),
     CauseRule(

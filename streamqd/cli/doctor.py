@@ -149,14 +149,14 @@ def _finding(found: Finding) -> None:
     type=DURATION,
     default="10m",
     show_default=True,
-    help="Report a group with messages that had no owner and no reader for this long.",
+    help="Report a group that has messages, and has had no owner and no reader for this long.",
 )
 @answering
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Show why messages of TOPIC are still in memory.
 
     KEPT BY is the group (or @archive) that still needs messages beyond the retention, or the
-    retention itself. NEEDED counts the messages from the oldest needed message on, and SINCE is its
+    retention itself. NEEDED counts the oldest needed message and all later ones, and SINCE is its
     age. The exit code is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)

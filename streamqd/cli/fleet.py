@@ -161,7 +161,9 @@ def move(
 @reason_option
 @directing
 def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResult:
-    """Rebalance the fleet now, without rebalance delay and hold time, and discard manual moves.
+    """Rebalance the fleet now and discard manual moves.
+
+    The command ignores rebalance_delay and rebalance_hold.
 
     --dry-run shows which partitions would move. At most rebalance_moves partitions move at a time.
     """
@@ -172,8 +174,8 @@ def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResul
 
 def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
     if done.forgotten:
-        verb = "would be forgotten" if done.dry_run else "forgotten"
-        click.echo(f"{count(len(done.forgotten), 'ordered move')} {verb}")
+        verb = "would be discarded" if done.dry_run else "discarded"
+        click.echo(f"{count(len(done.forgotten), 'requested move')} {verb}")
     if done.moves:
         table(
             ("PARTITION", "FROM", "TO"),
@@ -197,8 +199,10 @@ def drain(
     """Move all partitions off an instance, and assign none to it until --undo.
 
     The instance finishes its current messages and then stays on standby, even after a restart.
-    Partitions that no other instance offers wait for it. --dry-run shows the new owner of each
-    partition, and the partitions without one. Stopping the instance has the same effect.
+    Partitions that no other instance has a consumer for wait until the drain is undone. --dry-run
+    shows the new owner of each partition, and the partitions without one.
+
+    To stop a daemon, you do not need a drain: SIGTERM also hands over its partitions.
     """
     fleet = session.fleet
     if undo:

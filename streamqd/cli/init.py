@@ -63,10 +63,10 @@ from streamqd import Message, handler, schedule
 @schedule(cron="0 3 * * *", timezone="Europe/Berlin", payload={"kind": "full"})
 @handler(topic="reports", group="build")
 def nightly(msg: Message) -> None:
-    """Build the report of one tick, of the schedule `nightly` or of `minutely` in streamq.toml.
+    """Build one report for each tick (due time) of `nightly`, or of `minutely` in streamq.toml.
 
-    Together, the two headers never repeat, so they identify the report. A message that is delivered
-    again after a crash has the same headers.
+    The two headers together are unique for each tick, so use them as an idempotency key. A message
+    that is delivered again after a crash has the same headers.
     """
     name, tick = msg.headers["x-schedule"], msg.headers["x-scheduled-for"]
     print(f"report of {name} for {tick}: {msg.json()!r}")
@@ -135,7 +135,7 @@ outbox = Outbox()
 
 
 def place_order(connection: sqlite3.Connection, price: float) -> int:
-    """Insert an order and its message in one transaction, and return the number of the order."""
+    """Insert an order and its message in one transaction, and return the order number."""
     with connection:  # commits, or rolls back after an exception
         number = connection.execute("INSERT INTO orders (price) VALUES (?)", (price,)).lastrowid
         outbox.send(connection, "orders", {"number": number, "price": price}, key=str(number))
@@ -206,16 +206,15 @@ class Initialised:
     is_flag=False,
     flag_value="schedules",
     type=click.Choice(["schedules", "outbox"]),
-    help="Write an example. schedules (the default without a word): also two schedules and their"
-    " handler. outbox: a shop whose orders and messages commit in one transaction of SQLite.",
+    help="Add an example. schedules, the default if the option has no value: two schedules and"
+    " their handler. outbox: a shop that commits orders and messages in one SQLite transaction.",
 )
 @json_option
 @pass_session
 def init(session: Session, directory: Path, example: str | None, as_json: bool) -> None:
-    """Write the first files of a project into DIR.
+    """Create a project in DIR.
 
-    The files are a configuration, a handler and a systemd unit. Existing files are never
-    overwritten.
+    Writes a configuration, a handler and a systemd unit. Existing files are never overwritten.
     """
     files = _files(example) | {"streamqd.service": _unit(directory.absolute())}
     there = [name for name in files if (directory / name).exists()]

@@ -376,7 +376,7 @@ def cancel_sends(
     """
     choice = _required(session, ids, every, "delayed sends", filters)
     if dry_run:
-        return _preview_sends(session, topic, ids, choice, "would be cancelled")
+        return _preview_sends(session, topic, ids, choice, "would be canceled")
     names: Iterable[str] = ids
     if every:
         number = sum(1 for _ in sends.chosen(session.store, topic, choice))
@@ -393,7 +393,7 @@ def cancel_sends(
         counts = {"cancelled": done.changed, "sent": len(done.sent)}
         session.record(topic, "delayed cancel", asked, counts)
     found_any = done.changed or ids
-    text = f"{count(done.changed, 'delayed send')} cancelled" if found_any else NO_MATCH
+    text = f"{count(done.changed, 'delayed send')} canceled" if found_any else NO_MATCH
     return _changed_sends(topic, "cancelled", done, text, ids)
 
 

@@ -119,7 +119,7 @@ def outbox() -> None:
 @click.option("--sql", is_flag=True, help="Print the statements. Connect to no database.")
 @click.option(
     "--no-notify", is_flag=True,
-    help="Without the trigger of PostgreSQL that notifies the relay of each commit.",
+    help="Do not create the PostgreSQL trigger that notifies the relay of each commit.",
 )  # fmt: skip
 @answering
 def create(
@@ -133,7 +133,7 @@ def create(
 ) -> CommandResult:
     """Create the table, and the table of rows that cannot be sent.
 
-    Tables that exist are not changed, but checked. The exit code is 1 if they cannot be used.
+    Existing tables are checked, not changed. The exit code is 1 if the relay cannot use them.
 
     \b
     Example:
@@ -180,7 +180,7 @@ def check(
     found = outbox_of(session, name, database, table)
     with opened(session, found) as link:
         seen = schema.check(link)
-    return _checked(seen, f"the tables {seen.table} and {seen.table}_dead can be used")
+    return _checked(seen, f"the relay can use the tables {seen.table} and {seen.table}_dead")
 
 
 def _checked(seen: OutboxCheck, text: str) -> CommandResult:

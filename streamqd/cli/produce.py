@@ -172,7 +172,7 @@ def produce(
         raise
     if lines.name == STDIN and sys.stdin.isatty():
         one = "one message" if form == "file" else "one message a line"
-        session.note(f"{one}; Ctrl-D ends")
+        session.note(f"{one}; finish with Ctrl-D")
     max_bytes = session.settings.daemon.max_message_bytes
     skip = payload is None and form != "file"
     items = _items(lines, form, key, shared, max_bytes, done, skip=skip)

@@ -20,7 +20,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable, Refused, StreamqdErr
 from streamqd.http import HttpRequest, HttpResponse, HttpServer
 from streamqd.http.access import JSON_TYPE, Access
 
-SHARED_SECONDS = 1.0  # for which one look answers all requests
+SHARED_SECONDS = 1.0  # age up to which one look answers all requests
 LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis, which an autoscaler waits for
 LISTEN_SECONDS = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -54,8 +54,8 @@ def scale(
     """Show the backlog of each group and the number of workers that it can use.
 
     WANTED is the number of partitions with a backlog, but at most one for each --target messages,
-    and 0 for a paused or stopped group. The figures are read from Redis, so they exist even if
-    no instance runs. With --bind, an autoscaler can start instances when there is work,
+    and 0 for a paused or stopped group. The figures are read from Redis, so the command works
+    even if no instance runs. With --bind, an autoscaler can start instances when there is work,
     and stop all of them when there is none. The settings of [http] apply to that address: the
     token, the names of hosts, and allow_public.
 

@@ -148,7 +148,7 @@ def show(session: Session, *, name: str) -> CommandResult:
 @click.argument("name", metavar="SCHEDULE")
 @click.option(
     "--from", "begin", type=MOMENT, metavar="TIME",
-    help="First instant, such as 2026-10-25T00:00 (UTC). Default: now.",
+    help="Start time, such as 2026-10-25T00:00 (UTC). Default: now.",
 )  # fmt: skip
 @click.option(
     "--count", "number", type=click.IntRange(1, NEXT_MAX), default=10, show_default=True,

@@ -29,7 +29,7 @@ def converse(prompt: Prompt, form: str) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - adds line editing and history
     signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's handler calls Java
-    click.echo("SQL over topic_NAME and dlq_NAME; a statement ends with ;  Ctrl-D ends.", err=True)
+    click.echo("Tables: topic_NAME, dlq_NAME. End a statement with ;  Exit with Ctrl-D.", err=True)
     typed = SqlSplitter()
     while True:
         try:
@@ -40,7 +40,7 @@ def converse(prompt: Prompt, form: str) -> None:
             return
         except KeyboardInterrupt:
             typed = SqlSplitter()
-            click.echo("cancelled", err=True)
+            click.echo("canceled", err=True)
         except UnicodeDecodeError:
             typed = SqlSplitter()
             click.echo("Error: the statement is not UTF-8; enter it again", err=True)

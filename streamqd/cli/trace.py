@@ -32,8 +32,8 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
     shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written.
-    A message of an outbox is found by TOPIC/outbox/UID, as returned by `Outbox.send`: 20,000
-    entries of each partition from the time of the send on are searched, and 10,000 newest ones.
+    A message of an outbox is found by TOPIC/outbox/UID, as returned by `Outbox.send`. The command
+    searches 20,000 entries of each partition after the time of the send, and the newest 10,000.
     In each group, the message is unread, pending, running, waiting for its next attempt, a dead
     letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
     never written". Up to 20,000 later entries of each stream are searched for copies.

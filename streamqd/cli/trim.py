@@ -49,7 +49,10 @@ def trim(
     limits = (max_age, max_length, max_bytes)
     holds, partitions = admin.settings(session.store, topic, stated)
     if partition is not None and partition >= partitions:
-        raise Refused(f"{topic} has no partition {partition}, only 0 to {partitions - 1}")
+        raise Refused(
+            f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
+            f" {partitions - 1}"
+        )
     if any(each is not None for each in limits):
         alone = config.Retention(*limits, without_groups=holds.retention.without_groups)
         holds = dataclasses.replace(holds, retention=alone)

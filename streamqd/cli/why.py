@@ -17,7 +17,7 @@ EXIT_HELD = 1
 @click.argument("place", metavar="TOPIC[/PARTITION[/GROUP]]")
 @answering
 def why(session: Session, *, place: str) -> CommandResult:
-    """Explain why TOPIC, or one of its partitions, makes no progress, and how to fix it.
+    """Explain why a topic or partition makes no progress.
 
     For a topic, the command prints one sentence for each group and cause, with the affected
     partitions. For a partition, it prints one sentence for each group, or only for GROUP, and

@@ -40,14 +40,14 @@ class Schedule:
     topic: str = field(metadata=described("Topic that the messages are sent to.", shape=NAMED))
     cron: str | None = setting(
         None,
-        "Five fields as in a crontab (minute, hour, day of the month, month, day of the week), such"
-        ' as "0 3 * * *".',
+        "A cron expression of five fields (minute, hour, day of the month, month, day of the week),"
+        ' such as "0 3 * * *".',
     )
     every: Seconds | None = setting(
-        None, "A period, counted from 1970-01-01T00:00Z.", min=1, max=366 * 86_400
+        None, "An interval, counted from 1970-01-01T00:00Z.", min=1, max=366 * 86_400
     )
     at: str | None = setting(
-        None, "One instant with its offset from UTC, such as 2027-01-01T08:00:00+01:00."
+        None, "A time with its offset from UTC, such as 2027-01-01T08:00:00+01:00."
     )
     timezone: str | None = setting(None, 'Time zone of cron, such as "Europe/Berlin". Empty: UTC.')
     key: str | None = setting(None, "Key of the messages. Empty: the name.", shape=_KEY)
@@ -65,8 +65,8 @@ class Schedule:
     )
     misfire_grace: Seconds = setting(
         3_600.0,
-        "A tick counts as missed when it is later than this. It also counts as missed when its"
-        " next tick is due and it is more than 5 s late.",
+        "A tick is missed if it is late by more than this, or if it is more than 5 s late and the"
+        " next tick is already due.",
         min=1,
         max=366 * 86_400,
     )
@@ -160,7 +160,7 @@ def _cron_fault(cron: str | None) -> str:
             f"{wording.shown(cron)} has {fields} fields, but needs five (minute, hour, day of the"
             " month, month, day of the week)"
         )
-    hint = 'write it as in a crontab, such as "*/5 * * * *" or "30 2 * * MON-FRI"'
+    hint = 'write a cron expression, such as "*/5 * * * *" or "30 2 * * MON-FRI"'
     if len(cron) > CRON_CHARS_MAX:
         return f"is longer than {CRON_CHARS_MAX} characters ({hint})"
     try:

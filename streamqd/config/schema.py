@@ -136,8 +136,8 @@ class Daemon:
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "Time that a partition stays owned after the last renewal, and the time until the"
-        " partitions of a lost host are taken over. Leases are renewed every lease_ttl / 5.",
+        "Time that a partition stays owned after the last renewal. The partitions of a lost host"
+        " are taken over within 1.6 times this. Leases are renewed every lease_ttl / 5.",
         min=1,
         max=3_600,
     )
@@ -173,7 +173,7 @@ class Daemon:
     )
     max_partitions: int = setting(
         0,
-        "Maximum number of partitions (worker processes) that this instance owns. 0: no limit.",
+        "Maximum number of assignments (worker processes) that this instance owns. 0: no limit.",
         min=0,
         max=4_096,
     )
@@ -211,7 +211,11 @@ class Daemon:
         max=7 * 86_400,
     )
     max_message_bytes: Bytes = setting(
-        1 << 20, "Largest payload that a producer accepts.", min=1, max=512 << 20
+        1 << 20,
+        "Largest payload, and largest key and headers. Producers reject larger messages, and"
+        " workers dead-letter them.",
+        min=1,
+        max=512 << 20,
     )
 
 

@@ -136,8 +136,8 @@ def _misfits(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]
         clause = "takes one message; annotate its parameter with list[Message], or remove batch"
         yield "batch", f"{handler} {clause}"
     if batch and consumer.lanes > 1:
-        clause = "takes batches, which are handled one at a time; remove concurrency, or write it"
-        yield "concurrency", f"{handler} {clause} for one message"
+        clause = "is a batch handler, and batches run one at a time; remove concurrency, or change"
+        yield "concurrency", f"{handler} {clause} the handler to take one message"
     elif clause := too_many_threads(consumer.lanes, asynchronous=ASYNC in traits):
         yield "concurrency", f"{handler} {clause}"
     if batch and consumer.on_error != REQUEUE:

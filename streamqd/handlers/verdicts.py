@@ -15,7 +15,7 @@ _PACKAGE = "streamqd.handlers"
 
 
 class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler to run this message again, `after` seconds from now.
+    """Raise this in a handler to run the message again, `after` seconds from now.
 
     Without `after`, the wait is the policy's backoff. The run counts as a failed attempt.
 
@@ -35,13 +35,13 @@ class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an 
 
 
 class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler to dead-letter the message immediately: no retry can succeed."""
+    """Raise this in a handler to dead-letter the message, if no retry can succeed."""
 
     __module__ = _PACKAGE
 
 
 class Release(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler to run the message later, without counting an attempt.
+    """Raise this in a handler to run the message later, without counting an attempt.
 
     The worker finishes its running messages, waits for one second without reading, and starts
     again with the oldest unhandled message. This delays the whole partition, so use it for a

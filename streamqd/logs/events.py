@@ -17,7 +17,7 @@ EVENTS: dict[str, str] = {
     "circuit.opened": "A dependency is down (`breaker`). The partition handles no message, except"
     " one as a probe every `probe_every`.",
     "config.warning": "A setting or the server's configuration is valid but not recommended.",
-    "console.failed": "A page of the console failed by an internal error. Other pages work.",
+    "console.failed": "A page of the console failed with an internal error. Other pages work.",
     "daemon.ready": "The start is complete. The daemon handles messages or stands by.",
     "daemon.started": "The daemon starts.",
     "dead_letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"
@@ -114,11 +114,11 @@ EVENTS: dict[str, str] = {
     "outbox.started": "The relay of an outbox runs.",
     "outbox.stopped": "The relay of an outbox stopped.",
     "outbox.taken": "The relay holds the outbox and sends its rows.",
-    "outbox.unblocked": "No rows of the outbox wait for an obstacle.",
+    "outbox.unblocked": "The relay is no longer blocked, and sends the rows of the outbox.",
     "pause.removed": "A pause was removed.",
     "pause.requested": "An operator paused a topic, a group or a partition.",
     "process.failed": "A process or thread of the daemon raised an uncaught exception"
-    " (`traceback`). A thread of a handler stops, and everything else continues.",
+    " (`traceback`). If it is a thread of a handler, only this thread stops.",
     "quarantine.unlocked": "The state directory does not support locks. A suspect message of a lost"
     " host may run at the same time as others.",
     "rebalance.requested": "An operator requested a rebalance of the fleet.",

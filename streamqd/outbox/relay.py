@@ -42,9 +42,9 @@ FENCES_MAX = 512  # calls in one write
 PAGES_MAX = 16  # batches that are read to find rows that can be sent after rows that wait
 COUNTED_MAX = 10_000  # rows counted for the figures
 PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failure
-WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a sign of life
+WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a heartbeat
 CONFIRM_MS = 1000  # milliseconds in which replicas must confirm a batch
-FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another relay's obstacle
+FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another relay that is blocked
 _LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
 LEFT = 1  # exit code of a burst that left rows
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
@@ -461,7 +461,8 @@ class Relay:
             elif row.partition is not None and row.partition >= topic.count:
                 self._bury(
                     row,
-                    f"topic {row.topic} has no partition {row.partition} (it has {topic.count})",
+                    f"partition {row.partition} of topic {row.topic} not found; partitions are"
+                    f" numbered 0 to {topic.count - 1}",
                 )
                 found.more = True
             else:

@@ -182,7 +182,7 @@ class Router:
                 self._register(topic)
         except RedisUnavailable as error:
             raise RedisUnavailable(
-                f"the partition count of {topic} is not known, nothing was sent: {error}",
+                f"cannot read the partition count of topic {topic}, so nothing was sent: {error}",
                 sent=False,
             ) from error
         if count is None:
@@ -234,7 +234,10 @@ def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int
     if partition is None:
         return chooser.choose(envelope.key, envelope.dedup_id, count)
     if not 0 <= partition < count:
-        raise Refused(f"the topic {topic} has no partition {partition} (it has {count})")
+        raise Refused(
+            f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
+            f" {count - 1}"
+        )
     return partition
 
 

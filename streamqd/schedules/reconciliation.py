@@ -116,7 +116,10 @@ class Reconciler:
         if not count:
             problem = f"the topic {topic} no longer exists; create it, or restart the daemon"
         elif place[1] >= count:
-            problem = f"topic {topic} has no partition {place[1]} (it has {count})"
+            problem = (
+                f"partition {place[1]} of topic {topic} not found; partitions are numbered 0 to"
+                f" {count - 1}"
+            )
         else:
             if entry is None:
                 wanted = IndexLine(each.fleet, each.origin, place)

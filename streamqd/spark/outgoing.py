@@ -108,7 +108,7 @@ class Targets:
         if row.partition is not None:
             if not 0 <= row.partition < count:
                 raise Refused(
-                    f"the topic {row.topic} has no partition {row.partition} (it has {count});"
+                    f"partition {row.partition} of topic {row.topic} not found, as it has {count};"
                     " drop the column partition to route rows by their key"
                 )
             return row.topic, row.partition

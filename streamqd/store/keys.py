@@ -21,7 +21,7 @@ class Keys:
     # --- the fleet ---
 
     def registry(self) -> str:
-        """SET of topic names. Written by topic_create's caller, read by views."""
+        """SET of topic names. Written by the client that creates the topic."""
         return f"{self.control}:topics:registry"
 
     def members(self, fleet: str) -> str:
@@ -85,7 +85,7 @@ class Keys:
     # --- a topic ---
 
     def meta(self, topic: str) -> str:
-        """HASH partitionCount, created, settings, `group:<G>` = partition count at first sight."""
+        """HASH partitionCount, created, settings, `group:<G>` = partition count when first seen."""
         return f"{self.control}:topic:{{{topic}}}:meta"
 
     def partitions(self, topic: str) -> str:
@@ -103,11 +103,11 @@ class Keys:
     # --- a partition ---
 
     def stream(self, topic: str, partition: int) -> str:
-        """STREAM: the partition. Trimmed only, never XDELed."""
+        """STREAM: the partition. Trimmed, but never changed by XDEL."""
         return f"{self.streams}:{{{topic}:p:{partition}}}"
 
     def dlq(self, topic: str, partition: int) -> str:
-        """STREAM: dead letters of all groups. `X@dlq` groups read it. XDELed, never trimmed."""
+        """STREAM: dead letters of all groups. `X@dlq` groups read it. XDEL, but no XTRIM."""
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:

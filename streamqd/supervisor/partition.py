@@ -1,7 +1,7 @@
 """The state of one assignment in the supervisor: its lease, its process and the next step.
 
 A state machine without I/O. `intent` returns the next call to Redis and `answered` takes the reply.
-`startable` reports if a process should be forked, and `ended` takes the exit of the process.
+`startable` is true if a worker should be forked, and `ended` takes the exit of its process.
 Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless.
 
     FREE ── take ──► ACQUIRING ── OK ──► HELD ── process exits ─────► REFENCING ── OK ──► HELD
@@ -368,7 +368,7 @@ class PartitionState:
         how = f"{kill.reason}: {exit_}" if kill else str(exit_)
         self.last_exit = f"{how}: {exit_.problem}" if exit_.problem else how
         self.slot.add("crashes")
-        self.slot.failures.note(f"process ended with {how}", now_ns())
+        self.slot.failures.note(f"process terminated with {how}", now_ns())
 
     def _clear_slot(self, suspects: list[bytes]) -> None:
         """Clear the slot, but keep the fetched messages if a refence has to settle them."""

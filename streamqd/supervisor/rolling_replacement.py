@@ -265,7 +265,7 @@ class RollingReplacement:
             seconds=round(decision.until - now, 1),
         )
         self._cooling_down[partition.unit] = decision.until
-        self._failed[partition.unit] = f"it ended with {how}"
+        self._failed[partition.unit] = f"it terminated with {how}"
         self._current = None
 
     # --- plan ---

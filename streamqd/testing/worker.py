@@ -284,7 +284,7 @@ class Worker:
             {"what": str(ending), "signal": ending.signal_name or None, "exitCode": ending.code}
         ).encode()
         what, context = dead_letters.crash_fields(record)
-        why = (dead.reason, what, f"the process that handled it ended with {what}")
+        why = (dead.reason, what, f"its worker process terminated with {what}")
         fields = dead_letters.unhandled(
             message, self._delivery, self._reference, why, crashes=crashes
         )

@@ -120,8 +120,8 @@ def check_form(consumer: Consumer, hooks: Hooks) -> None:
         return
     if consumer.lanes > 1:
         raise HandlerLoadError(
-            f"{consumer.handler} takes batches, which are handled one at a time; remove"
-            " concurrency, or write it for one message"
+            f"{consumer.handler} is a batch handler, and batches run one at a time; remove"
+            " concurrency, or change the handler to take one message"
         )
     if consumer.on_error != REQUEUE:
         raise HandlerLoadError(

@@ -56,7 +56,7 @@ class Judged:
         self.place = ""  # as shop.py:41, '' when none is known
         self.traceback = ""
         self.fingerprint = ""
-        self.span = ""  # of the run, as a traceparent, '' without one
+        self.span = ""  # span of the run, as a traceparent, '' without one
 
 
 class Verdicts:
@@ -128,7 +128,7 @@ class Verdicts:
             self._give_up(entry, verdict.reason, what)
             self._settler.flush()
             return True
-        text = f"the process that handled it ended with {what}"
+        text = f"its worker process terminated with {what}"
         self._dead_letter(entry, (verdict.reason, what, text), fields)
         return True
 

@@ -312,7 +312,7 @@ def test_a_standby_that_does_not_start_stops_the_reload(
         daemon.signal(signal.SIGHUP)
         stopped = daemon.wait_event("reload.stopped")
         assert (stopped["partition"], stopped["workers"]) == (0, 2)
-        assert "does not start: it ended with exit code 3; see its last" in stopped["problem"]
+        assert "does not start: it terminated with exit code 3; see its last" in stopped["problem"]
         assert len(daemon.events("standby.failed")) == 3, "crash_loop"
         given_up = daemon.events("standby.given_up")
         assert [each["partition"] for each in given_up] == [0]

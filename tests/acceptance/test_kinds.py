@@ -260,7 +260,7 @@ def test_an_undecodable_payload_is_dead_lettered_immediately(new_daemon: NewDaem
         (
             "from streamqd import Message\ndef obey(m: list[Message]): pass",
             {"concurrency": 4},
-            "consumers[0].concurrency: work:obey takes batches, which are handled one at a time",
+            "consumers[0].concurrency: work:obey is a batch handler, and batches run one at a time",
         ),
         (
             "def obey(m: 'Missing'): pass",

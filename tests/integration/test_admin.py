@@ -585,8 +585,8 @@ def test_status_combines_one_problem_of_many_partitions(
 
     assert problems == [
         (
-            "no instance owns wide/0/hits: none of 1 live instance offers wide/hits; the same in"
-            " partitions 1-39"
+            "no instance owns wide/0/hits: none of 1 live instance has a consumer of wide/hits; the"
+            " same in partitions 1-39"
         )
     ]
     # The members are read once. The rest measures each unit, and each partition's scheduled sends.

@@ -162,8 +162,8 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
     ("target", "words"),
     [
         (Target(topic=TOPIC), "is the topic of the dead letters"),
-        (Target(partition=3), "access has no partition 3, only 0 to 2"),
-        (Target(topic="other", partition=2), "other has no partition 2"),
+        (Target(partition=3), "partition 3 of topic access not found"),
+        (Target(topic="other", partition=2), "partition 2 of topic other not found"),
     ],
 )
 def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, words: str) -> None:

@@ -145,7 +145,7 @@ def test_delayed_cancel_reports_each_outcome(
     assert promote(link, keys) == 1
     [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
 
-    assert verb("cancel", "access", drop).stdout == "1 delayed send cancelled\n"
+    assert verb("cancel", "access", drop).stdout == "1 delayed send canceled\n"
     again = verb("cancel", "access", drop, sent, "0:nobody", "--json", code=8)
     assert json.loads(again.stdout) == {
         "topic": "access",
@@ -200,18 +200,18 @@ def test_commands_accept_the_uid_of_a_delayed_send(
     assert document(run("trace", written, "--json"))["where"] == "present"
     assert document(verb("show", "access", first, "--json"))["payload"] == "first"
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"
-    assert verb("cancel", "access", second).stdout == "1 delayed send cancelled\n"
+    assert verb("cancel", "access", second).stdout == "1 delayed send canceled\n"
 
 
 def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:
     """U13: an irreversible command asks first, has a dry run, and is in the audit log."""
     send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert verb("cancel", "access", "--all", "--dry-run").stdout == (
-        "200 delayed sends would be cancelled\n"
+        "200 delayed sends would be canceled\n"
     )
     assert "pass --yes" in verb("cancel", "access", "--all", code=8).stderr
     done = verb("cancel", "access", "--all", "--key", "k0", "--yes").stdout
-    assert done == "100 delayed sends cancelled\n"
+    assert done == "100 delayed sends canceled\n"
     assert document(verb("list", "access", "--json"))["total"] == 100
     assert verb("cancel", "access", "--all", "-k", "k0", "--yes").stdout == "nothing matches\n"
     assert "delayed cancel" in run("dlq", "audit", "access").stdout
@@ -304,7 +304,7 @@ def test_delayed_list_isolates_an_unreadable_item(
     assert [(row["id"], row["payload_bytes"]) for row in rows] == [("0:bad", None), (name, 4)]
     with pytest.raises(BadValue, match=r"bad of streaming:mq:delayed:item.*not the packed fields"):
         delayed.show(store, "access", "0:bad")
-    assert verb("cancel", "access", "0:bad").stdout == "1 delayed send cancelled\n"
+    assert verb("cancel", "access", "0:bad").stdout == "1 delayed send canceled\n"
 
 
 @given(raw=st.binary(max_size=40))

@@ -88,7 +88,7 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
     assert "hits  attempts: ValueError at bank.py:pay" in lines[2]
     assert any(line.split() == ["hits", *"22202", "west-0,", "west-1"] for line in lines)
     assert (
-        "! the group hits: the worker that failed still runs on 2 of 2 partitions, so the same"
+        "! group hits: the worker that failed still runs on 2 of 2 partitions, so the same"
         " code would run again"
     ) in lines
     plan = document(plain)
@@ -178,7 +178,7 @@ def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, at: At) -> 
     for args, words in (
         (("--to-topic", "access"), "is the topic of the dead letters"),
         (("--to-topic", "acces"), "did you mean access"),
-        (("--partition", "7"), "access has no partition 7"),
+        (("--partition", "7"), "partition 7 of topic access not found"),
     ):
         assert words in dlq("replay", "access", "--all", *args, code=8).stderr
     assert at(0).dump() == before

@@ -131,7 +131,7 @@ def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> Non
     doctor_case.do("RPUSH", meta, "x")
     found = doctor_case.finding("topics.unreadable")
     assert found["about"] == TOPIC
-    assert "another type than a hash" in found["text"]
+    assert "is not a hash" in found["text"]
     assert f"redis-cli RENAME {meta}" in found["fix"]
     doctor_case.silent("topics.without-meta")
 

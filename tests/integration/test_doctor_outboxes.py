@@ -133,7 +133,7 @@ def test_a_relay_that_keeps_failing_is_a_problem(clinic: Clinic) -> None:
     found = clinic.finding("outboxes.failing")
     assert found["severity"] == "problem"
     assert found["text"].startswith(
-        f"the relay of the outbox shop ({OWNER}) has met an obstacle for 3 h 0 min, and 2 rows wait"
+        f"the relay of the outbox shop ({OWNER}) has been blocked for 3 h 0 min, and 2 rows wait"
     )
     assert found["text"].endswith(": the database did not answer")
     assert "`streamqd outbox check shop`" in found["fix"]
@@ -325,7 +325,7 @@ def test_why_names_the_obstacle_of_a_relay(
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
     assert (
-        "the relay of the outbox shop, which feeds access, has met an obstacle for 3 h 0 min, and"
+        "the relay of the outbox shop, which feeds access, has been blocked for 3 h 0 min, and"
         " has 1 row of all its topics, the oldest 90 s old: because"
     ) in one_line(found)
     assert advice in one_line(found)

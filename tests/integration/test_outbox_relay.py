@@ -164,7 +164,7 @@ def test_relay_buries_rows_that_cannot_be_sent(shop: Shop) -> None:
     errors = {row.error for row in shop.database.dead(10)}
     assert errors == {
         "topic nowhere does not exist; create it, and send the row again",
-        "topic orders has no partition 7 (it has 2)",
+        "partition 7 of topic orders not found; partitions are numbered 0 to 1",
     }
     assert shop.view().dead == 2
 

@@ -99,7 +99,7 @@ def test_trim_asks_and_refuses(harness: Harness, run: Run, file: Path) -> None:
     fill(harness, 300, acked=300)
     assert "--yes" in run("trim", "access", "--max-length", "0", code=8).stderr
     assert "did you mean access?" in run("trim", "acess", "--max-length", "0", code=8).stderr
-    assert "only 0 to 1" in run("trim", "access", "-p", "2", "--dry-run", code=8).stderr
+    assert "numbered 0 to 1" in run("trim", "access", "-p", "2", "--dry-run", code=8).stderr
     run("trim", "access", "--max-length", "-1", code=2)
     run("trim", "access", "--max-age", "long", code=2)
     with file.open("a") as opened:

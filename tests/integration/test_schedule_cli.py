@@ -137,7 +137,7 @@ def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> Non
         (("--topic", TOPIC, "--cron", "x"), 2, "five"),
         (("--topic", TOPIC, "--every", "1h", "--cron", "0 3 * * *"), 2, "exactly one"),
         (("--topic", TOPIC, "--every", "soon"), 2, "is not a duration"),
-        (("--topic", TOPIC, "--every", "1h", "--partition", "9"), 8, "has no partition 9"),
+        (("--topic", TOPIC, "--every", "1h", "--partition", "9"), 8, "partition 9 of topic"),
         (("--topic", TOPIC, "--cron", "0 3 * * *", "--timezone", "Berlin"), 2, "Europe/Berlin"),
     ],
 )

@@ -76,7 +76,7 @@ def test_catalog_lists_the_places_of_its_topics(shop: Shop, store: Store) -> Non
     assert found == [("web-1:dlq", 0)]
     assert shop.catalog(subscribe=None, subscribePattern="web").places() == []
     assert shop.catalog(subscribe=None, assign='{"access": [1]}').places() == [("access", 1)]
-    with pytest.raises(Refused, match=r"access has no partition 2 \(it has 2\)"):
+    with pytest.raises(Refused, match="partition 2 of topic access not found"):
         shop.catalog(subscribe=None, assign='{"access": [2]}').places()
     with pytest.raises(TopicMissing, match="exist; create it with `streamqd topic create orders`"):
         shop.catalog(subscribe="orders").places()

@@ -102,8 +102,8 @@ def test_pause_and_resume_accept_each_scope(
     [
         (["order"], 8, "did you mean orders?"),
         (["orders/mail"], 8, "its groups are: bill"),
-        (["orders/3/bill"], 8, "only 0 to 2"),
-        (["orders", "-p", "3"], 8, "only 0 to 2"),
+        (["orders/3/bill"], 8, "numbered 0 to 2"),
+        (["orders", "-p", "3"], 8, "numbered 0 to 2"),
         (["orders/x/bill"], 2, "'x' is not the number"),
         (["orders/"], 2, "is not TOPIC"),
         (["orders/bill", "-g", "mail"], 2, "different groups"),
@@ -202,7 +202,7 @@ def test_moves_that_cannot_be(
     }.items():
         assert text in run("move", str(unit), "--to", to, code=8).stderr
     assert ordered(link, keys).moves == {}
-    assert "only 0 to 2" in run("move", "orders/7/bill", "--to", "a", code=8).stderr
+    assert "numbered 0 to 2" in run("move", "orders/7/bill", "--to", "a", code=8).stderr
     run("move", "orders/bill", "--to", "a", code=2)
 
     run("move", "orders/1/bill", "--to", "full")  # it may keep its units

@@ -366,7 +366,7 @@ def test_schedule_that_sent_the_message(
         ("access/outbox/" + "A" * 32, 2, "is not an ID of an outbox; pass"),
         ("acces/outbox/0197c1a4e0d27c3f8a51b6d2f0e4c7a9", 8, "did you mean access?"),
         ("acces/0/1-0", 8, "did you mean access?"),
-        ("access/3/1-0", 8, "only 0 to 2"),
+        ("access/3/1-0", 8, "numbered 0 to 2"),
         ("access/0/1-0", 8, "the last one written to its partition is 0-0"),
     ],
 )

@@ -253,7 +253,7 @@ def test_lines_are_typed_into_a_terminal(
 ) -> None:
     """U12: in a terminal, lines are read until Ctrl-D."""
     at(0)
-    typed("produce", "access", until="Ctrl-D ends", keys="one\ntwo\n\x04")
+    typed("produce", "access", until="finish with Ctrl-D", keys="one\ntwo\n\x04")
     assert payloads(link, keys) == [b"one", b"two"]
 
 

@@ -40,7 +40,7 @@ def test_a_prompt_in_a_terminal(command: list[str], tmp_path: Path) -> None:
         prompts = seen.shown.count("streamqd>")
         seen.wait_for(lambda: seen.echoes, "the query runs", PATIENCE)
         seen.type("\x03")
-        seen.wait_text("cancelled", PATIENCE)
+        seen.wait_text("canceled", PATIENCE)
         seen.wait_for(lambda: seen.shown.count("streamqd>") > prompts, "a prompt", PATIENCE)
         seen.type("select 6 * 7 as answer;\n")
         seen.wait_text("ANSWER\n    42", PATIENCE)

@@ -89,7 +89,7 @@ CASES = [
     ),
     ("paused", False, facts(members=(replace(WEST, state="paused"),)), "by a signal"),
     ("paused", False, facts(worker=worker(state="paused")), "the worker"),
-    ("no-member", False, facts(**FREE, members=()), "no instance of the fleet is alive"),
+    ("no-member", False, facts(**FREE, members=()), "no instance of the fleet is live"),
     ("no-member", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
     (
         "no-capacity",  # C2
@@ -110,7 +110,7 @@ CASES = [
         "no-offer",
         False,
         facts(**FREE, members=(replace(WEST, offers=frozenset()),)),
-        "none of 1 live instance offers access/hits",
+        "none of 1 live instance has a consumer of access/hits",
     ),
     (
         "crash-loop",
@@ -144,7 +144,7 @@ CASES = [
         facts(**FREE, members=(replace(WEST, cap=4), replace(EAST, cap=3, owned=4))),
         "west 4 of 4, east 4 of 3",
     ),
-    ("changing-hands", False, facts(**FREE, members=(replace(WEST, cap=5),)), "west may take it"),
+    ("changing-hands", False, facts(**FREE, members=(replace(WEST, cap=5),)), "west can take it"),
     (
         "owner-silent",
         False,
@@ -183,8 +183,11 @@ CASES = [
     (
         "crashing",
         False,
-        facts(worker=worker(state="booting"), failures=(failed("process ended with exit code 3"),)),
-        "keeps crashing (process ended with exit code 3, 3 s ago)",
+        facts(
+            worker=worker(state="booting"),
+            failures=(failed("process terminated with exit code 3"),),
+        ),
+        "keeps crashing (process terminated with exit code 3, 3 s ago)",
     ),
     (
         "failing",
@@ -237,7 +240,7 @@ CASES = [
         "circuit-open",
         False,
         facts(worker=worker(state="probing")),
-        "is half-open on west: one message at a time is tried",
+        "is half-open on west: one message runs as a probe",
     ),
     ("flood", False, facts(worker=worker(state="flooded")), "has stopped access/3/hits on west"),
     (
@@ -337,7 +340,8 @@ def test_stopped_group_lists_only_other_clients_too() -> None:
 
 def test_cause_ignores_old_failures() -> None:
     known = facts(
-        worker=worker(state="booting"), failures=(failed("process ended with exit code 3", 301.0),)
+        worker=worker(state="booting"),
+        failures=(failed("process terminated with exit code 3", 301.0),),
     )
 
     assert causes(known)[0].word == "starting"

@@ -27,7 +27,7 @@ def test_polling_does_not_block_and_reports_a_killed_child():
     errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=30.0)
     assert errand.poll() is None
     os.killpg(errand.pid, 9)
-    assert ended(errand) == TaskResult(None, "its process ended with signal SIGKILL")
+    assert ended(errand) == TaskResult(None, "its process terminated with signal SIGKILL")
 
 
 def test_subprocess_task_is_killed_after_its_timeout():
@@ -38,8 +38,8 @@ def test_subprocess_task_is_killed_after_its_timeout():
 @pytest.mark.parametrize(
     ("end", "trouble"),
     [
-        (lambda: os.kill(os.getpid(), 9), "its process ended with signal SIGKILL"),
-        (lambda: os._exit(3), "its process ended with exit code 3"),
+        (lambda: os.kill(os.getpid(), 9), "its process terminated with signal SIGKILL"),
+        (lambda: os._exit(3), "its process terminated with exit code 3"),
         (lambda: os._exit(0), "its result cannot be read: Expecting value: line 1 column 15"),
     ],
 )

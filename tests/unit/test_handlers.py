@@ -242,7 +242,9 @@ def test_module_that_kills_its_process_is_a_problem(
 ):
     write("h9", text)
     assert handlers.probe(["h9"], [], folder, 20.0) == Probe(
-        [], [f"importing the handler modules failed: its process ended with {how}"], whole=False
+        [],
+        [f"importing the handler modules failed: its process terminated with {how}"],
+        whole=False,
     )
 
 

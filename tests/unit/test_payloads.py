@@ -194,7 +194,7 @@ def test_settings_that_do_not_suit_a_handler_are_named():
     several = Consumer(**base, batch=5, concurrency=4)
     (problem,) = misfits([several], {"h:go": ["batch"]})
     assert problem.startswith(
-        "@handler(t/g).concurrency: h:go takes batches, which are handled one"
+        "@handler(t/g).concurrency: h:go is a batch handler, and batches run one"
     )
     assert misfits([replace(several, order="partition")], {"h:go": ["batch"]}) == []
     for on_error in ("block", "hold-key"):

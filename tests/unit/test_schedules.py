@@ -386,7 +386,7 @@ def test_schedule_table_is_parsed(tmp_path: Path) -> None:
         ('cron = "0 0 3 * * *"', 'schedules[0].cron: "0 0 3 * * *" has 6 fields'),
         (
             'cron = "0 25 * * *"',
-            "expression, because its hour is wrong (write it as in a crontab",
+            "expression, because its hour is wrong (write a cron expression",
         ),
         ('cron = "0 0 31 2 *"', "its day-of-month is wrong"),
         (f'cron = "{"1," * 200}1 * * * *"', "is longer than 256 characters"),

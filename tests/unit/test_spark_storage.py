@@ -431,7 +431,7 @@ def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Pat
     with pytest.raises(Refused, match="is not an archive"):
         Archive(tmp_path / "nothing")
     for address in ("s3://bucket/archive", "s3:/bucket/archive"):
-        with pytest.raises(Malformed, match="is not the address of a directory"):
+        with pytest.raises(Malformed, match="is not a valid directory URL"):
             Archive(Path(address), create=True)
     (archive.folder("access").path / "strange").mkdir(parents=True)
     with pytest.raises(Refused, match="neither empty nor a table"):

@@ -228,13 +228,15 @@ def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
             RecentFailure("builtins.OSError", 5, 3.0 + n, "access", n, "hits", "w")
             for n in range(2)
         ),
-        RecentFailure("process ended with signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"),
+        RecentFailure(
+            "process terminated with signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"
+        ),
     ]
     shown = text(frame(view(units, failures=failures), Shown(), 120, 43))
 
     assert "access/hits  p99 30ms" in shown
     assert "OSError x10 access/hits 3.0s ago" in shown
-    assert "process ended with signal SIGSEGV x1" in shown
+    assert "process terminated with signal SIGSEGV x1" in shown
     assert "Dead x2 access/hits 6m40s ago" in shown
     assert "TooOld" not in shown
 

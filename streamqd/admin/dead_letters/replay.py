@@ -151,7 +151,7 @@ def moved(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
 Subject = TypeVar("Subject")
 
 MAX_REPLAYS = 3
-RESUME_SECONDS = 7 * 86_400.0  # how long the name of a moved letter is remembered
+RESUME_SECONDS = 7 * 86_400.0  # lifetime of the dedup ID of a moved dead letter
 
 NO_GROUP_NAMED = "the dead letter has no group"
 GROUP_GONE = "its group no longer exists"
@@ -580,7 +580,7 @@ def _notes(
         return [], []
     warnings, notes = list[str](), list[str]()
     for each in receivers:
-        who, of = f"the group {each.group}", f"of {plural(each.partitions, 'partition')}"
+        who, of = f"group {each.group}", f"of {plural(each.partitions, 'partition')}"
         if each.same_worker and target.topic is None:
             warnings.append(
                 f"{who}: the worker that failed still runs on {each.same_worker} {of},"
@@ -588,8 +588,8 @@ def _notes(
             )
         elif each.owned and target.topic is None:
             notes.append(
-                f"{who}: its workers were started, reloaded or moved since these failures. Check"
-                " that they run the fixed code"
+                f"the workers of group {each.group} were started, reloaded or moved after these"
+                " failures; check that they run the fixed code"
             )
         if each.owned < each.partitions:
             warnings.append(
@@ -604,5 +604,8 @@ def _notes(
         warnings.append("some messages crashed their worker: replay one of these alone first")
     if target.everyone or target.topic is not None:
         warnings.append("every group receives them, including groups that handled them before")
-    notes.append("they run after newer messages of the same key, so their order is not kept")
+    notes.append(
+        "replayed messages run after newer messages with the same key, so the order of the key is"
+        " not kept"
+    )
     return warnings, notes

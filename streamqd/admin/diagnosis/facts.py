@@ -125,7 +125,7 @@ class Delays:
     are too many to compare one by one, and `lost` and `stuck` are counted instead.
     """
 
-    key: str = ""  # of the due times
+    key: str = ""  # key of the due times
     count: int = 0
     next_due_unix_ms: int | None = None
     lost: Sequence[str] = ()
@@ -208,7 +208,7 @@ class OutboxTableState:
     rows: int = 0
     oldest_seconds: float = 0.0
     dead: int = 0
-    dead_error: str = ""  # of the newest dead row
+    dead_error: str = ""  # error of the newest dead row
     deleted_rows: int | None = None
     unused_bytes: int | None = None
     total_bytes: int = 0
@@ -266,7 +266,7 @@ class Host:
     descriptors: int | None = None
     descriptors_of: str = ""
     descriptors_of_system: int | None = None
-    units: int = 0  # of the consumers of the configuration
+    units: int = 0  # assignments of the configured consumers
     oom_group: str = ""  # the control group that the kernel kills as a whole, '' for none
 
 
@@ -329,9 +329,9 @@ class DiagnosisFacts:
         return frozenset((each.topic, each.unit_group) for each in self.settings.consumers)
 
 
-PINGS = 5  # of which the middle one is the distance of the server
+PINGS = 5  # number of pings; their median is the round-trip time
 SLOW_MAX = 128  # entries of the slow log
-SYNC_SECONDS = 1.0  # for which a sync of the server's file is observed
+SYNC_SECONDS = 1.0  # longest observation of a sync of the server's file
 SYNC_LOOK_SECONDS = 0.01
 DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
@@ -371,7 +371,7 @@ def _syncs(info: Mapping[str, str]) -> bool:
 
 
 def _syncing(store: Store, bad: BadValues, begun: float) -> float:
-    """Return for how many seconds since `begun` the sync under way lasts, SYNC_SECONDS at most."""
+    """Return the seconds that the current sync has lasted since `begun`, at most SYNC_SECONDS."""
     while (seconds := time.perf_counter() - begun) < SYNC_SECONDS:
         (raw,) = ask(store, [("INFO", "persistence")], bad)
         if not _syncs(_info(raw or b"")):
@@ -486,7 +486,7 @@ def _topic(
     if count is not None and number is None:
         unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
     elif meta is None and any(row.key == key for row in bad.rows):
-        unreadable = "its key has another type than a hash"
+        unreadable = "its key is not a hash"
     elif count is None and registered and "deleting" not in stored:
         bad.add(uncounted(key))
     text = stored.get("settings", "{}").encode()
@@ -562,7 +562,7 @@ def _texts(raw: Sequence[bytes] | None) -> set[str]:
 
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
-PARTITIONS_MAX = 4_096  # of all topics together
+PARTITIONS_MAX = 4_096  # limit for all topics together
 BODIES_MAX = 64  # partitions of which a message is looked at
 BODIES_AT_ONCE = 8  # bodies of one round trip
 

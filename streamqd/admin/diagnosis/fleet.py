@@ -106,9 +106,9 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if gone:
         names = sorted(set(gone.values()))
         yield CheckResult(
-            f"{plural(len(gone), 'directive')} {'is' if len(gone) == 1 else 'are'} for"
-            f" {', '.join(names[:4])}, which are not live: they apply when an instance of that name"
-            " returns",
+            f"{plural(len(gone), 'directive')} {'is' if len(gone) == 1 else 'are'} for instances"
+            f" that are not live ({', '.join(names[:4])}), and"
+            f" {'takes' if len(gone) == 1 else 'take'} effect if such an instance returns",
             "`streamqd control clear --missing --yes`",
             evidence={"directives": sorted(gone)[:16], "instances": names[:16]},
         )

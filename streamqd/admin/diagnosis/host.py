@@ -86,7 +86,7 @@ def unusable(folder: Path) -> str:
 
 
 def _other_owners(settings: Settings) -> dict[str, int]:
-    """Files of the state directory that belong to another user than the directory itself."""
+    """Files of the state directory whose owner is not the owner of the directory."""
     folder = settings.daemon.state_dir
     owners: dict[str, int] = {}
     try:
@@ -230,7 +230,7 @@ def read_span(text: str) -> float | None:
 
 FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing workers and releasing their messages
-DESCRIPTORS_EACH = 3  # of the supervisor per worker
+DESCRIPTORS_EACH = 3  # descriptors of the supervisor for each worker
 DESCRIPTORS_BESIDE = 64
 PROCESS_DESCRIPTORS = 32  # opened by one worker, roughly
 
@@ -272,11 +272,11 @@ def _state_dir(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("host.state-dir-owner", Severity.PROBLEM, Need.HOST)
 def _owners(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The lock or the embedded server's data belong to another user than state_dir."""
+    """The lock or the embedded server's data have a different owner than state_dir."""
     host = facts.host
     if host is not None and host.other_owners:
         yield CheckResult(
-            f"{', '.join(host.other_owners)} belong to another user than {host.state_dir}: the"
+            f"{', '.join(host.other_owners)} have a different owner than {host.state_dir}: the"
             f" daemon once ran as another user, and cannot start as this one",
             f"`chown -R --reference={host.state_dir} {' '.join(host.other_owners)}`",
             evidence={"owners": dict(host.other_owners)},

@@ -17,10 +17,10 @@ from streamqd.store.outbox import OutboxView
 from streamqd.store.store import Store
 from streamqd.words import lasting, memory, plural
 
-FAILING_SECONDS = 10.0  # of an obstacle
-WAITING_SECONDS = 300.0  # of the oldest row. The alert has the same bound
-DELETED_ROWS = 100_000  # of PostgreSQL, not vacuumed
-UNUSED_BYTES = 256 << 20  # of a file
+FAILING_SECONDS = 10.0  # for which a relay is blocked
+WAITING_SECONDS = 300.0  # age of the oldest row. The alert has the same limit
+DELETED_ROWS = 100_000  # dead tuples in PostgreSQL that are not vacuumed
+UNUSED_BYTES = 256 << 20  # free bytes inside a file
 UNREAD = "the tables of outboxes: run `streamqd doctor` on the host of a daemon"
 
 
@@ -87,7 +87,7 @@ def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("outboxes.failing", Severity.PROBLEM, Need.OUTBOXES)
 def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The relay of an outbox has met an obstacle for 10 s: rows are not sent."""
+    """The relay of an outbox has been blocked for 10 s, and sends no rows."""
     for each in facts.outboxes:
         view = each.view
         failing = outboxes.failing_seconds(view, facts.now_unix_ms)
@@ -95,7 +95,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         rows, seconds = _waiting(facts, each)
         yield CheckResult(
-            f"the relay of the outbox {view.name} ({view.owner}) has met an obstacle for"
+            f"the relay of the outbox {view.name} ({view.owner}) has been blocked for"
             f" {lasting(failing)}, and {_rows_wait(rows, seconds)}: {view.error}",
             outboxes.advice(view),
             about=view.name,
@@ -106,7 +106,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("outboxes.waiting", Severity.WARNING, Need.OUTBOXES)
 def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A row of an outbox has waited for 5 minutes, although its relay reports no obstacle."""
+    """A row of an outbox has waited for 5 minutes, although its relay reports no error."""
     for each in facts.outboxes:
         rows, seconds = _waiting(facts, each)
         view = each.view

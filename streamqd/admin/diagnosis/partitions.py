@@ -13,7 +13,7 @@ from streamqd.words import plural, roughly, spans
 
 AHEAD_MS = 86_400_000  # ahead of the server's clock; no producer's clock is that wrong
 ROOM_MIN = 1 << 32  # IDs that should remain
-HELD_SECONDS = 300.0  # beyond max_age, because trimming takes time and removes whole nodes
+HELD_SECONDS = 300.0  # tolerance after max_age, because trimming takes time and removes whole nodes
 
 
 def numbers(units: Iterable[UnitFacts]) -> list[int]:
@@ -101,7 +101,7 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.floor-held", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A group needs messages 5 minutes and more beyond the topic's max_age."""
+    """A group needs messages that are at least 5 minutes older than the topic's max_age."""
     limits = {
         topic.name: facts.now_unix_ms - (topic.holds.retention.max_age + HELD_SECONDS) * 1000
         for topic in facts.topics
@@ -200,11 +200,11 @@ def _missing_entries(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
     for (topic, group), units in by_group(filter(has_missing_entry, facts.units)).items():
         yield CheckResult(
-            f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
-            " has trimmed or deleted: those messages are lost",
+            f"group {group} has pending entries on {spans(numbers(units))} of {topic} that no"
+            " longer exist, because a client trimmed or deleted them; those messages are lost",
             "find the client that trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let only streamqd"
             f" trim (`streamqd topic settings {topic}`). A running daemon acknowledges and counts"
-            f" the entries: `streamqd why {topic}/{units[0].unit.partition}/{group}`",
+            " the entries",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(units),
@@ -231,15 +231,15 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         full = last.ms == SEQ_MAX and SEQ_MAX - last.seq < ROOM_MIN
         what = (
             (
-                f"the last id of {place} is {last}, the highest possible, so no client can write"
+                f"the last ID of {place} is {last}, the highest possible, so no client can write"
                 " there"
             )
             if full
-            else f"the last id of {place} is {last}, which is {roughly(ahead / 1000)} ahead of the"
-            " server's clock: every later message gets such an id, so their age is wrong"
+            else f"the last ID of {place} is {last}, which is {roughly(ahead / 1000)} ahead of the"
+            " server's clock: every later message gets an ID ahead of the clock, so ages are wrong"
         )
         yield CheckResult(
-            f"{what}, because a client has written an ID of its own choice (`XADD` without `*`)",
+            f"{what}, because a client chose the ID (`XADD` without `*`)",
             f"create a topic under another name and send to it. Once {each.topic} has no lag, no"
             f" pending messages and no retries, run `streamqd topic delete {each.topic}`",
             about=place,
@@ -371,7 +371,7 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 MANY = 1_000
-LATE_SECONDS = 3_600.0  # beyond dlq_retention: they are deleted in bounded steps
+LATE_SECONDS = 3_600.0  # tolerance after dlq_retention, because deletion is done in bounded steps
 GROWING = 0.01  # letters per second, an average of about 10 s
 
 
@@ -396,7 +396,7 @@ def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.dead-letters-old", Severity.WARNING, Need.ASSIGNMENTS)
 def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Dead letters are an hour and more beyond dlq_retention."""
+    """Dead letters are at least an hour older than dlq_retention."""
     for topic in facts.topics:
         age = topic.holds.dlq_retention
         if age is None:

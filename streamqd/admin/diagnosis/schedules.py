@@ -106,7 +106,7 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("schedules.refused", Severity.PROBLEM, Need.SCHEDULES)
 def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A schedule of this configuration cannot have its name."""
+    """The name of a schedule in this configuration is already in use."""
     for each in facts.settings.schedules:
         line = facts.schedules.lines.get(each.name)
         if line is None:
@@ -123,15 +123,15 @@ def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("schedules.overlap", Severity.WARNING, Need.SCHEDULES)
 def _overlap(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The group in `overlap` does not read the topic, so the schedule skips no tick."""
+    """The group in `overlap` does not read the topic, so no tick is ever skipped."""
     by_topic: dict[tuple[str, str], list[ScheduleRow]] = {}
     for row in facts.schedules.rows:
         if group := facts.schedules.without_group.get(row.name):
             by_topic.setdefault((row.topic, group), []).append(row)
     for (topic, group), rows in sorted(by_topic.items()):
         yield CheckResult(
-            f"{_named(rows)} {'skips' if len(rows) == 1 else 'skip'} ticks for the group {group},"
-            " which does not read the topic: no tick is skipped",
+            f"{_named(rows)} {'names' if len(rows) == 1 else 'name'} group {group} in `overlap`,"
+            f" but {group} does not read {topic}, so no tick is ever skipped",
             f"correct `overlap`, or start an instance with a handler for {topic}/{group}",
             about=topic,
             evidence={**_evidence(rows), "group": group},

@@ -61,12 +61,12 @@ def fix_of(product: str, version: str) -> str:
 
 
 OLDEST = {"redis": (6, 2), "valkey": (7, 2)}  # the first version that has every command
-FULL, NEARLY_FULL = 0.95, 0.85  # of maxmemory
-CLIENTS = 0.9  # of maxclients
+FULL, NEARLY_FULL = 0.95, 0.85  # fractions of maxmemory
+CLIENTS = 0.9  # fraction of maxclients
 SKEW_SECONDS = 2.0
 IDLE_SECONDS = 60  # no daemon, producer or pool leaves a connection idle for longer
-SLOW_MS = 100.0  # for which no other client is served
-SYNC_MS = 100  # from which a sync of the append-only file is slow
+SLOW_MS = 100.0  # run time of a slow command, during which no other client is served
+SYNC_MS = 100  # shortest slow sync of the append-only file
 SLOW_SECONDS = 86_400  # older slow commands are ignored
 
 
@@ -117,7 +117,7 @@ def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.slow-disk", Severity.WARNING, Need.SERVER)
 def _slow_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Syncs of the append-only file take 0.1 s and more."""
+    """Syncs of the append-only file take at least 0.1 s."""
     server = facts.server
     delayed = server.number("aof_delayed_fsync")
     worst = max(server.disk_latency_ms.values(), default=0)
@@ -130,7 +130,7 @@ def _slow_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         event = max(server.disk_latency_ms, key=server.disk_latency_ms.__getitem__)
         seen.append(f"the slowest sync took {worst:,} ms ({event})")
     if server.syncing_seconds * 1000 >= SYNC_MS:
-        seen.append(f"a sync under way took {server.syncing_seconds:.1f} s and more")
+        seen.append(f"the current sync has taken {server.syncing_seconds:.1f} s so far")
     if not seen:
         return
     at_risk = server.config.get("appendfsync") != "always"
@@ -164,7 +164,7 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.memory-full", Severity.WARNING, Need.SERVER)
 def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """More than 85 % of maxmemory is used. A problem from 95 % on."""
+    """More than 85 % of maxmemory is used. Above 95 %, it is a problem."""
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
@@ -182,8 +182,8 @@ def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No maxmemory is set."""
     if facts.server.info.get("maxmemory") == "0":
         yield CheckResult(
-            "the server has no memory limit: when the host's memory is full, the kernel kills it"
-            " instead of producers getting an error",
+            "the server has no memory limit: when the host runs out of memory, the kernel kills the"
+            " server. With a limit, producers would get an error instead",
             "bound the topics: `streamqd topic settings TOPIC retention.max_bytes=1GiB`"
             if facts.settings.redis.url == embedded.URL
             else _set("maxmemory BYTES"),
@@ -270,9 +270,9 @@ def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     fix = fix_of(product, version)
     if fix:
         yield CheckResult(
-            f"the server is {product} {version}, whose known vulnerabilities allow logged-in"
-            f" clients to bypass their permissions or to run code on its host, unless its"
-            f" packager has fixed them under the same number",
+            f"{product} {version} has known vulnerabilities that let logged-in clients bypass their"
+            f" permissions or run code on the server's host. A distribution may have fixed them"
+            f" without a new version number",
             f"update it to {product} {fix} or later, see `redis-cli INFO server`. Until then,"
             f" allow only trusted clients to log in (docs/how-to/secure.md)",
             evidence={f"{product}_version": version, "fixed_in": fix},
@@ -325,7 +325,7 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.slow-commands", Severity.WARNING, Need.SERVER)
 def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The slow log of the last day has commands of 100 ms and more on streamqd's keys."""
+    """The slow log of the last day has commands of at least 100 ms on streamqd's keys."""
     since = facts.now_unix_ms / 1000 - SLOW_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since
@@ -335,7 +335,7 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         ago = roughly(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
         yield CheckResult(
             f"the server's slow log holds {plural(len(slow), 'command')} on streamqd's keys that"
-            f" blocked every client for {SLOW_MS:g} ms and more; the worst took"
+            f" blocked every client for at least {SLOW_MS:g} ms; the worst took"
             f" {worst.milliseconds:,.0f} ms {ago} ago, {worst.command} on {worst.key}",
             "see `redis-cli SLOWLOG GET` and `redis-cli LATENCY DOCTOR`. Reserve a core for the"
             " server, and check for swapping and huge pages",
