@@ -19,19 +19,19 @@ ORDER = {"customer": "Ann", "lines": [{"article": "tea", "cents": 250, "count": 
 
 def test_an_invoice_is_written(tmp_path: Path) -> None:
     """One run, including the module's `on_start`, which creates the directory."""
-    ended = run(write_invoice, ORDER, state_dir=tmp_path)
+    result = run(write_invoice, ORDER, state_dir=tmp_path)
 
-    assert ended.verdict == "ack"
+    assert result.verdict == "ack"
     assert [each.read_text() for each in tmp_path.glob("invoices/*")] == ["Ann: 5.00\n"]
 
 
-def test_what_is_no_order_is_dead_at_once() -> None:
+def test_an_invalid_order_is_dead_lettered() -> None:
     """The handler is not called, so the test needs no directory."""
-    ended = run(write_invoice, {"customer": "Bob", "lines": 3})
+    result = run(write_invoice, {"customer": "Bob", "lines": 3})
 
-    assert (ended.verdict, ended.reason) == ("dead", "undecodable")
-    assert ended.dead_letter is not None
-    assert "$.lines" in ended.dead_letter.error
+    assert (result.verdict, result.reason) == ("dead", "undecodable")
+    assert result.dead_letter is not None
+    assert "$.lines" in result.dead_letter.error
 
 
 def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_daemon_writes_it_too(streamqd_redis_url: str, streamqd_daemon: RunD
     with Producer(streamqd_redis_url) as producer:
         written = producer.send("orders", ORDER)
 
-    settled = streamqd_daemon("streamqd.examples.invoices")
+    finished = streamqd_daemon("streamqd.examples.invoices")
 
-    invoice = settled.state_dir / f"invoices/{written.replace('/', '-')}.txt"
+    invoice = finished.state_dir / f"invoices/{written.replace('/', '-')}.txt"
     assert invoice.read_text() == "Ann: 5.00\n"

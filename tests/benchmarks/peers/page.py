@@ -111,10 +111,7 @@ CHASQUIMQ_TEXT = """
   8.6. It runs on a server of its own. Compare it with *streamqd, on the server of ChasquiMQ*. Its
   engine, written in Rust, reads and acknowledges in threads of each worker process. The handlers
   are `async`."""
-UNMEASURED = (
-    "These results do not contain {names}. They are older than the support for these systems, or "
-    "the systems were not installed or did not run."
-)
+UNMEASURED = "Not measured in this run: {names}."
 TUNINGS = """
 ## Settings of each system
 
