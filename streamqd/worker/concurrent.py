@@ -15,6 +15,7 @@ from streamqd.model import EACH, RawEntry
 from streamqd.scoreboard import (
     CLEARED,
     RUNNING,
+    WAITING,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
     now_ns,
@@ -362,5 +363,15 @@ class ConcurrentExecutor:
             raise limit.error()
 
     def close(self) -> None:
-        """Close the lanes. No handler is running."""
-        self._lanes.close()
+        """Close the lanes.
+
+        Handlers run only if an error of the worker itself ends the process. Their entries count as
+        not started, so the exit is not charged to them. An entry whose verdict was being found
+        stays RUNNING, because its own code may be the cause.
+        """
+        if not self._running:
+            self._lanes.close()
+        states = self._slot.states
+        for entry in self._running:
+            if states[entry.index] == RUNNING:
+                states[entry.index] = WAITING

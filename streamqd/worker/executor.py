@@ -73,7 +73,7 @@ class Executor(Protocol):
         """Return when an entry in flight may start, or None if only an event can start it."""
 
     def close(self) -> None:
-        """Release the executor's resources. No handler is running."""
+        """Release the executor's resources. Handlers run only if an error ends the process."""
 
 
 def executor_for(

@@ -57,7 +57,11 @@ class WorkerProcess:
         self._idle_since = 0
 
     def run(self) -> ExitCode:
-        """Run until stopped. Return the exit code."""
+        """Run until stopped. Return the exit code.
+
+        After an unexpected error, such as an invalid reply of a script, the process exits at once:
+        `Executor.close` notes that the running handlers are not to blame.
+        """
         try:
             return self._live()
         finally:
@@ -69,11 +73,12 @@ class WorkerProcess:
         self.slot.state = WorkerState.READY
         self.channel.wake_supervisor()
         try:
-            code = self._work()
-        except Stop as stop:
-            code = stop.code
-        finally:
+            try:
+                code = self._work()
+            except Stop as stop:
+                code = stop.code
             self._turns.finish_running(commanded=False)
+        finally:
             family.end_child()
             self._recovery.leave()
         if code is not ExitCode.FENCED:
