@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from streamqd.admin.reading import BATCH, PAGE_MAX, BadValues, ask, backwards, read_id
-from streamqd.errors import Malformed, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, Malformed, RedisRefused, RedisUnavailable
 from streamqd.store import tracing
 from streamqd.store.store import Store
 
@@ -105,7 +105,7 @@ def _from_the_send(
             for (number, _), reply in zip(some, store.run_each(calls), strict=True):
                 if isinstance(reply, RedisUnavailable):
                     raise reply
-                if isinstance(reply, RedisRefused):
+                if isinstance(reply, RedisRefused | ContractError):
                     unreadable.append(number)
                     continue
                 copies, begin = tracing.found(reply)

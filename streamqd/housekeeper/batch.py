@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.isolate import Isolate, directly
+from streamqd.store.replies import valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -27,9 +28,9 @@ Steps = Generator[None, None, float | None]  # one write per step, returns when 
 
 def read_all(
     store: Store, calls: Sequence[Call]
-) -> Generator[None, None, list[Reply | RedisRefused]]:
+) -> Generator[None, None, list[Reply | RedisRefused | ContractError]]:
     """Run scripts that only read, a write at a step. Returns the answers."""
-    replies: list[Reply | RedisRefused] = []
+    replies: list[Reply | RedisRefused | ContractError] = []
     for start in range(0, len(calls), LOOKS_MAX):
         replies += map(_refusal, store.run_each(calls[start : start + LOOKS_MAX]))
         yield
@@ -77,11 +78,19 @@ def run_batched(
             more += [
                 target
                 for target, reply in zip(part, replies, strict=True)
-                if isolate(target, book, target, reply)
+                if isolate(target, _booked, book, target, reply)
             ]
             yield
         waiting = more
     return waiting
+
+
+def _booked(
+    book: Callable[[Target, Reply | RedisRefused], bool],
+    target: Target,
+    reply: Reply | RedisRefused | ContractError,
+) -> bool:
+    return book(target, valid(reply))
 
 
 def _refusal(reply: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
+from streamqd.errors import ContractError, RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, Target, prepared, read_all
 from streamqd.isolate import Isolate, directly
 from streamqd.logs import Once
@@ -13,7 +14,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
 from streamqd.store.client import Connection
-from streamqd.store.replies import accepted
+from streamqd.store.replies import accepted, valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -114,11 +115,15 @@ def _each(
     isolate: Isolate[Target],
 ) -> Generator[None, None, dict[Target, Found]]:
     """Run a reading script for each subject. Return the results by subject, where there are any."""
+
+    def found_of(subject: Target, reply: Reply | ContractError) -> Found | None:
+        return read(subject, valid(reply))
+
     asked, calls = prepared(subjects, call, isolate)
     replies = yield from read_all(store, calls)
     found = {
-        subject: isolate(subject, read, subject, reply)
+        subject: isolate(subject, found_of, subject, reply)
         for subject, reply in zip(asked, replies, strict=True)
-        if refusals.took(reply) and isinstance(reply, Reply)
+        if refusals.took(reply) and not isinstance(reply, RedisRefused)
     }
     return {subject: each for subject, each in found.items() if each is not None}

@@ -21,6 +21,7 @@ from streamqd import config, logs, process
 from streamqd.config import OutboxSettings
 from streamqd.errors import (
     BadValue,
+    ContractError,
     DatabaseRefused,
     DatabaseUnavailable,
     RedisRefused,
@@ -34,7 +35,7 @@ from streamqd.policy.partitioning import crc32_partition
 from streamqd.process_token import is_gone, new_token
 from streamqd.store import outbox, topics, untrusted
 from streamqd.store.outbox import OutgoingRow, Published
-from streamqd.store.scripts import Call, Reply
+from streamqd.store.scripts import Answer, Call, Reply
 from streamqd.store.store import Store
 
 CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
@@ -483,7 +484,7 @@ class Relay:
                 self._fence(name, topic)
                 # Rows that were read before the fence may be in the topic already.
                 found.again = True
-        except (RedisRefused, BadValue) as error:
+        except (RedisRefused, BadValue, ContractError) as error:
             if isinstance(error, RedisRefused) and error.kind in _AWAY:
                 raise
             self._topics.pop(name, None)
@@ -556,15 +557,15 @@ class Relay:
         name: str,
         number: int,
         part: Sequence[OutboxRow],
-        reply: Reply | RedisRefused | RedisUnavailable,
+        reply: Answer,
         found: _Pass,
     ) -> None:
         """Note the result of the call for one partition."""
         where = f"{name}/{number}"
         if isinstance(reply, RedisUnavailable):
             raise reply
-        if isinstance(reply, RedisRefused):
-            if reply.kind in _AWAY:
+        if isinstance(reply, RedisRefused | ContractError):
+            if isinstance(reply, RedisRefused) and reply.kind in _AWAY:
                 raise reply
             obstacle = _Obstacle("partition", f"{where}: {reply}", name)
             self._block((name, number), len(part), obstacle, found)
@@ -640,8 +641,8 @@ class Relay:
         )
         raise _Superseded
 
-    def _answered(self, reply: Reply | RedisRefused | RedisUnavailable) -> Reply:
-        if isinstance(reply, RedisRefused | RedisUnavailable):
+    def _answered(self, reply: Answer) -> Reply:
+        if isinstance(reply, RedisRefused | RedisUnavailable | ContractError):
             raise reply
         return reply
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamqd.config import topology
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import scripts
 from streamqd.store.cluster import Cluster
 from streamqd.store.discovery import TopologyDiscovery, master_finder, slot_finder
 from streamqd.store.endpoint import endpoint_at, endpoint_of, sentinel_at, topology_of
 from streamqd.store.node import NEVER, Key, Node, Terms, known
-from streamqd.store.replies import kind_of, whole
+from streamqd.store.replies import kind_of, valid, whole
 from streamqd.store.transport import Lookup, resolve
 
 if TYPE_CHECKING:
     from streamqd import config
-    from streamqd.store.scripts import Call, Reply
+    from streamqd.store.scripts import Answer, Call, Reply
 
 
 def connect(
@@ -92,12 +92,16 @@ class Connection:
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisRefused]:
         """Run scripts in one write, in order, except scripts not loaded yet (NOSCRIPT).
 
-        Calls must not depend on the order among themselves.
+        Calls must not depend on the order among themselves. Raises RedisUnavailable, ContractError.
         """
-        return whole(self.run_each(calls))
+        answers: list[Reply | RedisRefused | ContractError] = whole(self.run_each(calls))
+        return [valid(each) for each in answers]
 
-    def run_each(self, calls: Sequence[Call]) -> list[Reply | RedisRefused | RedisUnavailable]:
-        """Run scripts as `run_many` does. Calls of silent nodes get a RedisUnavailable element."""
+    def run_each(self, calls: Sequence[Call]) -> list[Answer]:
+        """Run scripts as `run_many` does, but keep partial results.
+
+        Calls of silent nodes get a RedisUnavailable element, and invalid replies a ContractError.
+        """
         if not calls:
             return []
         raws = self._route.exchange_each([scripts.command(call) for call in calls])
@@ -112,10 +116,7 @@ class Connection:
                 again = [error] * len(missing)  # the other calls have run already
             for index, raw in zip(missing, again, strict=True):
                 raws[index] = raw
-        return [
-            raw if isinstance(raw, RedisRefused | RedisUnavailable) else scripts.reply(call, raw)
-            for call, raw in zip(calls, raws, strict=True)
-        ]
+        return [_answer(call, raw) for call, raw in zip(calls, raws, strict=True)]
 
     # --- the route ---
 
@@ -182,6 +183,15 @@ class Connection:
     def forsake(self) -> None:
         """In a forked child that must not use it: close the descriptors and refuse any use."""
         self._route.forsake()
+
+
+def _answer(call: Call, raw: Any) -> Answer:
+    if isinstance(raw, RedisRefused | RedisUnavailable):
+        return raw
+    try:
+        return scripts.reply(call, raw)
+    except ContractError as error:
+        return error
 
 
 def _unknown_script(raw: Any) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.store.scripts import Reply
 
 _T = TypeVar("_T")
 
@@ -16,6 +17,21 @@ def accepted(replies: Sequence[Any]) -> Sequence[Any]:
         if isinstance(reply, RedisRefused):
             raise reply
     return replies
+
+
+@overload
+def valid(answer: Reply | ContractError) -> Reply: ...
+
+
+@overload
+def valid(answer: Reply | RedisRefused | ContractError) -> Reply | RedisRefused: ...
+
+
+def valid(answer: Reply | RedisRefused | ContractError) -> Reply | RedisRefused:
+    """Return an answer. Raises the ContractError that stands for an invalid one."""
+    if isinstance(answer, ContractError):
+        raise answer
+    return answer
 
 
 def whole(answers: Sequence[_T | RedisUnavailable]) -> list[_T]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamqd.errors import ContractError
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.store.keys import Keys, Place, named
 
@@ -60,7 +60,7 @@ class Script:
     body: str
     source: bytes
     sha: str
-    words: frozenset[str]
+    values: Mapping[str, int]  # by word, the smallest number of values after it
 
     def call(self, keys: Mapping[str, str], **args: object) -> Call:
         """Order keys and arguments as in the header. Raises ContractError for a wrong name."""
@@ -102,6 +102,10 @@ class Reply(NamedTuple):
     rest: list[Any]
 
 
+# The answer to one of several calls: a reply, or the error that stands for it.
+Answer = Reply | RedisRefused | RedisUnavailable | ContractError
+
+
 def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
     """Return the command of a call. `by_source` is for a server without the script."""
     if by_source:
@@ -113,6 +117,7 @@ def reply(call: Call, raw: object) -> Reply:
     """Read the server's reply to a call. Raises ContractError if the header does not allow it.
 
     A reply is a list that starts with the word, or one string of the word and values with spaces.
+    The types of the values are not checked.
     """
     name = call.script.name
     if isinstance(raw, bytes):
@@ -120,8 +125,11 @@ def reply(call: Call, raw: object) -> Reply:
     if not isinstance(raw, list) or not raw or not isinstance(raw[0], bytes):
         raise ContractError(f"{name} returned {raw!r}")
     word = raw[0].decode("ascii", "replace")
-    if word not in call.script.words:
+    values = call.script.values.get(word)
+    if values is None:
         raise ContractError(f"{name} returned {word}, which its contract does not list")
+    if len(raw) <= values:
+        raise ContractError(f"{name} returned {word} with {len(raw) - 1} values, not {values}")
     return Reply(word, raw[1:])
 
 
@@ -168,6 +176,7 @@ _FIRST = re.compile(r"-- (\w+): (.+)")
 _KEY = re.compile(r"KEYS\[(\d+)\](\??)\s+(\w+)\s+(\w+)\s+(.+)")
 _ARG = re.compile(r"ARGV\[(\d+)(?:\.\.)?\]\s+(\w+)\s+(\w+)\s+(.+)")
 _WORD = re.compile(r"(?:Returns|Entry)\s+([A-Z][A-Z_]*)\s+(.+)")
+_VALUE = re.compile(r"\[(\d+)\]")  # the position of a value in a reply
 _FIELD = re.compile(r"-- (KEYS\[|ARGV\[|Returns |Entry |Cost |Repeat |@include )")
 
 
@@ -206,7 +215,7 @@ def parse(name: str, text: str, directory: Path) -> Script:
         body=body,
         source=source,
         sha=hashlib.sha1(source, usedforsecurity=False).hexdigest(),
-        words=frozenset(returns),
+        values={word: _values_in(meaning) for word, meaning in returns.items()},
     )
 
 
@@ -252,6 +261,11 @@ def _word(name: str, line: str) -> tuple[str, str]:
     return found[1], found[2].strip()
 
 
+def _values_in(meaning: str) -> int:
+    """Return the number of values that the header lists for a word, whose position is 1."""
+    return max((int(at) for at in _VALUE.findall(meaning)), default=1) - 1
+
+
 def _argument(name: str, arg: ArgSpec, value: object) -> object:
     """Check a value against its declared type and convert it for the wire."""
     match arg.type, value:
@@ -293,7 +307,7 @@ def lint(script: Script) -> list[str]:
     whole = _without_comments(script.source.decode())
     guards, line, effects = script.body.partition(f"\n{GUARDS_END}\n")
     problems = _lint_names(script, code)
-    if {found[1] for found in _RETURNED.finditer(whole)} != script.words:
+    if {found[1] for found in _RETURNED.finditer(whole)} != {*script.values}:
         problems.append("the words returned are not those of the header")
     in_items = {word for pair in _ASSIGNED_WORD.findall(whole) for word in pair if word}
     if in_items != set(script.entry_returns):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.scripts import Call, Reply
+from streamqd.store.scripts import Answer, Call, Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Store:
         """Run scripts in one write."""
         return self.connection.run_many(calls)
 
-    def run_each(self, calls: Sequence[Call]) -> list[Reply | RedisRefused | RedisUnavailable]:
-        """Run scripts in one write. Calls of silent nodes get a RedisUnavailable element."""
+    def run_each(self, calls: Sequence[Call]) -> list[Answer]:
+        """Run scripts in one write. Silent nodes and invalid replies give an error element."""
         return self.connection.run_each(calls)
 
     def execute(self, *args: Any) -> Any:

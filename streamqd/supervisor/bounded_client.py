@@ -15,7 +15,7 @@ from random import random
 from typing import Any
 
 from streamqd import logs
-from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
@@ -24,8 +24,9 @@ BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two tries to subscribe
 SPENT_SECONDS = 3.0  # from a pause until it is forgotten: a node in use is called within a tick
 
-Answer = Callable[[Reply | RedisRefused], object]
-Calls = list[tuple[Call, Answer]]
+# Takes the reply to a call, or the error that stands for an invalid one. Must not raise.
+TakeReply = Callable[[Reply | RedisRefused | ContractError], object]
+Calls = list[tuple[Call, TakeReply]]
 
 _ALL = "*"  # stands for all nodes, when none answered
 
@@ -70,7 +71,7 @@ class BoundedClient:
         self._board.add("round_trips")
         answered, silent = {_ALL}, dict[str, RedisUnavailable]()
         replies = self.link.run_each([call for call, _ in calls])
-        for (call, answer), reply in zip(calls, replies, strict=True):
+        for (call, take), reply in zip(calls, replies, strict=True):
             node = self.link.node_of(call.key)
             if isinstance(reply, RedisRefused) and reply.transient:
                 silent[node] = RedisUnavailable(str(reply), sent=True)
@@ -78,10 +79,7 @@ class BoundedClient:
                 silent[node] = reply
             else:
                 answered.add(node)
-                try:
-                    answer(reply)
-                except BadValue as bad:
-                    logs.bad_value(bad)
+                take(reply)
         if answered == {_ALL}:
             raise next(iter(silent.values()))
         for node in answered:

@@ -12,10 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from streamqd import logs
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.store import messages
+from streamqd.store.replies import valid
+from streamqd.store.scripts import Reply
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
@@ -141,14 +143,14 @@ class BurstCheck:
         calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
         try:
             with self.leases.client.deadline():
-                replies = self.leases.link.run_many(calls)
+                replies = self.leases.link.run_each(calls)
         except RedisUnavailable:
             return None
         unsettled = set()
         for unit, reply in zip(units, replies, strict=True):
-            if isinstance(reply, RedisRefused):
+            if isinstance(reply, RedisRefused | RedisUnavailable):
                 return None
-            found = self.leases.isolate(unit, messages.Snapshot.parse, reply)
+            found = self.leases.isolate(unit, _snapshot, reply)
             if found is None or any(
                 (
                     found.unread,
@@ -161,3 +163,7 @@ class BurstCheck:
             ):
                 unsettled.add(unit)
         return unsettled
+
+
+def _snapshot(reply: Reply | ContractError) -> messages.Snapshot | None:
+    return messages.Snapshot.parse(valid(reply))

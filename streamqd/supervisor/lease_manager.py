@@ -16,7 +16,7 @@ from typing import Any
 
 from streamqd import logs, registration
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
@@ -25,8 +25,9 @@ from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import leases, messages
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
+from streamqd.store.replies import valid, whole
 from streamqd.store.scripts import Reply
-from streamqd.supervisor.bounded_client import Answer, BoundedClient, Calls, PubSubListener
+from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener, TakeReply
 from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache, TopicPresence
 from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import PartitionState, Phase
@@ -132,7 +133,8 @@ class LeaseManager:
             elif self._view_due:
                 self._look(partitions, offers, now)
             elif predecessor:
-                self.link.run_many([self.membership.removal_of_predecessor()])
+                # Its reply does not matter: the predecessor also leaves when it is silent for long.
+                whole(self.link.run_each([self.membership.removal_of_predecessor()]))
                 self.membership.dead_nonce = ""
                 self.membership.heartbeat_soon()
             elif mistyped:
@@ -181,9 +183,14 @@ class LeaseManager:
             calls.append((call, self._answer(partition, on_renew)))
         return calls
 
-    def _answer(self, partition: PartitionState, take: Answer) -> Answer:
-        """Process the reply in isolation. After an unreadable value it is asked for again."""
-        return lambda reply: self.isolate(partition.unit, take, reply)
+    def _answer(
+        self, partition: PartitionState, take: Callable[[Reply | RedisRefused], object]
+    ) -> TakeReply:
+        """Process the reply in isolation, where an invalid one raises its error.
+
+        After an unreadable value it is asked for again.
+        """
+        return lambda reply: self.isolate(partition.unit, lambda: take(valid(reply)))
 
     # --- answers ---
 
@@ -286,7 +293,7 @@ class LeaseManager:
         """Wake the other instances at one of the next ticks, because something has changed."""
         self._wake_ups.append(self.membership.wake_up())
 
-    def _on_heartbeat(self, reply: Reply | RedisRefused) -> None:
+    def _on_heartbeat(self, reply: Reply | RedisRefused | ContractError) -> None:
         before = self.membership.directives
         if self.membership.answered(reply, self._jitter):
             self._view_due = True
@@ -343,7 +350,7 @@ class LeaseManager:
             with self.client.deadline():
                 self.link.run(self.membership.departure())
                 self.link.execute(*self.membership.wake_up())
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailable, RedisRefused, ContractError):
             pass
 
     def close(self) -> None:

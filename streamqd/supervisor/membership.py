@@ -13,7 +13,7 @@ from typing import Any
 
 from streamqd import logs, startup
 from streamqd.config.schema import Daemon
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import BadValue, ContractError, RedisRefused
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import MemberView
@@ -21,6 +21,7 @@ from streamqd.policy.silence import SilenceDetector
 from streamqd.store import directives, key_types, members
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.replies import valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.version import __version__
@@ -106,32 +107,50 @@ class Membership:
             self.silence.forgettable,
         )
 
-    def answered(self, reply: Reply | RedisRefused, jitter: float) -> bool:
-        """Process the reply to a heartbeat. Return True if it lists the members."""
+    def answered(self, reply: Reply | RedisRefused | ContractError, jitter: float) -> bool:
+        """Process the reply to a heartbeat. Return True if it lists the members.
+
+        An invalid reply harms no assignment: it is logged, and the last view of the fleet remains.
+        """
         now = self._heartbeat_sent_at = time.monotonic()
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
+        try:
+            return self._take(valid(reply), now)
+        except BadValue as error:
+            logs.bad_value(error)
+        except Exception as error:  # noqa: BLE001 - the reply may have any shape
+            self._log_refusal(f"{type(error).__name__}: {error}")
+        return False
+
+    def _take(self, reply: Reply | RedisRefused, now: float) -> bool:
         if isinstance(reply, RedisRefused):
             if key_types.is_of_type(reply):
                 self.mistyped = str(reply)
             else:
                 self._log_refusal(str(reply))
             return False
-        self._mistyped.look({})
-        self._refusal = ""
         if reply.word == "DUPLICATE":
-            self._give_way(members.duplicate(reply), now)
+            other = members.duplicate(reply)
+            self._recovered()
+            self._give_way(other, now)
             return False
+        present = members.Present.parse(reply)
+        invalid: list[BadValue] = []
+        seen = [self._described(member, invalid) for member in present.members]
+        if present.orders != self._stored_directives:
+            self.directives = directives.read(present.orders)
+            self._stored_directives = present.orders
+        self._recovered()
         self.accepted, self.duplicate = True, {}
         self.silence.duplicate_gone()
-        present = members.Present.parse(reply)
-        self.server_unix_ms = present.now_unix_ms
-        invalid: list[BadValue] = []
-        self.seen = [self._described(member, invalid) for member in present.members]
+        self.server_unix_ms, self.seen = present.now_unix_ms, seen
         self._bad_members.values(invalid)
-        if present.orders != self._stored_directives:
-            self._stored_directives = present.orders
-            self.directives = directives.read(present.orders)
         return True
+
+    def _recovered(self) -> None:
+        """Log the next refusal again, even if it is the same."""
+        self._mistyped.look({})
+        self._refusal = ""
 
     def _log_refusal(self, error: str) -> None:
         """Log a refusal of the heartbeat, unless the last one was the same."""

@@ -44,6 +44,7 @@ class Fault(enum.Enum):
         "it waits in the proxy until `release`; then it is sent, even if the client has left"
     )
     HOLD_REPLY = "its reply waits in the proxy until `release`"
+    FORGE_REPLY = "the server executes it; another reply comes instead"
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Trigger:
     fault: Fault
     wanted: Callable[[list[bytes]], bool]
     left: int
+    forged: bytes = b""  # the reply of FORGE_REPLY, as RESP2
     happened: threading.Event = field(default_factory=threading.Event)
     let_go: threading.Event = field(default_factory=threading.Event)
 
@@ -67,6 +69,10 @@ class Trigger:
     def release(self) -> None:
         """Forward the held command or reply."""
         self.let_go.set()
+
+    def disarm(self) -> None:
+        """Let all further commands pass."""
+        self.left = 0
 
 
 class FaultProxy:
@@ -138,6 +144,13 @@ class FaultProxy:
             return not name or arguments[0].upper() == name
 
         trigger = Trigger(fault, wanted or by_name, nth)
+        with self._lock:
+            self._triggers.append(trigger)
+        return trigger
+
+    def forge(self, reply: bytes, wanted: Callable[[list[bytes]], bool]) -> Trigger:
+        """Replace the reply of each wanted command by `reply` (RESP2), until it is disarmed."""
+        trigger = Trigger(Fault.FORGE_REPLY, wanted, 1, forged=reply)
         with self._lock:
             self._triggers.append(trigger)
         return trigger
@@ -281,6 +294,9 @@ class FaultProxy:
         with self._lock:
             for trigger in self._triggers:
                 if trigger.left > 0 and trigger.wanted(arguments):
+                    if trigger.fault is Fault.FORGE_REPLY:
+                        chosen = chosen or trigger
+                        continue
                     trigger.left -= 1
                     if trigger.left == 0 and chosen is None:
                         chosen = trigger
@@ -401,7 +417,7 @@ class _Pair:
         if fault is Fault.CUT_AFTER:
             # Before the reply, because the client may send its next command before the reset.
             self.abandoned = True
-        self._to_client(raw)
+        self._to_client(trigger.forged if trigger and trigger.forged else raw)
         if fault is Fault.CUT_AFTER:
             self._mute = True
             self.reset()

@@ -80,7 +80,7 @@ def test_script_header_is_parsed(sample: Script) -> None:
     assert sample.args[1] == ArgSpec("count", "int", "at most so many, or fewer")
     assert [arg.type for arg in sample.args] == ["token", "int", "flag", "bytes", "list"]
     assert sample.returns == {"OK": "done   [2] how many", "GONE": "nothing there"}
-    assert sample.words == {"OK", "GONE"}
+    assert sample.values == {"OK": 1, "GONE": 0}
     assert sample.entry_returns == {"MOVED": "moved"}
     assert (sample.cost, sample.repeat) == ("O(1)", "safe")
 
