@@ -90,7 +90,7 @@ The three health endpoints return 200 or 503, with the reasons as JSON.
 """,
         _table(("Metric", "Kind", "Labels", "Meaning"), rows),
         """
-The label `consumer` is the instance. Metrics without that label describe Redis, and every instance
+The label `streamqd_instance` is the name of the instance. Metrics without that label describe Redis, and every instance
 that reads the partition reports the same value: use `max by (topic, partition)`.
 Counters restart with the supervisor. A crash of a worker does not reset them.
 """,
@@ -250,9 +250,9 @@ def cli() -> str:
         "streamqd/cli",
         """
 Global options come before the command. Every command that prints a result accepts `--json`, and
-every command accepts `--help`. See
-[Exit codes](exit-codes.md) for their meaning. A short option has the same meaning in every command:
-`-n` is `--limit`, `-p` `--partition`, `-g` `--group`, `-k` `--key`.
+every command accepts `--help`. See [Exit codes](exit-codes.md) for their meaning. A short option
+has the same meaning in every command: `-n` is `--limit`, `-p` is `--partition`, `-g` is `--group`,
+and `-k` is `--key`.
 
 Output on a terminal has colors. `NO_COLOR`, `TERM=dumb` and `--no-color` disable them. `--color`
 overrides `NO_COLOR`. Pipes and JSON never have colors.
@@ -276,9 +276,8 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
     yield f"```text\n{' '.join([*path, *pieces])}\n```"
     yield inspect.cleandoc(each.help or "").partition("\f")[0]
     options = [one for one in each.params if isinstance(one, click.Option) and not one.hidden]
-    told = [one for one in options if one.name != "as_json"]
-    if told:
-        rows = ((_option_names(one), _option_meaning(one)) for one in told)
+    if options:
+        rows = ((_option_names(one), _option_meaning(one)) for one in options)
         yield _table(("Option", "Meaning"), rows)
     if isinstance(each, click.Group):
         context = click.Context(each)

@@ -1,6 +1,6 @@
 -- group_delete: present -> absent, for a group on a partition
 --
--- Remove a group with all its state: position, pending entries, retry stream, delayed retries,
+-- Remove a group with all its state: position, pending entries, retry stream, waiting retries,
 -- counters, fence and lease. Dead letters stay. Later calls of the owner's worker are refused.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}

@@ -26,7 +26,7 @@
 -- ARGV[9]  part      int     number of pending entries forgotten per call while there are more
 --
 -- Returns  OK       [2] previous position [3] new position [4] pending entries forgotten [5]
---                   delayed retries dropped [6] upper bound of the entries dropped from the retry
+--                   waiting retries dropped [6] upper bound of the entries dropped from the retry
 --                   stream
 -- Returns  MORE     the position is set and some pending entries were forgotten; call again [2]
 --                   previous position [3] new position [4] number forgotten

@@ -1,6 +1,6 @@
 -- message_promote: delayed, due -> ready
 --
--- Move due entries: retries of a group into its retry stream, scheduled sends into the partition.
+-- Move due entries: retries of a group into its retry stream, delayed sends into the partition.
 -- Not fenced: each move is atomic and idempotent, so any process may run it, repeatedly or
 -- concurrently. One bad item must not block later ones. If an item has too many fields to write,
 -- only the fields of streamqd are moved. An item that cannot be read is postponed and stays.

@@ -22,7 +22,7 @@
 --
 -- Returns  OK     written, all or the first ones     [2] their ids; the last may be an error [3]
 --                 the backlog that left no room for the others, or ''
--- Returns  DUP    already written with this dedup id [2] id of that entry (or scheduled send)
+-- Returns  DUP    already written with this dedup id [2] id of that entry (or delayed send)
 -- Returns  FULL   the backlog is at its limit        [2] backlog
 -- Returns  MOVED  the topic has a different partition count, or none     [2] the count, or ''
 --

@@ -19,7 +19,7 @@
 -- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
 -- Returns  MOVED  the topic has a different partition count, or none    [2] the count, or ''
 --
--- Cost     O(log n) + size of the body, n = scheduled messages
+-- Cost     O(log n) + size of the body, n = delayed sends
 -- Repeat   safe until the message is due; after that only with a dedup id
 -- @include _clock
 -- @include _routed

@@ -1,6 +1,6 @@
 -- retry_cancel: delayed -> dead, or delayed -> nothing
 --
--- Remove delayed retries before they are due. Each becomes a dead letter: its body plus the fields
+-- Remove waiting retries before they are due. Each becomes a dead letter: its body plus the fields
 -- that describe the failure. With `drop`, no dead letter is written. Scheduled sends can
 -- only be canceled with `drop`.
 --
@@ -17,7 +17,7 @@
 -- Entry    GONE        it was not delayed. Nothing done
 -- Entry    UNREADABLE  its item cannot become a dead letter. Nothing done. It can be dropped
 --
--- Cost     O(e x (log n + size of a body)), e = entries, n = delayed retries
+-- Cost     O(e x (log n + size of a body)), e = entries, n = waiting retries
 -- Repeat   idempotent: the second call returns GONE for each
 -- @include _clock
 -- @include _lists

@@ -1,6 +1,6 @@
 -- retry_hasten: delayed -> delayed, due now
 --
--- Make delayed retries or scheduled sends due immediately. message_promote then moves them with all
+-- Make waiting retries or delayed sends due immediately. message_promote then moves them with all
 -- other due entries.
 --
 -- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
@@ -9,7 +9,7 @@
 --
 -- Returns  OK  [2] due now [3] no longer delayed
 --
--- Cost     O(p x log n), p = places, n = delayed retries
+-- Cost     O(p x log n), p = places, n = waiting retries
 -- Repeat   idempotent: the second call finds them due or gone
 -- @include _clock
 

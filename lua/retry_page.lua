@@ -1,6 +1,6 @@
 -- retry_page: no transition, reads only
 --
--- Return one page of a group's delayed retries, or of scheduled sends, earliest first. Payloads are
+-- Return one page of a group's waiting retries, or of delayed sends, earliest first. Payloads are
 -- measured here, so that no body is transferred.
 --
 -- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
@@ -13,7 +13,7 @@
 -- Returns  OK  [2] rows, each place, due, payload bytes (-1 if the item cannot be read), fields
 --              without payload and headers [3] 1 = there may be more
 --
--- Cost     O(log n + count) + at most 512 KiB of bodies plus one more, n = delayed retries
+-- Cost     O(log n + count) + at most 512 KiB of bodies plus one more, n = waiting retries
 -- Repeat   safe: reads only
 -- @include _clock
 -- @include _bytes

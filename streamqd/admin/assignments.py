@@ -55,7 +55,7 @@ class AssignmentRow:
     last, '' if it was not read. `lag` counts unread messages, also those in the group's retry
     stream (`retry_unread`). It is None when the server keeps no count and there are too many to
     count them here: there are at least `lag_at_least`. `pending` messages were delivered and not
-    acknowledged. `delayed` ones wait for their next attempt, the first until `next_due_unix_ms`.
+    acknowledged. `waiting_retries` wait for their next attempt, the first until `next_due_unix_ms`.
     `oldest_unix_ms` is the write time of the oldest unread or pending message, `oldest_seconds` its
     age, `oldest_unread_unix_ms` and `oldest_pending_unix_ms` the times of each kind. `dead_letters`
     belong to the group, `partition_dead_letters` to all groups of the partition.
@@ -93,7 +93,7 @@ class AssignmentRow:
     lag_at_least: int = 0
     retry_unread: int = 0
     pending: int | None = None
-    delayed: int | None = None
+    waiting_retries: int | None = None
     oldest_unix_ms: int | None = None
     oldest_unread_unix_ms: int | None = None
     oldest_pending_unix_ms: int | None = None
@@ -210,7 +210,14 @@ def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
 
 
 _WHOLE = (
-    *("since_unix_ms", "lag", "pending", "delayed", "oldest_unread_unix_ms", "next_due_unix_ms"),
+    *(
+        "since_unix_ms",
+        "lag",
+        "pending",
+        "waiting_retries",
+        "oldest_unread_unix_ms",
+        "next_due_unix_ms",
+    ),
     *("in_flight", "dead_letters", "partition_dead_letters", "held", "held_keys"),
     *("suspects_left", "suspects", "round_size"),
 )
@@ -302,7 +309,7 @@ def measured(
             "lag_at_least": lag,
             "retry_unread": retry,
             "pending": each.pending,
-            "delayed": each.delayed,
+            "waiting_retries": each.waiting_retries,
             "oldest_unix_ms": oldest,
             "oldest_unread_unix_ms": each.oldest_unread_unix_ms(),
             "oldest_pending_unix_ms": each.oldest_pending_unix_ms(),

@@ -33,10 +33,10 @@ _INSTANCE = (
     " capacity limit"
 )
 _ASSIGNMENT = (
-    "topic partition group state owner epoch since_unix_ms lag pending delayed oldest_unix_ms"
-    " oldest_unread_unix_ms condition worker in_flight rate longest_run_seconds lag_per_second"
-    " progress_seconds held held_keys suspects_left suspects round_size waits_seconds dead_letters"
-    " error error_seconds"
+    "topic partition group state owner epoch since_unix_ms lag pending waiting_retries"
+    " oldest_unix_ms oldest_unread_unix_ms condition worker in_flight rate longest_run_seconds"
+    " lag_per_second progress_seconds held held_keys suspects_left suspects round_size"
+    " waits_seconds dead_letters error error_seconds"
 )
 
 
@@ -61,7 +61,7 @@ class GroupStatus:
     rate: float | None
     lag: int | None
     pending: int
-    delayed: int
+    waiting_retries: int
     dead_letters: int | None
     oldest_unix_ms: int | None
 
@@ -186,7 +186,7 @@ def group_rows(units: Sequence[AssignmentRow], control: Directives) -> list[Grou
                 rate=round(sum(rates), 2) if rates else None,
                 lag=known_sum(unit.lag for unit in some),
                 pending=sum(unit.pending or 0 for unit in some),
-                delayed=sum(unit.delayed or 0 for unit in some),
+                waiting_retries=sum(unit.waiting_retries or 0 for unit in some),
                 dead_letters=known_sum(unit.dead_letters for unit in some),
                 oldest_unix_ms=min(oldest, default=None),
             )

@@ -51,14 +51,14 @@ class GroupRow:
     lag: int
     lag_exact: bool
     pending: int
-    delayed: int
+    waiting_retries: int
     oldest_unix_ms: int | None
     unreadable: list[Unreadable]
 
 
 _PARTITION = (
-    "partition state owner epoch since_unix_ms position lag lag_exact pending retry_unread delayed"
-    " oldest_unread_unix_ms oldest_pending_unix_ms"
+    "partition state owner epoch since_unix_ms position lag lag_exact pending retry_unread"
+    " waiting_retries oldest_unread_unix_ms oldest_pending_unix_ms"
 )
 
 
@@ -76,7 +76,7 @@ class GroupDetail:
     lag: int
     lag_exact: bool
     pending: int
-    delayed: int
+    waiting_retries: int
     oldest_unix_ms: int | None
     missing: list[int]
     partitions: list[AssignmentRow]
@@ -142,7 +142,7 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
         lag=row.lag,
         lag_exact=row.lag_exact,
         pending=row.pending,
-        delayed=row.delayed,
+        waiting_retries=row.waiting_retries,
         oldest_unix_ms=row.oldest_unix_ms,
         missing=[number for number in range(count) if number not in present],
         partitions=parts,
@@ -217,7 +217,7 @@ def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
     for row in _measured(store, units, BadValues()):
         if row.lease == "owned":
             raise Refused(owned_sentence(row.unit, row.owner))
-        waiting = (row.pending or 0) + (row.delayed or 0) + row.retry_unread
+        waiting = (row.pending or 0) + (row.waiting_retries or 0) + row.retry_unread
         if waiting:
             raise Refused(
                 f"{row.unit} has {waiting} messages that are pending or wait for a retry;"
@@ -242,7 +242,7 @@ def _row(topic: str, group: str, parts: Sequence[AssignmentRow], bad: BadValues)
         lag=sum(part.lag_at_least for part in parts),
         lag_exact=all(part.lag is not None for part in parts),
         pending=sum(part.pending or 0 for part in parts),
-        delayed=sum(part.delayed or 0 for part in parts),
+        waiting_retries=sum(part.waiting_retries or 0 for part in parts),
         oldest_unix_ms=min(times, default=None),
         unreadable=bad.rows,
     )
@@ -257,7 +257,7 @@ class PartitionReset:
     """One partition: `before` and `after` are the IDs of the last entry read.
 
     `unread` counts the entries after the new position, `pending` the forgotten deliveries,
-    `delayed` and `retried` the retries removed from the delayed set and from the retry stream
+    `waiting_retries` and `retried` the retries removed from the retry set and from the retry stream
     (acknowledged ones still kept there count too).
     """
 
@@ -267,7 +267,7 @@ class PartitionReset:
     unread: int
     unread_exact: bool
     pending: int
-    delayed: int
+    waiting_retries: int
     retried: int
 
 
@@ -425,7 +425,7 @@ def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> Parti
 def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
     """Predict the script's reply without changing anything."""
     stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
-    info, pending, delayed, retried = ask(
+    info, pending, waiting, retried = ask(
         store,
         [
             ("XINFO", "STREAM", stream),
@@ -444,7 +444,7 @@ def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> Parti
             before=backlog.positions(store, [stream], BadValues())[stream].get(unit.group, "0-0"),
             after=after,
             pending=int(pending[0]) if pending else 0,
-            delayed=delayed if drop_retries else 0,
+            waiting_retries=waiting if drop_retries else 0,
             retried=retried if drop_retries else 0,
         ),
     )

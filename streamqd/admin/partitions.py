@@ -11,8 +11,8 @@ from streamqd.admin.reading import BadValues, Unreadable, server_unix_ms
 from streamqd.store.store import Store
 
 _FIELDS = (
-    "topic partition group state owner epoch since_unix_ms lag pending delayed oldest_unix_ms"
-    " oldest_unread_unix_ms"
+    "topic partition group state owner epoch since_unix_ms lag pending waiting_retries"
+    " oldest_unix_ms oldest_unread_unix_ms"
 )
 
 

@@ -25,7 +25,7 @@ _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
 @dataclass(frozen=True, slots=True)
 class RetryRow:
-    """One delayed retry. `attempt` is the number of the attempt it waits for, from 1.
+    """One waiting retry. `attempt` is the number of the attempt it waits for, from 1.
 
     `uid` names the message in all its copies. `key` is '' without a key. `payload_bytes` is null
     when the stored retry cannot be read. `error` is the error of the last run and `at` its line of
@@ -71,7 +71,7 @@ class Cancelled:
 
 
 def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, RetryRow]:
-    """Return the delayed retries of a group by due time. Raises TopicMissing, Refused."""
+    """Return the waiting retries of a group by due time. Raises TopicMissing, Refused."""
     count = groups.known(store, topic, group)
     return due.messages(store, topic, group, count, lambda found: _row(topic, found))
 

@@ -50,7 +50,7 @@ class FleetTotals:
     lag: int
     lag_exact: bool
     pending: int
-    delayed: int
+    waiting_retries: int
     dead_letters: int
 
 
@@ -102,7 +102,7 @@ class FleetSnapshot:
             lag=sum(row.lag or 0 for row in rows),
             lag_exact=all(row.lag is not None for row in rows),
             pending=sum(row.pending or 0 for row in rows),
-            delayed=sum(row.delayed or 0 for row in rows),
+            waiting_retries=sum(row.waiting_retries or 0 for row in rows),
             dead_letters=int(sum(_by_partition(rows, lambda row: row.partition_dead_letters))),
         )
 
@@ -129,12 +129,12 @@ _TOP_INSTANCE = (
     " started_unix_ms capacity limit"
 )
 _TOP_ASSIGNMENT = (
-    "topic partition group owner state epoch since_unix_ms handler lag pending delayed in_flight"
-    " dead_letters partition_dead_letters oldest_seconds oldest_unread_unix_ms next_due_unix_ms"
-    " acked failed arriving lag_per_second p50_seconds p99_seconds mean_seconds longest_run_seconds"
-    " progress_seconds waits_seconds rate rate_per held held_keys suspects_left suspects round_size"
-    " loop_blocked_seconds loop_blocked_seconds_ago loop_blocker running timeout hard_timeout"
-    " paused stopped"
+    "topic partition group owner state epoch since_unix_ms handler lag pending"
+    " waiting_retries in_flight dead_letters partition_dead_letters oldest_seconds"
+    " oldest_unread_unix_ms next_due_unix_ms acked failed arriving lag_per_second p50_seconds"
+    " p99_seconds mean_seconds longest_run_seconds progress_seconds waits_seconds rate"
+    " rate_per held held_keys suspects_left suspects round_size loop_blocked_seconds"
+    " loop_blocked_seconds_ago loop_blocker running timeout hard_timeout paused stopped"
 )
 
 

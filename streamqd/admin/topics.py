@@ -32,7 +32,7 @@ class TopicRow:
     topic: str
     partitions: int
     messages: int
-    scheduled: int
+    delayed_sends: int
     dead_letters: int
     groups: list[str]
     created_unix_ms: int | None
@@ -47,7 +47,7 @@ class GroupLag:
     lag: int
     lag_exact: bool
     pending: int
-    delayed: int
+    waiting_retries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PartitionRow:
     first_id: str
     last_id: str
     bytes: int | None
-    scheduled: int
+    delayed_sends: int
     dead_letters: int
     groups: list[GroupLag]
 
@@ -75,7 +75,7 @@ class Totals:
     messages: int
     added: int
     bytes: int | None
-    scheduled: int
+    delayed_sends: int
     dead_letters: int
     groups: list[GroupLag]
 
@@ -171,7 +171,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
         topic=topic,
         partitions=count,
         messages=sum(each.length for each in figures),
-        scheduled=sum(each.scheduled for each in figures),
+        delayed_sends=sum(each.delayed_sends for each in figures),
         dead_letters=sum(each.dead for each in figures),
         groups=names,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
@@ -260,7 +260,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
             messages=sum(row.messages for row in rows),
             added=sum(row.added for row in rows),
             bytes=known_sum(row.bytes for row in rows),
-            scheduled=sum(row.scheduled for row in rows),
+            delayed_sends=sum(row.delayed_sends for row in rows),
             dead_letters=sum(row.dead_letters for row in rows),
             groups=[_summed(name, rows) for name in names],
         ),
@@ -284,12 +284,12 @@ def _partition_rows(
             first_id=each.first_id,
             last_id="" if each.last_id == "0-0" else each.last_id,
             bytes=size,
-            scheduled=each.scheduled,
+            delayed_sends=each.delayed_sends,
             dead_letters=each.dead,
             groups=[
                 GroupLag(
                     *(row.group, row.lag_at_least, row.lag is not None),
-                    *(row.pending or 0, row.delayed or 0),
+                    *(row.pending or 0, row.waiting_retries or 0),
                 )
                 for row in rows
                 if row.partition == number and row.exists
@@ -306,7 +306,7 @@ def _summed(name: str, rows: list[PartitionRow]) -> GroupLag:
         lag=sum(each.lag for each in parts),
         lag_exact=all(each.lag_exact for each in parts),
         pending=sum(each.pending for each in parts),
-        delayed=sum(each.delayed for each in parts),
+        waiting_retries=sum(each.waiting_retries for each in parts),
     )
 
 

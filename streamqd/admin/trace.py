@@ -25,7 +25,7 @@ from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
 
 CALLS_MAX = 40  # reads of one stream: 20,000 entries
-PAGES_MAX = 160  # pages of a group's delayed retries: 10,000 retries
+PAGES_MAX = 160  # pages of a group's waiting retries: 10,000 retries
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
@@ -109,7 +109,7 @@ class GroupTrace:
 class Trace:
     """All traces of one message in Redis.
 
-    `where` is present (in its partition), scheduled (a delayed send, until `due_unix_ms`), trimmed
+    `where` is present (in its partition), delayed (a delayed send, until `due_unix_ms`), trimmed
     (older than the first entry that trimming kept), or missing. `written` is true when an entry or
     a copy proves that the message was written, false for a delayed send, and null without proof.
     `send_id` is the send ID of the delayed send that became this message, '' without one.
@@ -215,7 +215,7 @@ def _of_send(fleet: Fleet, name: Name) -> Trace:
         partition=name.partition,
         id=name.id,
         now_unix_ms=server_unix_ms(store.connection),
-        where="scheduled",
+        where="delayed",
         written=False,
         due_unix_ms=_unix_ms(due),
     )
@@ -422,7 +422,7 @@ class _Search:
         return {"state": DONE if read else UNREAD}
 
     def _delayed(self, unit: Unit) -> Iterator[retries.Delayed]:
-        """Return the delayed retries of the message, by its place or from all waiting ones."""
+        """Return the waiting retries of the message, by its place or from all waiting ones."""
         after = (0, "")
         for _ in range(PAGES_MAX):
             page, more = retries.rows(self._store.run(retries.page(self._keys, unit, after, PAGE)))

@@ -100,7 +100,7 @@ class WaitFacts:
     @property
     def waits(self) -> bool:
         """True if a message waits."""
-        return bool(self.row.oldest_unread_unix_ms or self.row.pending or self.row.delayed)
+        return bool(self.row.oldest_unread_unix_ms or self.row.pending or self.row.waiting_retries)
 
     @property
     def acked(self) -> float:
@@ -168,7 +168,7 @@ class Answer:
         """Return the JSON."""
         return named_fields(
             self.row,
-            "topic partition group owner moves causes lag pending delayed oldest_unix_ms"
+            "topic partition group owner moves causes lag pending waiting_retries oldest_unix_ms"
             " lag_per_second",
             moves=self.moves,
             causes=self.causes,
@@ -380,7 +380,7 @@ def _fails(f: WaitFacts) -> bool:
 
 def _ends_dead(f: WaitFacts) -> bool:
     """Return True if failed messages become dead letters, because none waits for a retry."""
-    return bool(f.row.dead_letters) and not f.row.delayed
+    return bool(f.row.dead_letters) and not f.row.waiting_retries
 
 
 _LATER = "check again in a few seconds"
@@ -685,8 +685,8 @@ _OTHERWISE = (
     ),
     CauseRule(
         "waiting-for-retry",
-        lambda f: f.row.delayed and not f.row.oldest_unread_unix_ms and not f.row.pending,
-        "{delayed} of {unit} wait for their next attempt{next_due}{last}",
+        lambda f: f.row.waiting_retries and not f.row.oldest_unread_unix_ms and not f.row.pending,
+        "{waiting_retries} of {unit} wait for their next attempt{next_due}{last}",
         "wait, or fix the error of their last attempt",
     ),
     CauseRule(
@@ -764,7 +764,7 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "see_failed": _see_failed(f),
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
         "housekeeping": f.housekeeping[0].error if f.housekeeping else "",
-        "delayed": plural(f.row.delayed or 0, "message"),
+        "waiting_retries": plural(f.row.waiting_retries or 0, "message"),
         "next_due": _since(", the next in {} s", _until(f.row.next_due_unix_ms, f.now_unix_ms)),
         "unowned": plural(f.foreign.get("", 0), "message"),
         "clients": _clients(f.foreign),
@@ -813,11 +813,11 @@ def _last(failures: Iterable[RecentFailure]) -> str:
 
 
 def _see_failed(f: WaitFacts) -> str:
-    """Name the command that shows failed messages: dead letters or delayed retries."""
+    """Name the command that shows failed messages: dead letters or waiting retries."""
     topic, group = f.row.unit[::2]
     if f.row.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"
-    if f.row.delayed:
+    if f.row.waiting_retries:
         return f"; `streamqd retry list {topic} {group}` shows the messages and their errors"
     return ""
 

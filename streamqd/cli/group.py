@@ -24,7 +24,7 @@ from streamqd.cli.output import (
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
 from streamqd.model import QUERIES
-from streamqd.words import age, count
+from streamqd.words import age, count, plural
 
 
 @click.group()
@@ -39,7 +39,7 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
     """Show the groups of one topic, or of all topics.
 
     LAG counts unread messages (`+`: at least that many), PENDING counts messages delivered but not
-    acknowledged, and DELAYED counts messages that wait for their next attempt. OLDEST is the age of
+    acknowledged, and RETRIES counts messages that wait for their next attempt. OLDEST is the age of
     the oldest unread or pending message.
     """
     rows = groups.listed(session.store, topic)
@@ -52,12 +52,13 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
 def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
     unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
     listing(
-        "TOPIC GROUP OWNED LAG PENDING DELAYED OLDEST OWNERS",
+        "TOPIC GROUP OWNED LAG PENDING RETRIES OLDEST OWNERS",
         [row for row in rows if row.group],  # rows without a group only list unreadable values
         owned=lambda row: (
             None if row.group.startswith(QUERIES) else f"{row.owned}/{row.partitions}"
         ),
         lag=lambda row: at_least(row.lag, row.lag_exact),
+        retries=lambda row: row.waiting_retries,
         oldest=lambda row: ago(now, row.oldest_unix_ms),
         owners=lambda row: ", ".join(row.owners) or "-",
     )
@@ -83,20 +84,21 @@ def _show_group(detail: groups.GroupDetail) -> None:
     now = detail.now_unix_ms
     click.echo(
         f"group {detail.group} of {detail.topic}: {at_least(detail.lag, detail.lag_exact)} unread,"
-        f" {detail.pending:,} pending, {detail.delayed:,} delayed"
+        f" {detail.pending:,} pending, {plural(detail.waiting_retries, 'waiting retry')}"
     )
     if detail.missing:
         numbers = ", ".join(map(str, detail.missing))
         click.echo(f"not on partition {numbers} yet (its daemon creates it)")
     click.echo()
     listing(
-        "PARTITION OWNER LAG OLDEST_UNREAD PENDING OLDEST_PENDING DELAYED POSITION EPOCH",
+        "PARTITION OWNER LAG OLDEST_UNREAD PENDING OLDEST_PENDING RETRIES POSITION EPOCH",
         detail.partitions,
         partition=lambda row: str(row.partition),
         owner=owner,
         lag=lambda row: at_least(row.lag_at_least, row.lag is not None),
         oldest_unread=lambda row: ago(now, row.oldest_unread_unix_ms),
         oldest_pending=lambda row: ago(now, row.oldest_pending_unix_ms),
+        retries=lambda row: row.waiting_retries,
         position=lambda row: position(row.position),
         epoch=epoch,
     )
@@ -175,7 +177,7 @@ def reset(
             },
             {
                 "forgotten": sum(row.pending for row in rows),
-                "dropped": sum(row.delayed + row.retried for row in rows),
+                "dropped": sum(row.waiting_retries + row.retried for row in rows),
             },
         )
     return CommandResult(done, lambda: _show_reset(session, done, dry_run))
@@ -190,7 +192,7 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
         now=lambda row: "end" if row.unread_exact and not row.unread else position(row.after),
         unread=lambda row: at_least(row.unread, row.unread_exact),
         forgotten=lambda row: row.pending,
-        dropped=lambda row: row.delayed + row.retried,
+        dropped=lambda row: row.waiting_retries + row.retried,
     )
     if dry_run:
         if done.obstacle:

@@ -38,7 +38,7 @@ from streamqd.cli.output import (
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
 from streamqd.model import LETTERS
-from streamqd.words import age, count
+from streamqd.words import age, count, plural
 
 EXIT_NOT_ALL = 8
 ERROR_CHARS = 80  # characters of an error in the table. --json prints the whole stored text.
@@ -279,7 +279,7 @@ def list_sends(
             bytes=lambda row: row.payload_bytes,
             key=lambda row: row.key or "-",
         )
-        session.note(f"{seen.total:,} delayed in {topic}")
+        session.note(f"{plural(seen.total, 'delayed send')} in {topic}")
         session.more(seen.cursor)
 
     return CommandResult({"topic": topic} | page_document(seen, _DUE), show)
@@ -332,7 +332,7 @@ def send_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Send delayed messages now.
+    """Make delayed sends due now.
 
     \b
       streamqd delayed now orders --all --key customer-7
@@ -434,12 +434,12 @@ def _sent(now_unix_ms: int, sent_unix_ms: int | None) -> str:
     return "-" if sent is None else f"{sent} ago"
 
 
-# --- delayed retries ------------------------------------------------------------------------------
+# --- waiting retries ------------------------------------------------------------------------------
 
 
 @click.group()
 def retry() -> None:
-    """Show delayed retries, run them now, or cancel them."""
+    """Show waiting retries, run them now, or cancel them."""
 
 
 @retry.command("list")
@@ -452,7 +452,7 @@ def retry() -> None:
 def list_retries(
     session: Session, *, topic: str, group: str, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
-    """Show delayed retries of a group by due time.
+    """Show waiting retries of a group by due time.
 
     All partitions are merged.
     """
@@ -463,7 +463,7 @@ def list_retries(
     def show() -> None:
         unreadable(seen.unreadable)
         if not seen.rows:
-            click.echo(_none(choice, cursor, f"delayed retries in {topic} for {group}"))
+            click.echo(_none(choice, cursor, f"waiting retries in {topic} for {group}"))
             return
         listing(
             "ID DUE_IN ATTEMPT CRASHES BYTES KEY ERROR",
@@ -474,7 +474,7 @@ def list_retries(
             key=lambda row: row.key or "-",
             error=_error,
         )
-        session.note(f"{seen.total:,} delayed in {topic} for {group}")
+        session.note(f"{plural(seen.total, 'waiting retry')} in {topic} for {group}")
         session.more(seen.cursor)
 
     head = {"topic": topic, "group": group}
@@ -499,7 +499,7 @@ def retry_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Run delayed retries now.
+    """Run waiting retries now.
 
     Pass their IDs, or --all with optional filters.
     """
@@ -533,7 +533,7 @@ def cancel_retries(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Cancel delayed retries, and turn them into dead letters.
+    """Cancel waiting retries, and turn them into dead letters.
 
     Pass their IDs, or --all with optional filters. The dead letters get the reason `cancelled` and
     can be replayed like any others. For a group that reads dead letters (NAME@dlq), the retries are

@@ -26,7 +26,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
     There is a row for each group, with totals. STATE is the worst state of its partitions, with
     their number. `running 12s` means that one message has been running for 12 seconds. MSG/S is an
     average of about the last 10 seconds. DLQ counts the group's dead letters (`-`: not counted).
-    LAG, PENDING, DELAYED and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's
+    LAG, PENDING, RETRIES and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's
     last heartbeat, and UPTIME the time since its start.
 
     \b
@@ -93,7 +93,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
             each.rate,
             each.lag,
             each.pending,
-            each.delayed,
+            each.waiting_retries,
             each.dead_letters,
             ago(seen.now_unix_ms, each.oldest_unix_ms),
             _group_state(each),
@@ -102,7 +102,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
     ]
     if len(rows) > 1:
         rows.append(_total(seen))
-    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DLQ", "OLDEST", "STATE")
+    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "RETRIES", "DLQ", "OLDEST", "STATE")
     table(columns, rows, last_below=True)
 
 
@@ -118,7 +118,7 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
         sum(each.rate or 0.0 for each in groups),
         sum(known) if len(known) == len(lags) else None,
         sum(each.pending for each in groups),
-        sum(each.delayed for each in groups),
+        sum(each.waiting_retries for each in groups),
         # The total is always known. It includes groups that no longer exist.
         sum(seen.dead_letters.values()),
         ago(seen.now_unix_ms, min(oldest, default=None)),
@@ -145,10 +145,11 @@ def _state(condition: str, run_seconds: float | None, progress: str) -> str:
 
 def _show_units(seen: fleet.StatusView) -> None:
     listing(
-        "PARTITION MSG/S LAG PENDING DELAYED OLDEST STATE OWNER",
+        "PARTITION MSG/S LAG PENDING RETRIES OLDEST STATE OWNER",
         seen.assignments,
         partition=lambda each: f"{each.partition}/{each.group}",
         msg_s=lambda each: each.acked,
+        retries=lambda each: each.waiting_retries,
         oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
         state=_unit_state,
         owner=lambda each: each.owner or "-",
@@ -221,7 +222,7 @@ def partitions(
 ) -> CommandResult:
     """Show owner, epoch, lag and pending messages of every partition and group.
 
-    LAG counts unread messages, PENDING counts messages delivered but not acknowledged, and DELAYED
+    LAG counts unread messages, PENDING counts messages delivered but not acknowledged, and RETRIES
     counts messages that wait for their next attempt. OLDEST is the age of the oldest unread or
     pending message.
     """
@@ -235,12 +236,13 @@ def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
     unreadable(seen.unreadable)
     if seen.assignments:
         listing(
-            "PARTITION OWNER EPOCH SINCE LAG PENDING DELAYED OLDEST",
+            "PARTITION OWNER EPOCH SINCE LAG PENDING RETRIES OLDEST",
             seen.assignments,
             partition=lambda row: str(row.unit),
             owner=owner,
             epoch=epoch,
             since=lambda row: ago(seen.now_unix_ms, row.since_unix_ms),
+            retries=lambda row: row.waiting_retries,
             oldest=lambda row: ago(seen.now_unix_ms, row.oldest_unix_ms),
         )
     for name in seen.idle_topics:

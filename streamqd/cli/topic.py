@@ -57,8 +57,9 @@ def list_(session: Session) -> CommandResult:
 def _show_topics(rows: list[topics.TopicRow]) -> None:
     unreadable([each for row in rows for each in row.unreadable])
     listing(
-        "TOPIC PARTITIONS MESSAGES SCHEDULED DLQ GROUPS",
+        "TOPIC PARTITIONS MESSAGES DELAYED DLQ GROUPS",
         rows,
+        delayed=lambda row: row.delayed_sends,
         dlq=lambda row: row.dead_letters,
         groups=lambda row: ", ".join(row.groups) or "-",
     )
@@ -90,8 +91,8 @@ def _show_topic(detail: topics.TopicDetail) -> None:
         click.echo(f"growing to {detail.growing_to} partitions: see `streamqd topic grow`")
     click.echo(f"groups: {', '.join(detail.groups) or 'none'}")
     totals = detail.totals
-    if totals.scheduled:
-        click.echo(f"scheduled: {count(totals.scheduled, 'message')}")
+    if totals.delayed_sends:
+        click.echo(f"delayed sends: {count(totals.delayed_sends, 'message')}")
     click.echo()
     table(
         ("PARTITION", "MESSAGES", "SIZE", "DLQ", "LAG", "FIRST", "LAST"),

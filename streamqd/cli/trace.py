@@ -46,7 +46,7 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     name = admin.read_name(uid)
     found = admin.trace(session.fleet, name)
     looked = None
-    if folder is not None and found.where != "scheduled":
+    if folder is not None and found.where != "delayed":
         looked = _look(folder, found, session.settings.archive.pairs)
     document = plain(found) | {"archive": plain(looked)}
     return CommandResult(document, lambda: _show(found, folder, looked))
@@ -61,7 +61,7 @@ def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
         sentence(f"{each.group}: {_group(found, each, proven=proven)}", hang=4)
         if each.state == admin.DEAD:
             sentence(f"streamqd dlq show {found.topic} {each.dead_letter_ids[-1]}", "  -> ", 5)
-    if not found.groups and found.where != "scheduled":
+    if not found.groups and found.where != "delayed":
         click.echo(printable(f"no group reads {found.topic}/{found.partition}"))
     if not found.complete:
         click.echo(
@@ -81,7 +81,7 @@ def _look(folder: Path | str, found: admin.Trace, options: Mapping[str, str]) ->
 
 def _message(found: admin.Trace) -> list[str]:
     now = found.now_unix_ms
-    if found.where == "scheduled":
+    if found.where == "delayed":
         due = "at a time that cannot be read" if found.due_unix_ms is None else _in(found)
         lines = [f"a delayed send: it is written to the partition {due}"]
         return lines + ([f"sent by an outbox as {found.outbox_uid}"] if found.outbox_uid else [])

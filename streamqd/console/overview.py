@@ -79,7 +79,7 @@ class GroupNow:
     lag: int | None
     least_lag: int
     pending: int
-    delayed: int
+    waiting_retries: int
     dead: int | None
     arriving: float | None
     acked: float | None
@@ -267,7 +267,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
         lag=status.lag,
         least_lag=sum(max(row.lag or 0, row.lag_at_least) for row in rows),
         pending=status.pending,
-        delayed=status.delayed,
+        waiting_retries=status.waiting_retries,
         dead=status.dead_letters,
         arriving=_sum(row.arriving for row in rows),
         acked=acked,
@@ -336,7 +336,7 @@ def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) ->
         fix = "fix the handler or its dependency"
         if each.dead:
             fix += f"; `streamqd dlq stats {each.topic}` counts its dead letters by error"
-        elif each.delayed:
+        elif each.waiting_retries:
             fix += f"; `streamqd retry list {each.topic} {each.group}` shows the messages"
         yield Trouble(ALARM, text, fix, "group", each.topic, each.group)
 

@@ -1,4 +1,4 @@
-"""Moves due messages: retries into the retry streams, scheduled sends into the partitions.
+"""Moves due messages: retries into the retry streams, delayed sends into the partitions.
 
 The moves are not fenced: each is atomic and safe for any caller, even if repeated or concurrent.
 """
@@ -25,8 +25,8 @@ from streamqd.store.store import Store
 
 PAGE = 32  # entries moved by one script, in less than 0.5 ms
 ROUNDS_MAX = 64  # scripts for one target in one turn
-POLL_SECONDS = 1.0  # age limit of the next due time at a target with delayed messages
-LIVELY_SECONDS = 60.0  # time after its last delayed message for which a target counts as active
+POLL_SECONDS = 1.0  # age limit of the next due time at a target with waiting messages
+LIVELY_SECONDS = 60.0  # time after its last waiting message for which a target counts as active
 LOOK_SECONDS = 0.2  # between two reads of the workers' hints, and two checks of all targets
 
 Target = TypeVar("Target", bound=Hashable)
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 class Promoter(Generic[Target]):
-    """Moves delayed messages when they are due.
+    """Moves delayed sends and waiting retries when they are due.
 
     The reply to a move contains the next due time, so a message that is delayed for more than a
     second is moved on time. A worker that delays a message shows its due time in its slot. Messages
     from other sources (a send with a delay, a retry that an operator hastens, a worker whose reply
-    was lost) are found within a second if the target has delayed messages, or had any within the
+    was lost) are found within a second if the target has waiting messages, or had any within the
     last minute. A quiet target is not asked. The figures, measured every three seconds, show when
     that changes.
 
@@ -71,7 +71,7 @@ class Promoter(Generic[Target]):
         self._wanted: set[Target] = set()  # targets to ask immediately
         self._near: dict[Target, int] = {}  # due times before the next look
         self._asked: dict[Target, float] = {}  # when a script has asked last
-        self._lively: dict[Target, float] = {}  # when the target last had delayed messages
+        self._lively: dict[Target, float] = {}  # when the target last had waiting messages
         self._due: dict[Target, int | None] = {}
         self._learnt_ns: dict[Target, int] = {}  # how old `_due` is
         self._hinted: dict[Target, int] = {}  # the hint that was followed last
@@ -179,7 +179,7 @@ class Promoter(Generic[Target]):
             logs.event("due_time.removed", logging.ERROR, where=str(target), members=done.orphans)
         if done.unreadable:
             logs.event(
-                "delayed_message.unreadable",
+                "waiting_message.unreadable",
                 logging.ERROR,
                 where=str(target),
                 members=done.unreadable,

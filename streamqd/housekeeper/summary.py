@@ -154,7 +154,7 @@ class Summary:
             "rss": slot.rss or None,
             "lag": figures.lag if figures else None,
             "pending": figures.pending if figures else None,
-            "delayed": figures.delayed if figures else None,
+            "waiting_retries": figures.waiting_retries if figures else None,
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
             "partition_dead_letters": partition.dead if partition else None,

@@ -23,8 +23,6 @@ EVENTS: dict[str, str] = {
     "dead_letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"
     " dead-letter stream.",
     "dead_letters.expired": "Dead letters older than dlq_retention were deleted.",
-    "delayed_message.unreadable": "A delayed message is not in streamqd's format. It is retried"
-    " after a minute.",
     "directive.ignored": "A directive in Redis cannot be read. A later version may have written"
     " it.",
     "drain.expired": "`drain_timeout` expired while messages were running. They were released"
@@ -190,6 +188,8 @@ EVENTS: dict[str, str] = {
     " every 2 s.",
     "topics.restored": "Topics and groups are registered again.",
     "trim.refused": "A stream is not trimmed, because an expected group is missing on it.",
+    "waiting_message.unreadable": "A delayed send or waiting retry is not in streamqd's format."
+    " The housekeeper tries again after a minute.",
     "worker.boot_failed": "A worker exited before it was ready.",
     "worker.charged": "A message was running when its worker crashed. The crash is counted against"
     " it.",

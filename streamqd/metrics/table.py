@@ -1,7 +1,7 @@
 """The table of metrics: name, meaning, labels and where the values come from.
 
 Several instances that read one partition (different groups) report the same partition: take
-`max by (topic, partition)` of the metrics that have no `consumer` label.
+`max by (topic, partition)` of the metrics that have no `streamqd_instance` label.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from streamqd.version import __version__
 Values = Iterable[tuple[Labels, float]]
 Histograms = Iterable[tuple[Labels, tuple[list[int], float]]]
 
-UNIT = ("topic", "partition", "group", "consumer")
+UNIT = ("topic", "partition", "group", "streamqd_instance")
 GROUP = ("topic", "partition", "group")
-CONSUMER = ("topic", "group", "consumer")
+CONSUMER = ("topic", "group", "streamqd_instance")
 PARTITION = ("topic", "partition")
-INSTANCE = ("consumer",)
+INSTANCE = ("streamqd_instance",)
 TOPIC = ("topic",)
 OUTBOX = ("outbox",)
 
@@ -221,7 +221,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("produced", _partition(lambda p: p.added), "Entries ever written to the partition."),
     _counter("consumed", _slot("fetched"), "Entries fetched for handling, retries included."),
     _counter("acked", _slot("acked"), "Entries acknowledged."),
-    _counter("retried", _slot("retried"), "Messages scheduled for another attempt."),
+    _counter(
+        "retried", _slot("retried"), "Failed messages that wait, or waited, for another attempt."
+    ),
     _counter("dead_lettered", _slot("dead_lettered"), "Messages moved to the dead-letter stream."),
     _counter(
         "given_up",
@@ -323,9 +325,9 @@ METRICS: tuple[Metric, ...] = (
         "Retries that became due and were written to the retry stream.",
     ),
     _counter(
-        "scheduled_sent",
+        "delayed_sends_written",
         _tally("sent", PARTITION),
-        "Scheduled sends that became due and were written to the partition.",
+        "Delayed sends that became due and were written to the partition.",
     ),
     _counter(
         "schedules_fired",
@@ -389,7 +391,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
     _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters stored, of all groups."),
-    _gauge("scheduled", _partition(lambda p: p.scheduled), "Scheduled sends that are not due yet."),
+    _gauge(
+        "delayed_sends",
+        _partition(lambda p: p.delayed_sends),
+        "Delayed sends that are not due yet.",
+    ),
     _gauge(
         "trim_floor_timestamp_seconds",
         _partition(_trim_floor),
@@ -423,7 +429,9 @@ METRICS: tuple[Metric, ...] = (
         _group(lambda v, u: v.age(u.oldest_unread_unix_ms())),
         "Age of the oldest entry not yet delivered, 0 when there is none.",
     ),
-    _gauge("delayed", _group(lambda _, u: u.delayed), "Retries that are not due yet."),
+    _gauge(
+        "waiting_retries", _group(lambda _, u: u.waiting_retries), "Retries that are not due yet."
+    ),
     _gauge(
         "retry_length", _group(lambda _, u: u.retry.length), "Entries stored in the retry stream."
     ),

@@ -655,7 +655,7 @@ def _passes(error: Exception) -> bool:
 
 
 def _outgoing(row: OutboxRow) -> OutgoingRow:
-    # The entry has its uid in the field of scheduled sends, so that a trace finds it.
+    # The entry has its uid in the field of delayed sends, so that a trace finds it.
     fields = [*row.fields, b"sendId", row.uid.encode()]
     return OutgoingRow(row.id, row.uid, row.due_unix_ms, fields)
 

@@ -64,7 +64,7 @@ _PAYLOAD = b"payload"
 class Encoded:
     """An encoded message: the fields of its entry, and where and when to write it.
 
-    A scheduled message has a `send_id` and either `delay` or `at_unix_ms`.
+    A delayed send has a `send_id` and either `delay` or `at_unix_ms`.
     """
 
     fields: list[bytes]

@@ -56,7 +56,7 @@ class ResetResult(NamedTuple):
     before: str
     after: str
     pending: int
-    delayed: int = 0
+    waiting_retries: int = 0
     retried: int = 0
 
     @classmethod

@@ -220,7 +220,7 @@ _OF_PARTITION = {
 def named(keys: Keys, name: str, place: Place) -> str:
     """Return the key that script headers call `name`.
 
-    `delayed`, `items` and `target` are the keys of scheduled sends, unless `place` is a unit.
+    `delayed`, `items` and `target` are the keys of delayed sends, unless `place` is a unit.
     Raises KeyError if a place has no such key.
     """
     if name in _OF_TOPIC:

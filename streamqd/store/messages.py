@@ -325,7 +325,7 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 class SettledReply(NamedTuple):
     """A word for each item (MOVED, GONE or MISSING), in order.
 
-    `next_due_unix_ms`, after `retry`: the earliest due time of the group's delayed entries.
+    `next_due_unix_ms`, after `retry`: the earliest due time of the group's waiting retries.
     `letters`, after `dead`: the id of each item's dead letter, b'' if it was not moved.
     """
 
@@ -364,7 +364,7 @@ def promote_retries(keys: Keys, unit: Unit, count: int) -> Call:
 
 
 def promote_scheduled(keys: Keys, topic: str, partition: int, count: int) -> Call:
-    """Move due scheduled sends into the partition."""
+    """Move due delayed sends into the partition."""
     return scripts.on("message_promote", keys, (topic, partition), count=_page(count))
 
 
@@ -399,11 +399,11 @@ class Snapshot(NamedTuple):
     length: int
     unread: int
     pending: int
-    delayed: int
+    waiting_retries: int
     retry_unread: int
     retry_pending: int
     dead: int  # dead letters of all groups
-    scheduled: int
+    delayed_sends: int
 
     @classmethod
     def parse(cls, reply: Reply) -> Snapshot | None:

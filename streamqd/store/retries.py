@@ -20,7 +20,7 @@ Holder = Unit | tuple[str, int]  # unit of retries, or topic and partition of de
 
 
 class Delayed(NamedTuple):
-    """A delayed retry or send. `payload_bytes` is -1 if its item cannot be read.
+    """A waiting retry or send. `payload_bytes` is -1 if its item cannot be read.
 
     `fields` are the fields of the message without payload and headers.
     """

@@ -1,6 +1,6 @@
 """Delayed sends of a partition: cancel one without a script, and read its item.
 
-`store.retries` has the calls that they share with delayed retries.
+`store.retries` has the calls that they share with waiting retries.
 """
 
 from __future__ import annotations

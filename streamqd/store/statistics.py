@@ -44,9 +44,9 @@ class PartitionFigures:
     first_id: str
     last_id: str
     dead: int
-    scheduled: int
+    delayed_sends: int
     trimmed_to: str  # first id that trimming kept
-    next_due_unix_ms: int | None = None  # due time of the next scheduled send
+    next_due_unix_ms: int | None = None  # due time of the next delayed send
     queries: tuple[QueryFigures, ...] = ()
     bad: BadValue | None = None
     counted: bool = True  # False: `added` leaves out entries removed by other clients
@@ -68,7 +68,7 @@ class UnitFigures:
 
     main: Backlog
     retry: Backlog
-    delayed: int
+    waiting_retries: int
     next_due_unix_ms: int | None
 
     @property
@@ -115,7 +115,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
     """Read the reply to `measure_partition`. `key` is the key of the record of trimming."""
-    length, added, first, last, dead, scheduled, kept, due, queries, counted = reply.rest
+    length, added, first, last, dead, delayed, kept, due, queries, counted = reply.rest
     trimmed_to, bad = "", None
     try:
         trimmed_to = untrusted.entry_id(kept, key, "first", default="")
@@ -127,7 +127,7 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
         first_id=first.decode(),
         last_id=last.decode(),
         dead=int(dead),
-        scheduled=int(scheduled),
+        delayed_sends=int(delayed),
         trimmed_to=trimmed_to,
         next_due_unix_ms=due_of(due),
         queries=_queries(queries),
@@ -163,11 +163,11 @@ def unit_figures(reply: Reply, key: str = RETRIES) -> UnitFigures | None:
     """
     if reply.word == "NOGROUP":
         return None
-    main, retry, delayed, due = reply.rest
+    main, retry, waiting, due = reply.rest
     return UnitFigures(
         main=_backlog(main),
         retry=_backlog(retry),
-        delayed=int(delayed),
+        waiting_retries=int(waiting),
         next_due_unix_ms=due_of(due, key, "a due time"),
     )
 

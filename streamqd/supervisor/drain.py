@@ -121,7 +121,7 @@ class BurstCheck:
     _passed: int = 0
 
     def verdict(self, now: float, partitions: Mapping[Unit, PartitionState]) -> int | None:
-        """Return a number once nothing is unread, pending, delayed or waiting for a retry.
+        """Return a number once nothing is unread, pending, a delayed send or a waiting retry.
 
         The number counts units that still hold messages but crash in a loop: a burst does not wait
         for such units. Return None while there is something to wait for.
@@ -155,10 +155,10 @@ class BurstCheck:
                 (
                     found.unread,
                     found.pending,
-                    found.delayed,
+                    found.waiting_retries,
                     found.retry_unread,
                     found.retry_pending,
-                    found.scheduled,
+                    found.delayed_sends,
                 )
             ):
                 unsettled.add(unit)

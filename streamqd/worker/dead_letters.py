@@ -22,7 +22,7 @@ from streamqd.message import (
 from streamqd.policy.fingerprint import fingerprint
 
 BOOKKEEPING = 2048  # bytes of names, and of fields that are ours
-ERROR_BYTES_MAX = 500  # bytes of error text in a delayed retry
+ERROR_BYTES_MAX = 500  # bytes of error text in a waiting retry
 PLACE_BYTES_MAX = 200
 
 # An entry with more names and values than this was written by hand, and a script cannot pass 8,000
@@ -66,7 +66,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
-    """Return the fields of a delayed retry that describe the last failure, only for display."""
+    """Return the fields of a waiting retry that describe the last failure, only for display."""
     fields = {}
     # Values that a producer wrote under these names must not pass for ours.
     if error or has_field(message, LAST_ERROR):

@@ -159,20 +159,23 @@ def test_the_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
 def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
     with make(max_attempts=0, backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         (uid,) = daemon.send(["never"])
-        daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
+        daemon.wait_for(
+            lambda: (seen := stand(daemon)) and seen.waiting_retries, what="it is tried again"
+        )
 
         assert topics.groups(daemon.store, TOPIC, [0]) == [GROUP, READER]
         assert [
-            (row.group, row.owned, row.lag, row.delayed) for row in groups.listed(daemon.store)
+            (row.group, row.owned, row.lag, row.waiting_retries)
+            for row in groups.listed(daemon.store)
         ] == [
             (GROUP, 1, 0, 0),
             (READER, 1, 0, 1),
         ]
-        assert groups.describe(daemon.store, TOPIC, READER).delayed == 1
+        assert groups.describe(daemon.store, TOPIC, READER).waiting_retries == 1
         (row,) = partitions.view(daemon.store, TOPIC, group=READER).assignments
         assert (row.lease, row.owner, row.lag) == ("owned", "one", 0)
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
-        assert (told.row.group, told.row.owner, told.row.delayed) == (READER, "one", 1)
+        assert (told.row.group, told.row.owner, told.row.waiting_retries) == (READER, "one", 1)
         # A canceled retry creates no dead letter, because the original is still there.
         rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows] == [uid]
@@ -268,7 +271,9 @@ def test_a_topic_grows_while_its_reader_waits_for_a_retry(make: NewDaemon):
     with make(backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         with Producer(settings=config.load(daemon.config_path)) as before:
             late = before.send(TOPIC, "never")
-        daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
+        daemon.wait_for(
+            lambda: (seen := stand(daemon)) and seen.waiting_retries, what="it is tried again"
+        )
         growth.grow(daemon.store, TOPIC, 2)
         daemon.wait_for(
             lambda: growth.grow(daemon.store, TOPIC, 2).done,

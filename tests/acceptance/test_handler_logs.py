@@ -262,7 +262,7 @@ def test_errors_that_must_not_be_kept_are_not_logged(
 
 
 def test_a_long_error_is_truncated(new_daemon: NewDaemon):
-    """U1: a delayed retry keeps at most 500 bytes of its error."""
+    """U1: a waiting retry keeps at most 500 bytes of its error."""
     code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
         daemon.send(["declined"])

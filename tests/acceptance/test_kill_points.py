@@ -310,7 +310,7 @@ def unsettled(daemon: Daemon, partitions: set[int]) -> int:
     )
     found = [messages.Snapshot.parse(reply) for reply in replies]
     return sum(
-        one.unread + one.pending + one.delayed + one.retry_unread + one.retry_pending
+        one.unread + one.pending + one.waiting_retries + one.retry_unread + one.retry_pending
         for one in found
         if one is not None
     )

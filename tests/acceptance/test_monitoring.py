@@ -126,7 +126,7 @@ def expressions() -> list[str]:
         for panel in json.loads(DASHBOARD.read_text())["panels"]
         for target in panel.get("targets", [])
     ]
-    variables = {"$__rate_interval": "1m", "$topic": ".*", "$group": ".*", "$consumer": ".*"}
+    variables = {"$__rate_interval": "1m", "$topic": ".*", "$group": ".*", "$instance": ".*"}
     for name, value in variables.items():
         found = [query.replace(name, value) for query in found]
     return found
@@ -245,7 +245,7 @@ def test_labels_are_bounded_by_the_configuration(
     assert after["topic"] == {TOPIC}
     assert after["partition"] == {"0", "1"}
     assert after["group"] == {GROUP}
-    assert after["consumer"] == {"one"}
+    assert after["streamqd_instance"] == {"one"}
     assert after["result"] <= {"error", "timeout", "acquired", "shed"}
     assert after.keys() == before.keys() | (after.keys() & {"task"})
     # Only counters of the housekeeper start at their first event.
@@ -253,7 +253,7 @@ def test_labels_are_bounded_by_the_configuration(
     assert new <= {
         "streamqd_promoted_total",
         "streamqd_trimmed_total",
-        "streamqd_scheduled_sent_total",
+        "streamqd_delayed_sends_written_total",
         "streamqd_housekeeper_failures_total",
     }
 

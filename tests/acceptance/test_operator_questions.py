@@ -184,7 +184,7 @@ def test_why_names_a_wait_for_the_next_attempt(new_daemon: NewDaemon) -> None:
     backoff = {"kind": "fixed", "base": "5m", "max": "5m", "jitter": "none"}
     with new_daemon(consumer={"backoff": backoff}) as one:
         one.send(["fail"])
-        assert wait_cause(one, "waiting-for-retry", part="ValueError")["delayed"] == 1
+        assert wait_cause(one, "waiting-for-retry", part="ValueError")["waiting_retries"] == 1
 
 
 def test_why_names_a_group_that_no_instance_offers(new_daemon: NewDaemon) -> None:

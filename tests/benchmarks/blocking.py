@@ -70,7 +70,7 @@ def in_flight(harness: Harness, body: str, most: int, consumer: str = "w") -> li
 
 
 def due(harness: Harness, body: str, most: int) -> list[str]:
-    """Make `most` retries and scheduled sends due, if they fit; return the retries' places."""
+    """Make `most` retries and delayed sends due, if they fit; return the retries' places."""
     harness.groups()
     costs.delayed(harness, many(most, body), body)
     for key in (harness.delayed, harness.scheduled):

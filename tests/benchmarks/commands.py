@@ -1,6 +1,6 @@
 """Measure how long each command blocks a server with a large backlog: `make bench NAME=commands`.
 
-A private server has one partition with pending entries, delayed retries, scheduled sends and dead
+A private server has one partition with pending entries, waiting retries, delayed sends and dead
 letters by the million. Every admin command that reads or changes them runs against it, followed by
 a daemon with its housekeeper. The server's slow log gives the longest call of each script and
 command. Where permitted, the kernel schedules the server ahead of all other processes, so that it

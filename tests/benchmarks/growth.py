@@ -3,7 +3,7 @@
 Each shape and each kind has its own private server and real daemon. A shape is TOPICSxPARTITIONS or
 TOPICSxPARTITIONSxGROUPS. It is measured at rest, and then while each group handles its backlog.
 After that, a small shape is measured at rest with growing amounts of one kind of data: waiting
-messages of a paused consumer, pending messages, retries and scheduled sends, dead letters. No other
+messages of a paused consumer, pending messages, retries and delayed sends, dead letters. No other
 client uses the server.
 
 Writes growth.json in ten minutes; `make bench NAME=growth-page` turns it into
@@ -131,7 +131,7 @@ def in_flight(harness: Harness, count: int, body: str) -> None:
 
 
 def half_of_each(harness: Harness, count: int, body: str) -> None:
-    """Delay `count` messages: half as retries, half as scheduled sends."""
+    """Delay `count` messages: half as retries, half as delayed sends."""
     delayed(harness, count // 2, body)
 
 

@@ -57,7 +57,7 @@ The shape is {shape}, no work is due, and the number of stored messages of one k
 
 - *backlog*: unread while the consumer is paused.
 - *pending*: held by another client, checked, and taken over after a day.
-- *delayed*: half retries and half scheduled sends, due in a day.
+- *delayed*: half retries and half delayed sends, due in a day.
 - *dead*: dead letters.
 
 Bodies have {bytes:,} bytes.

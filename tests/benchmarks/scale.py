@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", type=Shape.parse, nargs="+", default=[Shape(8, 1), Shape(2, 4)])
     parser.add_argument("--backlog", type=int, default=10_000, help="messages, over all partitions")
-    parser.add_argument("--delayed", type=int, default=1_000, help="retries, and scheduled sends")
+    parser.add_argument("--delayed", type=int, default=1_000, help="retries, and delayed sends")
     parser.add_argument("--dead", type=int, default=1_000)
     parser.add_argument("--pending", type=int, default=1_000, help="half of a dead consumer")
     parser.add_argument("--keep", type=int, default=1_000, help="messages that retention keeps")

@@ -149,7 +149,7 @@ class Host:
         return sum(int(each[b"lag"] or 0) + int(each[b"pending"]) for each in self._groups(streams))
 
     def due(self, shape: Shape) -> int:
-        """Return the number of retries and scheduled sends that are due but not promoted."""
+        """Return the number of retries and delayed sends that are due but not promoted."""
         seconds, _ = self.link.execute("TIME")
         sets = [self.keys.retry(*unit) for unit in shape.units]
         sets += [self.keys.scheduled(*place) for place in shape.places]

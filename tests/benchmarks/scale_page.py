@@ -61,8 +61,8 @@ def table(results: dict[str, Any]) -> str:
 
 def _heading(sizes: dict[str, float]) -> str:
     return (
-        f"{sizes['backlog']:,} messages of backlog, {sizes['delayed']:,} delayed retries and as"
-        f" many scheduled sends, half of them due at once; {sizes['dead']:,} dead letters, half of"
+        f"{sizes['backlog']:,} messages of backlog, {sizes['delayed']:,} waiting retries and as"
+        f" many delayed sends, half of them due at once; {sizes['dead']:,} dead letters, half of"
         f" them too old; {sizes['pending']:,} pending messages, half of them of a dead consumer;"
         f" {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes each."
         f" {sizes['keep']:,} messages are retained. CPU in ms of each second."

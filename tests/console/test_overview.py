@@ -54,7 +54,7 @@ def unit(acked=0.0, failed=0.0, **more) -> AssignmentRow:
     raw = {"topic": "clicks", "partition": 0, "group": "analytics", "state": "ready", "epoch": 7}
     raw |= {"rates": {"acked": acked, "failed": failed}}
     (row,) = published_rows("west", {"assignments": [raw]})
-    return replace(row, lease="owned", lag=0, pending=0, delayed=0, dead_letters=0, **more)
+    return replace(row, lease="owned", lag=0, pending=0, waiting_retries=0, dead_letters=0, **more)
 
 
 def troubles(*rows: AssignmentRow) -> list[Trouble]:

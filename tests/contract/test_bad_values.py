@@ -166,7 +166,7 @@ def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
 def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
-    """S6: of a delayed retry, of a member."""
+    """S6: of a waiting retry, of a member."""
     harness.groups()
     harness.do("ZADD", harness.delayed, score, "m:1-0")
     call = messages.promote_retries(harness.keys, harness.unit, 1)
@@ -184,7 +184,7 @@ def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
 
 
 def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
-    """S6: a page of delayed retries shows the other items."""
+    """S6: a page of waiting retries shows the other items."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
     harness.do("EVAL", code, 1, harness.items, "m:1-0")
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"

@@ -31,7 +31,7 @@ def ids(harness: Harness) -> list[str]:
 
 
 def set_aside(harness: Harness, ids: list[str]) -> None:
-    """Turn them into delayed retries that are due now."""
+    """Turn them into waiting retries that are due now."""
     harness.fetch()
     harness.own("t1")
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]

@@ -42,11 +42,11 @@ def test_snapshot_counts_every_place(harness: Harness) -> None:
         length=7,
         unread=4,
         pending=2,
-        delayed=6,
+        waiting_retries=6,
         retry_unread=5,
         retry_pending=1,
         dead=7,
-        scheduled=8,
+        delayed_sends=8,
     )
 
 

@@ -1,4 +1,4 @@
-"""retry_page, retry_hasten, retry_cancel: pages of delayed retries, and changes to them."""
+"""retry_page, retry_hasten, retry_cancel: pages of waiting retries, and changes to them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FAULTS = (*WHOLE, Fault.CUT_REPLY)
 BY_SOURCE = "EVAL "
 _SCRIPTS = {script.sha.encode(): name for name, script in scripts.load().items()}
 _MOMENT = re.compile(r"\d{13}(-\d+)?(\.\d+)?")  # a time in ms, or an id from the server
-_RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a scheduled send
+_RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a delayed send
 
 
 class Strike(NamedTuple):

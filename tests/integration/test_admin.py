@@ -96,7 +96,7 @@ def test_listing_and_describing_topics(store: Store, keys: Keys, at: At) -> None
     detail = admin_topics.describe(store, "access")
 
     assert row.topic == "access"
-    assert (row.partitions, row.messages, row.scheduled, row.dead_letters) == (3, 3, 1, 1)
+    assert (row.partitions, row.messages, row.delayed_sends, row.dead_letters) == (3, 3, 1, 1)
     assert row.groups == ["agents", "hits"]
     assert row.created_unix_ms == detail.created_unix_ms is not None
     assert [each.messages for each in detail.partitions] == [0, 2, 1]
@@ -125,7 +125,7 @@ def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
     first, second, third = seen.assignments
     assert (first.lease, first.owner, first.epoch) == ("owned", "west-1", epoch)
     assert first.since_unix_ms == epoch
-    assert (first.lag, first.pending, first.delayed) == (2, 1, 1)
+    assert (first.lag, first.pending, first.waiting_retries) == (2, 1, 1)
     assert first.oldest_unix_ms == 1000
     assert (second.lease, second.owner) == ("expired", "east-1")
     assert (third.lease, third.owner, third.epoch) == ("free", "", 0)
@@ -589,7 +589,7 @@ def test_status_combines_one_problem_of_many_partitions(
             " same in partitions 1-39"
         )
     ]
-    # The members are read once. The rest measures each unit, and each partition's scheduled sends.
+    # The members are read once. The rest measures each unit, and each partition's delayed sends.
     assert calls(link, "zrange") - before == 40 + 40 + 1
 
 

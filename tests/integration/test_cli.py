@@ -157,9 +157,11 @@ def test_topic_describe_shows_its_partitions(run: Run, at: At) -> None:
         "added": 1,
         "first_id": "5-0",
         "last_id": "5-0",
-        "scheduled": 0,
+        "delayed_sends": 0,
         "dead_letters": 0,
-        "groups": [{"group": "hits", "lag": 1, "lag_exact": True, "pending": 0, "delayed": 0}],
+        "groups": [
+            {"group": "hits", "lag": 1, "lag_exact": True, "pending": 0, "waiting_retries": 0}
+        ],
     }
     assert detail["totals"]["groups"] == row["groups"]
     assert shown.startswith("topic access: 3 partitions\ncreated 20")
@@ -180,14 +182,14 @@ def test_partitions_in_a_table_and_in_json(run: Run, at: At) -> None:
     seen = document(run("partitions", "access", "--json"))
 
     assert heading.split() == [
-        *("PARTITION", "OWNER", "EPOCH", "SINCE", "LAG", "PENDING", "DELAYED", "OLDEST")
+        *("PARTITION", "OWNER", "EPOCH", "SINCE", "LAG", "PENDING", "RETRIES", "OLDEST")
     ]
     assert first.split()[:3] == ["access/0/hits", "west-1", str(epoch)]
     assert first.split()[4:7] == ["0", "1", "0"]
     assert second.split() == ["access/1/hits", "-", "-", "-", "0", "0", "0", "-"]
     assert list(seen["assignments"][0]) == [
         *("topic", "partition", "group", "state", "owner", "epoch", "since_unix_ms", "lag"),
-        *("pending", "delayed", "oldest_unix_ms", "oldest_unread_unix_ms"),
+        *("pending", "waiting_retries", "oldest_unix_ms", "oldest_unread_unix_ms"),
     ]
 
 

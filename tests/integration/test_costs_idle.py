@@ -201,9 +201,11 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     assert costs[0] == costs[1]
     for name, (scripts, trips) in TASKS.items():
         cost = costs[1][name]
-        if name.startswith("promote"):  # only partitions with delayed messages are asked
+        if name.startswith("promote"):  # only partitions with such messages are asked
             assert (cost.scripts, cost.trips) == (1, 1), name
-            page.holds(f"Housekeeper: {name}", cost, per="partition with delayed messages")
+            page.holds(
+                f"Housekeeper: {name}", cost, per="partition with delayed sends or waiting retries"
+            )
         elif name == "measure":  # looks for new dead letters where there are some
             assert (cost.scripts, cost.trips) == (UNITS * scripts + 1, trips + 1)
         else:

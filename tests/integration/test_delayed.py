@@ -62,7 +62,7 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
 
     shown = verb("list", "access")
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["ID", *by_due]
-    assert shown.stderr == "3 delayed in access\n"
+    assert shown.stderr == "3 delayed sends in access\n"
     told = document(verb("list", "access", "--json"))
     assert [row["id"] for row in told["rows"]] == by_due
     first = told["rows"][0]
@@ -196,7 +196,7 @@ def test_commands_accept_the_uid_of_a_delayed_send(
         second = producer.send("access", "second", delay=HOUR, dedup_id="d")
         assert producer.send("access", "again", delay=HOUR, dedup_id="d") == second
         written = producer.send("access", "written")
-    assert document(run("trace", first, "--json"))["where"] == "scheduled"
+    assert document(run("trace", first, "--json"))["where"] == "delayed"
     assert document(run("trace", written, "--json"))["where"] == "present"
     assert document(verb("show", "access", first, "--json"))["payload"] == "first"
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"

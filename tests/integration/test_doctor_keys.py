@@ -298,31 +298,31 @@ def test_doctor_finds_a_large_message(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_a_due_time_without_a_message(doctor_case: DoctorCase) -> None:
-    doctor_case.silent("partitions.delayed-lost")
+    doctor_case.silent("partitions.waiting-lost")
     doctor_case.do("ZADD", doctor_case.harness.delayed, doctor_case.ago(-60), "m:1-0")
-    found = doctor_case.finding("partitions.delayed-lost")
+    found = doctor_case.finding("partitions.waiting-lost")
     assert found["evidence"]["members"] == ["m:1-0"]
     assert "m:1-0" in found["fix"]
 
 
 def test_doctor_finds_a_message_without_a_due_time(doctor_case: DoctorCase) -> None:
-    doctor_case.silent("partitions.delayed-stuck")
+    doctor_case.silent("partitions.waiting-stuck")
     doctor_case.do("HSET", doctor_case.harness.scheduled_items, "send-1", "x")
-    found = doctor_case.finding("partitions.delayed-stuck")
+    found = doctor_case.finding("partitions.waiting-stuck")
     assert f"ZADD {doctor_case.harness.scheduled} 0 send-1" in found["fix"]
 
 
 def test_doctor_finds_equal_numbers_of_stuck_and_lost_retries(doctor_case: DoctorCase) -> None:
     doctor_case.do("ZADD", doctor_case.harness.delayed, doctor_case.ago(-60), "m:1-0")
     doctor_case.do("HSET", doctor_case.harness.items, "m:2-0", "x")
-    doctor_case.finding("partitions.delayed-lost")
-    doctor_case.finding("partitions.delayed-stuck")
+    doctor_case.finding("partitions.waiting-lost")
+    doctor_case.finding("partitions.waiting-stuck")
 
 
 def test_too_many_to_compare_are_counted(doctor_case: DoctorCase) -> None:
     pairs = [part for n in range(1_100) for part in (f"m:{n}-0", "x")]
     doctor_case.do("HSET", doctor_case.harness.items, *pairs)
-    assert "1,100 messages" in doctor_case.finding("partitions.delayed-stuck")["text"]
+    assert "1,100 messages" in doctor_case.finding("partitions.waiting-stuck")["text"]
 
 
 def test_doctor_finds_overdue_retries(doctor_case: DoctorCase) -> None:

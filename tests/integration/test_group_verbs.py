@@ -62,19 +62,19 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
         "lag": 3,
         "lag_exact": True,
         "pending": 1,
-        "delayed": 1,
+        "waiting_retries": 1,
         "oldest_unix_ms": 5,
         "unreadable": [],
     }
     assert detail["missing"] == [2]
     first, second = detail["partitions"]
     assert (first["state"], first["owner"], first["position"]) == ("owned", "west-1", "1000-0")
-    assert (first["lag"], first["pending"], first["delayed"]) == (2, 1, 1)
+    assert (first["lag"], first["pending"], first["waiting_retries"]) == (2, 1, 1)
     assert first["oldest_unread_unix_ms"] == 2000
     assert first["oldest_pending_unix_ms"] == 1000
     assert (second["state"], second["lag"], second["retry_unread"]) == ("free", 1, 1)
     text = run("group", "describe", "access", "hits")
-    assert text.stdout.startswith("group hits of access: 3 unread, 1 pending, 1 delayed\n")
+    assert text.stdout.startswith("group hits of access: 3 unread, 1 pending, 1 waiting retry\n")
     assert "not on partition 2 yet" in text.stdout
     assert "did you mean hits" in run("group", "describe", "access", "hist", code=8).stderr
 
@@ -160,7 +160,7 @@ def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
         "unread": 2,
         "unread_exact": True,
         "pending": 1,
-        "delayed": 1,
+        "waiting_retries": 1,
         "retried": 0,
     }
     assert at(2).fetch() == [b"2-0", b"3-0"]

@@ -509,7 +509,7 @@ def test_housekeeper_measures_publishes_and_serves(
     board.progress_ns = now_ns()
     assert running.reasons("/readyz") == running.reasons("/livez") == []
     text = running.get("/metrics")[1].decode()
-    labels = 'consumer="web-1",group="hits",partition="0",topic="access"'
+    labels = 'group="hits",partition="0",streamqd_instance="web-1",topic="access"'
     assert f"streamqd_consumed_total{{{labels}}} 2.0" in text
     assert 'streamqd_pending{group="hits",partition="0",topic="access"} 2.0' in text
     assert 'streamqd_topic_length{partition="0",topic="access"} 3.0' in text
@@ -703,7 +703,7 @@ def test_redis_may_go_and_come_back(
         fresh_server.pause()
     wait_until(lambda: running.reasons("/readyz") == ["Redis does not answer"])
     assert running.reasons("/livez") == []
-    assert b'streamqd_redis_up{consumer="web-1"} 0.0' in running.get("/metrics")[1]
+    assert b'streamqd_redis_up{streamqd_instance="web-1"} 0.0' in running.get("/metrics")[1]
     wait_until(lambda: running.keeper._away.failures >= 3)
     assert len(lines.named("redis.lost")) == 1
 

@@ -121,7 +121,7 @@ def test_figures_of_a_unit_are_complete(harness: Harness) -> None:
     figures = of_unit(harness)
     assert figures.main._replace(unread=None) == Backlog(2, "1-0", None, "3-0", 4)
     assert figures.retry._replace(unread=None) == Backlog(1, "7-0", None, "8-0", 2)
-    assert (figures.delayed, figures.next_due_unix_ms) == (2, 1_700_000_000_123)
+    assert (figures.waiting_retries, figures.next_due_unix_ms) == (2, 1_700_000_000_123)
     assert figures.pending == 3
     assert figures.oldest_unread_unix_ms() == 3
     assert figures.oldest_unix_ms() == 1

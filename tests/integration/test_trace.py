@@ -243,7 +243,7 @@ def test_trace_finds_a_delayed_send_by_its_send_id(
     due = at(0).now_unix_ms() + 3_600_000
     link.execute("ZADD", keys.scheduled("access", 0), due, "abc123")
     found = document(run("trace", "access/0/abc123", "--json"))
-    assert (found["where"], found["due_unix_ms"]) == ("scheduled", due)
+    assert (found["where"], found["due_unix_ms"]) == ("delayed", due)
     said = run("trace", "access/0/abc123").stdout
     assert re.search("  a delayed send: it is written to the partition in (59m|1h)", said)
     assert "access/0/abc124 not found" in run("trace", "access/0/abc124", code=8).stderr
@@ -286,7 +286,7 @@ def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connecti
     uid, due = new_uid(harness.now_unix_ms()), harness.now_unix_ms() + 3_600_000
     link.execute("ZADD", harness.keys.scheduled("access", 2), due, uid)
     found = document(run("trace", f"access/outbox/{uid}", "--json"))
-    assert (found["where"], found["partition"], found["due_unix_ms"]) == ("scheduled", 2, due)
+    assert (found["where"], found["partition"], found["due_unix_ms"]) == ("delayed", 2, due)
     assert "sent by an outbox as" in run("trace", f"access/outbox/{uid}").stdout
 
 

@@ -509,4 +509,10 @@ def _value(value: Any) -> str:
 def _unsettled(found: messages.Snapshot | None) -> int:
     if found is None or min(found.unread, found.retry_unread) < 0:
         return UNREAD_MAX
-    return found.unread + found.pending + found.delayed + found.retry_unread + found.retry_pending
+    return (
+        found.unread
+        + found.pending
+        + found.waiting_retries
+        + found.retry_unread
+        + found.retry_pending
+    )

@@ -27,7 +27,7 @@ MEASURED: dict[str, Any] = {
     "owner": "west",
     "lag": 100,
     "pending": 2,
-    "delayed": 0,
+    "waiting_retries": 0,
     "oldest_unix_ms": NOW - 50_000,
     "oldest_unread_unix_ms": NOW - 50_000,
 }
@@ -290,7 +290,7 @@ CASES = [
     (
         "waiting-for-retry",
         False,
-        facts(**READ, pending=0, delayed=2, next_due_unix_ms=NOW + 8_000),
+        facts(**READ, pending=0, waiting_retries=2, next_due_unix_ms=NOW + 8_000),
         "2 messages of access/3/hits wait for their next attempt, the next in 8 s",
     ),
     ("starting", False, facts(worker=worker(state="booting")), "its worker is booting"),
@@ -350,7 +350,7 @@ def test_cause_ignores_old_failures() -> None:
 @pytest.mark.parametrize(
     ("more", "advice"),
     [
-        ({"delayed": 10_000}, "`streamqd retry list access hits`"),
+        ({"waiting_retries": 10_000}, "`streamqd retry list access hits`"),
         ({"worker": worker(rates={"failed": 3.0}, dead_letters=2)}, "`streamqd dlq stats"),
         ({}, "fix the handler or its dependency"),
     ],

@@ -22,7 +22,7 @@ from tests.support.sources import nodes
 
 UNIT = Unit("access", 3, "hits")
 HERE = {"topic": "access", "partition": "3", "group": "hits"}
-ME = {"consumer": "web-1"}
+ME = {"streamqd_instance": "web-1"}
 NOW = 1_700_000_000_000
 
 
@@ -30,7 +30,7 @@ def figures(*, unread: int | None = 7, oldest: str = f"{NOW - 90_000}-0") -> Uni
     return UnitFigures(
         main=Backlog(4, f"{NOW - 100_000}-0", unread, oldest, 60),
         retry=Backlog(1, f"{NOW - 1000}-0", 0, "", 2),
-        delayed=5,
+        waiting_retries=5,
         next_due_unix_ms=None,
     )
 
@@ -141,7 +141,7 @@ def test_counters_outlive_ownership_and_gauges_do_not(view: MetricsView, slot: W
     [
         ("topic_length", 60),
         ("dlq_length", 2),
-        ("scheduled", 1),
+        ("delayed_sends", 1),
         ("produced_total", 1234),
         ("trim_floor_timestamp_seconds", NOW / 1000),
     ],
@@ -151,7 +151,8 @@ def test_figures_of_a_partition(view: MetricsView, metric: str, expected: float)
 
 
 @pytest.mark.parametrize(
-    ("metric", "expected"), [("pending", 5), ("lag", 7), ("delayed", 5), ("retry_length", 2)]
+    ("metric", "expected"),
+    [("pending", 5), ("lag", 7), ("waiting_retries", 5), ("retry_length", 2)],
 )
 def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> None:
     assert value(view, f"streamqd_{metric}", **HERE) == expected
@@ -269,7 +270,16 @@ def test_metric_names_and_texts_are_valid() -> None:
         assert metric.name.endswith("_seconds") or metric.kind != "histogram"
         assert metric.help.endswith(".")
         assert set(metric.labels) <= {
-            *("topic", "partition", "group", "consumer", "result", "task", "version", "python"),
+            *(
+                "topic",
+                "partition",
+                "group",
+                "streamqd_instance",
+                "result",
+                "task",
+                "version",
+                "python",
+            ),
             *("reason", "outbox"),
         }
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
@@ -286,7 +296,14 @@ def test_documented_metrics_exist() -> None:
         ),
         *("topic_length", "pending", "in_flight", "partitions_owned"),
         *("handle_seconds", "ack_latency_seconds"),
-        *("lag", "oldest_unread_age_seconds", "delayed", "dlq_length", "epoch", "fenced_total"),
+        *(
+            "lag",
+            "oldest_unread_age_seconds",
+            "waiting_retries",
+            "dlq_length",
+            "epoch",
+            "fenced_total",
+        ),
         *("restarts_total", "charged_total", "rebalance_moves_total"),
         *("trim_floor_timestamp_seconds", "redis_round_trips_total"),
     }

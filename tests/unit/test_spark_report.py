@@ -31,7 +31,7 @@ OPEN = {"td", "th", "tr"}  # tags that HTML allows to stay open
 GROUP = GroupStatus(
     topic="orders", group="billing", partitions=4, owned=4, condition="ready",
     condition_partitions=4, longest_run_seconds=None, reason="", rate=2.0, lag=0, pending=0,
-    delayed=0, dead_letters=0, oldest_unix_ms=None,
+    waiting_retries=0, dead_letters=0, oldest_unix_ms=None,
 )  # fmt: skip
 LATE = Behind("orders", "billing", 90, NOW - 600_000, 3.0, [0])
 NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
@@ -88,7 +88,7 @@ def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
 def test_report_sorts_the_worst_first() -> None:
     dying = topic("orders", 10, dead_letters=7, causes=[cause(4, error_class="KeyError"), cause(3)])
     stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
-    failing = replace(GROUP, delayed=12, lag=90, pending=10)
+    failing = replace(GROUP, waiting_retries=12, lag=90, pending=10)
     unread = topic("audit", 40)
     seen = living(failing, stuck, lagging=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
 
@@ -106,7 +106,7 @@ def test_report_sorts_the_worst_first() -> None:
 
 
 def test_report_ranks_topics_by_their_worst_finding() -> None:
-    seen = living(GROUP, replace(GROUP, topic="mail", delayed=1), lagging=[LATE])
+    seen = living(GROUP, replace(GROUP, topic="mail", waiting_retries=1), lagging=[LATE])
     uneven = topic("orders", 900, 100)
     assert [each.partition(":")[0] for each in wrong(seen, topic("mail", 9), uneven)] == [
         *("problem", "warning", "note"),
@@ -163,7 +163,7 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
 
 def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMQ_REDIS__URL", "redis://127.0.0.1:1/0")
-    broken = replace(GROUP, condition="circuit-open", lag=5, delayed=2)
+    broken = replace(GROUP, condition="circuit-open", lag=5, waiting_retries=2)
     fields = {"fits": 0, "bad": 1, "rows": []}
     dying = topic("orders", 900, 200, dead_letters=1, causes=[cause(1)], fields=fields)
     bad = [Unreadable("k", "f", "x", "y")]
@@ -190,7 +190,7 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
 
 def test_worst_changes_come_first() -> None:
     before = document(living(GROUP), topic("orders", 5), topic("gone", 3))
-    grown = replace(GROUP, lag=70, delayed=0)
+    grown = replace(GROUP, lag=70, waiting_retries=0)
     dying = topic("orders", 5, dead_letters=4, causes=[cause(4, error_class="KeyError")])
     now = document(living(grown), dying)
 
@@ -277,7 +277,7 @@ def hostile() -> dict[str, Any]:
         timeline=[{"at_unix_ms": NOW + at, "entries": 1, "dead_letters": at} for at in (0, 5000)],
         fields={"fits": 1, "bad": 1, "rows": [row]},
     )  # fmt: skip
-    group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, delayed=2)
+    group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, waiting_retries=2)
     seen = living(group, lagging=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
     made = document(seen, held)
     return made | compared(made | {"measures": {EVIL: 3}}, made)

@@ -221,7 +221,7 @@ def test_counter_parser_reports_bad_values(
 def test_plan_and_delay_parsers_report_bad_values(
     raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]
 ) -> None:
-    """S6: plans of the sink, and delayed retries."""
+    """S6: plans of the sink, and waiting retries."""
     plan = read(lambda: spark.read_plan(raw, "the record"), "the record") or {}
     for of_attempt in plan.values():
         for name, partitions in of_attempt.items():

@@ -73,12 +73,12 @@ def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) 
 
 
 def test_head_shows_the_fleet_and_its_sums() -> None:
-    busy = unit(lag=7, pending=2, delayed=1, arriving=1.5, rates={"acked": 1200.0})
+    busy = unit(lag=7, pending=2, waiting_retries=1, arriving=1.5, rates={"acked": 1200.0})
     shown = text(frame(view([busy]), Shown(), 80, 24))
 
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
     assert "in 1.5/s  out 1,200/s" in shown
-    assert "lag 7  pending 2  delayed 1  dlq 0" in shown
+    assert "lag 7  pending 2  retries 1  dlq 0" in shown
     assert "lag 7+  pending 2" in text(frame(view([busy, unit(1, lag=None)]), Shown(), 80, 24))
 
 

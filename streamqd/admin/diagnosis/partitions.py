@@ -1,4 +1,4 @@
-"""Checks of the partitions: keys, groups, delayed messages, dead letters, lost messages."""
+"""Checks of the partitions: keys, groups, due times, dead letters, lost messages."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ NAMES_SHOWN = 8
 
 
 class _Set(NamedTuple):
-    """The delayed messages of one kind on one partition. `group` is '' for `delay=` sends."""
+    """The waiting retries of a group, or with `group` '' the delayed sends, of one partition."""
 
     topic: str
     partition: int
@@ -301,7 +301,7 @@ class _Set(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return f"retries of {self.group}" if self.group else "scheduled messages"
+        return f"retries of {self.group}" if self.group else "delayed sends"
 
 
 def _sets(facts: DiagnosisFacts) -> list[_Set]:
@@ -309,9 +309,9 @@ def _sets(facts: DiagnosisFacts) -> list[_Set]:
     return sends + [_Set(*each.unit, each.delays) for each in facts.units]
 
 
-@check("partitions.delayed-lost", Severity.PROBLEM, Need.ASSIGNMENTS)
+@check("partitions.waiting-lost", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A due time has no message (retries, and sends with a delay)."""
+    """A due time has no message (waiting retries and delayed sends)."""
     for each in _sets(facts):
         delays = each.delays
         count = len(delays.lost) or max(0, delays.more)
@@ -327,9 +327,9 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.delayed-stuck", Severity.PROBLEM, Need.ASSIGNMENTS)
+@check("partitions.waiting-stuck", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A delayed message has no due time."""
+    """A waiting retry or delayed send has no due time."""
     for each in _sets(facts):
         delays = each.delays
         count = len(delays.stuck) or max(0, -delays.more)
@@ -346,7 +346,7 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.overdue", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A delayed message was due more than a minute ago."""
+    """A waiting retry or delayed send was due more than a minute ago."""
     limit = facts.now_unix_ms - OVERDUE_SECONDS * 1000
     late: dict[tuple[str, str], list[_Set]] = {}
     for each in _sets(facts):
@@ -365,7 +365,7 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             evidence={
                 "partitions": [each.partition for each in some],
                 "oldest_due_unix_ms": oldest,
-                "delayed": sum(each.delays.count for each in some),
+                "waiting": sum(each.delays.count for each in some),
             },
         )
 

@@ -2,7 +2,7 @@
 
 Other checks read most values already. This module reads the rest, and one table has the fix for
 each kind of value. Hashes of more than PAGE fields are left out, because nothing is scanned. Of
-delayed messages, the first and the last ones are read.
+messages with a due time, the first and the last ones are read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from streamqd.store.store import Store
 
 PAGE = 10_000  # fields of one hash that is read
 BODIES_AT_ONCE = 32  # hashes of one round trip
-ITEMS = 64  # delayed messages of one group that are looked into
-ENDS = 100  # delayed messages read at each end, where invalid due times sort
+ITEMS = 64  # messages of one group, with a due time, that are examined
+ENDS = 100  # messages read at each end, where invalid due times sort
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _PLACE = re.compile(r"[mr]:[0-9]{1,20}-[0-9]{1,20}")
@@ -292,7 +292,7 @@ def _due_times(store: Store, bad: BadValues, keys: Sequence[str]) -> dict[str, d
 
 
 def _items(store: Store, bad: BadValues, units: Sequence[Unit]) -> None:
-    """Return the first delayed retries of each group."""
+    """Return the first waiting retries of each group."""
     calls = [retries.page(store.keys, unit, (0, ""), ITEMS) for unit in units]
     for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
         for row in reply.rest[0] if reply else ():

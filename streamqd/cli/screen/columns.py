@@ -158,7 +158,7 @@ COLUMNS = (
     ),
     _timed("oldest", "OLDEST", 0, lambda unit: unit.oldest_seconds),
     _numeric("pending", "PENDING", 7, 0, lambda unit: unit.pending),
-    _numeric("delayed", "DELAYED", 7, 0, lambda unit: unit.delayed),
+    _numeric("retries", "RETRIES", 7, 0, lambda unit: unit.waiting_retries),
     _timed("p99", "P99", 0, lambda unit: unit.p99_seconds),
     ScreenColumn(
         "run", "RUN", 6, 110,

@@ -38,7 +38,7 @@ HELP = (
     "MSG/S    acknowledged per second, about the last 10 seconds",
     "LAG      unread messages, LAG/S their growth (about 20 seconds)",
     "OLDEST   age of the oldest message that is unread or pending",
-    "PENDING  delivered and not acknowledged, DELAYED waiting for their next attempt",
+    "PENDING  delivered and not acknowledged, RETRIES  waiting for their next attempt",
     "P99      99 of 100 handler runs of the last minute took at most this",
     "RUN      age of the current handler run, DLQ dead letters of the group",
     "STATE    run 12s: one message has been running for 12 s, circuit: its breaker is open",
@@ -137,7 +137,7 @@ def _sums(view: FleetSnapshot) -> Line:
         Cell(f"in {number(sums.arriving)}/s  out {number(sums.acked)}/s"),
         Cell(f"  fail {number(sums.failed)}/s", "warn" if sums.failed >= 0.05 else ""),
         Cell(f"  lag {number(sums.lag)}{more}  pending {number(sums.pending)}"),
-        Cell(f"  delayed {number(sums.delayed)}"),
+        Cell(f"  retries {number(sums.waiting_retries)}"),
         Cell(f"  dlq {number(sums.dead_letters)}", "bad" if sums.dead_letters else ""),
     ]
 

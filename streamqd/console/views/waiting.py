@@ -25,7 +25,7 @@ CHOSEN_MAX = 10_000  # messages that one act changes
 
 
 def show_retries(visit: Visit) -> Context:
-    """Return a page of the delayed retries of a group."""
+    """Return a page of the waiting retries of a group."""
     topic, group = visit.path["topic"], visit.path["group"]
     found = retries.messages(visit.desk.store, topic, group)
     return {
@@ -134,7 +134,7 @@ def preview_send_now(visit: Visit) -> Preview:
 
 
 def send_now(visit: Visit) -> ActResult:
-    """Send delayed messages now."""
+    """Make delayed sends due now."""
     topic = visit.path["topic"]
     done = delayed.hasten(visit.desk.store, topic, _sends(visit))
     return ActResult(f"{plural(done.changed, 'message')} sent now.", "delayed", {"topic": topic})
@@ -197,7 +197,7 @@ ACTS = (
     Act(
         "send_now",
         "/topics/{topic}/delayed/now",
-        "Send delayed messages now",
+        "Make delayed sends due now",
         "Send now",
         Role.OPERATOR,
         preview_send_now,

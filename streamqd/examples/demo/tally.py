@@ -28,7 +28,9 @@ class DemoTally:
     handled: Counter[GroupPartition] = field(default_factory=Counter)
     dead: Counter[GroupPartition] = field(default_factory=Counter)
     added: Counter[int] = field(default_factory=Counter)  # entries written to Redis, per partition
-    unsettled: int | None = None  # unread, pending and delayed messages, None if a lag is unknown
+    unsettled: int | None = (
+        None  # unread and pending messages and waiting retries, None if a lag is unknown
+    )
     letters: list[dict[str, Any]] = field(default_factory=list)
 
     # --- looking ---
@@ -46,7 +48,9 @@ class DemoTally:
         units = self.folder.ask("partitions", TOPIC)["assignments"]
         known = {unit["group"] for unit in units} == set(GROUPS)
         if known and all(unit["lag"] is not None for unit in units):
-            self.unsettled = sum(unit["lag"] + unit["pending"] + unit["delayed"] for unit in units)
+            self.unsettled = sum(
+                unit["lag"] + unit["pending"] + unit["waiting_retries"] for unit in units
+            )
         return self.unsettled == 0
 
     def ask_redis(self) -> None:

@@ -105,11 +105,11 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
     for unread in seen.lagging:
         if (unread.topic, unread.group) == (group.topic, group.group):
             yield from _late(seen.now_unix_ms, about, unread)
-    if group.delayed:
-        verb = "waits for its" if group.delayed == 1 else "wait for their"
-        what = f"{plural(group.delayed, 'message')} {verb} next attempt"
+    if group.waiting_retries:
+        verb = "waits for its" if group.waiting_retries == 1 else "wait for their"
+        what = f"{plural(group.waiting_retries, 'message')} {verb} next attempt"
         command = f"retry list {group.topic} {group.group}"
-        yield _finding(Severity.WARNING, about, what, group.delayed, command)
+        yield _finding(Severity.WARNING, about, what, group.waiting_retries, command)
 
 
 def _state(group: GroupStatus) -> str:
@@ -209,7 +209,7 @@ def _measures(
         found[f"entries of {topic['topic']}"] = topic["entries"]
         found[f"partitions of {topic['topic']}"] = topic["partition_count"]
     for group in groups:
-        found[f"{group.topic}/{group.group}: retries"] = group.delayed
+        found[f"{group.topic}/{group.group}: retries"] = group.waiting_retries
         if group.lag is not None:
             found[f"{group.topic}/{group.group}: unread"] = group.lag
     for cause in causes:
