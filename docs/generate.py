@@ -90,8 +90,9 @@ The three health endpoints return 200 or 503, with the reasons as JSON.
 """,
         _table(("Metric", "Kind", "Labels", "Meaning"), rows),
         """
-The label `streamqd_instance` is the name of the instance. Metrics without that label describe Redis, and every instance
-that reads the partition reports the same value: use `max by (topic, partition)`.
+The label `streamqd_instance` is the name of the instance. Metrics without that label describe
+Redis, and every instance that reads the partition reports the same value: use
+`max by (topic, partition)`.
 Counters restart with the supervisor. A crash of a worker does not reset them.
 """,
     )
