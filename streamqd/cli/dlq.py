@@ -359,6 +359,10 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
 )
 @filter_options
 @click.option(
+    "--unarchived", is_flag=True,
+    help='With archive = "required": also delete dead letters that are not archived yet.',
+)  # fmt: skip
+@click.option(
     "--dry-run", is_flag=True, help="Count the dead letters by cause, but delete nothing."
 )
 @yes_option
@@ -370,11 +374,16 @@ def purge(
     all_: bool,
     ids: tuple[str, ...],
     older_than: float | None,
+    unarchived: bool,
     dry_run: bool,
     yes: bool,
     **filters: Any,
 ) -> CommandResult | int:
-    """Delete dead letters permanently."""
+    """Delete dead letters permanently.
+
+    If the topic has archive = "required", dead letters that `streamqd pipeline archive` has not
+    stored stay, and the exit code is 8.
+    """
     if ids and older_than is not None:
         raise click.UsageError("--id names dead letters, but --older-than applies to all")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
@@ -399,13 +408,26 @@ def purge(
         return 0
     meter = Meter(session)
     with interruptible() as stop:
-        done = dead_letters.purge(session.store, topic, choice, stop=stop, progress=meter)
+        done = dead_letters.purge(
+            session.store,
+            topic,
+            choice,
+            configured=session.settings.topics.get(topic),
+            unarchived=unarchived,
+            stop=stop,
+            progress=meter,
+        )
     meter.end()
     notes = [] if done.audited else [NOT_AUDITED]
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been purged")
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
     code, error = _exit_of(done.result, f"interrupted: {done.error} (the others stay)")
+    if done.unarchived and not (code or error):
+        error = Refused(
+            f"{count(done.unarchived, 'dead letter')} of {topic} not archived yet, so not purged;"
+            " run `streamqd pipeline archive`, or pass --unarchived"
+        )
     return CommandResult(done, text, code, notes, error)
 
 

@@ -84,13 +84,14 @@ class Topic:
     )
     archive: str = setting(
         "off",
-        "required: no entry is trimmed before `streamqd pipeline archive` has stored it.",
+        "required: no entry is trimmed, and no dead letter purged, before `streamqd pipeline"
+        " archive` has stored it.",
         choices=("off", "required"),
     )
     dlq_retention: Seconds | None = setting(
         None,
         "Dead letters older than this are deleted and counted. none: they stay until they are"
-        " replayed or purged.",
+        ' replayed or purged. With archive = "required", they also stay until they are archived.',
         min=1,
     )
     # The explicit settings. A topic that only a consumer names has none, so its partition count is

@@ -1,7 +1,8 @@
 """Deletes dead letters that are older than their topic's retention.
 
 Without `dlq_retention` no dead letter is deleted automatically. The stream of dead letters is never
-trimmed: the oldest letters are deleted one by one, a bounded number at a time.
+trimmed: the oldest letters are deleted one by one, a bounded number at a time. If the topic
+requires an archive, dead letters that are not archived stay.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ class DeadLetterExpirer:
     def _steps(self) -> Steps:
         places = {(unit.topic, unit.partition) for _, unit in self._view.owned()}
         self._topics.refresh({topic for topic, _ in places})
-        waiting = sorted(place for place in places if self._kept(place[0]) is not None)
+        waiting = sorted(place for place in places if self._expires(place[0]))
         refusals = Refusals()
         expired: Counter[str] = Counter()
 
         def book(place: TopicPartition, reply: Reply | RedisRefused) -> bool:
             if isinstance(reply, RedisRefused):
                 return refusals.took(reply)
-            removed = int(reply.rest[0])
-            if removed:
-                self._view.count("expired", (place[0], str(place[1])), removed)
-                expired[place[0]] += removed
-            return bool(reply.rest[1])
+            done = dead.PurgeReply.parse(reply)
+            if done.removed:
+                self._view.count("expired", (place[0], str(place[1])), done.removed)
+                expired[place[0]] += done.removed
+            return done.more
 
         try:
             left = yield from run_batched(
@@ -72,12 +73,14 @@ class DeadLetterExpirer:
             raise self._topics.trouble
         return 0.0 if left else None
 
-    def _kept(self, topic: str) -> float | None:
+    def _expires(self, topic: str) -> bool:
         found = self._topics.get(topic)
-        return None if found is None else found.dlq_retention
+        return found is not None and found.dlq_retention is not None
 
     def _call(self, place: TopicPartition) -> Call:
-        kept = self._kept(place[0])
-        assert kept is not None
-        before = f"{max(0, self._view.now_unix_ms() - round(kept * 1000))}-0"
-        return dead.purge_before(self._store.keys, *place, before, PAGE)
+        topic = self._topics.get(place[0])
+        assert topic is not None
+        assert topic.dlq_retention is not None
+        before = f"{max(0, self._view.now_unix_ms() - round(topic.dlq_retention * 1000))}-0"
+        required = topic.archive == "required"
+        return dead.purge_before(self._store.keys, *place, before, PAGE, archived_only=required)

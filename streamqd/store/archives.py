@@ -10,9 +10,9 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
 
-def advance(keys: Keys, topic: str, partition: int, entry_id: str) -> Call:
-    """Record that a partition is archived up to and including this entry."""
-    return scripts.on("archive_advance", keys, (topic, partition), id=entry_id)
+def advance(keys: Keys, topic: str, partition: int, entry_id: str, *, dead: bool = False) -> Call:
+    """Record that a partition is archived up to and including this entry, or this dead letter."""
+    return scripts.on("archive_advance", keys, (topic, partition), id=entry_id, dead=dead)
 
 
 def take_lease(

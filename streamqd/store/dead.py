@@ -94,15 +94,56 @@ def deliver(
     )
 
 
-def purge(keys: Keys, topic: str, partition: int, letter_ids: Sequence[str]) -> Call:
-    """Delete the letters with these ids."""
+class PurgeReply(NamedTuple):
+    """The number of deleted letters, and of named ones that stay because they are not archived.
+
+    With `more`, there may be more letters before the given id.
+    """
+
+    removed: int
+    more: bool
+    unarchived: int
+
+    @classmethod
+    def parse(cls, reply: Reply) -> PurgeReply:
+        """Read OK of `purge` or `purge_before`."""
+        removed, more, unarchived = reply.rest
+        return cls(int(removed), bool(more), int(unarchived))
+
+
+def purge(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    letter_ids: Sequence[str],
+    *,
+    archived_only: bool = False,
+) -> Call:
+    """Delete the letters with these ids. With `archived_only`, letters not archived stay."""
     if len(letter_ids) > PLACES_MAX:
         raise ContractError(f"dead_purge: {len(letter_ids)} ids, at most {PLACES_MAX} are allowed")
-    return scripts.on("dead_purge", keys, (topic, partition), before="", count=0, ids=letter_ids)
+    place = topic, partition
+    return scripts.on(
+        "dead_purge", keys, place, before="", count=0, archive=archived_only, ids=letter_ids
+    )
 
 
-def purge_before(keys: Keys, topic: str, partition: int, before: str, count: int) -> Call:
-    """Delete the oldest letters before the id `before`, at most `count`."""
+def purge_before(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    before: str,
+    count: int,
+    *,
+    archived_only: bool = False,
+) -> Call:
+    """Delete the oldest letters before the id `before`, at most `count`.
+
+    With `archived_only`, letters not archived stay.
+    """
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} letters before {before!r}")
-    return scripts.on("dead_purge", keys, (topic, partition), before=before, count=count, ids=[])
+    place = topic, partition
+    return scripts.on(
+        "dead_purge", keys, place, before=before, count=count, archive=archived_only, ids=[]
+    )

@@ -141,8 +141,8 @@ class Keys:
         return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
 
     def trim(self, topic: str, partition: int) -> str:
-        """HASH first (id kept), removed, size, archived, shrink_*, and for groups `floor:<G>`,
-        `dropped_*:<G>`, `holds:<G>`.
+        """HASH first (id kept), removed, size, archived, dead_archived, shrink_*, and for groups
+        `floor:<G>`, `dropped_*:<G>`, `holds:<G>`.
         """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 

@@ -265,7 +265,9 @@ def dead_replay_everyone(harness: Harness) -> Call:
 
 def dead_purge(harness: Harness) -> Call:
     harness.add("7-0", stream=harness.dlq)
-    return dead.purge_before(harness.keys, harness.unit.topic, harness.unit.partition, "8", 10)
+    harness.do("HSET", harness.trim, "dead_archived", "9-0")
+    place = harness.unit.topic, harness.unit.partition
+    return dead.purge_before(harness.keys, *place, "8", 10, archived_only=True)
 
 
 def dead_mark(harness: Harness) -> Call:

@@ -14,6 +14,14 @@ def advance(harness: Harness, entry_id: str) -> Call:
     return archives.advance(harness.keys, *harness.unit[:2], entry_id)
 
 
+def test_archive_advance_keeps_dead_letters_apart(harness: Harness) -> None:
+    call = archives.advance(harness.keys, *harness.unit[:2], "5-0", dead=True)
+    harness.expect("archive_advance", "OK", advance(harness, "9-0"))
+    harness.expect("archive_advance", "OK", call)
+    assert harness.expect("archive_advance", "BEHIND", call) == [b"5-0"]
+    assert harness.state() == {"trim": {"archived": b"9-0", "dead_archived": b"5-0"}}
+
+
 @pytest.mark.parametrize("entry_id", ["1-0", "1753185905123-7", "18446744073709551615-0"])
 def test_notes_the_first_id(harness: Harness, entry_id: str) -> None:
     assert harness.expect("archive_advance", "OK", advance(harness, entry_id)) == []

@@ -107,10 +107,10 @@ def test_dead_purge_removes_named_dead_letters(harness: Harness) -> None:
     letters = die(harness, "1-0", "2-0", "3-0")
     before = harness.state()
     call = dead.purge(harness.keys, "access", 0, [letters[2], letters[0], "9-0"])
-    assert harness.expect("dead_purge", "OK", call) == [2, 0]
+    assert harness.expect("dead_purge", "OK", call) == [2, 0, 0]
     left = {letters[1]: before["dlq"].entries[letters[1]]}
     assert harness.changes(before) == {"dlq": Stream(left, {})}
-    assert harness.expect("dead_purge", "OK", call) == [0, 0]
+    assert harness.expect("dead_purge", "OK", call) == [0, 0, 0]
 
 
 def test_dead_purge_removes_the_oldest_in_batches(harness: Harness) -> None:
@@ -132,12 +132,33 @@ def test_dead_purge_removes_the_oldest_in_batches(harness: Harness) -> None:
 
 def test_dead_purge_accepts_an_empty_partition(harness: Harness) -> None:
     call = dead.purge_before(harness.keys, "access", 0, "99-0", 10)
-    assert harness.expect("dead_purge", "OK", call) == [0, 0]
+    assert harness.expect("dead_purge", "OK", call) == [0, 0, 0]
     assert harness.state() == {}
     with pytest.raises(ContractError):
         dead.purge(harness.keys, "access", 0, ["1-0"] * 513)
     with pytest.raises(ContractError):
         dead.purge_before(harness.keys, "access", 0, "", 10)
+
+
+@pytest.mark.parametrize(
+    ("mark", "count"), [("", 0), ("junk", 0), ("8-5", 1), ("9-0", 2), ("99-0", 3)]
+)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_dead_purge_leaves_unarchived_dead_letters(
+    harness: Harness, mark: str, count: int, *, by_name: bool
+) -> None:
+    letters = [f"{n}-0" for n in range(8, 11)]
+    for letter in letters:
+        harness.add(letter, stream=harness.dlq)
+    harness.do("HSET", harness.trim, "archived", "99-0", *(("dead_archived", mark) if mark else ()))
+    place = (harness.keys, "access", 0)
+    if by_name:
+        call = dead.purge(*place, letters, archived_only=True)
+    else:
+        call = dead.purge_before(*place, "99", 10, archived_only=True)
+    assert harness.expect("dead_purge", "OK", call) == [count, 0, 3 - count if by_name else 0]
+    left = harness.state().get("dlq")
+    assert (list(left.entries) if left else []) == letters[count:]
 
 
 # --- moving a letter out of its slot --------------------------------------------------------------

@@ -23,7 +23,7 @@ from streamqd.admin.reading import PAGE_MAX, server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
-from streamqd.store import directives, topics
+from streamqd.store import archives, directives, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -480,6 +480,24 @@ def test_interrupted_purge_can_be_repeated(
     assert (first.purged, first.unknown, first.result) == (64, 64, "failed")
     assert (second.purged, second.result) == (250 - 128, "done")
     assert left(link, keys) == []
+
+
+def test_purge_leaves_unarchived_dead_letters_if_required(
+    link: Connection, store: Store, keys: Keys, at: At
+) -> None:
+    plain(at(0), 5)
+    required = config.Topic(partitions=3, archive="required")
+    link.run(archives.advance(keys, TOPIC, 0, "2-0", dead=True))
+
+    first = dead_letters.purge(store, TOPIC, MessageFilter(), configured=required)
+    again = dead_letters.purge(store, TOPIC, MessageFilter(("0:4-0",)), configured=required)
+    forced = dead_letters.purge(
+        store, TOPIC, MessageFilter(("0:4-0",)), configured=required, unarchived=True
+    )
+    rest = dead_letters.purge(store, TOPIC, MessageFilter())
+
+    found = [(each.purged, each.unarchived, each.missing) for each in (first, again, forced, rest)]
+    assert found == [(2, 3, 0), (0, 1, 0), (1, 0, 0), (2, 0, 0)]
 
 
 # --- causes, plan ---------------------------------------------------------------------------------

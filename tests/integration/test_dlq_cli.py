@@ -208,6 +208,19 @@ def test_dlq_purge_has_a_dry_run(dlq: Run, at: At) -> None:
     )
 
 
+def test_dlq_purge_keeps_unarchived_dead_letters(dlq: Run, run: Run, at: At) -> None:
+    write(at(0), 2)
+    run("topic", "settings", "access", "archive=required")
+    kept = dlq("purge", "access", "--all", "--yes", code=8)
+    assert kept.stdout == "no dead letters of access purged\n"
+    assert "2 dead letters of access not archived yet, so not purged" in kept.stderr
+    assert "pass --unarchived" in kept.stderr
+    told = document(dlq("purge", "access", "--all", "--yes", "--json", code=8))
+    assert (told["purged"], told["unarchived"]) == (0, 2)
+    forced = dlq("purge", "access", "--all", "--yes", "--unarchived")
+    assert forced.stdout == "2 dead letters of access purged\n"
+
+
 def test_dlq_export_writes_a_file(dlq: Run, at: At, tmp_path: Path, store: Store) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)

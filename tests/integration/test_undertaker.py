@@ -15,7 +15,7 @@ from streamqd.housekeeper.figures import ask_time
 from streamqd.metrics import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
-from streamqd.store import topics
+from streamqd.store import archives, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -66,6 +66,22 @@ def test_dead_letters_are_kept_for_dlq_retention(harness: Harness, view: Metrics
     assert harness.do("XLEN", harness.dlq) == 1
     assert harness.do("EXISTS", harness.keys.moving("access", 0)) == 0
     assert view.tally("expired") == {("access", "0"): 2}
+
+
+def test_unarchived_dead_letters_stay_if_an_archive_is_required(
+    harness: Harness, view: MetricsView
+) -> None:
+    write(harness, 90_000, 80_000, 1_000)
+    ids = [entry for entry, _ in harness.do("XRANGE", harness.dlq, "-", "+")]
+    kept = Topic(partitions=2, dlq_retention=60.0, archive="required")
+    expirer = DeadLetterExpirer(harness.store, view, Settings(topics={"access": kept}))
+
+    expirer.run()
+    assert harness.do("XLEN", harness.dlq) == 3
+    for mark, left in ((ids[0], 2), (ids[2], 1)):
+        harness.link.run(archives.advance(harness.keys, "access", 0, mark.decode(), dead=True))
+        expirer.run()
+        assert harness.do("XLEN", harness.dlq) == left
 
 
 def test_registered_dlq_retention_applies_by_default(harness: Harness, view: MetricsView) -> None:

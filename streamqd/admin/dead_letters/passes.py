@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.admin import audit
+from streamqd import config
+from streamqd.admin import audit, retention
 from streamqd.admin.dead_letters.selection import DeadLetterFields, Stop, never, origin_of, pages
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
@@ -160,6 +161,7 @@ class Pass:
 class Purged:
     """The result of a purge.
 
+    `unarchived` letters stay, because the topic requires an archive that does not have them yet.
     `missing` letters were replayed or purged by another client. `unknown` letters had no reply when
     the connection was lost. `result` is done, stopped or failed, and `error` the reason of a
     failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
@@ -168,6 +170,7 @@ class Purged:
 
     topic: str
     purged: int
+    unarchived: int
     missing: int
     unknown: int
     result: str
@@ -182,33 +185,42 @@ def purge(
     topic: str,
     choice: MessageFilter,
     *,
+    configured: config.Topic | None = None,
+    unarchived: bool = False,
     stop: Stop = never,
     progress: Progress = silent,
     examining: Progress = silent,
 ) -> Purged:
     """Delete letters for good. A lost connection stops the purge and does not raise.
 
+    If the topic requires an archive, letters that are not archived stay, unless `unarchived` is
+    true. `configured` are the settings of the topic in the file, which override registered ones.
     The callbacks are those of `replay`.
 
     Raises TopicMissing, and Refused when a named letter does not exist or the filter does not
     choose it. Raises RedisUnavailable when nothing was deleted.
     """
+    holds, _ = retention.settings(store, topic, configured)
+    required = holds.archive == "required" and not unarchived
     done = Pass(store, topic, choice, stop, progress, examining)
     for piece in done.pieces():
-        ids = [str(entry.id) for entry in piece]
+        place, ids = (topic, piece[0].partition), [str(entry.id) for entry in piece]
         try:
-            reply = store.run(dead.purge(store.keys, topic, piece[0].partition, ids))
+            reply = store.run(dead.purge(store.keys, *place, ids, archived_only=required))
         except (RedisUnavailable, RedisRefused) as error:
             done.fail(error, len(piece))
             continue
-        removed = int(reply.rest[0])
-        done.counts["purged"] += removed
-        done.counts["missing"] += len(piece) - removed
+        found = dead.PurgeReply.parse(reply)
+        done.counts["purged"] += found.removed
+        if found.unarchived:
+            done.counts["unarchived"] += found.unarchived
+        done.counts["missing"] += len(piece) - found.removed - found.unarchived
         for entry in (piece[0], piece[-1]):
             done.touched(entry)
     return Purged(
         topic=topic,
         purged=done.counts["purged"],
+        unarchived=done.counts["unarchived"],
         missing=done.counts["missing"],
         unknown=done.unknown,
         result=done.result,

@@ -366,7 +366,7 @@ class _Replay:
         keys, topic = self._store.keys, self._route.topic
         calls = [dead.purge(keys, topic, each.partition, [str(each.id)]) for each in letters]
         for entry, reply in self._ask(letters, calls, len(letters)):
-            if reply.rest[0]:
+            if dead.PurgeReply.parse(reply).removed:
                 self._replayed(entry)
             else:
                 self._done.counts["missing"] += 1

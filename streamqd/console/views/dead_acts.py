@@ -287,13 +287,22 @@ def purge(visit: Visit) -> ActResult:
     """Start the purge of the dry run that the person saw, as a job."""
     topic, stated = visit.path["topic"], _stated_count(visit)
     choice = _choice_at(visit, _stated_at(visit))
+    configured = visit.desk.settings.topics.get(topic)
 
     def work(store: Store, job: ConsoleJob) -> str:
         done = dead_letters.purge(
-            store, topic, choice, stop=job.stop, progress=job.progress, examining=job.examining
+            store,
+            topic,
+            choice,
+            configured=configured,
+            stop=job.stop,
+            progress=job.progress,
+            examining=job.examining,
         )
         job.done, job.failed = done.purged, done.result == "failed"
         text = f"{plural(done.purged, 'dead letter')} purged"
+        if done.unarchived:
+            text += f"; {done.unarchived:,} stay, because they are not archived yet"
         if done.result != "done":
             return f"{text}; {done.result}{f': {done.error}' if done.error else ''}."
         said = stated is not None and done.purged != stated
