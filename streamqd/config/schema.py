@@ -204,9 +204,9 @@ class Daemon:
     )
     history: Seconds = setting(
         86_400.0,
-        "How long the figures of each minute are kept in Redis, for the charts of the console. They"
-        " take about 80 bytes for each minute, instance, topic and group with messages. 0: none"
-        " are written.",
+        "How long the figures of each minute are kept in Redis, for the charts of the console and"
+        " for `streamqd pipeline archive`. They take about 80 bytes for each minute, instance,"
+        " topic and group with messages, and 70 for each of their partitions. 0: none are written.",
         min=0,
         max=7 * 86_400,
     )

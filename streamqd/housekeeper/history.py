@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from streamqd.config import Settings
 from streamqd.isolate import Isolate
@@ -10,7 +10,7 @@ from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import COUNTERS, WorkerSlot, now_ns
 from streamqd.store import history
-from streamqd.store.history import GroupMinute, Interval
+from streamqd.store.history import HANDLER_MAX, GroupMinute, Interval, UnitMinute
 from streamqd.store.store import Store
 
 MINUTE = 60.0
@@ -42,6 +42,9 @@ class HistoryWriter:
         self._view = view
         self._daemon = settings.daemon
         self._isolate = isolate
+        self._handlers = {
+            (each.topic, each.unit_group): each.handler for each in settings.consumers
+        }
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
         self._added: Mapping[Unit, int] = {}
         self._since_ns = now_ns()
@@ -64,12 +67,15 @@ class HistoryWriter:
         view = self._view
         slots = dict(self._slots)
         added: dict[Unit, int] = {}
-        rows: dict[tuple[str, str], GroupMinute] = {}
+        units: list[UnitMinute] = []
         for slot, unit in view.named():
-            row = rows.setdefault((unit.topic, unit.group), GroupMinute(unit.topic, unit.group))
+            handler = self._handlers.get((unit.topic, unit.group), "")[:HANDLER_MAX]
+            row = UnitMinute(unit.topic, unit.group, unit.partition, handler)
             self._isolate(unit, self._count, row, slot, slots)
             if slot.owned:
                 self._isolate(unit, self._backlog, row, unit, added)
+            if not row.idle:
+                units.append(row)
         now = now_ns()
         history.append(
             self._store,
@@ -79,31 +85,45 @@ class HistoryWriter:
                 self._daemon.instance,
                 view.now_unix_ms(),
                 (now - self._since_ns) / 1e9,
-                [row for row in rows.values() if not row.idle],
+                _summed(units),
+                units=units,
             ),
             self._daemon.history,
         )
         self._slots, self._added, self._since_ns = slots, added, now
 
-    def _count(self, row: GroupMinute, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
+    def _count(self, row: UnitMinute, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
         """Add the counts of a slot since the last entry. A new slot starts at zero."""
         before, seen = slots.get(slot.index), _SlotCounts(slot)
         slots[slot.index] = seen
         for name, index in _COUNTED.items():
-            row.counts[name] += seen.counters[index] - (before.counters[index] if before else 0)
+            row.counts[name] = seen.counters[index] - (before.counters[index] if before else 0)
         for index, runs in enumerate(seen.handled):
             new = runs - (before.handled[index] if before else 0)
             if new > 0:
-                row.handled[index] = row.handled.get(index, 0) + new
+                row.handled[index] = new
 
-    def _backlog(self, row: GroupMinute, unit: Unit, added: dict[Unit, int]) -> None:
+    def _backlog(self, row: UnitMinute, unit: Unit, added: dict[Unit, int]) -> None:
         """Add the messages written to a partition since the last entry, and its backlog."""
         partition = self._view.partitions.get((unit.topic, unit.partition))
         if partition is not None:
             added[unit] = partition.added
-            row.counts["added"] += max(0, partition.added - self._added.get(unit, partition.added))
+            row.counts["added"] = max(0, partition.added - self._added.get(unit, partition.added))
         figures = self._view.units.get(unit)
         if figures is not None:
-            row.lag += figures.lag or 0
-            oldest = figures.oldest_unix_ms()
-            row.oldest_ms = max(row.oldest_ms, round(self._view.age(oldest) * 1000))
+            row.lag = figures.lag or 0
+            row.oldest_ms = round(self._view.age(figures.oldest_unix_ms()) * 1000)
+
+
+def _summed(units: Iterable[UnitMinute]) -> list[GroupMinute]:
+    """Return the sums of each topic and group, with the age of the oldest message."""
+    rows: dict[tuple[str, str], GroupMinute] = {}
+    for unit in units:
+        row = rows.setdefault((unit.topic, unit.group), GroupMinute(unit.topic, unit.group))
+        for name in history.COUNTS:
+            row.counts[name] += unit.counts[name]
+        for index, runs in unit.handled.items():
+            row.handled[index] = row.handled.get(index, 0) + runs
+        row.lag += unit.lag
+        row.oldest_ms = max(row.oldest_ms, unit.oldest_ms)
+    return list(rows.values())

@@ -1,7 +1,8 @@
 """The history of a fleet: one entry for each instance and minute, kept for `daemon.history`.
 
-The housekeeper of each instance appends the figures of its own workers, and the console reads them.
-No entry covers the whole fleet, so a reader sums the entries of all instances.
+The housekeeper of each instance appends the figures of its own workers. The console reads the rows
+of groups, and `streamqd pipeline archive` the figures of assignments. No entry covers the whole
+fleet, so a reader sums the entries of all instances.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from streamqd.config.setting import NAME
 from streamqd.errors import BadValue
+from streamqd.model import LETTERS
 from streamqd.store import untrusted
 from streamqd.store.store import Store
 
 ROWS_MAX = 1_000  # topics and groups in one entry, about 80 bytes each
+UNITS_MAX = 1_000  # assignments in one entry, about 70 bytes each
 BUCKETS_MAX = 64
+HANDLER_MAX = 300  # characters of the name of a handler
+PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
 ENTRIES_AT_ONCE = 200  # entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
 COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
@@ -46,11 +51,35 @@ class GroupMinute:
         return not (any(self.counts.values()) or self.lag or self.oldest_ms or self.handled)
 
 
+@dataclass(slots=True)
+class UnitMinute:
+    """The figures of one assignment in one interval, as those of `GroupMinute`.
+
+    `partition` is None for the sum of all assignments of the group without a row of their own.
+    `handler` is `module:function`, or '' if unknown.
+    """
+
+    topic: str
+    group: str
+    partition: int | None
+    handler: str = ""
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    lag: int = 0
+    oldest_ms: int = 0
+    handled: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing happened and nothing waits."""
+        return not (any(self.counts.values()) or self.lag or self.oldest_ms or self.handled)
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """One entry of one instance, for the `seconds` seconds before `until_unix_ms`.
 
-    An entry that cannot be read has its error in `bad`, and no rows.
+    `rows` are sums of groups, and `units` the figures of assignments. An entry of an older version
+    has no units. An entry that cannot be read has its error in `bad`, and neither.
     """
 
     id: str
@@ -59,20 +88,37 @@ class Interval:
     seconds: float = 0.0
     rows: Sequence[GroupMinute] = ()
     bad: BadValue | None = None
+    units: Sequence[UnitMinute] = ()
+
+    def by_unit(self) -> list[UnitMinute]:
+        """Return the figures of assignments, and for each group the rest of its row, if any."""
+        rest = {
+            (row.topic, row.group): UnitMinute(
+                *(row.topic, row.group, None, ""),
+                *(dict(row.counts), row.lag, row.oldest_ms, dict(row.handled)),
+            )
+            for row in self.rows
+        }
+        for unit in self.units:
+            if left := rest.get((unit.topic, unit.group)):
+                _subtract(left, unit)
+        return [*self.units, *(each for each in rest.values() if not each.idle)]
 
 
 def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) -> None:
     """Add an entry, and remove the entries that are older than `keep_seconds`.
 
-    Beyond ROWS_MAX rows, the busiest are kept. Raises RedisRefused, RedisUnavailable.
+    Beyond ROWS_MAX rows and UNITS_MAX units, the busiest are kept. Raises RedisRefused,
+    RedisUnavailable.
     """
-    busiest = sorted(interval.rows, key=lambda row: -sum(row.counts.values()) - row.lag)[:ROWS_MAX]
+    rows, units = _busiest(interval.rows, ROWS_MAX), _busiest(interval.units, UNITS_MAX)
     since = max(0, interval.until_unix_ms - round(keep_seconds * 1000))
     store.execute(
         *("XADD", store.keys.history(fleet), "MINID", "~", since, "*"),
         *("instance", interval.instance, "until", interval.until_unix_ms),
         *("seconds", f"{interval.seconds:.3f}"),
-        *("rows", json.dumps([_packed(row) for row in busiest], separators=(",", ":"))),
+        *("rows", json.dumps([_packed(row) for row in rows], separators=(",", ":"))),
+        *("units", json.dumps(_packed_units(units), separators=(",", ":"))),
     )
 
 
@@ -92,9 +138,43 @@ def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Itera
         start = f"({page[-1][0].decode()}"
 
 
+_Minute = TypeVar("_Minute", GroupMinute, UnitMinute)
+
+
+def _busiest(rows: Iterable[_Minute], most: int) -> list[_Minute]:
+    return sorted(rows, key=lambda row: -sum(row.counts.values()) - row.lag)[:most]
+
+
+def _subtract(rest: UnitMinute, unit: UnitMinute) -> None:
+    """Take the figures of an assignment out of the sums of its group."""
+    for name in COUNTS:
+        rest.counts[name] = max(0, rest.counts[name] - unit.counts[name])
+    rest.lag = max(0, rest.lag - unit.lag)
+    for index, runs in unit.handled.items():
+        rest.handled[index] = max(0, rest.handled.get(index, 0) - runs)
+    rest.handled = {index: runs for index, runs in rest.handled.items() if runs}
+    rest.handler = rest.handler or unit.handler
+    if not rest.lag:  # the oldest message is that of an assignment
+        rest.oldest_ms = 0
+
+
 def _packed(row: GroupMinute) -> list[Any]:
+    return [row.topic, row.group, *_figures(row)]
+
+
+def _figures(row: GroupMinute | UnitMinute) -> list[int]:
     counts = [row.counts[name] for name in COUNTS]
-    return [row.topic, row.group, *counts, row.lag, row.oldest_ms, *_flat(row.handled)]
+    return [*counts, row.lag, row.oldest_ms, *_flat(row.handled)]
+
+
+def _packed_units(units: Iterable[UnitMinute]) -> list[Any]:
+    """Return lists of topic, group, handler, and a list of figures for each partition."""
+    found: dict[tuple[str, str, str], list[Any]] = {}
+    for each in units:
+        found.setdefault((each.topic, each.group, each.handler), []).append(
+            [each.partition, *_figures(each)]
+        )
+    return [[*names, rows] for names, rows in found.items()]
 
 
 def _flat(handled: Mapping[int, int]) -> Iterable[int]:
@@ -110,44 +190,93 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
             untrusted.integer(fields.get(b"until"), key, "until"),
             untrusted.number(fields.get(b"seconds"), key, "seconds", high=86_400.0),
             _rows(key, fields.get(b"rows", b"")),
+            units=_units(key, fields.get(b"units", b"[]")),
         )
     except BadValue as error:
         return Interval(entry_id, bad=error)
 
 
 def _rows(key: str, raw: bytes) -> list[GroupMinute]:
-    bad = BadValue(key, "rows", untrusted.shown(raw), f"at most {ROWS_MAX} lists of figures")
+    found = _listed(key, "rows", raw, ROWS_MAX)
+    rows = [_row(each) for each in found]
+    if None in rows:
+        raise _bad(key, "rows", raw)
+    return [row for row in rows if row is not None]
+
+
+def _units(key: str, raw: bytes) -> list[UnitMinute]:
+    units: list[UnitMinute] = []
+    for group in _listed(key, "units", raw, UNITS_MAX):
+        found = _units_of(group)
+        if found is None or len(units) + len(found) > UNITS_MAX:
+            raise _bad(key, "units", raw)
+        units += found
+    return units
+
+
+def _listed(key: str, name: str, raw: bytes, most: int) -> list[Any]:
     try:
         found = json.loads(raw) if len(raw) <= _ENTRY_BYTES_MAX else None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, list) or len(found) > ROWS_MAX:
-        raise bad
-    rows = [_row(each) for each in found]
-    if None in rows:
-        raise bad
-    return [row for row in rows if row is not None]
+    if not isinstance(found, list) or len(found) > most:
+        raise _bad(key, name, raw)
+    return found
+
+
+def _bad(key: str, name: str, raw: bytes) -> BadValue:
+    return BadValue(key, name, untrusted.shown(raw), f"at most {ROWS_MAX} lists of figures")
 
 
 def _row(raw: Any) -> GroupMinute | None:
     """Return a row, or None for anything else."""
-    named = 2 + len(COUNTS) + 2
-    if not isinstance(raw, list) or not named <= len(raw) <= named + 2 * BUCKETS_MAX:
+    if not isinstance(raw, list) or len(raw) < 2 or not _are_names(*raw[:2]):
         return None
-    topic, group, *numbers = raw
-    if not all(isinstance(name, str) and NAME.fullmatch(name) for name in (topic, group)):
+    figures = _read_figures(raw[2:])
+    return None if figures is None else GroupMinute(raw[0], raw[1], *figures)
+
+
+def _units_of(raw: Any) -> list[UnitMinute] | None:
+    """Return the assignments of a group, or None for anything else."""
+    if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
         return None
-    if not all(type(each) is int and 0 <= each <= untrusted.INTEGER_MAX for each in numbers):
+    topic, group, handler, rows = raw
+    if not isinstance(handler, str) or len(handler) > HANDLER_MAX or not isinstance(rows, list):
         return None
-    *_, lag, oldest = numbers[: len(COUNTS) + 2]
-    buckets = numbers[len(COUNTS) + 2 :]
+    units = []
+    for row in rows:
+        if not isinstance(row, list) or not row or not _is_count(row[0], PARTITIONS_MAX):
+            return None
+        figures = _read_figures(row[1:])
+        if figures is None:
+            return None
+        units.append(UnitMinute(topic, group, row[0], handler, *figures))
+    return units
+
+
+def _are_names(topic: Any, group: Any) -> bool:
+    """Return True for the names of a topic and a group, which may read dead letters."""
+    if not (isinstance(topic, str) and isinstance(group, str)):
+        return False
+    return all(NAME.fullmatch(name) for name in (topic, group.removesuffix(LETTERS)))
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[int, int]] | None:
+    """Return counts, lag, oldest_ms and handled runs of a list of figures, or None."""
+    named = len(COUNTS) + 2
+    if not named <= len(numbers) <= named + 2 * BUCKETS_MAX:
+        return None
+    if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):
+        return None
+    buckets = numbers[named:]
     if len(buckets) % 2 or any(index >= BUCKETS_MAX for index in buckets[::2]):
         return None
-    return GroupMinute(
-        topic,
-        group,
+    return (
         dict(zip(COUNTS, numbers, strict=False)),
-        lag,
-        oldest,
+        *(numbers[len(COUNTS)], numbers[len(COUNTS) + 1]),
         dict(zip(buckets[::2], buckets[1::2], strict=True)),
     )

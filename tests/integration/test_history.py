@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
-from streamqd.config import Daemon, Settings
+from streamqd.config import Consumer, Daemon, Settings
 from streamqd.housekeeper.history import HistoryWriter
 from streamqd.isolate import directly
 from streamqd.metrics import MetricsView
@@ -14,7 +15,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import COUNTERS, Scoreboard, WorkerSlot, now_ns
 from streamqd.store import history
 from streamqd.store.client import Connection
-from streamqd.store.history import GroupMinute, Interval
+from streamqd.store.history import GroupMinute, Interval, UnitMinute
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
 from streamqd.store.store import Store
@@ -44,7 +45,9 @@ def at(view: MetricsView, unix_ms: int) -> None:
 
 
 def writer_of(store: Store, view: MetricsView, keep: float = 86_400.0) -> HistoryWriter:
-    settings = Settings(daemon=Daemon(instance="web-1", fleet=FLEET, history=keep))
+    consumer = Consumer(topic="orders", group="billing", handler="shop:bill")
+    daemon = Daemon(instance="web-1", fleet=FLEET, history=keep)
+    settings = Settings(daemon=daemon, consumers=(consumer,))
     return HistoryWriter(store, view, settings, directly)
 
 
@@ -98,6 +101,46 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     assert row.lag == 16
     assert 2_000 <= row.oldest_ms < 60_000
     assert row.handled == {4: 7, 9: 4}
+    one, two = entries(store)[1].units
+    assert [(each.partition, each.counts["acked"], each.lag) for each in (one, two)] == [
+        *((0, 7, 8), (1, 5, 8)),
+    ]
+    assert (one.topic, one.group, one.handler) == ("orders", "billing", "shop:bill")
+    assert (one.handled, two.handled) == ({4: 6}, {4: 1, 9: 4})
+    assert entries(store)[1].by_unit() == [one, two]
+
+
+def test_group_that_reads_dead_letters_is_read(store: Store) -> None:
+    """Its name has an @, which the names of configured groups cannot have."""
+    rows = [GroupMinute("orders", "tickets@dlq", lag=1), GroupMinute("orders", "billing", lag=2)]
+    units = [UnitMinute("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
+    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, rows, units=units), 86_400)
+    [entry] = entries(store)
+    assert entry.bad is None
+    assert {row.group for row in entry.rows} == {"tickets@dlq", "billing"}
+    assert list(entry.units) == units
+
+
+def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
+    units = [UnitMinute("orders", "billing", number, lag=number) for number in range(1_200)]
+    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
+    [entry] = entries(store)
+    assert len(entry.units) == history.UNITS_MAX
+    assert min(each.lag for each in entry.units) == 200
+
+
+def test_row_of_an_assignment_takes_about_70_bytes(store: Store) -> None:
+    """As the setting `daemon.history` states it, with run times in five buckets."""
+    counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
+    handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
+    units = [
+        UnitMinute("orders", "billing", number, "shop:bill", counts, 120, 1_500, handled)
+        for number in range(64)
+    ]
+    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
+    [[_, fields]] = store.execute("XRANGE", store.keys.history(FLEET), "-", "+")
+    size = len(dict(zip(fields[::2], fields[1::2], strict=True))[b"units"]) / len(units)
+    assert 50 < size < 80
 
 
 def test_an_entry_is_written_when_a_minute_of_the_server_ends(
@@ -179,6 +222,13 @@ def test_the_busiest_rows_are_kept(store: Store) -> None:
         {"rows": '[["orders","billing",1,1,1,1,1,1,1,1,64,1]]'},
         {"rows": '[["orders","billing",1,1,1,1,1,1,1,1,3]]'},
         {"rows": b"\xff"},
+        {"units": "{}"},
+        {"units": "[[1]]"},
+        {"units": '[["orders","billing","h",[[0,1]]]]'},
+        {"units": '[["orders","billing","h",[[-1,1,1,1,1,1,1,1,1]]]]'},
+        {"units": '[["orders","billing",1,[[0,1,1,1,1,1,1,1,1]]]]'},
+        {"units": '[["orders","b@x","h",[[0,1,1,1,1,1,1,1,1]]]]'},
+        {"units": json.dumps([["orders", "billing", "h", [[0] * 9] * 1_001]])},
     ],
 )
 def test_an_unreadable_entry_is_named_and_the_others_are_read(
