@@ -42,7 +42,10 @@ MAYBE_ARCHIVE = click.option(
     "-a", "--archive", "folder", type=DIRECTORY,
     help="Directory or URL of the archive. Default: read Redis only.",
 )  # fmt: skip
-_ARCHIVED = ("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "seconds")
+_ARCHIVED = (
+    *("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "dead_letters"),
+    "seconds",
+)
 TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f")
 
 
@@ -137,6 +140,7 @@ def archive(
                 document = {
                     "archive": str(folder),
                     "rows": sum(each.rows for each in done),
+                    "history_rows": archiver.history_rows,
                     "start_seconds": engine.start_seconds,
                     "topics": [dataclasses.asdict(each) for each in done],
                 }
@@ -157,7 +161,10 @@ def _show_archived(document: dict[str, Any], as_json: bool) -> None:
         emit(document)
         return
     table(
-        ("TOPIC", "ROWS", "BYTES", "FILES", "MISSING", "PARSED", "QUARANTINED", "SECONDS"),
+        (
+            *("TOPIC", "ROWS", "BYTES", "FILES", "MISSING", "PARSED", "QUARANTINED"),
+            *("DEAD_LETTERS", "SECONDS"),
+        ),
         [tuple(each[name] for name in _ARCHIVED) for each in document["topics"]],
     )
     click.echo(f"{count(document['rows'], 'row')} archived in {document['archive']}")

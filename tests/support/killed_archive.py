@@ -2,7 +2,7 @@
 
     python -m tests.support.killed_archive POINT BATCH CONFIG pipeline archive …
 
-POINT is one of POINTS; BATCH counts the batches of the run, from 1.
+POINT is one of POINTS or LETTER_POINTS; BATCH counts the batches of the run, from 1.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "committed": (ArchiveTable, "append", False),
     "told": (Archiver, "advance", False),
 }
+# Of a run that has dead letters or minutes of the history, and no entries.
+LETTER_POINTS: dict[str, tuple[type, str, bool]] = {
+    name: POINTS[name] for name in ("written", "settled", "committed")
+} | {"told_dead": (Archiver, "advance_dead", False)}
 
 
 def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], None]:
     """Call `blow` at that point of the batch; return a function that undoes the change."""
-    kind, name, before = POINTS[point]
+    kind, name, before = (POINTS | LETTER_POINTS)[point]
     done: Any = getattr(kind, name)
     # A run first reports the earlier archived batches to Redis.
-    left = batch + (point == "told")
+    left = batch + point.startswith("told")
 
     def struck(*args: Any, **named: Any) -> Any:
         nonlocal left

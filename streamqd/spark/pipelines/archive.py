@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from streamqd.spark.offsets import Offsets, Position, StreamFacts
 from streamqd.spark.options import of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
+from streamqd.spark.pipelines.letters import LetterArchiver
+from streamqd.spark.pipelines.minutes import MinuteArchiver
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.progress import OnProgress, ProgressMeter
 from streamqd.spark.pipelines.queries import failure, wait
@@ -55,6 +58,7 @@ class Done:
     missing: int = 0  # entries of the range that were trimmed, or deleted by another client
     parsed: int = 0  # rows of entries that are of the topic's schema
     quarantined: int = 0
+    dead_letters: int = 0
     seconds: float = 0.0
     archived: dict[str, str] = field(default_factory=dict)  # partition -> id
     problem: str = ""  # why its payloads are not parsed any further
@@ -65,11 +69,11 @@ class Archiver:
 
     1. `run` processes the topics once, each under its lease. 2. It first reports committed entries
     to Redis, which a killed run may not have done. A stream that was created again is excluded. 3.
-    A stream follows until all entries present at the start are archived: Spark's tasks write the
-    files of a batch, a commit adds them to the table, and the archived position is sent to Redis.
-    4. Payloads are parsed if the configuration has a schema. Schema problems never keep entries
-    from being archived, of this topic or the next. 5. Small files are merged, and files that no
-    reader needs any longer are deleted.
+    Dead letters are archived, without Spark. 4. A stream follows until all entries present at the
+    start are archived: Spark's tasks write the files of a batch, a commit adds them to the table,
+    and the archived position is sent to Redis. 5. Payloads are parsed if the configuration has a
+    schema. Schema problems never keep entries from being archived, of this topic or the next. 6.
+    Small files are merged, and files that no reader needs any longer are deleted.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Archiver:
         self.link = self._connect()
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True, options=settings.archive.pairs)
+        self.history_rows = 0  # of the last run
         self.problems: dict[str, Refused | SparkError] = {}  # of this run, by topic
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
@@ -118,7 +123,26 @@ class Archiver:
         done = [self._topic(name) for name in names]
         for each in done:
             each.problem = str(self.problems.get(each.topic, ""))
+        self.history_rows = self._history()
         return done
+
+    def _history(self) -> int:
+        """Archive the figures of the fleet. Return the number of rows, 0 if another run does so."""
+        store, fleet = Store(self.link, self.keys), self.settings.daemon.fleet
+        name = f"history:{self.archive.id[:12]}"
+        with ExitStack() as held:
+            try:
+                lease = held.enter_context(PipelineLease(self._connect, self.keys, fleet, name))
+            except Refused:
+                return 0
+            archiver = MinuteArchiver(self.archive, store, fleet)
+            rows = archiver.run(lease.check)
+        if archiver.unreadable:
+            self._warn_once(
+                f"{self.keys.history(fleet)} has entries that cannot be read, because another"
+                " client or a later version wrote them; they are left out"
+            )
+        return rows
 
     def _pipeline(self, topic: str) -> config.Pipeline:
         return self.settings.pipelines.get(topic, config.Pipeline())
@@ -155,10 +179,11 @@ class Archiver:
         with PipelineLease(self._connect, self.keys, topic, self.archive.lease_name) as lease:
             table = self.archive.table(topic, create=True)
             assert table is not None
-            self._verify_new(table)
+            self._verify_new(table, "archived")
             run = _Run(self, table, lease)
             facts = run.facts()
             self.advance(_of_same_streams(table.positions, facts))
+            run.done.dead_letters = self._dead_letters(topic, lease)
             total = run.backlog(facts)
             if total:
                 spark = self._started()
@@ -174,6 +199,14 @@ class Archiver:
             for (_, partition), each in sorted(table.positions.items())
         }
         return run.done
+
+    def _dead_letters(self, topic: str, lease: PipelineLease) -> int:
+        letters = LetterArchiver(self.archive, self.settings, topic)
+        return letters.run(
+            check=lease.check,
+            verify=lambda table: self._verify_new(table, "dead_archived"),
+            advance=self.advance_dead,
+        )
 
     def _parse(self, table: ArchiveTable, lease: PipelineLease, done: Done) -> None:
         pipeline = self._pipeline(table.topic)
@@ -192,10 +225,13 @@ class Archiver:
                 f" schema has {column}, which is another column; correct the case of one of them"
             )
 
-    def _verify_new(self, table: ArchiveTable) -> None:
-        """Check the files not yet reported to Redis, because Redis deletes reported entries."""
+    def _verify_new(self, table: ArchiveTable, field: str) -> None:
+        """Check the files not yet reported to Redis, because Redis deletes reported entries.
+
+        `field` of the record of trimming has the reported position.
+        """
         for place, end in table.positions.items():
-            raw = self.link.execute("HGET", self.keys.trim(*place), "archived")
+            raw = self.link.execute("HGET", self.keys.trim(*place), field)
             told = offsets.read_id(raw) if raw else offsets.ZERO
             if end.id > told:
                 table.verify(each for each in table.files(place[1]) if each.last > told)
@@ -204,6 +240,14 @@ class Archiver:
         """Report to Redis up to where partitions are archived."""
         calls = [
             archives.advance(self.keys, *place, offsets.write_id(end.id))
+            for place, end in ends.items()
+        ]
+        accepted(self.link.run_many(calls))
+
+    def advance_dead(self, ends: Offsets) -> None:
+        """Report to Redis up to where dead letters of partitions are archived."""
+        calls = [
+            archives.advance(self.keys, *place, offsets.write_id(end.id), dead=True)
             for place, end in ends.items()
         ]
         accepted(self.link.run_many(calls))

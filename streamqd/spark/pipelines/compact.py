@@ -25,6 +25,7 @@ from streamqd.errors import Refused, SparkError
 from streamqd.spark.location import Location
 from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, tables
+from streamqd.spark.pipelines.kinds import DEAD, HISTORY
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.storage import (
@@ -91,16 +92,20 @@ def compact(
                 table = archive.table(topic)
                 assert table is not None
                 done.append(_compacted(table, topic, target, grace))
-            for made in derived.opened(archive, topic) or ():
-                with _noted(problems):
-                    name = f"{made.kind.folder}/{topic}"
-                    done.append(_compacted(made, name, target, grace))
-    for name in [] if wanted else archive.names(derived.RESULTS):
+            with _noted(problems):
+                letters = archive.derived(topic, DEAD)
+                made = (letters,) if letters else ()
+                for each in (*made, *(derived.opened(archive, topic) or ())):
+                    with _noted(problems):
+                        name = f"{each.kind.folder}/{topic}"
+                        done.append(_compacted(each, name, target, grace))
+    for kind in () if wanted else (derived.RESULTS, HISTORY):
         # Without the lease, which a standing query may hold for weeks: Delta keeps them apart.
-        with _noted(problems):
-            result = archive.derived(name, derived.RESULTS)
-            assert result is not None
-            done.append(_compacted(result, f"{result.kind.folder}/{name}", target, grace))
+        for name in archive.names(kind):
+            with _noted(problems):
+                result = archive.derived(name, kind)
+                assert result is not None
+                done.append(_compacted(result, f"{kind.folder}/{name}", target, grace))
     return done, problems
 
 

@@ -5,6 +5,8 @@
     <archive>/tables/<topic>/date=<d>/partition=<p>/….parquet    entries
     <archive>/parsed/<topic>/                                    their payloads as columns
     <archive>/quarantine/<topic>/                                payloads that are not of the schema
+    <archive>/dead_letters/<topic>/                              dead letters
+    <archive>/history/<fleet>/                                   figures of each minute
     <archive>/results/<name>/                                    rows of standing queries
 
 A commit adds the files of a batch and carries a note: how far each partition is archived by it.
@@ -100,6 +102,11 @@ class TableKind(NamedTuple):
     partitioned: tuple[str, ...]  # columns that divide it: none, a date, or a date and a partition
     columns: Callable[[], pa.Schema]  # that each table has at least
     stats: str  # columns by whose bounds readers pass over files, "" for the first ones
+
+    @property
+    def has_ids(self) -> bool:
+        """True if the rows are entries or dead letters, with the IDs of a stream."""
+        return "id_ms" in self.stats
 
     def configured(self) -> dict[str, str]:
         """Return the properties of its tables."""
@@ -265,7 +272,7 @@ class ArchiveTable:
         return self.delta.version()
 
     def files(self, partition: int | None = None) -> list[WrittenFile]:
-        """Return the files of the table, with bounds of the IDs in a raw table.
+        """Return the files of the table, with bounds of the IDs of entries and dead letters.
 
         Only the first half of IDs is known.
         """
@@ -277,7 +284,7 @@ class ArchiveTable:
         files = []
         for each in found:
             least = most = None
-            if self.kind == RAW:  # in another table, it is a column of the schema or the query
+            if self.kind.has_ids:  # elsewhere, it is a column of the schema or the query
                 least, most = each.get("min.id_ms"), each.get("max.id_ms")
             files.append(
                 WrittenFile(

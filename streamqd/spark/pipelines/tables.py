@@ -193,9 +193,18 @@ def make_views(
     SHOW TABLES and SHOW VIEWS name all. Views of streams with the options of `stream`, when that is
     given.
     """
+    from streamqd.spark.pipelines.overviews import OVERVIEWS
+
     every = _SHOWS.match(query) is not None
     words = {word.lower() for word in re.findall(r"\w+", query)}
     made: dict[str, str] = {}
+    for name, overview in OVERVIEWS.items() if stream is None else ():
+        if name in words:
+            overview(spark, settings, archive).createOrReplaceTempView(name)
+        elif every:  # only listed: a statement that names it makes it, and reads the history
+            spark.createDataFrame([], "listed string").createOrReplaceTempView(name)
+        if every or name in words:
+            made[name] = name
     for kind, of in _named(settings, archive):
         name = view_name(kind, of)
         if not every and name.lower() not in words:

@@ -1,0 +1,48 @@
+"""The tables of an archive besides entries and derived ones: dead letters, and the history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamqd.spark import rows
+from streamqd.spark.pipelines.storage import TableKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COUNTS = {"handled": "acked"} | {
+    name: name for name in ("added", "failed", "retried", "dead_lettered", "expired")
+}  # column of the history -> count of an entry in Redis
+QUANTILES = {"handling_p50": 0.5, "handling_p95": 0.95, "handling_p99": 0.99}
+
+
+def dead_letter_columns() -> pa.Schema:
+    """Return the columns of each table of dead letters."""
+    import pyarrow as pa
+
+    columns = rows.columns(dead=True, headers=True, fields=True)
+    stored = rows.arrow_schema([each for each in columns if each.name != "topic"])
+    own = [each for each in stored if each.name != "partition"]
+    return pa.schema([*own, pa.field("date", pa.date32()), stored.field("partition")])
+
+
+def minute_columns() -> pa.Schema:
+    """Return the columns of each table of the history."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *(("date", pa.date32()), ("minute", pa.timestamp("us", tz="UTC"))),
+            *((name, pa.string()) for name in ("instance", "topic", "group")),
+            *(("partition", pa.int32()), ("handler", pa.string())),
+            *((name, pa.int64()) for name in COUNTS),
+            *(("lag", pa.int64()), ("oldest_seconds", pa.float64())),
+            *((name, pa.float64()) for name in QUANTILES),
+            ("handling", pa.map_(pa.float64(), pa.int64())),
+            *(("covered_seconds", pa.float64()), ("entry", pa.string())),
+        ]
+    )
+
+
+DEAD = TableKind("dead_letters", ("date", "partition"), dead_letter_columns, "id_ms,timestamp")
+HISTORY = TableKind("history", ("date",), minute_columns, "minute,topic,group,partition")

@@ -1,0 +1,154 @@
+"""The figures that housekeepers write to Redis each minute, as a Delta table of each fleet.
+
+A row has the figures of one assignment in one entry of the history. It is identified by the entry's
+ID and the assignment. The table's position is the ID of the last entry, in the same commit as the
+rows, so a killed run repeats no row. Needs no Spark. Entries that Redis trimmed before a run, after
+`daemon.history`, are not in the table.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from streamqd.scoreboard import BUCKETS
+from streamqd.spark import offsets
+from streamqd.spark.offsets import Position
+from streamqd.spark.pipelines import compact
+from streamqd.spark.pipelines.kinds import COUNTS, HISTORY, QUANTILES, minute_columns
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable
+from streamqd.store import history
+from streamqd.store.history import Interval, UnitMinute
+from streamqd.store.store import Store
+
+if TYPE_CHECKING:
+    from streamqd.spark.pipelines.parts import WrittenFile
+
+MINUTE_MS = 60_000
+ROWS_MAX = 50_000  # rows of one commit, approximately
+_LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last of the calendar
+
+
+class MinuteArchiver:
+    """Archives the history of one fleet. The caller holds the lease on it."""
+
+    def __init__(self, archive: Archive, store: Store, fleet: str) -> None:
+        self._archive = archive
+        self._store = store
+        self._fleet = fleet
+        self.unreadable = 0  # entries that were left out
+
+    def run(self, check: Callable[[], None]) -> int:
+        """Archive all entries present now. Return the number of rows.
+
+        `check` raises an error if the lease is lost. Raises ArchiveError, Refused,
+        RedisUnavailable, RedisRefused, OSError.
+        """
+        table = self._archive.derived(self._fleet, HISTORY)
+        entries = history.read(self._store, self._fleet, 0, _last(table, self._fleet))
+        total = commits = 0
+        for last, rows in _portions(self._read(entries)):
+            table = table or self._archive.derived(self._fleet, HISTORY, minute_columns())
+            assert table is not None
+            files = _written(table, rows)
+            check()
+            table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
+            total, commits = total + len(rows), commits + 1
+        if table is not None and commits:
+            compact.tidy(table, commits)
+        return total
+
+    def _read(self, entries: Iterable[Interval]) -> Iterator[Interval]:
+        for entry in entries:
+            self.unreadable += entry.bad is not None
+            yield entry
+
+
+def waiting(store: Store, table: ArchiveTable | None, fleet: str) -> list[dict[str, Any]]:
+    """Return the rows in Redis that are not in a table, and all without one."""
+    entries = history.read(store, fleet, 0, _last(table, fleet))
+    return [row for entry in entries for row in _rows(entry)]
+
+
+def _last(table: ArchiveTable | None, fleet: str) -> str:
+    """Return the ID of the last entry in a table, '' for none."""
+    end = None if table is None else table.positions.get((fleet, 0))
+    return "" if end is None else offsets.write_id(end.id)
+
+
+def _portions(entries: Iterable[Interval]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the ID of the last of some entries, and their rows."""
+    last, rows = "", list[dict[str, Any]]()
+    for entry in entries:
+        last = entry.id
+        rows += _rows(entry)
+        if len(rows) >= ROWS_MAX:
+            yield last, rows
+            last, rows = "", []
+    if rows:
+        yield last, rows
+
+
+def _written(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[WrittenFile]:
+    """Write rows into a file for each date."""
+    import pyarrow as pa
+
+    from streamqd.spark.pipelines.parts import DateWriter
+
+    own = pa.schema([each for each in minute_columns() if each.name != "date"])
+    writer = DateWriter(table.folder, "date", own)
+    dates: dict[dt.date, list[dict[str, Any]]] = {}
+    for row in rows:
+        dates.setdefault(row["date"], []).append(row)
+    try:
+        for date, found in sorted(dates.items()):
+            writer.write(date.isoformat(), pa.RecordBatch.from_pylist(found, own))
+        return writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _rows(entry: Interval) -> list[dict[str, Any]]:
+    """Return the rows of an entry, none if it cannot be read."""
+    # An entry is written just after its minute: its middle lies in the minute that it covers.
+    covered = max(0, min(entry.until_unix_ms, _LAST_UNIX_MS) - MINUTE_MS // 2)
+    minute = dt.datetime.fromtimestamp(covered // MINUTE_MS * 60, dt.UTC)
+    shared = {"date": minute.date(), "minute": minute, "instance": entry.instance}
+    shared |= {"covered_seconds": entry.seconds, "entry": entry.id}
+    return [shared | _figures(unit) for unit in entry.by_unit()]
+
+
+def _figures(unit: UnitMinute) -> dict[str, Any]:
+    runs = _by_bound(unit.handled)
+    return {
+        "topic": unit.topic,
+        "group": unit.group,
+        "partition": unit.partition,
+        "handler": unit.handler or None,
+        **{column: unit.counts[name] for column, name in COUNTS.items()},
+        "lag": unit.lag,
+        "oldest_seconds": unit.oldest_ms / 1000,
+        **{name: _quantile(runs, share) for name, share in QUANTILES.items()},
+        "handling": list(runs.items()),
+    }
+
+
+def _by_bound(handled: Mapping[int, int]) -> dict[float, int]:
+    """Return the runs by the upper bound (seconds) of their bucket, the shortest first."""
+    runs: dict[float, int] = {}
+    for index, count in sorted(handled.items()):
+        bound = BUCKETS[min(index, len(BUCKETS) - 1)]
+        runs[bound] = runs.get(bound, 0) + count
+    return runs
+
+
+def _quantile(runs: Mapping[float, int], share: float) -> float | None:
+    """Return the upper bound of the bucket of a quantile, None without runs."""
+    total, seen = sum(runs.values()), 0
+    for bound, count in runs.items():
+        seen += count
+        if seen and seen >= total * share:
+            return bound
+    return None

@@ -1,0 +1,396 @@
+"""Dead letters and the history of minutes in an archive: each once, without Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Topic
+from streamqd.policy.fingerprint import of_dead_letter
+from streamqd.store import history, topics
+from streamqd.store.client import Connection
+from streamqd.store.history import GroupMinute, Interval, UnitMinute
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support import optional
+from tests.support.servers import Server
+from tests.support.verbs import Run
+
+pytestmark = [optional.need("pyspark", "deltalake", "msgspec", "pyarrow")]
+
+deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("pyspark")
+
+from streamqd.spark.pipelines import compact  # noqa: E402
+from streamqd.spark.pipelines.archive import Archiver, Done  # noqa: E402
+from streamqd.spark.pipelines.kinds import DEAD, HISTORY  # noqa: E402
+from streamqd.spark.pipelines.lease import PipelineLease  # noqa: E402
+from streamqd.spark.pipelines.storage import Archive, ArchiveDamagedError  # noqa: E402
+from tests.support.killed_archive import LETTER_POINTS, strike  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+START = 1_763_683_195_000  # five seconds before midnight, UTC
+MINUTE = 60_000
+FLEET = "default"
+
+
+class KilledError(Exception):
+    """Replaces SIGKILL where the process must survive."""
+
+
+def unasked() -> Any:
+    pytest.fail("Spark was started for nothing")
+
+
+class Desk:
+    """Dead letters and minutes, their ledger, and an archive of them."""
+
+    def __init__(self, link: Connection, keys: Keys, server: Server, folder: Path | str) -> None:
+        self.link, self.keys, self.server, self.folder = link, keys, server, folder
+        self.store = Store(link, keys)
+        self.settings = replace(config.Settings(), redis=server.settings)
+        self.options: dict[str, str] = {}
+        self.letters: Counter[tuple[str, int, str]] = Counter()
+        self.minutes: Counter[tuple[str, str, str, int | None, int]] = Counter()
+        self._next = START
+
+    def bury(self, topic: str, partition: int, count: int, **fields: str) -> list[str]:
+        """Write dead letters. Return their IDs."""
+        made = []
+        for _ in range(count):
+            self._next += 1_000
+            body = {"payload": b"p", "key": "k", "group": "hits", "attempts": "3"}
+            body |= {"errorClass": "ValueError", "handler": "weblog:count", **fields}
+            flat = [part for pair in body.items() for part in pair]
+            entry = f"{self._next}-0"
+            self.link.execute("XADD", self.keys.dlq(topic, partition), entry, *flat)
+            self.letters[topic, partition, entry] += 1
+            made.append(entry)
+        return made
+
+    def minute(self, instance: str, number: int, *units: UnitMinute) -> None:
+        """Write an entry of an instance for the minute with this number since START."""
+        rows = [GroupMinute(*each) for each in sorted({(unit.topic, unit.group) for unit in units})]
+        for row in rows:
+            for unit in units:
+                if (unit.topic, unit.group) == (row.topic, row.group):
+                    row.counts = {name: row.counts[name] + unit.counts[name] for name in row.counts}
+        until = (START // MINUTE + number + 1) * MINUTE + 120
+        written = Interval("", instance, until, 60.0, rows, units=units)
+        history.append(self.store, FLEET, written, 10 * 365 * 86_400.0)
+        for unit in units:
+            key = (instance, unit.topic, unit.group, unit.partition, until // MINUTE - 1)
+            self.minutes[key] += unit.counts["acked"]
+
+    def run(self, *wanted: str) -> dict[str, Done]:
+        with closing(Archiver(self.settings, self.folder, unasked, lambda _: None)) as archiver:
+            return {each.topic: each for each in archiver.run(wanted)}
+
+    def rows(self, kind: Any, name: str) -> list[dict[str, Any]]:
+        """Return the rows that an independent reader of Delta tables sees."""
+        folder = Archive(self.folder, options=self.options).folder(name, kind)
+        if not folder.has_table():
+            return []
+        table = deltalake.DeltaTable(str(folder), storage_options=self.options or None)
+        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return found
+
+    def archived_letters(self) -> Counter[tuple[str, int, str]]:
+        return Counter(
+            (topic, row["partition"], row["id"])
+            for topic in Archive(self.folder, options=self.options).names(DEAD)
+            for row in self.rows(DEAD, topic)
+        )
+
+    def archived_minutes(self) -> Counter[tuple[str, str, str, int | None, int]]:
+        found: Counter[tuple[str, str, str, int | None, int]] = Counter()
+        for row in self.rows(HISTORY, FLEET):
+            minute = round(row["minute"].timestamp()) // 60
+            key = (row["instance"], row["topic"], row["group"], row["partition"], minute)
+            found[key] += row["handled"]
+        return found
+
+    def mark(self, topic: str, partition: int) -> str | None:
+        raw = self.link.execute("HGET", self.keys.trim(topic, partition), "dead_archived")
+        return None if raw is None else raw.decode()
+
+
+@pytest.fixture
+def desk(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(link, keys, server, tmp_path / "archive")
+    topics.create(made.store, "access", Topic(partitions=2))
+    yield made
+    link.execute("DEL", keys.history(FLEET))
+
+
+def unit(partition: int, acked: int, **figures: Any) -> UnitMinute:
+    counts = dict.fromkeys(history.COUNTS, 0) | {"acked": acked}
+    return UnitMinute("access", "hits", partition, "weblog:count", counts, **figures)
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_archived_once_and_survive_removal(desk: Desk) -> None:
+    topics.create(desk.store, "orders", Topic(partitions=1))
+    first = desk.bury("access", 0, 7)  # across midnight
+    desk.bury("access", 1, 2, fingerprint="told")
+    done = desk.run()
+    assert {name: each.dead_letters for name, each in done.items()} == {"access": 9, "orders": 0}
+    assert desk.archived_letters() == desk.letters
+    assert desk.mark("access", 0) == first[-1]
+    assert not (Path(desk.folder) / "dead_letters" / "orders").exists()
+
+    desk.link.execute("XDEL", desk.keys.dlq("access", 0), *first)
+    assert desk.run()["access"].dead_letters == 0
+    desk.bury("access", 0, 1)
+    assert desk.run("access")["access"].dead_letters == 1
+    assert desk.archived_letters() == desk.letters
+    assert len({str(row["date"]) for row in desk.rows(DEAD, "access")}) == 2
+
+
+def test_row_of_a_dead_letter_has_its_failure(desk: Desk) -> None:
+    fields = {
+        "originalId": "5-1",
+        "failedAt": str(START),
+        "timestamp": str(START - 2_000),
+        "reason": "attempts",
+        "errorMessage": "no",
+        "traceback": 'Traceback\n  File "/srv/weblog.py", line 9, in count\nValueError: no',
+        "other": "x",
+    }
+    desk.bury("access", 1, 1, **fields)
+    desk.run()
+    [row] = desk.rows(DEAD, "access")
+    assert (row["error_class"], row["error_message"], row["handler"]) == (
+        *("ValueError", "no", "weblog:count"),
+    )
+    assert (row["original_id"], row["reason"], row["attempts"], row["group"]) == (
+        *("5-1", "attempts", 3, "hits"),
+    )
+    assert (row["failed_at"] - row["original_timestamp"]).total_seconds() == 2.0
+    assert (row["value"], row["key"], row["fields"]) == (b"p", b"k", [("other", b"x")])
+    written = {name.encode(): value.encode() for name, value in fields.items()}
+    written |= {b"errorClass": b"ValueError", b"handler": b"weblog:count"}
+    assert row["fingerprint"] == of_dead_letter(written)
+
+
+def test_damaged_file_of_dead_letters_is_not_reported_to_redis(desk: Desk) -> None:
+    desk.bury("access", 0, 2)
+
+    def blow() -> None:
+        raise KilledError
+
+    undo = strike("committed", 1, blow)
+    try:
+        with pytest.raises(KilledError):
+            desk.run()
+    finally:
+        undo()
+    [file] = (Path(desk.folder) / "dead_letters" / "access").rglob("*.parquet")
+    kept = file.read_bytes()
+    file.unlink()
+    with pytest.raises(ArchiveDamagedError, match="is missing"):
+        desk.run()
+    assert desk.mark("access", 0) is None
+    file.write_bytes(kept)
+    desk.run()
+    assert desk.mark("access", 0) is not None
+
+
+@pytest.mark.parametrize("point", LETTER_POINTS)
+def test_dead_letters_are_exact_after_an_error_at(desk: Desk, point: str) -> None:
+    desk.bury("access", 0, 2)
+    desk.run()
+    desk.bury("access", 0, 3)
+    desk.bury("access", 1, 2)
+
+    def blow() -> None:
+        raise KilledError
+
+    undo = strike(point, 1, blow)
+    try:
+        with pytest.raises(KilledError):
+            desk.run()
+    finally:
+        undo()
+    seen = desk.archived_letters()
+    assert seen <= desk.letters
+    told = desk.mark("access", 0)
+    assert told is not None
+    assert seen["access", 0, told] == 1
+    desk.bury("access", 1, 1)
+    desk.run()
+    assert desk.archived_letters() == desk.letters
+    assert desk.mark("access", 1) == max(entry for _, number, entry in desk.letters if number)
+
+
+def test_dead_letters_and_minutes_are_exact_after_kills(desk: Desk, tmp_path: Path) -> None:
+    """Real kills. Letters are deleted as soon as they count as archived."""
+    (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{desk.server.url}"\n', "utf-8")
+    command = [sys.executable, "-m", "tests.support.killed_archive"]
+    for number, (point, batch) in enumerate((p, b) for b in (1, 2) for p in LETTER_POINTS):
+        desk.bury("access", number % 2, 3)
+        desk.minute("web-1", number, unit(0, 5 + number), unit(1, number))
+        if point == "told_dead" and batch == 2:
+            continue  # a run reports dead letters once after its start
+        run = [*command, point, str(batch), "--config", str(tmp_path / "streamq.toml")]
+        run += ["pipeline", "archive", "--archive", str(desk.folder)]
+        killed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert desk.archived_letters() <= desk.letters
+        assert desk.archived_minutes().keys() <= desk.minutes.keys()
+        for partition in range(2):
+            if told := desk.mark("access", partition):
+                assert desk.archived_letters()["access", partition, told] == 1
+                key = desk.keys.dlq("access", partition)
+                old = [entry for entry, _ in desk.link.execute("XRANGE", key, "-", told)]
+                if old:
+                    desk.link.execute("XDEL", key, *old)
+    desk.run()
+    assert desk.archived_letters() == desk.letters
+    assert desk.archived_minutes() == desk.minutes
+
+
+def test_two_archives_do_not_share_positions(desk: Desk, tmp_path: Path) -> None:
+    desk.bury("access", 0, 2)
+    desk.run()
+    other = Desk(desk.link, desk.keys, desk.server, tmp_path / "other")
+    assert other.run()["access"].dead_letters == 2
+    assert other.archived_letters() == desk.letters
+
+
+def test_dead_letters_of_a_recreated_topic_follow(desk: Desk) -> None:
+    desk.bury("access", 0, 2)
+    desk.run()
+    desk.link.execute("DEL", desk.keys.dlq("access", 0), desk.keys.trim("access", 0))
+    desk.bury("access", 0, 1)
+    assert desk.run()["access"].dead_letters == 1
+    assert desk.archived_letters() == desk.letters
+
+
+def test_archive_in_a_bucket_is_exact_after_errors(desk: Desk) -> None:
+    pytest.importorskip("moto")
+    from tests.support.s3 import BucketServer
+
+    def blow() -> None:
+        raise KilledError
+
+    with BucketServer() as buckets:
+        desk.folder, desk.options = "s3://bucket/history", dict(buckets.options)
+        stored = config.ArchiveStore(json.dumps(desk.options))
+        desk.settings = replace(desk.settings, archive=stored)
+        for number, point in enumerate(LETTER_POINTS):
+            desk.bury("access", number % 2, 2)
+            desk.minute("web-1", number, unit(0, 3))
+            undo = strike(point, 1, blow)
+            try:
+                with pytest.raises(KilledError):
+                    desk.run()
+            finally:
+                undo()
+            assert desk.archived_letters() <= desk.letters
+        desk.run()
+        assert desk.run()["access"].dead_letters == 0
+        assert desk.archived_letters() == desk.letters
+        assert desk.archived_minutes() == desk.minutes
+        done, problems = compact.compact(desk.settings, desk.folder)
+        assert problems == []
+        assert len(done) == 3
+        assert desk.archived_letters() == desk.letters
+
+
+def test_compact_merges_dead_letters_and_minutes(desk: Desk) -> None:
+    for number in range(3):
+        desk.bury("access", 1, 2)
+        desk.minute("web-1", number, unit(0, 1))
+        desk.run()
+    done, problems = compact.compact(desk.settings, desk.folder)
+    assert problems == []
+    assert {"access", "dead_letters/access", f"history/{FLEET}"} <= {each.topic for each in done}
+    assert desk.archived_letters() == desk.letters
+    assert desk.archived_minutes() == desk.minutes
+
+
+# --- the history ----------------------------------------------------------------------------------
+
+
+def test_minutes_are_archived_once_with_their_quantiles(desk: Desk) -> None:
+    desk.minute("web-1", 0, unit(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
+    desk.minute("web-2", 0, unit(1, 3))
+    desk.minute("web-1", 1)  # nothing happened
+    desk.run()
+    desk.minute("web-1", 2, unit(0, 7))
+    desk.run()
+    desk.run("access")
+    assert desk.archived_minutes() == desk.minutes
+    row = next(each for each in desk.rows(HISTORY, FLEET) if each["handled"] == 90)
+    assert (row["partition"], row["handler"], row["lag"]) == (0, "weblog:count", 4)
+    assert (row["oldest_seconds"], row["covered_seconds"]) == (1.5, 60.0)
+    fast, slow = (1 << 20) / 1e9, (1 << 30) / 1e9
+    assert row["handling"] == [(fast, 89), (slow, 1)]
+    assert (row["handling_p50"], row["handling_p95"], row["handling_p99"]) == (fast, fast, slow)
+    assert row["minute"].timestamp() == START // MINUTE * 60
+
+
+def test_rest_of_a_group_has_no_partition(desk: Desk) -> None:
+    """Entries of an older version have only sums of groups."""
+    counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
+    row = GroupMinute("access", "hits", counts, 5, 900, {3: 10})
+    one = unit(1, 4, lag=5, oldest_ms=900, handled={3: 4})
+    for units in ((), (one,)):
+        written = Interval("", "web-1", START, 60.0, [row], units=units)
+        history.append(desk.store, FLEET, written, 10 * 365 * 86_400.0)
+    desk.run()
+    found = [
+        (each["partition"], each["handled"], each["failed"], each["lag"], each["handling"][0][1])
+        for each in desk.rows(HISTORY, FLEET)
+    ]
+    assert found == [(None, 10, 2, 5, 10), (1, 4, 0, 5, 4), (None, 6, 2, 0, 6)]
+
+
+def test_unreadable_entry_of_the_history_is_left_out(desk: Desk) -> None:
+    desk.minute("web-1", 0, unit(0, 1))
+    fields = ("instance", "web-1", "until", "1", "seconds", "60", "rows", "[]", "units", "[[1]]")
+    desk.link.execute("XADD", desk.keys.history(FLEET), "*", *fields)
+    desk.minute("web-1", 1, unit(0, 2))
+    told: list[str] = []
+    archiver = Archiver(desk.settings, desk.folder, unasked, lambda _: None, warn=told.append)
+    with closing(archiver):
+        archiver.run()
+        archiver.run()
+    assert desk.archived_minutes() == desk.minutes
+    [text] = told
+    assert "entries that cannot be read" in text
+
+
+def test_only_one_run_archives_the_history(desk: Desk) -> None:
+    desk.minute("web-1", 0, unit(0, 1))
+    archiver = Archiver(desk.settings, desk.folder, unasked, lambda _: None)
+    name = f"history:{archiver.archive.id[:12]}"
+    with closing(archiver):
+        with PipelineLease(archiver._connect, desk.keys, FLEET, name):
+            archiver.run()
+        assert archiver.history_rows == 0
+        archiver.run()
+        assert archiver.history_rows == 1
+
+
+def test_command_prints_dead_letters_and_minutes(desk: Desk, run: Run, tmp_path: Path) -> None:
+    desk.bury("access", 0, 2)
+    desk.minute("web-1", 0, unit(0, 1))
+    command = ("pipeline", "archive", "--archive", str(tmp_path / "made"))
+    found = json.loads(run(*command, "--json").stdout)
+    assert (found["history_rows"], found["topics"][0]["dead_letters"]) == (1, 2)
+    assert "DEAD_LETTERS" in run(*command).stdout

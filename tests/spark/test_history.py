@@ -1,0 +1,122 @@
+"""The views over all topics, in the archive and in Redis: `messages` and `dead_letters`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streamqd import config
+from streamqd.spark.pipelines.archive import Archiver
+from streamqd.spark.pipelines.prompt import Prompt
+from streamqd.spark.pipelines.storage import Archive
+from streamqd.store import history
+from streamqd.store.history import Interval, UnitMinute
+from tests.pages.reader import fences
+from tests.spark.test_guides import QUERY
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Shop
+    from tests.support.servers import Server
+
+HOUR = 3_600_000
+AT = 1_763_632_800_000  # 2025-11-20T10:00:00Z
+
+
+@pytest.fixture
+def settings(server: Server) -> config.Settings:
+    return replace(config.Settings(), redis=server.settings)
+
+
+def minute(shop: Shop, until: int, *units: UnitMinute) -> None:
+    written = Interval("", "web-1", until, 60.0, units=units)
+    history.append(shop.store, "default", written, 10 * 365 * 86_400.0)
+
+
+def figures(topic: str, handler: str, partition: int = 0, **given: Any) -> UnitMinute:
+    counts = dict.fromkeys(history.COUNTS, 0) | given.pop("counts", {})
+    return UnitMinute(topic, "hits", partition, handler, counts, **given)
+
+
+def bury(shop: Shop, topic: str, partition: int, *ids: str) -> None:
+    for each in ids:
+        letter = ("payload", "p", "group", "hits", "handler", "weblog:count", "errorClass", "E")
+        shop.link.execute("XADD", shop.keys.dlq(topic, partition), each, *letter)
+
+
+def archived(settings: config.Settings, folder: Path | str, shop: Shop) -> None:
+    with closing(Archiver(settings, folder, lambda: shop.spark, lambda _: None)) as archiver:
+        archiver.run()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_views_have_each_row_once_wherever_it_is(
+    shop: Shop, settings: config.Settings, tmp_path: Path, steps: int
+) -> None:
+    """Nothing is archived, the first half, or all; archived letters leave Redis."""
+    shop.topic("access", 2)
+    shop.topic("orders", 1)
+    folder = tmp_path / "archive"
+    for step in range(2):
+        one, two = f"{AT + step}-0", f"{AT + step}-1"
+        bury(shop, "access", step, one, two)
+        bury(shop, "orders", 0, one)
+        minute(shop, AT + step * HOUR + 60_100, figures("access", "weblog:count", step, lag=1))
+        if step < steps:
+            archived(settings, folder, shop)
+            shop.link.execute("XDEL", shop.keys.dlq("access", step), one, two)
+    archive = Archive(folder) if steps else None
+    prompt = Prompt(shop.spark, settings, archive)
+
+    letters = prompt.ask("SELECT topic, partition, id, handler FROM dead_letters ORDER BY 1, 2, 3")
+    minutes = prompt.ask("SELECT fleet, topic, partition, minute FROM messages ORDER BY minute")
+
+    assert [row[:3] for row in letters.rows] == [
+        *(("access", step, f"{AT + step}-{each}") for step in range(2) for each in range(2)),
+        *(("orders", 0, f"{AT + step}-0") for step in range(2)),
+    ]
+    assert {row[3] for row in letters.rows} == {"weblog:count"}
+    assert [row[:3] for row in minutes.rows] == [("default", "access", 0), ("default", "access", 1)]
+    assert len({row[3] for row in minutes.rows}) == 2
+    shown = prompt.ask("SHOW TABLES")
+    assert {"messages", "dead_letters"} <= {row[1] for row in shown.rows}
+
+
+def test_queries_of_the_guide_answer_their_questions(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    """P99 by hour, compared with all single runs, and the handler that failed most."""
+    shop.topic("access", 1)
+    now = dt.datetime.now(dt.UTC).replace(minute=30, second=0, microsecond=0)
+    start = now - dt.timedelta(hours=2)
+    since = round(start.timestamp() * 1000)
+    fast, slow = 15, 25  # buckets of 34 ms and 34 s
+    for hour, slow_runs in ((0, 1), (1, 30)):
+        for number in range(2):
+            at = since + hour * HOUR + number * 60_000 + 100
+            minute(
+                shop,
+                at,
+                figures("access", "weblog:count", handled={fast: 100}, counts={"failed": 2}),
+                figures("access", "mail:send", 1, handled={slow: slow_runs}, counts={"failed": 7}),
+            )
+    archived(settings, tmp_path / "archive", shop)
+    prompt = Prompt(shop.spark, settings, Archive(tmp_path / "archive"))
+    hourly, failing = (each.text for each in fences(QUERY) if "FROM messages" in each.text)
+
+    by_hour = prompt.ask(statement(hourly))
+    by_handler = prompt.ask(statement(failing).replace("2025-11-01", f"{start:%Y-%m-%d}T00:00:00Z"))
+
+    shortest, longest = ((1 << (10 + each)) / 1e9 for each in (fast, slow))
+    assert [row[1] for row in by_hour.rows] == [shortest, longest]
+    assert [row[0].minute for row in by_hour.rows] == [0, 0]
+    assert by_handler.rows[0][0] == "mail:send"
+
+
+def statement(command: str) -> str:
+    """Return the SQL in a command of a page."""
+    return command.partition('"')[2].rpartition('"')[0]
