@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
 import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,11 +23,11 @@ from streamqd.spark.location import location
 from streamqd.spark.pipelines import report as reports
 from streamqd.spark.pipelines.chart import bars, count_step, time_labels
 from streamqd.spark.pipelines.report_findings import FORMAT, compared, judged
-from streamqd.spark.pipelines.report_page import page
+from streamqd.spark.pipelines.report_page import page, period
 
 NOW = 1_763_600_000_000
 EVIL = "\"'><script>alert(1)</script><img src=http://example.com/x>\x1b[31m\u202e{{ 7*7 }}&amp;"
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "wbr"}
 OPEN = {"td", "th", "tr"}  # tags that HTML allows to stay open
 
 GROUP = GroupStatus(
@@ -335,7 +337,7 @@ def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
     last = first + 1000 * width * buckets
     found = [*time_labels(first, last, 5.0)]
     assert 1 <= len(found) <= 6
-    assert found[0][2], "the date, with its year"
+    assert re.match(r"[0-9]{4}(-|$)", found[0][2] or found[0][1]), "the date, with its year"
     below = ""
     seen = set()
     for at, label, under in found:
@@ -343,6 +345,32 @@ def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
         below = under or below
         seen.add((below, label))
     assert len(seen) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("days", "labels"),
+    [
+        (150, ["Dec", "Jan", "Feb", "Mar", "Apr"]),
+        (400, ["Jan", "Apr", "Jul", "Oct"]),
+        (1_000, ["2026", "2027", "2028"]),
+        (36_500, ["2050", "2100"]),
+    ],
+)
+def test_labels_of_long_times_are_months_and_years(days: int, labels: list[str]) -> None:
+    found = [*time_labels(NOW, NOW + days * 86_400_000, 5.0)]
+    assert [label for _, label, _ in found] == labels
+    for at, _, _ in found:
+        moment = dt.datetime.fromtimestamp(at / 1000, dt.UTC)
+        assert (moment.day, moment.hour, moment.minute) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "words"),
+    [(1_000, "second"), (15_000, "15 seconds"), (60_000, "minute"), (900_000, "15 minutes"),
+     (10_800_000, "3 hours"), (86_400_000, "day"), (2_419_200_000, "28 days"), (1, "1 ms")],
+)  # fmt: skip
+def test_width_of_a_bar_is_in_words(milliseconds: int, words: str) -> None:
+    assert period(milliseconds) == words
 
 
 @pytest.mark.parametrize(

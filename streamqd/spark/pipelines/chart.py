@@ -18,8 +18,10 @@ _STEPS = (
     *(1, 2, 5, 10, 15, 30),
     *(60 * each for each in (1, 2, 5, 10, 15, 30)),
     *(3_600 * each for each in (1, 2, 3, 6, 12)),
-    *(_DAY * each for each in (1, 2, 7, 14, 28, 91, 182, 365, 730, 1_825, 3_650, 36_500, 365_000)),
+    *(_DAY * each for each in (1, 2, 7, 14)),
 )  # seconds
+_MONTHS = (1, 3, 6, 12, 24, 60, 120, 600, 1_200, 6_000, 12_000)  # longer steps, of the calendar
+_MONTH = 30.4 * _DAY  # seconds, about
 
 
 def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
@@ -82,10 +84,15 @@ def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, 
     """Round times (unix ms) from `first` on, before `last`: label, and the line below it.
 
     No two are alike: a label has the resolution of the step, and the line below has the date, or
-    the year, wherever that is another than before. `most`: labels that fit.
+    the year, wherever that is another than before. Steps of months start with the first of a month.
+    `most`: labels that fit.
     """
     span = (last - first) / 1000
-    step = next((each for each in _STEPS if span / each <= most), _STEPS[-1])
+    step = next((each for each in _STEPS if span / each <= most), 0)
+    if not step:
+        months = next((each for each in _MONTHS if span / _MONTH / each <= most), _MONTHS[-1])
+        yield from _month_labels(first, last, months)
+        return
     if step < 60:
         form, below = "%H:%M:%S", "%Y-%m-%d"
     elif step < _DAY:
@@ -100,6 +107,24 @@ def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, 
         under = moment.strftime(below)
         yield at, moment.strftime(form), "" if under == before else under
         before = under
+
+
+def _month_labels(first: int, last: int, months: int) -> Iterator[tuple[int, str, str]]:
+    """Return the labels at the start of every `months` months: a month over its year, or a year."""
+    start = dt.datetime.fromtimestamp(first // 1000, dt.UTC)
+    number = (start.year * 12 + start.month - 1) // months * months  # months since the year 0
+    before = ""
+    while (year := number // 12) <= dt.MAXYEAR:
+        if year >= dt.MINYEAR:
+            moment = dt.datetime(year, number % 12 + 1, 1, tzinfo=dt.UTC)
+            at = round(moment.timestamp()) * 1000
+            if at >= last:
+                return
+            if at >= first:
+                label, under = (f"{year}", "") if months >= 12 else (f"{moment:%b}", f"{year}")
+                yield at, label, "" if under == before else under
+                before = under
+        number += months
 
 
 def _moment(unix_ms: int) -> dt.datetime | None:

@@ -7,18 +7,20 @@ also makes them harmless on a terminal.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from streamqd.admin.condition import in_words
 from streamqd.spark.pipelines.chart import bars
 from streamqd.words import age, harmless, memory
 
 TEXT_MAX = 300  # characters that are shown of one value
+_UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))  # ms
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -31,7 +33,8 @@ def page(document: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"age": age, "in_words": in_words, "memory": memory}
-    environment.filters |= {"plot": _plot, "time": _time}
+    environment.filters |= {"plot": _plot, "time": _time, "breakable": _breakable}
+    environment.filters |= {"period": period, "took": _took}
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(template).render(document)
 
@@ -46,6 +49,27 @@ def _shown(value: Any) -> Any:
         return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
     text = str(value)
     return harmless(text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…")
+
+
+def period(milliseconds: int) -> str:
+    """Return the width of a bar in words, to follow "per": second, 5 minutes, day, 28 days."""
+    for size, unit in _UNITS:
+        if milliseconds % size == 0:
+            count = milliseconds // size
+            return unit if count == 1 else f"{count} {unit}s"
+    return f"{milliseconds:,} ms"
+
+
+def _took(milliseconds: int | None) -> str | None:
+    """Return a duration with its unit, also below a second."""
+    if milliseconds is None or milliseconds >= 1000:
+        return age(milliseconds)
+    return f"{milliseconds} ms"
+
+
+def _breakable(text: Any) -> Markup:
+    """Return a text with places for line breaks after the dots and colons of names."""
+    return Markup(re.sub(r"(?<=\w)([.:/])(?=\w)", r"\1<wbr>", str(escape(_shown(text)))))  # noqa: S704 - escaped
 
 
 def _time(unix_ms: int | None) -> str | None:
