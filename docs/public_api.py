@@ -80,7 +80,9 @@ def _signature(name: str, thing: Any) -> str:
     except ValueError:
         return name
     kept = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
-    text = str(signature.replace(parameters=kept)).replace("'", "")
+    # Annotations are strings. Defaults that are strings keep their quotes.
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=kept)))
+    text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text).replace("'", '"')
     prefix = "async " if inspect.iscoroutinefunction(thing) else ""
     # Defaults that are sentinels or functions print as addresses, which differ from run to run.
     return f"{prefix}{name}{re.sub(r'<[^<>]* at 0x[0-9a-f]+>', '...', text)}"

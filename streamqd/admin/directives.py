@@ -666,9 +666,9 @@ def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
 class DepartingUnit:
     """One assignment of the departing instance.
 
-    `to` is the instance that takes it, '' without one. `stranded` is the reason: no-offer (no other
-    instance has a consumer for it), broken (its worker crashes in a loop on every other instance),
-    caps-full, or ''.
+    `to` is the instance that takes it, '' without one. `stranded` is the reason: no-consumer (no
+    other instance has a consumer for it), broken (its worker crashes in a loop on every other
+    instance), max-partitions, or ''.
     """
 
     topic: str
@@ -756,8 +756,12 @@ def takers(
 def _why_stranded(unit: Unit, others: Sequence[MemberView], owned: Mapping[str, int]) -> str:
     offering = [one for one in others if (unit.topic, unit.group) in one.member.offers]
     if not offering:
-        return "no-offer"
+        return "no-consumer"
     fit = [one.member for one in offering if unit not in one.broken]
     if not fit:
         return "broken"
-    return "caps-full" if all(0 < one.cap <= owned.get(one.id, 0) for one in fit) else "no-offer"
+    return (
+        "max-partitions"
+        if all(0 < one.cap <= owned.get(one.id, 0) for one in fit)
+        else "no-consumer"
+    )

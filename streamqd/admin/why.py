@@ -456,13 +456,13 @@ _EXPIRED = (
 # Reasons why no instance owns it. The first true one counts.
 _UNOWNED = (
     CauseRule(
-        "no-member",
+        "no-instance",
         lambda f: not f.alive,
         "no instance owns {unit}: no instance of the fleet is live",
         "start streamqd",
     ),
     CauseRule(
-        "no-offer",
+        "no-consumer",
         lambda f: not f.offering,
         "no instance owns {unit}: none of {alive} has a consumer of {pair}",
         "start an instance whose configuration has a consumer of {pair}",
@@ -493,7 +493,7 @@ _UNOWNED = (
         "start another instance, or run `streamqd drain INSTANCE --undo`",
     ),
     CauseRule(
-        "caps-full",
+        "max-partitions",
         lambda f: all(each.cap and each.owned >= each.cap for each in f.present),
         "no instance owns {unit}: every instance with a consumer of {pair} has reached its"
         " max_partitions ({caps})",
@@ -695,7 +695,7 @@ _OTHERWISE = (
         "{unit} has been running one message{running} for {run} on {owner}; {waiting}",
     ),
     CauseRule(
-        "starting",
+        "no-progress",
         lambda f: f.holder and _in("ready")(f),
         "{unit} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
         " acknowledged in the last seconds",
@@ -719,13 +719,27 @@ _OTHERWISE = (
 _MOVES = ("idle", "lag-growing", "moving", "running", "recovering")
 # These delay the unit even while nothing waits.
 _GRAVE = (
-    *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),
+    *(
+        "no-instance",
+        "no-consumer",
+        "internal-error",
+        "crash-loop",
+        "no-capacity",
+        "max-partitions",
+    ),
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
     "failing",  # its messages may all be dead letters
 )
 # `status` names these. It shows directives and missing instances elsewhere.
 _PROBLEMS = (
-    *("no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full", "changing-hands"),
+    *(
+        "no-consumer",
+        "internal-error",
+        "crash-loop",
+        "no-capacity",
+        "max-partitions",
+        "changing-hands",
+    ),
     *("owner-silent", "blocked", "circuit-open", "flood", "keys-held", "loop-blocked"),
     *("slow-handler", "crashing", "failing", "housekeeping"),
 )

@@ -23,9 +23,9 @@ from streamqd.words import age, count
 ALIKE_MAX = 5  # listed partitions per problem
 SHOWN_MAX = 20  # listed partitions per new owner (--json lists all)
 _WHY_STRANDED = {
-    "no-offer": "no other instance has their consumer",
+    "no-consumer": "no other instance has their consumer",
     "broken": "their workers crash in a loop on all other instances",
-    "caps-full": "the other instances own as many partitions as they may",
+    "max-partitions": "the other instances own as many partitions as they may",
 }
 
 

@@ -228,7 +228,7 @@ class Consumer:
     )
     max_rss: Bytes = setting(
         0,
-        "A worker that uses this much more memory than after its fork is replaced. 0: never.",
+        "A worker whose memory has grown by this much since it was ready is replaced. 0: never.",
         min=0,
     )
     max_age: Seconds = setting(0.0, "Age at which a worker is replaced, at least 1s. 0: never.")

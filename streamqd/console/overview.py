@@ -36,7 +36,7 @@ ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
 # Causes that pass, or that become a problem if they last. The others are problems.
 _WILL_NEED = frozenset(
-    {"caps-full", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
+    {"max-partitions", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
 )
 _OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
 

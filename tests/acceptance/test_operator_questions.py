@@ -194,7 +194,7 @@ def test_why_names_a_group_that_no_instance_offers(new_daemon: NewDaemon) -> Non
         one.stop()
     two = new_daemon(groups=["mail"], name="two")
     with two:
-        answer = wait_cause(two, "no-offer", f"{PLACE}/bill")
+        answer = wait_cause(two, "no-consumer", f"{PLACE}/bill")
         assert f"a consumer of {TOPIC}/bill" in answer["causes"][0]["sentence"]
 
 
@@ -202,13 +202,13 @@ def test_why_reports_that_no_instance_is_alive(new_daemon: NewDaemon) -> None:
     one = new_daemon()
     with one:
         one.stop()
-    assert wait_cause(one, "no-member")["owner"] == ""
+    assert wait_cause(one, "no-instance")["owner"] == ""
 
 
 def test_why_names_instances_at_max_partitions(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=2, daemon={"max_partitions": 1}) as one:
         one.send(["ok"], partition=1)
-        answer = wait_cause(one, "caps-full", f"{TOPIC}/1")
+        answer = wait_cause(one, "max-partitions", f"{TOPIC}/1")
         assert "one 1 of 1" in answer["causes"][0]["sentence"]
 
 
@@ -301,7 +301,7 @@ def test_a_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon)
         takers = {
             (u["group"], u["partition"]): (u["to"], u["stranded"]) for u in plan["assignments"]
         }
-        mail = {("mail", n): ("", "no-offer") for n in range(2)}
+        mail = {("mail", n): ("", "no-consumer") for n in range(2)}
         assert mail.items() <= takers.items()
         assert {to for (group, _), (to, _) in takers.items() if group == "bill"} <= {"b"}
 

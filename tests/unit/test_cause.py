@@ -89,8 +89,8 @@ CASES = [
     ),
     ("paused", False, facts(members=(replace(WEST, state="paused"),)), "by a signal"),
     ("paused", False, facts(worker=worker(state="paused")), "the worker"),
-    ("no-member", False, facts(**FREE, members=()), "no instance of the fleet is live"),
-    ("no-member", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
+    ("no-instance", False, facts(**FREE, members=()), "no instance of the fleet is live"),
+    ("no-instance", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
     (
         "no-capacity",  # C2
         False,
@@ -107,7 +107,7 @@ CASES = [
         "is about to give it up",
     ),
     (
-        "no-offer",
+        "no-consumer",
         False,
         facts(**FREE, members=(replace(WEST, offers=frozenset()),)),
         "none of 1 live instance has a consumer of access/hits",
@@ -139,7 +139,7 @@ CASES = [
         "drained or leaving (west, east)",
     ),
     (
-        "caps-full",
+        "max-partitions",
         False,
         facts(**FREE, members=(replace(WEST, cap=4), replace(EAST, cap=3, owned=4))),
         "west 4 of 4, east 4 of 3",
@@ -294,7 +294,7 @@ CASES = [
         "2 messages of access/3/hits wait for their next attempt, the next in 8 s",
     ),
     ("starting", False, facts(worker=worker(state="booting")), "its worker is booting"),
-    ("starting", False, facts(), "nothing was acknowledged in the last seconds"),
+    ("no-progress", False, facts(), "nothing was acknowledged in the last seconds"),
 ]
 
 

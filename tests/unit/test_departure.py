@@ -41,7 +41,7 @@ def test_units_without_another_offer_have_no_taker() -> None:
 
     taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
 
-    assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-offer")}
+    assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-consumer")}
 
 
 def test_units_beyond_all_caps_are_left() -> None:
@@ -49,7 +49,7 @@ def test_units_beyond_all_caps_are_left() -> None:
 
     taken = takers("a", [seen("b", cap=3)], HITS, owners, {})
 
-    assert sorted(taken.values()) == [("", "caps-full"), ("b", "")]
+    assert sorted(taken.values()) == [("", "max-partitions"), ("b", "")]
 
 
 def test_units_broken_elsewhere_are_left() -> None:
@@ -70,14 +70,14 @@ def test_a_move_that_was_ordered_is_kept_to() -> None:
 
 
 def test_last_instance_leaves_all_units() -> None:
-    assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}
+    assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-consumer")}
 
 
 def test_many_stranded_units_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:
     def unit(number: int, to: str, stranded: str) -> DepartingUnit:
         return DepartingUnit("access", number, "hits", to, stranded, None, None)
 
-    units = [unit(n, "", "no-offer") for n in range(8)]
+    units = [unit(n, "", "no-consumer") for n in range(8)]
     units += [unit(n, "b", "") for n in range(8, 40)]
 
     fleet.show_departure(Departure("a", False, units, None, ""))
