@@ -22,7 +22,7 @@ def table(results: dict[str, Any]) -> str:
         _heading(results["sizes"]),
         _table(
             (
-                *("shape", "look", *KINDS, *RATES, "redis, MiB"),
+                *("shape", "phase", *KINDS, *RATES, "redis, MiB"),
                 *("PING p99, ms", "worst, ms", "longer than 5 ms"),
             ),
             (_look(shape, name, look) for shape, name, look in _looks(results)),
@@ -30,18 +30,18 @@ def table(results: dict[str, Any]) -> str:
         _table(
             (
                 "shape",
-                "units",
+                "assignments",
                 "all owned, s",
                 "backlog handled, s",
-                "failing dead, s",
+                "failures dead-lettered, s",
                 "PSS, MiB",
-                "slow at the start",
-                "at the end",
+                "slow commands at the start",
+                "slow commands at the end",
             ),
             (_shape(name, found) for name, found in results["shapes"].items()),
         ),
         _table(
-            ("shape", "units", *(f"{name}: microseconds of each second and unit" for name in IDLE)),
+            ("shape", "assignments", *(f"{name}: µs/s per assignment" for name in IDLE)),
             (_growth(name, found) for name, found in results["shapes"].items()),
         ),
         _table(("shape", *DONE), (_done(*each) for each in results["shapes"].items())),
@@ -65,7 +65,12 @@ def _heading(sizes: dict[str, float]) -> str:
         f" many delayed sends, half of them due at once; {sizes['dead']:,} dead letters, half of"
         f" them too old; {sizes['pending']:,} pending messages, half of them of a dead consumer;"
         f" {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes each."
-        f" {sizes['keep']:,} messages are retained. CPU in ms of each second."
+        f" {sizes['keep']:,} messages are retained. CPU is in ms of each second. Phases:"
+        " *idle, empty*: no messages. *promoting, expiring*: due messages are promoted, and old"
+        " dead letters deleted. *paused, full*: the consumer is paused, and the messages are"
+        " stored. *after the death of a worker*, *at work*: workers handle the backlog. *failing*:"
+        " messages fail and become dead letters. *idle, full*: the backlog is handled, the rest is"
+        " stored."
     )
 
 
