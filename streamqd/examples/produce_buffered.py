@@ -18,7 +18,7 @@ def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
     """Send one message per line. Return the numbers of written and failed messages."""
     written = lost = 0
 
-    def ended(receipt: Future[Uid]) -> None:
+    def count(receipt: Future[Uid]) -> None:
         nonlocal written, lost
         if receipt.exception() is None:
             written += 1
@@ -33,7 +33,7 @@ def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
             except BufferFull:
                 lost += 1  # Redis is too slow or unavailable: drop the value, or stop reading
             else:
-                receipt.add_done_callback(ended)
+                receipt.add_done_callback(count)
     return written, lost
 
 
