@@ -47,15 +47,15 @@ trimming, and time itself: the deadline until which a worker trusts its lease, a
 before a takeover. It also leaves out a mark without suspects, retries that wait in place, adoption,
 a server that restarts without its last writes, and more than one late call at a time. The contract
 tests and the fault battery cover these. In this model, a mark charges its message after the first
-lost owner. The model of rounds below also covers the accusation, which comes before the charge.
+lost owner. The model of rounds below also covers isolation, which comes before the charge.
 
 `tests/protocol/rounds.pml` models
 [recovery in rounds](../explanation/decisions/0029-suspects-run-in-rounds.md): one or two partitions
-of a host, and several runs at a time in each worker. Any message may be guilty. *Poison* crashes
-its process whenever it runs, and a *killer* takes down its host. A budget pays for external kills
-of a process and for other losses of a host. Spin checks:
+of a host, and several runs at a time in each worker. Any message may be a poison message: it
+crashes its process whenever it runs, or takes down its host (a *killer* in the model). A budget
+pays for external kills of a process and for other losses of a host. Spin checks:
 
-1. An innocent message is charged only for an external fault while it ran alone.
+1. A healthy message is charged only for an external fault while it ran alone.
 2. A message starts at most 1 + log2(lanes) times, and once more for each crash that it causes. Each
    lost host allows the same number of starts again.
 3. Without external kills, a message takes down at most three hosts.

@@ -204,14 +204,14 @@ MUTATIONS = (
     _rounds(
         "a lost mark charges",
         "1",
-        "a lost mark isolates its messages, and charges none",
+        "a lost mark accuses, and charges no message",
         N=2,
         PARTITIONS=2,
         KILLERS=1,
         CHARGES_THE_FIRST_MARK=None,
     ),
     _rounds(
-        "an isolated suspect without an exclusive turn",
+        "an accused message without an exclusive turn",
         "1",
         "no other inherited message of the host runs at the same time",
         N=2,
