@@ -21,7 +21,7 @@ from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topology import EMBEDDED
 from streamqd.config.values import parse_duration
 from streamqd.model import TopicPartition
-from streamqd.spark.form import Form
+from streamqd.spark.form import Form, OptionsError
 from streamqd.spark.offsets import EARLIEST, LATEST, Bound, read_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -153,6 +153,15 @@ _NAMES = (
     ),
 )
 
+_ONLY_BATCH = ("pushdown",)
+_ONLY_STREAMS = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "group",
+    "holdRetention",
+)
+
 
 def _read(form: Form, kind: type) -> dict[str, Any]:
     """Return the options among the fields of a dataclass."""
@@ -173,6 +182,18 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
         form.problems.append("minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
     form.finish()
     return options
+
+
+def refuse_ignored(given: Mapping[str, str], *, stream: bool) -> None:
+    """Raise OptionsError for options that a batch read or a stream would ignore.
+
+    `given` are those of the read alone: a table may carry options for both.
+    """
+    ignored, other = (_ONLY_BATCH, "batch reads") if stream else (_ONLY_STREAMS, "streams")
+    own = {name.lower() for name, value in given.items() if str(value).strip().lower() != "false"}
+    found = [name for name in ignored if name.lower() in own]
+    if found:
+        raise OptionsError([f"{name} applies only to {other}; remove it" for name in found])
 
 
 def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOptions:

@@ -33,7 +33,13 @@ from streamqd.errors import Refused
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, rows, sink, table
 from streamqd.spark.offsets import Loss, Offsets, Position, Span, StreamFacts
-from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from streamqd.spark.options import (
+    ReadOptions,
+    WriteOptions,
+    read_options,
+    refuse_ignored,
+    write_options,
+)
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
@@ -56,12 +62,12 @@ class StreamqSource(DataSource):
         return rows.ddl(columns) if declared is None else table.schema(columns, declared)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._read_options(schema)
+        options = self._read_options(schema, stream=False)
         kind = FilteringReader if options.pushdown else TopicReader
         return kind(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = self._read_options(schema)
+        options = self._read_options(schema, stream=True)
         if options.ending is not None or options.ending_default is not None:
             raise ValueError(
                 "streamq: a stream has no end; remove endingOffsets, endingTimestamp and"
@@ -94,8 +100,11 @@ class StreamqSource(DataSource):
         sink.prepare(options)
         return options
 
-    def _read_options(self, schema: StructType) -> ReadOptions:
-        return read_options(table.read_options(schema, dict(self.options)), os.environ)
+    def _read_options(self, schema: StructType, *, stream: bool) -> ReadOptions:
+        given = dict(self.options)
+        found = read_options(table.read_options(schema, given), os.environ)
+        refuse_ignored(given, stream=stream)
+        return found
 
 
 def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:

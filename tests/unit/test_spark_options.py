@@ -291,6 +291,24 @@ def test_wrong_write_option_is_reported(options: dict[str, object], sentence: st
         write(**options)
 
 
+@pytest.mark.parametrize(
+    ("stream", "given", "sentence"),
+    [
+        (True, {"pushdown": "true"}, "pushdown applies only to batch reads; remove it"),
+        (False, {"maxOffsetsPerTrigger": "9"}, "maxOffsetsPerTrigger applies only to streams"),
+        (False, {"holdretention": "true"}, "holdRetention applies only to streams; remove it"),
+    ],
+)
+def test_option_that_a_read_ignores_is_refused(
+    stream: bool, given: dict[str, str], sentence: str
+) -> None:
+    """T12: a batch read took a limit of streams, and had no limit."""
+    with pytest.raises(OptionsError, match=sentence):
+        options.refuse_ignored(given, stream=stream)
+    options.refuse_ignored(given, stream=not stream)
+    options.refuse_ignored({"pushdown": "false"}, stream=stream)
+
+
 # --- from the configuration -----------------------------------------------------------------------
 
 
