@@ -361,6 +361,53 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
     ]
 
 
+def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
+    """Return the estimated entries of a piece whose first `passed` entries end at `reached`.
+
+    Unless there are `more`, the piece has just these.
+    """
+    if not more or reached >= piece.end:
+        return passed
+    low = _number(piece.start)
+    return passed * (_number(piece.end) - low) / (_number(reached) - low)
+
+
+def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> list[Id]:
+    """Return ids that cut adjacent parts into `count` pieces of equal weight.
+
+    The weight of a part is taken as spread evenly over it. Fewer ids where pieces would be empty.
+    """
+    share = sum(weights) / count
+    low, end = _number(parts[0].start), _number(parts[-1].end)
+    cuts: list[int] = []
+    before = 0.0
+    for part, weight in zip(parts, weights, strict=True):
+        start, width = _number(part.start), _number(part.end) - _number(part.start)
+        while len(cuts) < count - 1 and weight and before + weight >= share * (len(cuts) + 1):
+            inside = (share * (len(cuts) + 1) - before) / weight
+            cuts.append(min(end, start + int(width * min(1.0, max(0.0, inside)))))
+        before += weight
+    return [_from_number(cut) for cut in sorted(set(cuts)) if low < cut < end]
+
+
+def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Span]:
+    """Cut a span into up to `count` pieces at marks, which count its entries up to the last one."""
+    total = (marks[-1].passed or 0) if marks else 0
+    chosen: list[Position] = []
+    for mark in marks:
+        due = -(-total * (len(chosen) + 1) // count)
+        if len(chosen) < count - 1 and due <= (mark.passed or 0) < total:
+            chosen.append(mark)
+    parts = cut_at(whole, [each.id for each in chosen], None)
+    if total != whole.rows:
+        return parts
+    passed = [0, *(each.passed or 0 for each in chosen), total]
+    return [
+        part._replace(rows=upto - before)
+        for part, before, upto in zip(parts, passed[:-1], passed[1:], strict=True)
+    ]
+
+
 def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPartition, int]:
     """Return the number of pieces of each span, `wanted` in total, by weight."""
     empty = sum(not weight for weight in weights.values())

@@ -34,6 +34,9 @@ from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 
 LINKS_MAX = 8  # connections of one thread: a cluster has 16,384 slots, and a task reads few
+_PROBED = 100  # entries of each slice of time that show how dense the slice is
+_SLICES = 8  # slices of time for each piece
+_MISJUDGED = 0.25  # share of the entries by which estimates may differ from their number
 IDLE_MAX = 60.0  # seconds without use after which a connection is closed, as Spark's workers are
 
 _log = logging.getLogger("streamqd.spark")
@@ -425,25 +428,27 @@ class Catalog:
     ) -> list[Span]:
         """Return the spans in as many pieces as the options request."""
         options = self._options
-        if options.max_per_partition:
-            return [part for each in spans.values() for part in self._counted_pieces(each)]
-        if options.min_partitions <= len(spans):
-            return list(spans.values())
+        counts = dict.fromkeys(spans, 1)
         weights = {
             place: offsets.backlog(Position(each.start), facts[place])
             for place, each in spans.items()
         }
         weights |= {place: each.rows for place, each in spans.items() if each.rows is not None}
-        counts = offsets.pieces(weights, options.min_partitions)
-        return [
-            part
-            for place, each in spans.items()
-            for part in offsets.split(each, counts[place], facts[place].first)
-        ]
+        if options.min_partitions > len(spans):
+            counts = offsets.pieces(weights, options.min_partitions)
+        found: list[Span] = []
+        for place, each in spans.items():
+            if options.max_per_partition:
+                most = min(options.max_per_partition, -(-weights[place] // counts[place]))
+                found += self._counted_pieces(each, max(1, most))
+            elif counts[place] > 1:
+                found += self._even_pieces(each, counts[place], weights[place], facts[place].first)
+            else:
+                found.append(each)
+        return found
 
-    def _counted_pieces(self, whole: Span) -> list[Span]:
+    def _counted_pieces(self, whole: Span, most: int) -> list[Span]:
         ends: list[Id] = []
-        most = self._options.max_per_partition
         after = whole.start
         while True:
             gone = self.walk({whole.place: (after, whole.end, most)})[whole.place]
@@ -451,6 +456,50 @@ class Catalog:
                 return offsets.cut_at(whole, ends, most)
             ends.append(gone.id)
             after = gone.id
+
+    def _even_pieces(self, whole: Span, count: int, rows: int, first: Id | None) -> list[Span]:
+        """Return pieces with about the same number of entries. `rows` is the expected total.
+
+        A few entries of each of many slices of time show how dense the slices are. Where that does
+        not account for all entries, the server counts them, in about a second for a million.
+        """
+        slices = offsets.split(whole, count * _SLICES, first)
+        if rows > len(slices) * _PROBED:
+            weights = self._densities(slices)
+            if whole.rows is None or abs(sum(weights) - rows) <= rows * _MISJUDGED:
+                return offsets.cut_at(whole, offsets.even_cuts(slices, weights, count), None)
+        marks = self._marks(whole, max(1, min(store.STEP_MAX, rows // (count * _SLICES))))
+        return offsets.cut_at_marks(whole, marks, count)
+
+    def _densities(self, slices: Sequence[Span]) -> list[float]:
+        """Return the estimated entries of each slice, from its first few entries."""
+        calls = [
+            store.step(
+                stream_key(self._keys, each.place),
+                offsets.write_id(each.start),
+                offsets.write_id(each.end),
+                _PROBED,
+            )
+            for each in slices
+        ]
+        answers = accepted(persist(self._options.connection, methodcaller("run_many", calls)))
+        found = []
+        for each, answer in zip(slices, answers, strict=True):
+            passed, reached, more = answer.rest
+            found.append(offsets.density(each, offsets.read_id(reached), passed, more=bool(more)))
+        return found
+
+    def _marks(self, whole: Span, stride: int) -> list[Position]:
+        """Return the position after each `stride` entries, and at last that of the last entry."""
+        marks: list[Position] = []
+        at = Position(whole.start, 0)
+        while at.id < whole.end:
+            gone = self.walk({whole.place: (at.id, whole.end, stride)})[whole.place]
+            if not gone.passed:
+                break
+            at = Position(gone.id, (at.passed or 0) + gone.passed)
+            marks.append(at)
+        return marks
 
     def report_gap(self, place: TopicPartition, after: Position, loss: Loss) -> None:
         """Raise DataLossError, or log the loss and continue, depending on the options."""

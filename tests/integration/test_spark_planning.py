@@ -377,7 +377,7 @@ def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
         planned = reader.partitions(start, reader.latestOffset(start, ALL))
         shop.link.execute("DEL", shop.keys.stream("access", 0))
         shop.fill(0, 101, 300)
-        many = "at least 100 entries" if not options else "entries that were not read"
+        many = "at least 100 entries" if not options else "at least 54 entries"
         with pytest.raises(
             DataLossError,
             match=f"and {many} are lost, because the topic was deleted.* a failover lost",
@@ -402,6 +402,37 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
         reader = shop.reader(**options)
         assert len(reader.partitions(at("0-0"), at("100-0"))) == count
         assert len(rows(reader, at("0-0"), at("100-0"))) == 100
+
+
+@pytest.mark.parametrize("count", [2_000, 20_000])
+def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
+    """T8: one old entry and many new ones gave two tasks, and all of the entries to one."""
+    shop.fill(0, 1, 1)
+    burst = 1_795_180_000_000
+    shop.fill(0, burst, burst + count - 2)
+    reader = shop.reader(minPartitions=8)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    sizes = [
+        sum(len(batch) for batch in reader.read(each)) for each in reader.partitions(start, end)
+    ]
+    assert (len(sizes), sum(sizes)) == (8, count)
+    assert max(sizes) <= 1.25 * count / 8
+    capped = shop.reader(minPartitions=3, maxRecordsPerPartition=count // 5)
+    assert len(capped.partitions(start, end)) == 5
+
+
+def test_even_entries_are_cut_without_a_count(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.fill(0, 1, 20_000)
+    monkeypatch.setattr(Catalog, "walk", None)
+    reader = shop.reader(minPartitions=4)
+    sizes = [
+        sum(len(batch) for batch in reader.read(each))
+        for each in reader.partitions(at("0-0", "0-0"), at("20000-0", "0-0"))
+    ]
+    assert len(sizes) == 4
+    assert max(sizes) <= 5_500
+    assert sum(sizes) == 20_000
 
 
 def test_stream_deleted_before_its_read_is_a_loss(shop: Shop) -> None:

@@ -343,6 +343,44 @@ def test_a_split_is_even_in_time() -> None:
     assert [part.rows for part in parts] == [None] * 4
 
 
+def test_density_is_that_of_the_first_entries() -> None:
+    piece = Span(PLACE, (1000, 0), (2000, 0))
+    assert offsets.density(piece, (1100, 0), 50, more=True) == 500
+    assert offsets.density(piece, (1100, 0), 50, more=False) == 50
+    assert offsets.density(piece, (2000, 0), 50, more=True) == 50
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 12))
+def test_cuts_are_even_by_weight(weights: list[int], count: int) -> None:
+    """Each piece has an equal share, if the weight of each slice is spread evenly over it."""
+    width = 1000
+    slices = [Span(PLACE, (at * width, 0), ((at + 1) * width, 0)) for at in range(len(weights))]
+    cuts = offsets.even_cuts(slices, weights, count)
+    assert len(cuts) < count
+    assert cuts == sorted(set(cuts))
+    total, at = sum(weights), 0.0
+    if total < 4 * count:
+        return
+    assert len(cuts) == count - 1
+    for cut in (*cuts, (len(weights) * width, 0)):
+        below = sum(
+            weight * min(1.0, max(0.0, (cut[0] - at_slice * width) / width))
+            for at_slice, weight in enumerate(weights)
+        )
+        assert abs(below - at - total / count) < 3 + total / width
+        at = below
+
+
+def test_marks_cut_a_span_by_count() -> None:
+    whole = Span(PLACE, (0, 0), (90, 0), 9, 0)
+    marks = [Position((10 * number, 0), number) for number in range(1, 10)]
+    parts = offsets.cut_at_marks(whole, marks, 3)
+    assert [(part.end[0], part.rows) for part in parts] == [(30, 3), (60, 3), (90, 3)]
+    unsure = offsets.cut_at_marks(whole._replace(rows=12), marks, 3)
+    assert [(part.end[0], part.rows) for part in unsure] == [(30, None), (60, None), (90, None)]
+    assert offsets.cut_at_marks(whole, [], 3) == [whole]
+
+
 def test_whole_span_keeps_its_row_count() -> None:
     whole = Span(PLACE, (1, 0), (9, 0), 7, 0)
     assert offsets.split(whole, 1) == [whole]
