@@ -76,6 +76,11 @@ class Form:
             self.problems.append(f"{name} must be true or false, not {text!r}")
         return words.get(text, default)
 
+    def names(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """`key, value`"""
+        listed = [each.strip() for each in self.text(name).split(",")]
+        return tuple(dict.fromkeys(filter(None, listed))) or default
+
     def whole(self, name: str, default: int, *, low: int, high: int = (1 << 63) - 1) -> int:
         text = self.text(name).strip()
         if not text:

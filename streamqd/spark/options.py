@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -83,10 +83,10 @@ class SparkConnection:
 class ReadOptions:
     """Which entries are read, in which range, and in which portions.
 
-    `starting` and `ending` hold the bounds of single partitions, `starting_default` and
-    `ending_default` the bounds of all others. These are None if only the named partitions are read.
-    A stream shows its position as the group `spark:GROUP`, and with `hold` retention keeps its
-    unread entries.
+    Without `columns`, all columns are read. `starting` and `ending` hold the bounds of single
+    partitions, `starting_default` and `ending_default` the bounds of all others. These are None if
+    only the named partitions are read. A stream shows its position as the group `spark:GROUP`, and
+    with `hold` retention keeps its unread entries.
     """
 
     connection: SparkConnection
@@ -103,6 +103,7 @@ class ReadOptions:
     max_trigger_delay: float = option("maxTriggerDelay", 900.0, Form.read, parse=parse_duration)
     min_partitions: int = option("minPartitions", 0, Form.whole, low=0)
     max_per_partition: int = option("maxRecordsPerPartition", 0, Form.whole, low=0)
+    columns: tuple[str, ...] = option("columns", (), Form.names)
     headers: bool = option("includeHeaders", False, Form.flag)
     fields: bool = option("includeFields", False, Form.flag)
     fetch_size: int = option("fetchSize", 1000, Form.whole, low=1, high=100_000)
@@ -176,6 +177,11 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
     bounds = (*_bounds(form, "starting", assign), *_bounds(form, "ending", assign))
     options = ReadOptions(
         connection, subscribe, pattern, assign, *bounds, **_read(form, ReadOptions)
+    )
+    options = replace(
+        options,
+        headers=options.headers or "headers" in options.columns,
+        fields=options.fields or "fields" in options.columns,
     )
     _check_group(form, options)
     if options.min_per_trigger > options.max_per_trigger:

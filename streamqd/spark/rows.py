@@ -6,7 +6,7 @@ Spark's DDL and as Arrow types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -75,6 +75,15 @@ def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
     """Return a read's columns: of dead letters or messages, with headers and other fields."""
     extra = (*((HEADERS,) if headers else ()), *((FIELDS,) if fields else ()))
     return (*COLUMNS, *(DEAD_LETTER_COLUMNS if dead else ()), *extra)
+
+
+def named(own: Sequence[Column], names: Collection[str]) -> tuple[Column, ...]:
+    """Return the columns with these names, in that order. Raises ValueError for an unknown one."""
+    by_name = {column.name: column for column in own}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"streamq: the column {name} does not exist; use {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names)
 
 
 def ddl(chosen: Sequence[Column]) -> str:

@@ -58,8 +58,13 @@ class StreamqSource(DataSource):
         """Return the selected columns. The columns of a CREATE TABLE carry its options."""
         raw = dict(self.options)
         declared = table.declared(raw)
-        columns = _columns(read_options(raw if declared is None else declared, os.environ))
-        return rows.ddl(columns) if declared is None else table.schema(columns, declared)
+        options = read_options(raw if declared is None else declared, os.environ)
+        own = _columns(options)
+        if declared is not None and options.columns:
+            raise ValueError("streamq: a table has all columns; remove columns, and select some")
+        if declared is not None:
+            return table.schema(own, declared)
+        return rows.ddl(rows.named(own, options.columns) if options.columns else own)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._read_options(schema, stream=False)
@@ -116,18 +121,11 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
 
     Raises ValueError for an unknown column, or a column of another type.
     """
-    own = {column.name: column for column in _columns(options)}
-    chosen = []
-    for field in schema.fields:
-        column = own.get(field.name)
-        if column is None:
-            raise ValueError(
-                f"streamq: the column {field.name} does not exist; use {', '.join(own)}"
-            )
+    chosen = rows.named(_columns(options), schema.names)
+    for field, column in zip(schema.fields, chosen, strict=True):
         if field.dataType.simpleString() != column.ddl or not field.nullable:
             raise ValueError(f"streamq: the column {field.name} must be a nullable {column.ddl}")
-        chosen.append(column)
-    return chosen
+    return list(chosen)
 
 
 def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:

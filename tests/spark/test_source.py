@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -167,6 +168,25 @@ def test_a_schema_of_ones_own(shop: Shop) -> None:
         shop.read("access", "offset long").count()
     with pytest.raises(PySparkException, match="the column id must be a nullable string"):
         shop.read("access", "id long").count()
+
+
+def test_named_columns_are_the_only_columns(shop: Shop, tmp_path: Path) -> None:
+    """T8: Spark passes no columns to a source in Python, so an option names them."""
+    shop.topic("access", 1)
+    shop.add("access", 0, "1-0", "2-0", key=b"k", headers=b'{"a": "b"}', more=b"x")
+    few = shop.read("access", columns="value, headers")
+    assert few.columns == ["value", "headers"]
+    assert {bytes(row.headers[0].value) for row in few.collect()} == {b"b"}
+    assert shop.take(shop.stream("access", columns="id"), tmp_path) == [[("1-0",), ("2-0",)]]
+    one = ours.read_topic(shop.spark, "access", url=shop.server.url, columns="id")
+    assert sorted(row.id for row in one.where("id <> '1-0'").collect()) == ["2-0"]
+    with pytest.raises(PySparkException, match="the column offset does not exist; use key, value"):
+        shop.read("access", columns="id,offset")
+    with pytest.raises(PySparkException, match="a table has all columns; remove columns"):
+        shop.spark.sql(
+            "CREATE TABLE seen USING streamq"
+            f" OPTIONS (topic 'access', url '{shop.server.url}', columns 'id')"
+        )
 
 
 def test_an_empty_topic(shop: Shop) -> None:

@@ -143,9 +143,9 @@ def tiered(
         return hot(spark, options, topic, None)
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
-        read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {})
-        return cold(spark, topic, archive.table(topic))
-    fail = read_options({**options, "subscribe": topic}, os.environ).fail_on_data_loss
+        chosen = read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {}).columns
+        return _chosen(cold(spark, topic, archive.table(topic)), chosen)
+    given = read_options({**options, "subscribe": topic}, os.environ)
     table = archive.table(topic)
     while True:
         try:
@@ -154,10 +154,17 @@ def tiered(
         except DataLossError:
             newer = archive.table(topic)
             if newer is None or (table is not None and newer.positions == table.positions):
-                behind = hot(spark, options, topic, table, fail=fail)
+                behind = hot(spark, options, topic, table, fail=given.fail_on_data_loss)
                 break
             table = newer
-    return behind if tier == "hot" else cold(spark, topic, table).unionByName(behind)
+    if tier == "hot":
+        return behind
+    return _chosen(cold(spark, topic, table), given.columns).unionByName(behind)
+
+
+def _chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the named columns, all without names. Raises ValueError for an unknown name."""
+    return frame.select(*(each.name for each in rows.named(COLUMNS, names))) if names else frame
 
 
 def dead_letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
