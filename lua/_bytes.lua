@@ -5,8 +5,8 @@ local BYTES_MAX = 524288
 
 local function size_of(fields)
   local size = 0
-  for _, part in ipairs(fields) do
-    size = size + #part
+  for at = 1, #fields do
+    size = size + #fields[at]
   end
   return size
 end
