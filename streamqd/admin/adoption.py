@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from streamqd.admin import backlog, groups, topics
-from streamqd.admin.reading import BadValues, Unreadable, ask, lease_views, pairs
+from streamqd.admin.reading import Unreadable, ViewReader, ask, lease_views, pairs
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import adoption
@@ -48,8 +48,8 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     """
     count = groups.known(store, topic, group)
     units = [Unit(topic, number, group) for number in range(count)]
-    bad = BadValues()
-    views = lease_views(store, units, bad)
+    reader = ViewReader(store)
+    views = lease_views(reader, units)
     for unit, held in zip(units, views, strict=True):
         if held.token:
             raise _owned(unit, held.owner)
@@ -65,7 +65,7 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
                     pending, idle = int(each[b"pending"]), int(each[b"idle"])
                     found.append(ConsumerRow(unit.partition, name, pending, idle))
     entries = sum(row.pending for row in found)
-    return AdoptedGroup(topic, group, True, found, entries, bad.rows)
+    return AdoptedGroup(topic, group, True, found, entries, reader.rows)
 
 
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
@@ -74,16 +74,16 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     Raises Refused while streamqd owns a partition of the group. Entries adopted until then stay
     adopted.
     """
-    seen, bad = survey(store, topic, group), BadValues()
+    seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:
-        bad.keep(unread)
+        reader.keep(unread)
     units = [Unit(topic, each, group) for each in range(topics.partition_count(store, topic))]
     streams = {_stream(store.keys, unit, kind): (unit, kind) for unit in units for kind in "mr"}
-    there = backlog.positions(store, list(streams), bad)
+    there = backlog.positions(reader, list(streams))
     for stream, (unit, kind) in streams.items():
         if group in there[stream]:
             _drain(store, unit, kind)
-    return replace(seen, dry_run=False, unreadable=bad.rows)
+    return replace(seen, dry_run=False, unreadable=reader.rows)
 
 
 def _drain(store: Store, unit: Unit, kind: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from streamqd.admin import backlog, published
 from streamqd.admin.condition import condition
-from streamqd.admin.reading import BadValues, lease_views, measure, measure_each
+from streamqd.admin.reading import ViewReader, lease_views, measure
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
 from streamqd.store.leases import LeaseView
@@ -268,10 +268,9 @@ def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
 
 
 def measured(
-    store: Store,
+    reader: ViewReader,
     units: Sequence[Unit],
     now_unix_ms: int,
-    bad: BadValues,
     reports: Sequence[Report] = (),
     more: Callable[[Unit], dict[str, Any]] = lambda _: {},
     *,
@@ -284,15 +283,15 @@ def measured(
     """
     known = {(values["owner"], unit): values for unit, values in reports}
     known |= {("", unit): values for unit, values in reports if values["worker"] in RESTING}
-    views = lease_views(store, units, bad)
-    calls = [statistics.measure_unit(store.keys, unit) for unit in units]
-    replies = measure_each(store, calls, bad)
+    views = lease_views(reader, units)
+    calls = [statistics.measure_unit(reader.keys, unit) for unit in units]
+    replies = reader.measure(calls)
     figures = {
         unit: each
         for unit, reply in zip(units, replies, strict=True)
-        if (each := backlog.unit_figures(unit, reply, store.keys, bad)) is not None
+        if (each := backlog.unit_figures(reader, unit, reply)) is not None
     }
-    unread = _unread(store, figures, count_max)
+    unread = _unread(reader.store, figures, count_max)
     rows = []
     for unit, view, reply in zip(units, views, replies, strict=True):
         lease, owner, since = holder(view)

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from streamqd.admin.reading import BadValues, ask, group_names, measure_each
+from streamqd.admin.reading import ViewReader, group_names
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
 from streamqd.store.fetch import CONSUMER
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
@@ -18,32 +17,28 @@ COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
 PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
 
 
-def figures(
-    store: Store, units: Sequence[Unit], bad: BadValues
-) -> list[statistics.UnitFigures | None]:
+def figures(reader: ViewReader, units: Sequence[Unit]) -> list[statistics.UnitFigures | None]:
     """Measure units, as `unit_figures` reads them."""
-    calls = [statistics.measure_unit(store.keys, unit) for unit in units]
-    replies = measure_each(store, calls, bad)
-    return [
-        unit_figures(unit, reply, store.keys, bad)
-        for unit, reply in zip(units, replies, strict=True)
-    ]
+    calls = [statistics.measure_unit(reader.keys, unit) for unit in units]
+    replies = reader.measure(calls)
+    return [unit_figures(reader, unit, reply) for unit, reply in zip(units, replies, strict=True)]
 
 
 def unit_figures(
-    unit: Unit, reply: Reply | None, keys: Keys, bad: BadValues
+    reader: ViewReader, unit: Unit, reply: Reply | None
 ) -> statistics.UnitFigures | None:
     """Parse a reply of `statistics.measure_unit`. None: no such group, or an unreadable reply."""
-    return None if reply is None else bad.read(statistics.unit_figures, reply, keys.retry(*unit))
+    key = reader.keys.retry(*unit)
+    return None if reply is None else reader.read(statistics.unit_figures, reply, key)
 
 
-def positions(store: Store, streams: Sequence[str], bad: BadValues) -> dict[str, dict[str, str]]:
+def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the groups of each stream, with the last ID delivered to each."""
-    replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+    replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
     return {
         stream: {
             each["name"]: each["last-delivered-id"].decode()
-            for each in group_names(reply, stream, bad)
+            for each in group_names(reader, reply, stream)
         }
         for stream, reply in zip(streams, replies, strict=True)
     }
@@ -74,7 +69,7 @@ def count_between(
     return total, position == upto
 
 
-def other_clients(store: Store, units: Sequence[Unit], bad: BadValues) -> list[dict[str, int]]:
+def other_clients(reader: ViewReader, units: Sequence[Unit]) -> list[dict[str, int]]:
     """Return, by unit, the other clients that hold entries, and how many.
 
     '' stands for entries that no client holds.
@@ -82,9 +77,9 @@ def other_clients(store: Store, units: Sequence[Unit], bad: BadValues) -> list[d
     asked = [
         ("XPENDING", stream, unit.group)
         for unit in units
-        for stream in (store.keys.source(*unit), store.keys.retry_stream(*unit))
+        for stream in (reader.keys.source(*unit), reader.keys.retry_stream(*unit))
     ]
-    replies = ask(store, asked, bad)
+    replies = reader.ask(asked)
     return [held_by_others(replies[at : at + 2]) for at in range(0, len(replies), 2)]
 
 

@@ -1,7 +1,7 @@
 """The engine of all checks: `doctor`, `doctor stream`, `status` and `top` use it.
 
 A check is a stable id, a title and a pure function from facts to findings. All facts are read
-first, once for all checks. An unreadable value is missing in the facts and reported by `BadValues`,
+first, once for all checks. An unreadable value is missing in the facts and kept by `ViewReader`,
 so it affects only its own assignment.
 """
 

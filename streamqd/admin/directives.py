@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from streamqd.admin import assignments, audit, published, snapshot, topics
 from streamqd.admin.published import Fleet, FleetState
-from streamqd.admin.reading import BadValues, Unreadable, lease_views
+from streamqd.admin.reading import Unreadable, ViewReader, lease_views
 from streamqd.errors import Refused
 from streamqd.idle_reason import WORDS
 from streamqd.model import Unit
@@ -87,9 +87,9 @@ def offering(fleet: Fleet, topic: str) -> list[str]:
 
 def view(fleet: Fleet) -> ControlView:
     """Return all directives as stored."""
-    bad = BadValues()
-    state = published.fleet_state(fleet, bad)
-    return ControlView(state.now_unix_ms, rows(state), state.control.unreadable, bad.rows)
+    reader = ViewReader(fleet.store)
+    state = published.fleet_state(fleet, reader)
+    return ControlView(state.now_unix_ms, rows(state), state.control.unreadable, reader.rows)
 
 
 def rows(state: FleetState) -> list[DirectiveRow]:
@@ -384,7 +384,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
         if (heartbeat.heartbeat_unix_ms, heartbeat.info.get("nonce")) != (moved, nonce):
             raise _alive(instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000)
     units = _of_pairs(fleet, seen.member.offers)
-    views = lease_views(fleet.store, units, BadValues())
+    views = lease_views(ViewReader(fleet.store), units)
     last = [held for held in views if held.token and held.owner == instance]
     lives = [held.ttl for held in last if held.ttl]
     if lives:
@@ -553,7 +553,7 @@ def _of_pairs(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Unit]:
 
 def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
     """Return the owner of each owned unit."""
-    views = lease_views(fleet.store, units, BadValues())
+    views = lease_views(ViewReader(fleet.store), units)
     return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
 
 
@@ -635,7 +635,7 @@ def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str
 
 def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
     """Return when each instance last published (server's clock), and its workers' states."""
-    found = published.summaries(fleet, instances, BadValues())
+    found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
         name: (
             published.whole(summary.get("at_unix_ms")) or 0,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
-from streamqd.admin.reading import BadValues, ask, measure_each
+from streamqd.admin.reading import ViewReader
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import retries, untrusted
@@ -35,22 +35,22 @@ def messages(
     store: Store, topic: str, group: str, partitions: int, row: Callable[[Due], Row]
 ) -> MessageList[Delayed, Row]:
     """Return the retries of a group, or with '' the delayed sends of a topic."""
-    bad = BadValues()
+    reader = ViewReader(store)
     holders = [holder_of(topic, number, group) for number in range(partitions)]
 
     def total() -> int:
         due = [named(store.keys, "delayed", each) for each in holders]
-        return sum(each or 0 for each in ask(store, [("ZCARD", key) for key in due], bad))
+        return sum(each or 0 for each in reader.ask([("ZCARD", key) for key in due]))
 
     def read(
         some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, _limit: int
     ) -> list[Iterator[Due]]:
-        return [_ordered(store, holders[each], choice.until_unix_ms, after, bad) for each in some]
+        return [_ordered(reader, holders[each], choice.until_unix_ms, after) for each in some]
 
     def rows(found: Sequence[Due]) -> list[Row]:
         return [row(each) for each in found]
 
-    return MessageList(store, topic, partitions, total, tuple, read, rows, bad)
+    return MessageList(reader, topic, partitions, total, tuple, read, rows)
 
 
 def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]]]:
@@ -83,7 +83,7 @@ def _found(holder: Holder, one: Delayed) -> Due:
 
 
 def _ordered(
-    store: Store, holder: Holder, until: int | None, after: MessagePosition | None, bad: BadValues
+    reader: ViewReader, holder: Holder, until: int | None, after: MessagePosition | None
 ) -> Iterator[Due]:
     """Yield the messages of one partition after a position. Stops at the time `until`."""
     start = (0, "")
@@ -93,7 +93,7 @@ def _ordered(
         if partition != after.partition:
             start = (after.rank, LAST if partition < after.partition else FIRST)
     while True:
-        page, more = _page(store, holder, start, bad)
+        page, more = _page(reader, holder, start)
         for one in page:
             if until is not None and one.due_unix_ms >= until:
                 return
@@ -103,23 +103,21 @@ def _ordered(
         start = (page[-1].due_unix_ms, page[-1].place)
 
 
-def _page(
-    store: Store, holder: Holder, start: tuple[int, str], bad: BadValues
-) -> tuple[list[Delayed], bool]:
-    """Read a page. An unreadable due time is kept in `bad`, and its message is left out."""
-    due, items = named(store.keys, "delayed", holder), named(store.keys, "items", holder)
-    (reply,) = measure_each(store, [retries.page(store.keys, holder, start, PAGE)], bad)
+def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[list[Delayed], bool]:
+    """Read a page. An unreadable due time is kept, and its message is left out."""
+    due, items = named(reader.keys, "delayed", holder), named(reader.keys, "items", holder)
+    (reply,) = reader.measure([retries.page(reader.keys, holder, start, PAGE)])
     if reply is None:
         return [], False
     page = []
     for row in reply.rest[0]:
-        one = bad.read(retries.row, row, due)
+        one = reader.read(retries.row, row, due)
         if one is not None and abs(one.due_unix_ms) < untrusted.INTEGER_MAX:
             page.append(one)
         elif one is not None:  # the script has cut it
-            bad.add(BadValue(due, one.place, f"{one.due_unix_ms} or beyond", "a time"))
+            reader.add(BadValue(due, one.place, f"{one.due_unix_ms} or beyond", "a time"))
     for one in page:
         for name in (b"retryCount", b"crashCount"):
             field, raw = f"{one.place}: {name.decode()}", one.fields.get(name)
-            bad.read(untrusted.integer, raw, items, field, default=0)
+            reader.read(untrusted.integer, raw, items, field, default=0)
     return page, bool(reply.rest[1])

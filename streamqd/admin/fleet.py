@@ -16,7 +16,7 @@ from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.instances import InstanceRow, no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import BadValues, Unreadable
+from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.store.directives import Directives
@@ -134,8 +134,8 @@ def _assignment(row: AssignmentRow) -> dict[str, Any]:
 
 def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     """Return the state of the fleet, or of its work on one topic. Raises TopicMissing."""
-    bad = BadValues()
-    seen = snapshot.read(fleet, topic, dead_letters=True, bad=bad)
+    reader = ViewReader(fleet.store)
+    seen = snapshot.read(fleet, topic, dead_letters=True, reader=reader)
     state, rows = seen.state, seen.assignments
     # Count by leases, because a silent instance still shows its former number. For one topic this
     # would be too few, as other topics are not read.
@@ -147,7 +147,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     letters = Counter[str]()
     for (name, _), each in seen.partitions.items():
         letters[name] += each.dead
-    timed = schedules.totals(fleet.store, topic, seen.now_unix_ms, bad)
+    timed = schedules.totals(reader, topic, seen.now_unix_ms)
     return StatusView(
         fleet=fleet.name,
         now_unix_ms=seen.now_unix_ms,
@@ -160,7 +160,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         lagging=_behind(rows),
         dead_letters=dict(+letters),
         schedules=timed,
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from streamqd.admin import assignments, backlog, growth, named_fields, topics
 from streamqd.admin.assignments import AssignmentRow, by_group
 from streamqd.admin.reading import (
-    BadValues,
     Id,
     Unreadable,
+    ViewReader,
     ask,
     last_id,
     lease_views,
@@ -108,32 +108,32 @@ class GroupDeleted:
 
 def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
     """Return the groups of one topic or all. Raises TopicMissing."""
-    bad = BadValues()
-    counts = topics.counts_of(store, topic, bad)
-    rows = [_row("", "", [], bad)] if bad.rows else []
+    reader = ViewReader(store)
+    counts = topics.counts_of(reader, topic)
+    rows = [_row("", "", [], reader)] if reader.rows else []
     for name, count in counts.items():
-        bad = BadValues()
-        names = topics.groups(store, name, range(count), bad=bad)
+        reader = ViewReader(store)
+        names = topics.groups_of(reader, {name: count})[name]
         units = [Unit(name, number, group) for group in names for number in range(count)]
-        found = by_group(_measured(store, units, bad))
-        rows += [_row(name, group, some, bad) for (_, group), some in found.items()]
-        if bad.rows and not found:
-            rows.append(_row(name, "", [], bad))
+        found = by_group(_measured(reader, units))
+        rows += [_row(name, group, some, reader) for (_, group), some in found.items()]
+        if reader.rows and not found:
+            rows.append(_row(name, "", [], reader))
     return rows
 
 
 def describe(store: Store, topic: str, group: str) -> GroupDetail:
     """One group, partition by partition. Raises TopicMissing, Refused."""
-    bad = BadValues()
-    count = known(store, topic, group, bad)
+    reader = ViewReader(store)
+    count = known(store, topic, group, reader)
     units = [Unit(topic, number, group) for number in range(count)]
     streams = {unit.partition: store.keys.source(*unit) for unit in units}
-    positions = backlog.positions(store, [*streams.values()], bad)
+    positions = backlog.positions(reader, [*streams.values()])
     parts = [
         replace(row, position=positions[streams[row.partition]].get(group, "0-0"))
-        for row in _measured(store, units, bad)
+        for row in _measured(reader, units)
     ]
-    row = _row(topic, group, parts, bad)
+    row = _row(topic, group, parts, reader)
     present = {each.partition for each in parts}
     return GroupDetail(
         topic=topic,
@@ -150,10 +150,10 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     )
 
 
-def known(store: Store, topic: str, group: str, bad: BadValues | None = None) -> int:
+def known(store: Store, topic: str, group: str, reader: ViewReader | None = None) -> int:
     """Return the partition count of a topic that a group reads. Raises TopicMissing, Refused."""
     count = topics.partition_count(store, topic)
-    found = topics.groups(store, topic, range(count), bad=bad)
+    found = topics.groups_of(reader or ViewReader(store), {topic: count})[topic]
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -196,7 +196,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
 
 def owner_of(store: Store, unit: Unit) -> str | None:
     """Return the owner with a live lease on an assignment, None without one."""
-    (view,) = lease_views(store, [unit], BadValues())
+    (view,) = lease_views(ViewReader(store), [unit])
     return view.owner if view.ttl is not None else None
 
 
@@ -214,7 +214,7 @@ def owned_sentence(unit: Unit, owner: str) -> str:
 
 
 def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
-    for row in _measured(store, units, BadValues()):
+    for row in _measured(ViewReader(store), units):
         if row.lease == "owned":
             raise Refused(owned_sentence(row.unit, row.owner))
         waiting = (row.pending or 0) + (row.waiting_retries or 0) + row.retry_unread
@@ -225,13 +225,13 @@ def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
             )
 
 
-def _measured(store: Store, units: Sequence[Unit], bad: BadValues) -> list[AssignmentRow]:
+def _measured(reader: ViewReader, units: Sequence[Unit]) -> list[AssignmentRow]:
     """Return the rows of the partitions on which the groups exist, with exact lags."""
-    rows = assignments.measured(store, units, 0, bad, count_max=backlog.COUNT_MAX)
+    rows = assignments.measured(reader, units, 0, count_max=backlog.COUNT_MAX)
     return [row for row in rows if row.exists]
 
 
-def _row(topic: str, group: str, parts: Sequence[AssignmentRow], bad: BadValues) -> GroupRow:
+def _row(topic: str, group: str, parts: Sequence[AssignmentRow], reader: ViewReader) -> GroupRow:
     times = [part.oldest_unix_ms for part in parts if part.oldest_unix_ms is not None]
     return GroupRow(
         topic=topic,
@@ -244,7 +244,7 @@ def _row(topic: str, group: str, parts: Sequence[AssignmentRow], bad: BadValues)
         pending=sum(part.pending or 0 for part in parts),
         waiting_retries=sum(part.waiting_retries or 0 for part in parts),
         oldest_unix_ms=min(times, default=None),
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
@@ -400,7 +400,7 @@ def _obstacle(store: Store, units: Sequence[Unit], *, force: bool) -> str:
 
     A partition that a growth keeps is not taken by force: its keys would lose their order.
     """
-    views = lease_views(store, units, BadValues())
+    views = lease_views(ViewReader(store), units)
     for unit, view in zip(units, views, strict=True):
         if view.ttl is not None and (view.owner == growth.OWNER or not force):
             return _owned_sentence(unit, view.owner)
@@ -441,7 +441,7 @@ def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> Parti
         store,
         unit,
         group_calls.ResetResult(
-            before=backlog.positions(store, [stream], BadValues())[stream].get(unit.group, "0-0"),
+            before=backlog.positions(ViewReader(store), [stream])[stream].get(unit.group, "0-0"),
             after=after,
             pending=int(pending[0]) if pending else 0,
             waiting_retries=waiting if drop_retries else 0,

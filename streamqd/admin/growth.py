@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import backlog, topics
-from streamqd.admin.reading import BATCH, BadValues, ask, last_id, lease_views, measure, read_id
+from streamqd.admin.reading import BATCH, ViewReader, ask, last_id, lease_views, measure, read_id
 from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Lease, Unit
 from streamqd.store import growth as growth_calls
@@ -171,7 +171,7 @@ def _keep(
     """Create the groups at the start of the new partitions, and acquire the leases."""
     units = [Unit(topic, number, name) for name in names for number in new]
     measure(store, [messages.ensure_group(store.keys, unit, "0") for unit in units])
-    views = lease_views(store, units, BadValues())
+    views = lease_views(ViewReader(store), units)
     calls = [
         leases.acquire(store.keys, Lease(unit, found.token, view.epoch), LEASE_SECONDS, OWNER)
         for unit, view in zip(units, views, strict=True)
@@ -248,7 +248,7 @@ def _positions(
     store: Store, topic: str, found: Growth, name: str, numbers: Sequence[int]
 ) -> list[tuple[str, str, str | None]]:
     streams = [store.keys.stream(topic, number) for number in numbers]
-    known = backlog.positions(store, streams, BadValues())
+    known = backlog.positions(ViewReader(store), streams)
     return [
         (stream, found.barriers[number], known[stream].get(name))
         for number, stream in zip(numbers, streams, strict=True)

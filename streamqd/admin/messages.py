@@ -18,11 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from streamqd.admin import topics
 from streamqd.admin.reading import (
     PAGE_MAX,
-    BadValues,
     Entry,
     Id,
     Unreadable,
-    ask,
+    ViewReader,
     backwards,
     headers_of,
     read_id,
@@ -173,10 +172,10 @@ class MessageList(Generic[Item, Row]):
     has no such position. `read` returns one or more sorted readers of some partitions, for a
     filter, from a position on, and for a number of rows. Readers may return messages that do not
     match. `rows` turns the messages of a page into rows. `complete` is False if `read` leaves out
-    messages. `bad` collects the unreadable values.
+    messages. `reader` keeps the unreadable values.
     """
 
-    store: Store
+    reader: ViewReader
     topic: str
     partitions: int
     total: Callable[[], int]
@@ -186,7 +185,6 @@ class MessageList(Generic[Item, Row]):
         Iterable[Iterator[FoundMessage[Item]]],
     ]
     rows: Callable[[Sequence[FoundMessage[Item]]], list[Row]]
-    bad: BadValues
     complete: bool = True
 
     def page(
@@ -216,12 +214,12 @@ class MessageList(Generic[Item, Row]):
                     break
                 kept.append(each)
         return MessagePage(
-            now_unix_ms=server_unix_ms(self.store.connection),
+            now_unix_ms=server_unix_ms(self.reader.store.connection),
             total=self.total(),
             rows=self.rows(kept),
             cursor=following,
             complete=complete,
-            unreadable=self.bad.rows,
+            unreadable=self.reader.rows,
         )
 
     def every(
@@ -273,7 +271,7 @@ def newest_first(
     store: Store, topic: str, streams: Sequence[str], row: Callable[[Entry], Row]
 ) -> MessageList[Entry, Row]:
     """Return the entries of a stream per partition, as one list, the newest first."""
-    bad = BadValues()
+    reader = ViewReader(store)
 
     def read(
         some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, limit: int
@@ -286,33 +284,32 @@ def newest_first(
         if choice.until_unix_ms is not None:
             ends.append(Id(max(0, choice.until_unix_ms), 0).before())
         upper = str(min(ends)) if ends else "+"
-        return [_newest(store, each, streams[each], upper, lower, size, bad) for each in some]
+        return [_newest(reader, each, streams[each], upper, lower, size) for each in some]
 
     def order(position: MessagePosition) -> tuple[int, int, int]:
         ms, seq = read_id(position.place)
         return -ms, -seq, -position.partition
 
     return MessageList(
-        store=store,
+        reader=reader,
         topic=topic,
         partitions=len(streams),
-        total=lambda: sum(each or 0 for each in ask(store, [("XLEN", s) for s in streams], bad)),
+        total=lambda: sum(each or 0 for each in reader.ask([("XLEN", s) for s in streams])),
         order=order,
         read=read,
         rows=lambda found: [row(each.item) for each in found],
-        bad=bad,
     )
 
 
 def _newest(
-    store: Store, partition: int, stream: str, upper: str, lower: str, size: int, bad: BadValues
+    reader: ViewReader, partition: int, stream: str, upper: str, lower: str, size: int
 ) -> Iterator[FoundMessage[Entry]]:
     try:
-        for each in backwards(store, partition, stream, upper=upper, lower=lower, size=size):
+        for each in backwards(reader.store, partition, stream, upper=upper, lower=lower, size=size):
             position = MessagePosition(0, partition, str(each.id))
             yield FoundMessage(position, each.id.ms, each.fields, each)
     except BadValue as error:
-        bad.add(error)
+        reader.add(error)
 
 
 def attempt_of(fields: Mapping[bytes, bytes]) -> int:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from streamqd.admin.reading import BATCH, PAGE_MAX, BadValues, ask, backwards, read_id
+from streamqd.admin.reading import BATCH, PAGE_MAX, ViewReader, backwards, read_id
 from streamqd.errors import ContractError, Malformed, RedisRefused, RedisUnavailable
 from streamqd.store import tracing
 from streamqd.store.store import Store
@@ -68,10 +68,10 @@ def read_uid(text: str) -> OutboxUid | None:
 
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     """Search all partitions: delayed sends, entries after the send, and the newest entries."""
-    bad, keys, numbers = BadValues(), store.keys, range(partitions)
+    reader, keys, numbers = ViewReader(store), store.keys, range(partitions)
     # Delayed sends come first: if one becomes due during the search, its stream has it.
     waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]
-    for number, score in zip(numbers, ask(store, waiting, bad), strict=True):
+    for number, score in zip(numbers, reader.ask(waiting), strict=True):
         if score is not None:
             return Search(Found(number, ""))
     sent_ms = int(name.uid[:12], 16)
@@ -81,11 +81,9 @@ def find(store: Store, name: OutboxUid, partitions: int) -> Search:
         found = _among_the_newest(store, {number: streams[number] for number in left}, name.uid)
     if found is not None:
         return Search(found)
-    firsts = ask(
-        store, [("HGET", keys.trim(name.topic, number), "first") for number in numbers], bad
-    )
+    firsts = reader.ask([("HGET", keys.trim(name.topic, number), "first") for number in numbers])
     trimmed = any(_ms(first) >= sent_ms for first in firsts)
-    return Search(None, trimmed, complete=not (left or unreadable or bad.rows))
+    return Search(None, trimmed, complete=not (left or unreadable or reader.rows))
 
 
 def _from_the_send(

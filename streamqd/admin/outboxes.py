@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from streamqd.admin.reading import BadValues, ask
+from streamqd.admin.reading import ViewReader
 from streamqd.store import outbox, untrusted
 from streamqd.store.outbox import OutboxView
-from streamqd.store.store import Store
 
 OUTBOXES_MAX = 1_000  # outboxes that one look reads
 
@@ -28,32 +27,30 @@ _ADVICE = {
 _OTHERWISE = f"`streamqd outbox status {{outbox}}` shows if it lasts; {_TRIES}"
 
 
-def read(store: Store, bad: BadValues, configured: Collection[str] = ()) -> list[OutboxView]:
+def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxView]:
     """Return the configured outboxes and all others, by name. An unreadable one is left out."""
-    key = store.keys.outboxes()
-    (raws,) = ask(store, [("SMEMBERS", key)], bad)
-    known = {bad.read(untrusted.name, raw, key) for raw in raws or ()} - {None}
+    key = reader.keys.outboxes()
+    (raws,) = reader.ask([("SMEMBERS", key)])
+    known = {reader.read(untrusted.name, raw, key) for raw in raws or ()} - {None}
     others = sorted(str(each) for each in known if each not in configured)[:OUTBOXES_MAX]
     names = sorted([*configured, *others])
-    replies = ask(store, [each for name in names for each in outbox.view(store.keys, name)], bad)
+    replies = reader.ask([each for name in names for each in outbox.view(reader.keys, name)])
     found = [
-        bad.read(OutboxView.parse, name, fields, ttl_ms, store.keys.outbox(name))
+        reader.read(OutboxView.parse, name, fields, ttl_ms, reader.keys.outbox(name))
         for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)
         if fields is not None and ttl_ms is not None
     ]
     return [each for each in found if each is not None]
 
 
-def feeding(
-    store: Store, bad: BadValues, topic: str, configured: Collection[str] = ()
-) -> list[OutboxView]:
+def feeding(reader: ViewReader, topic: str, configured: Collection[str] = ()) -> list[OutboxView]:
     """Return the outboxes that sent to a topic, and configured ones that no relay ever held.
 
     An outbox that sent to a topic has a record in each of its partitions.
     """
-    views = read(store, bad, configured)
-    records = [("EXISTS", store.keys.outbox_record(topic, 0, each.name)) for each in views]
-    there = ask(store, records, bad)
+    views = read(reader, configured)
+    records = [("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for each in views]
+    there = reader.ask(records)
     return [
         each
         for each, found in zip(views, there, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamqd.admin import assignments, named_fields, snapshot
 from streamqd.admin.assignments import AssignmentRow
-from streamqd.admin.reading import BadValues, Unreadable, server_unix_ms
+from streamqd.admin.reading import Unreadable, ViewReader, server_unix_ms
 from streamqd.store.store import Store
 
 _FIELDS = (
@@ -46,8 +46,8 @@ def view(
 
     A partition needs its topic. Raises TopicMissing, Refused.
     """
-    bad, now = BadValues(), server_unix_ms(store.connection)
-    _, groups, units = snapshot.chosen(store, topic, group, partition, bad)
-    rows = assignments.measured(store, units, now, bad)
+    reader, now = ViewReader(store), server_unix_ms(store.connection)
+    _, groups, units = snapshot.chosen(reader, topic, group, partition)
+    rows = assignments.measured(reader, units, now)
     idle = [name for name, some in groups.items() if not some]
-    return PartitionsView(now, rows, idle, bad.rows)
+    return PartitionsView(now, rows, idle, reader.rows)

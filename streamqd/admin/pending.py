@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import groups
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
-from streamqd.admin.reading import BATCH, BadValues, Id, ask, behind, read_id
+from streamqd.admin.reading import BATCH, Id, ViewReader, behind, read_id
 from streamqd.store import untrusted
 from streamqd.store.replies import accepted
 from streamqd.store.store import Store
@@ -56,8 +56,8 @@ def messages(
     deliveries (the most first) they are a ranking of a moment, of at most 100,000 entries: entries
     move between two looks. Raises TopicMissing, Refused.
     """
-    bad = BadValues()
-    partitions = groups.known(store, topic, group, bad)
+    reader = ViewReader(store)
+    partitions = groups.known(store, topic, group, reader)
     sources = [
         source
         for number in range(partitions)
@@ -66,7 +66,7 @@ def messages(
             _Source(number, "r", store.keys.retry_stream(topic, number, group)),
         )
     ]
-    totals = ask(store, [("XPENDING", source.stream, group) for source in sources], bad)
+    totals = reader.ask([("XPENDING", source.stream, group) for source in sources])
     busy = [s for s, reply in zip(sources, totals, strict=True) if reply and reply[0]]
     total = sum(int(reply[0]) for reply in totals if reply)
 
@@ -86,14 +86,13 @@ def messages(
         return [iter(heapq.nsmallest(limit, ranked, key=lambda each: _key(each.position)))]
 
     return MessageList(
-        store=store,
+        reader=reader,
         topic=topic,
         partitions=partitions,
         total=lambda: total,
         order=_key,
         read=read,
-        rows=lambda found: _rows(store, topic, group, found, bad),
-        bad=bad,
+        rows=lambda found: _rows(reader, topic, group, found),
         complete=order == "id" or total <= SCAN_MAX,
     )
 
@@ -151,16 +150,14 @@ def _found(source: _Source, raw: list[Any], rank: int) -> Pending:
     return FoundMessage(position, read_id(raw[0]).ms, {}, raw)
 
 
-def _rows(
-    store: Store, topic: str, group: str, found: Sequence[Pending], bad: BadValues
-) -> list[PendingRow]:
+def _rows(reader: ViewReader, topic: str, group: str, found: Sequence[Pending]) -> list[PendingRow]:
     asked = [
-        ("HGET", store.keys.attempts(topic, at.partition, group), f"{at.place}:c")
+        ("HGET", reader.keys.attempts(topic, at.partition, group), f"{at.place}:c")
         for at, *_ in found
     ]
     crashes = [
-        bad.read(untrusted.integer, raw, key, field, default=0) or 0
-        for (_, key, field), raw in zip(asked, ask(store, asked, bad), strict=True)
+        reader.read(untrusted.integer, raw, key, field, default=0) or 0
+        for (_, key, field), raw in zip(asked, reader.ask(asked), strict=True)
     ]
     return [
         PendingRow(

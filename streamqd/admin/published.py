@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from streamqd.admin.reading import BadValues, ask, pairs
+from streamqd.admin.reading import ViewReader, ask, pairs
 from streamqd.errors import BadValue
 from streamqd.policy.rebalance import MemberView
 from streamqd.store import directives, members, untrusted
 from streamqd.store.directives import Directives
-from streamqd.store.keys import Keys
 from streamqd.store.members import Heartbeat
 from streamqd.store.store import Store
 
@@ -76,71 +75,67 @@ class FleetState:
         ]
 
 
-def fleet_state(fleet: Fleet, bad: BadValues | None = None) -> FleetState:
-    """Read members and directives. `bad` keeps unreadable values. Without it, such a key raises."""
-    keys = fleet.store.keys
-    time, scores, infos, flat = ask(
-        fleet.store,
-        [("TIME",), *members.stored(keys, fleet.name), ("HGETALL", keys.orders(fleet.name))],
-        bad,
-    )
-    if bad is not None:
-        _keep_bad_members(keys, fleet.name, scores, infos, bad)
+def fleet_state(fleet: Fleet, reader: ViewReader | None = None) -> FleetState:
+    """Read members and directives. Without a reader, a key of another type raises BadValue."""
+    key = fleet.store.keys.orders(fleet.name)
+    commands = [("TIME",), *members.stored(fleet.store.keys, fleet.name), ("HGETALL", key)]
+    replies = reader.ask(commands) if reader else ask(fleet.store, commands)
+    time, scores, infos, flat = replies
+    if reader is not None:
+        _keep_unreadable(reader, fleet.name, scores, infos)
         last = pairs(flat).get(directives.LAST.encode())
-        bad.read(untrusted.integer, last, keys.orders(fleet.name), directives.LAST, default=0)
+        reader.read(untrusted.integer, last, key, directives.LAST, default=0)
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     return FleetState(
         now, fleet.stale, members.heartbeats(scores, infos), directives.read(flat or ())
     )
 
 
-def _keep_bad_members(
-    keys: Keys,
+def _keep_unreadable(
+    reader: ViewReader,
     fleet: str,
     scores: Sequence[bytes] | None,
     infos: Sequence[bytes] | None,
-    bad: BadValues,
 ) -> None:
     for name, score in pairs(scores).items():
-        key, member = keys.members(fleet), untrusted.label(name)
-        bad.read(untrusted.name, name, key, member)
-        bad.read(untrusted.integer, score, key, member)
+        key, member = reader.keys.members(fleet), untrusted.label(name)
+        reader.read(untrusted.name, name, key, member)
+        reader.read(untrusted.integer, score, key, member)
     for name, text in pairs(infos).items():
-        key, field = keys.info(fleet), untrusted.label(name)
-        info = bad.read(untrusted.json_object, text, key, field)
+        key, field = reader.keys.info(fleet), untrusted.label(name)
+        info = reader.read(untrusted.json_object, text, key, field)
         if info is not None:
-            bad.read(members.described, Heartbeat(field, 0, info), key)
+            reader.read(members.described, Heartbeat(field, 0, info), key)
 
 
-def summaries(fleet: Fleet, names: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:
+def summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the summary of each instance, {} when it is missing or unreadable."""
-    return _summaries(fleet, [fleet.store.keys.instance(fleet.name, name) for name in names], bad)
+    return _summaries(reader, [reader.keys.instance(fleet, name) for name in names])
 
 
-def duplicates(fleet: Fleet, names: Sequence[str], bad: BadValues) -> dict[str, dict[str, Any]]:
+def duplicates(reader: ViewReader, fleet: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what a second run under the name of an instance has published, by that name."""
-    keys = [fleet.store.keys.duplicate(fleet.name, name) for name in names]
-    found = zip(names, _summaries(fleet, keys, bad), strict=True)
-    return {name: known for name, known in found if known}
+    found = _summaries(reader, [reader.keys.duplicate(fleet, name) for name in names])
+    return {name: known for name, known in zip(names, found, strict=True) if known}
 
 
-def _summaries(fleet: Fleet, keys: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:
-    replies = ask(fleet.store, [("GET", key) for key in keys], bad)
-    return [summary(raw, key, bad) for raw, key in zip(replies, keys, strict=True)]
+def _summaries(reader: ViewReader, keys: Sequence[str]) -> list[dict[str, Any]]:
+    replies = reader.ask([("GET", key) for key in keys])
+    return [summary(reader, raw, key) for raw, key in zip(replies, keys, strict=True)]
 
 
-def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
+def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     """One summary. A number in it that cannot be read counts as missing."""
-    found = bad.read(untrusted.json_object, raw, key, default={}) or {}
+    found = reader.read(untrusted.json_object, raw, key, default={}) or {}
     for name in _WHOLE:
         if found.get(name) is not None and whole(found[name]) is None:
-            bad.add(_odd(key, name, found[name], "an integer"))
+            reader.add(_odd(key, name, found[name], "an integer"))
             found[name] = None
     units = found.get("assignments")
     if units is not None and not (
         isinstance(units, list) and all(isinstance(unit, dict) for unit in units)
     ):
-        bad.add(_odd(key, "assignments", units, "a list of JSON objects"))
+        reader.add(_odd(key, "assignments", units, "a list of JSON objects"))
     for unit in units if isinstance(units, list) else ():
         for name, value in unit.items() if isinstance(unit, dict) else ():
             if (
@@ -148,7 +143,7 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
                 and not isinstance(value, bool)
                 and real(value) is None
             ):
-                bad.add(_odd(key, f"assignments.{name}", value, "a number"))
+                reader.add(_odd(key, f"assignments.{name}", value, "a number"))
                 unit[name] = None
     return found
 

@@ -1,14 +1,15 @@
 """Bounded reads, merging the partitions of a topic, and values that cannot be read.
 
 No reply may grow with the data. Commands are sent a few hundred at a time, and bodies are fetched a
-few at a time from each partition, as needed. A view makes one `BadValues`, passes it to all its
-readers and shows its rows. An unreadable value counts as missing and hides no other.
+few at a time from each partition, as needed. A view reads through one `ViewReader` and shows its
+rows. An unreadable value counts as missing and hides no other.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -16,6 +17,7 @@ from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refu
 from streamqd.model import Unit
 from streamqd.store import leases, tracing, untrusted
 from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
@@ -127,33 +129,33 @@ def server_unix_ms(link: Connection) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
+def _raised(error: RedisRefused, command: Sequence[Any]) -> None:
+    if error.code == "WRONGTYPE":
+        raise _of_another_type(key_of(command)) from error
+    raise error
+
+
 def ask(
     store: Store,
     commands: Sequence[Sequence[Any]],
-    bad: BadValues | None = None,
     *,
     batch: int = BATCH,
+    refused: Callable[[RedisRefused, Sequence[Any]], None] = _raised,
 ) -> list[Any]:
     """Run read commands, `batch` in one pipeline. A missing key returns None, not an error.
 
-    So does an unreadable key, which `bad` keeps. Without `bad`, it raises BadValue.
+    So does a command that the server refuses, if `refused` returns. By default, it raises BadValue
+    for a key of another type, and otherwise RedisRefused.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
         some = commands[start : start + batch]
         for command, reply in zip(some, store.pipeline(some), strict=True):
-            if not isinstance(reply, RedisRefused):
-                replies.append(reply)
-                continue
-            replies.append(None)
-            if "no such key" in str(reply) or reply.kind is RefusalKind.NO_GROUP:
-                continue
-            if bad is not None:
-                bad.refused(reply, key_of(command), _words(command))
-            elif reply.code == "WRONGTYPE":
-                raise _of_another_type(key_of(command)) from reply
-            else:
-                raise reply
+            if isinstance(reply, RedisRefused):
+                if "no such key" not in str(reply) and reply.kind is not RefusalKind.NO_GROUP:
+                    refused(reply, command)
+                reply = None
+            replies.append(reply)
     return replies
 
 
@@ -241,45 +243,49 @@ class Unreadable:
         return f"{where} cannot be read: it is {self.found} and not {self.wanted}"
 
 
-class BadValues:
-    """The unreadable values found by one look, each named once.
+class ViewReader:
+    """Reads Redis for one view, and keeps the values that it cannot read, each named once.
 
-    A `tolerant` look continues after errors of the server. `forbidden` are the commands that the
-    Redis user may not run.
+    An unreadable value counts as missing. A `tolerant` reader continues after errors of the server.
+    `forbidden` are the commands that the Redis user may not run.
     """
 
-    def __init__(self, *, tolerant: bool = False) -> None:
+    def __init__(self, store: Store, *, tolerant: bool = False) -> None:
+        self.store = store
+        self.forbidden: set[str] = set()
         self._rows: dict[tuple[str, str, str], Unreadable] = {}
         self._tolerant = tolerant
-        self.forbidden: set[str] = set()
+
+    @property
+    def keys(self) -> Keys:
+        """The names of the keys."""
+        return self.store.keys
 
     @property
     def rows(self) -> list[Unreadable]:
-        """The values found, by key and field."""
+        """The unreadable values found, by key and field."""
         return [self._rows[each] for each in sorted(self._rows)]
 
-    def add(self, error: BadValue | None) -> None:
-        """Keep an unreadable value. None is ignored."""
-        if error is not None:
-            self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
+    def of(self, store: Store) -> ViewReader:
+        """Return a reader of another store, which keeps its unreadable values here."""
+        other = copy(self)
+        other.store = store
+        return other
 
-    def keep(self, row: Unreadable) -> None:
-        """Keep what another look has found."""
-        self._rows.setdefault((row.key, row.field, row.found), row)
+    def ask(self, commands: Sequence[Sequence[Any]], *, batch: int = BATCH) -> list[Any]:
+        """Run read commands, `batch` in one pipeline. None for a missing or unreadable key."""
+        return ask(self.store, commands, batch=batch, refused=self._refused_command)
 
-    def refused(self, error: RedisRefused, key: str, command: str) -> None:
-        """Keep the server's error about a key. Raises an error that concerns more than this key.
-
-        A tolerant look raises it only when the server as a whole is unavailable.
-        """
-        if error.code == "WRONGTYPE":
-            self.add(_of_another_type(key))
-        elif error.kind is RefusalKind.OF_A_KEY:
-            self.add(BadValue(key, "", str(error)[:120], _OURS))
-        elif not self._tolerant or error.kind in _HOPELESS:
-            raise error
-        elif error.kind is RefusalKind.FORBIDDEN:
-            self.forbidden.add(command)
+    def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
+        """Run read scripts in bounded pipelines. None for one with unreadable keys."""
+        replies: list[Reply | None] = []
+        for call, reply in _measured(self.store, calls):
+            if isinstance(reply, RedisRefused) and (
+                reply.code != "WRONGTYPE" or not self._mistyped_keys(call)
+            ):
+                self.refused(reply, call.key, "EVALSHA")
+            replies.append(None if isinstance(reply, RedisRefused) else reply)
+        return replies
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """Return the parsed value. An unreadable one is kept, and the result is None."""
@@ -293,62 +299,71 @@ class BadValues:
         """Decode text of another client, such as a group name. Return None when it is not UTF-8."""
         return self.read(untrusted.text, raw, key, field)
 
+    def add(self, error: BadValue | None) -> None:
+        """Keep an unreadable value. None is ignored."""
+        if error is not None:
+            self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
+
+    def keep(self, row: Unreadable) -> None:
+        """Keep what another view has found."""
+        self._rows.setdefault((row.key, row.field, row.found), row)
+
+    def refused(self, error: RedisRefused, key: str, command: str) -> None:
+        """Keep the server's error about a key. Raises an error that concerns more than this key.
+
+        A tolerant reader raises it only when the server as a whole is unavailable.
+        """
+        if error.code == "WRONGTYPE":
+            self.add(_of_another_type(key))
+        elif error.kind is RefusalKind.OF_A_KEY:
+            self.add(BadValue(key, "", str(error)[:120], _OURS))
+        elif not self._tolerant or error.kind in _HOPELESS:
+            raise error
+        elif error.kind is RefusalKind.FORBIDDEN:
+            self.forbidden.add(command)
+
+    def _refused_command(self, error: RedisRefused, command: Sequence[Any]) -> None:
+        self.refused(error, key_of(command), _words(command))
+
+    def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        """Return, for each mapping of keys to types, the keys of another type, with that type."""
+        replies = iter(self.ask([("TYPE", key) for some in wanted for key in some]))
+        found = []
+        for some in wanted:
+            types = {key: next(replies) for key in some}
+            found.append(
+                {
+                    key: raw.decode()
+                    for key, raw in types.items()
+                    if raw is not None and raw.decode() not in ("none", some[key])
+                }
+            )
+        return found
+
+    def keep_mistyped(self, wanted: Mapping[str, str]) -> bool:
+        """Keep the keys that have another type. False if none has, or the user may not run TYPE."""
+        try:
+            found = self.wrong_types([wanted])[0]
+        except RedisRefused:
+            return False
+        for key, kind in found.items():
+            self.keep(Unreadable(key, "", f"a {kind}", f"a {wanted[key]}"))
+        return bool(found)
+
+    def _mistyped_keys(self, call: Call) -> bool:
+        """Keep the keys of a call that have another type than its contract. False if none has."""
+        return self.keep_mistyped(
+            {
+                str(key): spec.type.lower()
+                for spec, key in zip(call.script.keys, call.argv, strict=False)
+                if not (spec.optional and key == call.key)
+            }
+        )
+
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
     """Run reading scripts in bounded round trips."""
     return [_answered(reply) for _, reply in _measured(store, calls)]
-
-
-def measure_each(store: Store, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
-    """Run read scripts in bounded pipelines. None for one with unreadable keys."""
-    replies: list[Reply | None] = []
-    for call, reply in _measured(store, calls):
-        if isinstance(reply, RedisRefused) and (
-            reply.code != "WRONGTYPE" or not _mistyped_keys(store, call, bad)
-        ):
-            bad.refused(reply, call.key, "EVALSHA")
-        replies.append(None if isinstance(reply, RedisRefused) else reply)
-    return replies
-
-
-def _mistyped_keys(store: Store, call: Call, bad: BadValues) -> bool:
-    """Keep the keys of a call that have another type than its contract. False if none is found."""
-    wanted = {
-        str(key): spec.type.lower()
-        for spec, key in zip(call.script.keys, call.argv, strict=False)
-        if not (spec.optional and key == call.key)
-    }
-    return keep_mistyped(store, wanted, bad)
-
-
-def keep_mistyped(store: Store, wanted: Mapping[str, str], bad: BadValues) -> bool:
-    """Keep the keys that have another type. False if none has, or the user may not run TYPE."""
-    try:
-        found = wrong_types(store, bad, [wanted])[0]
-    except RedisRefused:
-        return False
-    for key, kind in found.items():
-        bad.keep(Unreadable(key, "", f"a {kind}", f"a {wanted[key]}"))
-    return bool(found)
-
-
-def wrong_types(
-    store: Store, bad: BadValues, wanted: Sequence[Mapping[str, str]]
-) -> list[dict[str, str]]:
-    """Return, for each mapping of keys to types, the keys of another type, with that type."""
-    flat = [key for some in wanted for key in some]
-    replies = iter(ask(store, [("TYPE", key) for key in flat], bad))
-    found = []
-    for some in wanted:
-        types = {key: next(replies) for key in some}
-        found.append(
-            {
-                key: raw.decode()
-                for key, raw in types.items()
-                if raw is not None and raw.decode() not in ("none", some[key])
-            }
-        )
-    return found
 
 
 def _measured(store: Store, calls: Sequence[Call]) -> Iterator[tuple[Call, Reply | RedisRefused]]:
@@ -376,18 +391,17 @@ def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | 
     return sizes
 
 
-def lease_views(store: Store, units: Sequence[Unit], bad: BadValues) -> list[LeaseView]:
+def lease_views(reader: ViewReader, units: Sequence[Unit]) -> list[LeaseView]:
     """Fence and lease of each unit. A number that cannot be read is 0."""
-    commands = [command for unit in units for command in leases.view(store.keys, unit)]
-    replies = ask(store, commands, bad)
+    replies = reader.ask([command for unit in units for command in leases.view(reader.keys, unit)])
     return [
-        lease_view(replies[2 * at], replies[2 * at + 1], store.keys.fence(*unit), bad)
-        for at, unit in enumerate(units)
+        lease_view(reader, unit, *both)
+        for unit, *both in zip(units, replies[::2], replies[1::2], strict=True)
     ]
 
 
 def lease_view(
-    fence: Sequence[bytes | None] | None, ttl_ms: int | None, key: str, bad: BadValues
+    reader: ViewReader, unit: Unit, fence: Sequence[bytes | None] | None, ttl_ms: int | None
 ) -> LeaseView:
     """Parse the replies to the commands of `leases.view`. None is a refused command."""
     token, epoch, owner, since, quarantine = fence or (None,) * 5
@@ -396,18 +410,20 @@ def lease_view(
     while True:
         reply = (token, numbers["epoch"], owner, numbers["since"], quarantine)
         try:
-            return LeaseView.parse(reply, ttl, key)
+            return LeaseView.parse(reply, ttl, reader.keys.fence(*unit))
         except BadValue as error:
-            bad.add(error)
+            reader.add(error)
             numbers[error.field] = None
 
 
-def group_names(reply: Sequence[Any] | None, stream: str, bad: BadValues) -> list[dict[str, Any]]:
+def group_names(
+    reader: ViewReader, reply: Sequence[Any] | None, stream: str
+) -> list[dict[str, Any]]:
     """Return XINFO GROUPS with `name` as text. Names that are not UTF-8 are kept as unreadable."""
     found = []
     for flat in reply or ():
         info = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-        info["name"] = bad.text(info["name"], stream, "group")
+        info["name"] = reader.text(info["name"], stream, "group")
         if info["name"] is not None:
             found.append(info)
     return found

@@ -10,18 +10,9 @@ from dataclasses import dataclass
 
 from streamqd import config
 from streamqd.admin import backlog, topics, topics_settings
-from streamqd.admin.reading import (
-    BadValues,
-    Id,
-    Unreadable,
-    measure,
-    measure_each,
-    read_id,
-    server_unix_ms,
-)
+from streamqd.admin.reading import Id, Unreadable, ViewReader, measure, read_id, server_unix_ms
 from streamqd.errors import Refused
 from streamqd.store import retention
-from streamqd.store.keys import Keys
 from streamqd.store.retention import Stand, Trimmed
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
@@ -68,10 +59,10 @@ class TrimReport:
 def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple[config.Topic, int]:
     """Return a topic's effective settings and its partition count. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
-    bad, key = BadValues(), store.keys.meta(topic)
-    stored = topics_settings.readable(store.execute("HGET", key, "settings"), key, bad)
-    if bad.rows:  # retained entries are never guessed
-        raise Refused(f"{bad.rows[0]}; run `streamqd doctor --only values` for the fix")
+    reader, key = ViewReader(store), store.keys.meta(topic)
+    stored = topics_settings.readable(reader, store.execute("HGET", key, "settings"), key)
+    if reader.rows:  # retained entries are never guessed
+        raise Refused(f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix")
     return config.effective(configured or config.Topic(), stored), count
 
 
@@ -90,10 +81,10 @@ def trim(
     position bounds the trim.
     """
     now = server_unix_ms(store.connection)
-    rows, bad = [], BadValues()
+    rows, reader = [], ViewReader(store)
     for number in partitions:
         part = _Partition(store, topic, number, wanted, now)
-        stand = part.known_stand(bad)
+        stand = part.known_stand(reader)
         if stand is None:
             continue
         removed: int | None = None
@@ -115,7 +106,7 @@ def trim(
             )
         )
     total = sum(row.removed or 0 for row in rows)
-    return TrimReport(topic, dry_run, now, total, rows, bad.rows)
+    return TrimReport(topic, dry_run, now, total, rows, reader.rows)
 
 
 def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
@@ -130,7 +121,7 @@ def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
 
 
 def known_stand(
-    reply: Reply | None, keys: Keys, topic: str, partition: int, bad: BadValues
+    reader: ViewReader, topic: str, partition: int, reply: Reply | None
 ) -> Stand | None:
     """Parse the reply of `retention.measure`, None when unreadable.
 
@@ -139,8 +130,8 @@ def known_stand(
     if reply is None:
         return None
     for row in reply.rest[6]:
-        bad.text(row[0], keys.stream(topic, partition), "group")
-    return bad.read(Stand.parse, reply, keys.trim(topic, partition))
+        reader.text(row[0], reader.keys.stream(topic, partition), "group")
+    return reader.read(Stand.parse, reply, reader.keys.trim(topic, partition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +144,9 @@ class _Partition:
     holds: config.Topic
     now: int
 
-    def known_stand(self, bad: BadValues) -> Stand | None:
-        (reply,) = measure_each(self.store, [self._measure()], bad)
-        return known_stand(reply, self.store.keys, self.topic, self.number, bad)
+    def known_stand(self, reader: ViewReader) -> Stand | None:
+        (reply,) = reader.measure([self._measure()])
+        return known_stand(reader, self.topic, self.number, reply)
 
     def stand(self) -> Stand:
         (reply,) = measure(self.store, [self._measure()])

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from streamqd.admin import assignments, published, snapshot
 from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import BadValues, Unreadable, ask
+from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.errors import Refused
 from streamqd.model import LETTERS, Unit
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
-from streamqd.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,12 @@ def measure(
     `target` is the backlog that one worker should have, at least 1. Raises TopicMissing
     for an unknown topic, and Refused for an unknown group.
     """
-    store, bad = fleet.store, BadValues()
-    state = published.fleet_state(fleet, bad)
+    reader = ViewReader(fleet.store)
+    state = published.fleet_state(fleet, reader)
     chosen = [name.partition("/") for name in names]
     units: list[Unit] = []
     for topic in dict.fromkeys(topic for topic, _, _ in chosen) if chosen else (None,):
-        _, _, found = snapshot.chosen(store, topic, None, None, bad)
+        _, _, found = snapshot.chosen(reader, topic, None, None)
         units += [each for each in found if not each.is_of_query]
     if chosen:
         units = [each for each in units if not {each.topic, _name(each)}.isdisjoint(names)]
@@ -77,8 +76,8 @@ def measure(
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
             if slash and name not in there:
                 raise Refused(f"no group {group} reads the topic {topic}")
-    measured = assignments.measured(store, units, state.now_unix_ms, bad)
-    due = _due(store, units, state.now_unix_ms + int(within_seconds * 1000), bad)
+    measured = assignments.measured(reader, units, state.now_unix_ms)
+    due = _due(reader, units, state.now_unix_ms + int(within_seconds * 1000))
     groups = {
         "/".join(pair): _group(some, due, state.control, target)
         for pair, some in by_group(measured).items()
@@ -90,7 +89,7 @@ def measure(
         within_seconds=within_seconds,
         total=_total(list(groups.values())),
         groups=groups,
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
@@ -98,11 +97,11 @@ def _name(unit: Unit) -> str:
     return f"{unit.topic}/{unit.group}"
 
 
-def _due(store: Store, units: Sequence[Unit], last_unix_ms: int, bad: BadValues) -> Counter[Unit]:
+def _due(reader: ViewReader, units: Sequence[Unit], last_unix_ms: int) -> Counter[Unit]:
     """Count the due times of each assignment up to an instant."""
-    sets = {unit: _timed(store.keys, unit) for unit in units}
+    sets = {unit: _timed(reader.keys, unit) for unit in units}
     names = list(dict.fromkeys(name for some in sets.values() for name in some))
-    replies = ask(store, [("ZCOUNT", name, "-inf", last_unix_ms) for name in names], bad)
+    replies = reader.ask([("ZCOUNT", name, "-inf", last_unix_ms) for name in names])
     counts = dict(zip(names, replies, strict=True))
     return Counter({unit: sum(counts[name] or 0 for name in some) for unit, some in sets.items()})
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamqd.admin import topics
-from streamqd.admin.reading import BadValues, Unreadable, ask, server_unix_ms
+from streamqd.admin.reading import Unreadable, ViewReader, server_unix_ms
 from streamqd.config import Schedule
 from streamqd.config.schedules import PER_TOPIC_MAX, SCHEDULE_NAME
 from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
@@ -223,14 +223,14 @@ def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = 
     """Return a page of schedules, of one topic or of all. Raises Malformed for a bad cursor."""
     if cursor:
         check_name(cursor)
-    bad = BadValues()
-    lines = index(store, bad)
+    reader = ViewReader(store)
+    lines = index(reader)
     names = [n for n in sorted(lines) if topic in (None, lines[n].place[0])]
     page = [name for name in names if name > cursor][:limit]
     now = server_unix_ms(store.connection)
-    rows = [each.row(now) for each in look(store, {name: lines[name] for name in page}, bad)]
+    rows = [each.row(now) for each in look(reader, {name: lines[name] for name in page})]
     more = bool(page) and page[-1] != names[-1]
-    return ScheduleList(now, len(names), rows, page[-1] if more else "", bad.rows)
+    return ScheduleList(now, len(names), rows, page[-1] if more else "", reader.rows)
 
 
 def show(store: Store, name: str) -> ScheduleDetail:
@@ -319,11 +319,11 @@ class ScheduleTotals:
     next_due_unix_ms: int | None
 
 
-def totals(store: Store, topic: str | None, now_unix_ms: int, bad: BadValues) -> ScheduleTotals:
+def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleTotals:
     """Count the schedules, of one topic or of all. At most COUNTED_MAX are counted by state."""
-    lines = {n: line for n, line in index(store, bad).items() if topic in (None, line.place[0])}
+    lines = {n: line for n, line in index(reader).items() if topic in (None, line.place[0])}
     some = dict(sorted(lines.items())[:COUNTED_MAX])
-    rows = [each.row(now_unix_ms) for each in look(store, some, bad)]
+    rows = [each.row(now_unix_ms) for each in look(reader, some)]
     states = Counter(row.state for row in rows)
     late = [is_late(row, now_unix_ms) for row in rows]
     dues = [
@@ -360,13 +360,13 @@ def add(
     """
     schedule = _build(given)
     place = _place(store, schedule)
-    lines = index(store, BadValues())
+    lines = index(ViewReader(store))
     there = calls.index(store, [schedule.name]).get(schedule.name)
     if isinstance(there, BadValue):
         raise there
     wanted = IndexLine(fleet, OPERATOR, place)
     if there is not None:
-        [before] = look(store, {schedule.name: there}, BadValues())
+        [before] = look(ViewReader(store), {schedule.name: there})
         if there.origin == OPERATOR and before.schedule == schedule:
             return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
         if before.kept is None and there != wanted:
@@ -434,13 +434,13 @@ def edit(
         declaration = Declaration(schedule, line.fleet, OPERATOR, now)
         if line.origin_place is not None:
             relocate(store, declaration, line, place)  # first the move that was interrupted
-            [found] = look(store, _line_of(store, name), BadValues())
+            [found] = look(ViewReader(store), _line_of(store, name))
             line = found.line
         if place != line.place:
             relocate(store, declaration, line, place)
         else:
             declare(store, place, [declaration])
-        [found] = look(store, _line_of(store, name), BadValues())
+        [found] = look(ViewReader(store), _line_of(store, name))
         kept = found.kept
         return ScheduleChanged({name: found.state(now)}, kept and kept.due_unix_ms, dry_run)
     first = ticks_of(schedule, now + 1, 1)
@@ -487,8 +487,8 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
 
 def prunable(store: Store) -> list[ScheduleRow]:
     """Return the schedules that `prune` removes: those without a declaring instance or a topic."""
-    bad, now = BadValues(), server_unix_ms(store.connection)
-    rows = [each.row(now) for each in look(store, index(store, bad), bad)]
+    reader, now = ViewReader(store), server_unix_ms(store.connection)
+    rows = [each.row(now) for each in look(reader, index(reader))]
     gone = [row for row in rows if row.state in (ORPHANED, MISSING)]
     return sorted(gone, key=lambda row: row.name)
 
@@ -540,54 +540,54 @@ def check_name(name: str) -> None:
         )
 
 
-def index(store: Store, bad: BadValues) -> dict[str, IndexLine]:
+def index(reader: ViewReader) -> dict[str, IndexLine]:
     """Return the readable lines of the index, by name."""
-    key, found = store.keys.schedule_index(), {}
+    key, found = reader.keys.schedule_index(), {}
     try:
-        lines = calls.whole_index(store)
+        lines = calls.whole_index(reader.store)
     except RedisRefused as error:
-        bad.refused(error, key, "HGETALL")
+        reader.refused(error, key, "HGETALL")
         return {}
     for name, line in lines.items():
         if not SCHEDULE_NAME.fullmatch(name):
-            bad.keep(Unreadable(key, name, "a name", "the name of a schedule"))
+            reader.keep(Unreadable(key, name, "a name", "the name of a schedule"))
         elif isinstance(line, BadValue):
-            bad.add(line)
+            reader.add(line)
         else:
             found[name] = line
     return found
 
 
-def look(store: Store, lines: Mapping[str, IndexLine], bad: BadValues) -> list[_SeenSchedule]:
-    """Read schedules. An unreadable one is kept in `bad` and left out."""
+def look(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedule]:
+    """Read schedules. An unreadable one is kept and left out."""
     wanted = [(name, line, line.place) for name, line in lines.items()]
     found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
-    for name, kept in _kept(store, wanted, bad).items():
+    for name, kept in _kept(reader, wanted).items():
         found[name] = _SeenSchedule(name, lines[name], kept)
     moving = [
         (name, each.line, each.line.origin_place)
         for name, each in found.items()
         if each.kept is None and each.line.origin_place is not None
     ]
-    for name, kept in _kept(store, moving, bad).items():
+    for name, kept in _kept(reader, moving).items():
         found[name] = _SeenSchedule(name, lines[name], kept)
     return list(found.values())
 
 
 def _kept(
-    store: Store, wanted: Sequence[tuple[str, IndexLine, TopicPartition | None]], bad: BadValues
+    reader: ViewReader, wanted: Sequence[tuple[str, IndexLine, TopicPartition | None]]
 ) -> dict[str, Kept]:
     places = [(name, place) for name, _, place in wanted if place is not None]
     commands = [
-        each for name, place in places for each in calls.kept_commands(store.keys, place, name)
+        each for name, place in places for each in calls.kept_commands(reader.keys, place, name)
     ]
-    replies = ask(store, commands, bad)
+    replies = reader.ask(commands)
     found = {}
     for at, (name, place) in enumerate(places):
         some = replies[3 * at : 3 * at + 3]
         if some[0] is None or some[1] is None:
-            continue  # a key of another type, kept in `bad`
-        kept = bad.read(calls.kept, store.keys.schedules(*place), name, some)
+            continue  # a key of another type, which the reader keeps
+        kept = reader.read(calls.kept, reader.keys.schedules(*place), name, some)
         if kept is not None:
             found[name] = kept
     return found
@@ -609,7 +609,7 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
             line = IndexLine("", OPERATOR, ("", 0))
             found.append(_SeenSchedule(name, line, None))
             continue
-        found += look(store, {name: line}, BadValues())
+        found += look(ViewReader(store), {name: line})
     return found
 
 
@@ -617,9 +617,9 @@ def _one(store: Store, name: str) -> _SeenSchedule:
     """Return a schedule. Raises Malformed, Refused when it does not exist, BadValue."""
     check_name(name)
     lines = _line_of(store, name)
-    bad = BadValues()
-    [found] = look(store, lines, bad)
-    for row in bad.rows:
+    reader = ViewReader(store)
+    [found] = look(reader, lines)
+    for row in reader.rows:
         raise BadValue(row.key, row.field, row.found, row.wanted)
     return found
 

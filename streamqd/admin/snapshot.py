@@ -23,14 +23,13 @@ from streamqd.admin.assignments import (
 )
 from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.published import Fleet, FleetState
-from streamqd.admin.reading import BadValues, Unreadable, ask, measure_each
+from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import members, statistics
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.statistics import DeadLetterCount, PartitionFigures
-from streamqd.store.store import Store
 
 DEAD_LETTERS_MAX = 200_000  # dead letters that one read counts by group
 STRAYS_MAX = 64  # assignments without an owner that `read_published` measures
@@ -159,7 +158,7 @@ def read(
     partition: int | None = None,
     *,
     dead_letters: bool = False,
-    bad: BadValues | None = None,
+    reader: ViewReader | None = None,
 ) -> FleetSnapshot:
     """Read the fleet, and measure the assignments of one topic or all, one group or all, and so on.
 
@@ -167,23 +166,23 @@ def read(
     for every 256 assignments. `dead_letters` also measures the partitions and counts dead letters
     by group, at most DEAD_LETTERS_MAX. Raises TopicMissing, Refused.
     """
-    store, bad = fleet.store, bad or BadValues()
-    state = published.fleet_state(fleet, bad)
+    reader = reader or ViewReader(fleet.store)
+    state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
-    instances, reports, failures = _published(state, published.summaries(fleet, names, bad))
-    counts, _, units = chosen(store, topic, group, partition, bad)
-    figures = topics.figures_of(store, counts, bad) if dead_letters else {}
-    letters = _letters(store, figures, bad)
+    instances, reports, failures = _published(state, published.summaries(reader, fleet.name, names))
+    counts, _, units = chosen(reader, topic, group, partition)
+    figures = topics.figures_of(reader, counts) if dead_letters else {}
+    letters = _letters(reader, figures)
     more = _more(state.control, failures, figures, letters)
     return FleetSnapshot(
         fleet=fleet.name,
         state=state,
         instances=instances,
-        assignments=measured(store, units, state.now_unix_ms, bad, reports, more),
+        assignments=measured(reader, units, state.now_unix_ms, reports, more),
         failures=failures,
         topics=counts,
         partitions=figures,
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
@@ -192,31 +191,29 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
 
     Assignments that are offered and in no summary are measured, at most STRAYS_MAX.
     """
-    store, bad = fleet.store, BadValues()
-    state = published.fleet_state(fleet, bad)
+    store, reader = fleet.store, ViewReader(fleet.store)
+    state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
     offers = {
         pair for heartbeat in state.heartbeats for pair in members.seen_of(heartbeat).member.offers
     }
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
     # Single GETs in one pipeline: a user with GET may lack MGET.
-    replies = ask(
-        store,
+    replies = reader.ask(
         [
             *(("HGET", store.keys.meta(topic), "partitionCount") for topic in offered),
             *(("GET", store.keys.instance(fleet.name, name)) for name in names),
         ],
-        bad,
     )
     counts = {
-        topic: bad.read(registry.count_of, topic, raw, store.keys.meta(topic)) or 0
+        topic: reader.read(registry.count_of, topic, raw, store.keys.meta(topic)) or 0
         for topic, raw in zip(offered, replies, strict=False)
         if raw
     }
     instances, reports, failures = _published(
         state,
         [
-            published.summary(raw, store.keys.instance(fleet.name, name), bad)
+            published.summary(reader, raw, store.keys.instance(fleet.name, name))
             for name, raw in zip(names, replies[len(offered) :], strict=True)
         ],
     )
@@ -232,7 +229,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
     ]
     more = _more(state.control, failures)
     rows = [AssignmentRow(*unit, **values | more(unit)) for unit, values in owned.items()]
-    rows += measured(store, strays[:STRAYS_MAX], state.now_unix_ms, bad, more=more)
+    rows += measured(reader, strays[:STRAYS_MAX], state.now_unix_ms, more=more)
     rows.sort(key=lambda row: (row.topic, row.group, row.partition))
     return FleetSnapshot(
         fleet=fleet.name,
@@ -242,7 +239,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         failures=failures,
         topics=counts,
         unseen=max(0, len(strays) - STRAYS_MAX),
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
@@ -291,20 +288,19 @@ def _more(
 
 
 def chosen(
-    store: Store,
+    reader: ViewReader,
     topic: str | None,
     group: str | None,
     partition: int | None,
-    bad: BadValues,
 ) -> tuple[dict[str, int], dict[str, list[str]], list[Unit]]:
     """Return the partition count and the groups of each chosen topic, and the chosen assignments.
 
     None chooses all. A partition needs its topic. Raises TopicMissing, Refused.
     """
-    counts = topics.counts_of(store, topic, bad)
+    counts = topics.counts_of(reader, topic)
     if partition is not None:
         topics.check_partition(topic or "", partition, counts.get(topic or "", 0))
-    groups = topics.groups_of(store, counts, bad)
+    groups = topics.groups_of(reader, counts)
     units = [
         Unit(each, number, name)
         for each, count in counts.items()
@@ -318,14 +314,14 @@ def chosen(
 
 
 def _letters(
-    store: Store, figures: Mapping[tuple[str, int], PartitionFigures], bad: BadValues
+    reader: ViewReader, figures: Mapping[tuple[str, int], PartitionFigures]
 ) -> dict[tuple[str, int], DeadLetterCount]:
     """Count the dead letters of each partition by group, until DEAD_LETTERS_MAX are read in all."""
     found = {place: DeadLetterCount(whole=not each.dead) for place, each in figures.items()}
     left, read = [place for place, each in figures.items() if each.dead], 0
     while left and read < DEAD_LETTERS_MAX:
-        calls = [statistics.count_dead_letters(store.keys, *place, found[place]) for place in left]
-        for place, reply in zip(left, measure_each(store, calls, bad), strict=True):
+        calls = [statistics.count_dead_letters(reader.keys, *place, found[place]) for place in left]
+        for place, reply in zip(left, reader.measure(calls), strict=True):
             known = found[place]
             found[place] = (
                 statistics.dead_letters_counted(known, reply) if reply else DeadLetterCount()

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import assignments, backlog, topics_settings
-from streamqd.admin.reading import BadValues, Unreadable, ask, group_names, measure_each, memory_of
+from streamqd.admin.reading import Unreadable, ViewReader, group_names, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, Refused, TopicMissing
 from streamqd.model import LETTERS, QUERIES, Unit
@@ -153,20 +153,20 @@ def listed(store: Store) -> list[TopicRow]:
     # The registry lives in another slot: it may be older than a lost meta.
     rows = [row for _, row in found if row is not None]
     for error in invalid:
-        bad = BadValues()
-        bad.add(error)
-        rows.append(TopicRow(error.found, 0, 0, 0, 0, [], None, bad.rows))
+        reader = ViewReader(store)
+        reader.add(error)
+        rows.append(TopicRow(error.found, 0, 0, 0, 0, [], None, reader.rows))
     return rows
 
 
 def _row(store: Store, topic: str) -> TopicRow | None:
-    bad = BadValues()
-    meta = known_meta(store, topic, bad)
-    if meta is None and not bad.rows:
+    reader = ViewReader(store)
+    meta = known_meta(reader, topic)
+    if meta is None and not reader.rows:
         return None
     count = meta.partitions if meta else 0
-    figures = figures_of(store, {topic: count}, bad).values()
-    names = groups(store, topic, range(count), bad=bad)
+    figures = figures_of(reader, {topic: count}).values()
+    names = groups_of(reader, {topic: count})[topic]
     return TopicRow(
         topic=topic,
         partitions=count,
@@ -175,65 +175,65 @@ def _row(store: Store, topic: str) -> TopicRow | None:
         dead_letters=sum(each.dead for each in figures),
         groups=names,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
-def known_meta(store: Store, topic: str, bad: BadValues) -> topics.TopicMeta | None:
+def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
     """Return the registration of a topic, without its unreadable values.
 
     None for an unknown topic, or when its partition count cannot be read.
     """
-    count = known_count(store, topic, bad)
+    count = known_count(reader, topic)
     if count is None:
         return None
-    key = store.keys.meta(topic)
-    (reply,) = ask(store, [("HMGET", key, "created", "settings")], bad)
+    key = reader.keys.meta(topic)
+    (reply,) = reader.ask([("HMGET", key, "created", "settings")])
     created, settings = reply or (None, None)
     return topics.TopicMeta(
         count,
-        bad.read(untrusted.integer, created, key, "created", default=0) or 0,
-        topics_settings.readable(settings, key, bad),
+        reader.read(untrusted.integer, created, key, "created", default=0) or 0,
+        topics_settings.readable(reader, settings, key),
     )
 
 
-def known_count(store: Store, topic: str, bad: BadValues) -> int | None:
+def known_count(reader: ViewReader, topic: str) -> int | None:
     """Return the partition count of a topic, None when it is missing or unreadable."""
-    key = store.keys.meta(topic)
-    (raw,) = ask(store, [("HGET", key, "partitionCount")], bad)
-    return None if raw is None else bad.read(topics.count_of, topic, raw, key)
+    key = reader.keys.meta(topic)
+    (raw,) = reader.ask([("HGET", key, "partitionCount")])
+    return None if raw is None else reader.read(topics.count_of, topic, raw, key)
 
 
-def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
+def known_counts(reader: ViewReader) -> dict[str, int]:
     """Return the partition counts of all registered topics, without unreadable ones."""
-    names, invalid = topics.registry(store)
+    names, invalid = topics.registry(reader.store)
     for error in invalid:
-        bad.add(error)
-    keys = [store.keys.meta(name) for name in names]
-    replies = ask(store, [("HGET", key, "partitionCount") for key in keys], bad)
+        reader.add(error)
+    keys = [reader.keys.meta(name) for name in names]
+    replies = reader.ask([("HGET", key, "partitionCount") for key in keys])
     found = {
-        name: None if raw is None else bad.read(topics.count_of, name, raw, key)
+        name: None if raw is None else reader.read(topics.count_of, name, raw, key)
         for name, key, raw in zip(names, keys, replies, strict=True)
     }
-    _keep_missing(store, [name for name, count in found.items() if count is None], bad)
+    _keep_missing(reader, [name for name, count in found.items() if count is None])
     return {name: count for name, count in found.items() if count is not None}
 
 
-def _keep_missing(store: Store, names: Sequence[str], bad: BadValues) -> None:
+def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
     """Keep topics with neither a partition count nor a deletion in progress as unreadable."""
-    replies = ask(store, [topics.presence(store.keys, name) for name in names], bad)
-    unreadable = {row.key for row in bad.rows}
+    replies = reader.ask([topics.presence(reader.keys, name) for name in names])
+    unreadable = {row.key for row in reader.rows}
     for name, reply in zip(names, replies, strict=True):
-        key = store.keys.meta(name)
+        key = reader.keys.meta(name)
         if reply == [None, None] and key not in unreadable:
-            bad.add(topics.uncounted(key))
+            reader.add(topics.uncounted(key))
 
 
-def counts_of(store: Store, topic: str | None, bad: BadValues) -> dict[str, int]:
+def counts_of(reader: ViewReader, topic: str | None) -> dict[str, int]:
     """Return the partition count of one topic, or `known_counts`. Raises TopicMissing."""
     if topic is None:
-        return known_counts(store, bad)
-    return {topic: partition_count(store, topic)}
+        return known_counts(reader)
+    return {topic: partition_count(reader.store, topic)}
 
 
 def describe(store: Store, topic: str, configured: config.Topic | None = None) -> TopicDetail:
@@ -241,13 +241,13 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
 
     Raises TopicMissing.
     """
-    count, bad = partition_count(store, topic), BadValues()
-    meta = known_meta(store, topic, bad)
-    names = groups(store, topic, range(count), bad=bad)
-    rows = _partition_rows(store, topic, count, names, bad)
+    count, reader = partition_count(store, topic), ViewReader(store)
+    meta = known_meta(reader, topic)
+    names = groups_of(reader, {topic: count})[topic]
+    rows = _partition_rows(reader, topic, count, names)
     registered = meta.settings if meta else {}
     stated = configured or config.Topic()
-    under_way = bad.read(growth.under_way, store, topic)
+    under_way = reader.read(growth.under_way, store, topic)
     return TopicDetail(
         topic=topic,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
@@ -265,17 +265,19 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
             groups=[_summed(name, rows) for name in names],
         ),
         partitions=rows,
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
 def _partition_rows(
-    store: Store, topic: str, count: int, names: list[str], bad: BadValues
+    reader: ViewReader, topic: str, count: int, names: list[str]
 ) -> list[PartitionRow]:
-    figures = figures_of(store, {topic: count}, bad).values()
+    figures = figures_of(reader, {topic: count}).values()
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    rows = assignments.measured(store, units, 0, bad, count_max=backlog.COUNT_MAX)
-    sizes = memory_of(store, [store.keys.stream(topic, number) for number in range(count)], SAMPLES)
+    rows = assignments.measured(reader, units, 0, count_max=backlog.COUNT_MAX)
+    sizes = memory_of(
+        reader.store, [reader.keys.stream(topic, number) for number in range(count)], SAMPLES
+    )
     return [
         PartitionRow(
             partition=number,
@@ -317,39 +319,38 @@ def groups(
     *,
     letters: bool = True,
     queries: bool = True,
-    bad: BadValues | None = None,
 ) -> list[str]:
     """Return the sorted names of the groups that read any of the partitions.
 
     `letters` adds the groups that read their dead letters, `queries` the groups that show the
     position of a Spark query. A group whose name is not UTF-8 was made by another client: it is
-    left out and kept in `bad`.
+    left out.
     """
     places = [(topic, each) for each in partitions]
-    found = groups_on(store, places, bad or BadValues(), letters=letters)
+    found = groups_on(ViewReader(store), places, letters=letters)
     names: frozenset[str] = frozenset().union(*found)
     return sorted(name for name in names if queries or not name.startswith(QUERIES))
 
 
-def groups_of(store: Store, counts: Mapping[str, int], bad: BadValues) -> dict[str, list[str]]:
+def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[str]]:
     """Return the sorted names of the groups of each topic, from its partition count."""
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     found: dict[str, set[str]] = {topic: set() for topic in counts}
-    for (topic, _), names in zip(places, groups_on(store, places, bad), strict=True):
+    for (topic, _), names in zip(places, groups_on(reader, places), strict=True):
         found[topic] |= names
     return {topic: sorted(names) for topic, names in found.items()}
 
 
 def groups_on(
-    store: Store, places: Sequence[tuple[str, int]], bad: BadValues, *, letters: bool = True
+    reader: ViewReader, places: Sequence[tuple[str, int]], *, letters: bool = True
 ) -> list[frozenset[str]]:
     """Return the names of the groups of each partition, as `groups` reads them."""
-    kinds = (store.keys.stream, store.keys.dlq) if letters else (store.keys.stream,)
+    kinds = (reader.keys.stream, reader.keys.dlq) if letters else (reader.keys.stream,)
     streams = [kind(*place) for kind in kinds for place in places]
-    replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+    replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
     found: list[set[str]] = [set() for _ in places]
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
-        for group in group_names(reply, stream, bad):
+        for group in group_names(reader, reply, stream):
             # A group of one kind on the stream of the other was made by another client.
             if group["name"].endswith(LETTERS) == (at >= len(places)):
                 found[at % len(places)].add(group["name"])
@@ -357,23 +358,24 @@ def groups_on(
 
 
 def figures_of(
-    store: Store, counts: Mapping[str, int], bad: BadValues
+    reader: ViewReader, counts: Mapping[str, int]
 ) -> dict[tuple[str, int], statistics.PartitionFigures]:
     """Return the figures of each partition of the topics, zeros where it cannot be measured."""
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
-    calls = [statistics.measure_partition(store.keys, *place) for place in places]
+    calls = [statistics.measure_partition(reader.keys, *place) for place in places]
     return {
-        place: partition_figures_of(reply, store.keys.trim(*place), bad)
-        for place, reply in zip(places, measure_each(store, calls, bad), strict=True)
+        place: partition_figures_of(reader, place, reply)
+        for place, reply in zip(places, reader.measure(calls), strict=True)
     }
 
 
 def partition_figures_of(
-    reply: Reply | None, trim: str, bad: BadValues
+    reader: ViewReader, place: tuple[str, int], reply: Reply | None
 ) -> statistics.PartitionFigures:
     """Parse the reply of `statistics.measure_partition`. None is a refused call."""
-    found = None if reply is None else bad.read(statistics.partition_figures, reply, trim)
+    trim = reader.keys.trim(*place)
+    found = None if reply is None else reader.read(statistics.partition_figures, reply, trim)
     if found is None:
         return statistics.PartitionFigures(0, 0, "", "", 0, 0, "")
-    bad.add(found.bad)
+    reader.add(found.bad)
     return found

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from streamqd.admin import topics as admin
-from streamqd.admin.reading import BadValues, ask, lease_views
+from streamqd.admin.reading import ViewReader, ask, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import schedules, topics
@@ -68,7 +68,7 @@ def look(store: Store, topic: str) -> Doomed:
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    views = lease_views(store, units, BadValues())
+    views = lease_views(ViewReader(store), units)
     lengths = ask(
         store,
         [

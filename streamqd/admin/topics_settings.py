@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamqd import config
-from streamqd.admin.reading import BadValues, Unreadable, ask
+from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.config import overlay
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
@@ -40,10 +40,10 @@ class TopicSettings:
 
 def show(store: Store, topic: str, configured: config.Topic | None) -> TopicSettings:
     """Return the settings of a registered topic."""
-    key, bad = store.keys.meta(topic), BadValues()
-    (raw,) = ask(store, [("HGET", key, "settings")], bad)
-    registered = readable(raw, key, bad)
-    return replace(_seen(topic, registered, configured, changed=False), unreadable=bad.rows)
+    key, reader = store.keys.meta(topic), ViewReader(store)
+    (raw,) = reader.ask([("HGET", key, "settings")])
+    registered = readable(reader, raw, key)
+    return replace(_seen(topic, registered, configured, changed=False), unreadable=reader.rows)
 
 
 def change(
@@ -68,9 +68,9 @@ def change(
     raise Refused(f"another client keeps changing the settings of {topic}; try again")
 
 
-def readable(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
+def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     """Return the registered settings without unreadable ones, which do not apply."""
-    found = bad.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
+    found = reader.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
     holds = plain(config.effective(config.Topic(), found))
     bounds = found.get("retention")
     kept = {
@@ -80,9 +80,9 @@ def readable(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
         if holds[name] == found[name]:
             kept[name] = found[name]
         else:
-            bad.add(_odd(raw, key))
+            reader.add(_odd(raw, key))
     if not isinstance(bounds, dict | None):
-        bad.add(_odd(raw, key))
+        reader.add(_odd(raw, key))
         del kept["retention"]
     elif bounds is not None:
         kept["retention"] = {
@@ -91,7 +91,7 @@ def readable(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
             if name not in holds["retention"] or holds["retention"][name] == value
         }
         if len(kept["retention"]) < len(bounds):
-            bad.add(_odd(raw, key))
+            reader.add(_odd(raw, key))
     return kept
 
 

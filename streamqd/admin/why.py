@@ -18,7 +18,7 @@ from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, rec
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.instances import InstanceRow
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import BadValues, Unreadable, keep_mistyped, measure_each
+from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.errors import Refused
 from streamqd.failures import HOUSEKEEPING
@@ -26,7 +26,6 @@ from streamqd.model import Unit
 from streamqd.store import statistics
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
-from streamqd.store.store import Store
 from streamqd.words import lasting, plural, spans
 
 FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
@@ -186,19 +185,19 @@ def answer(
 
     `configured` are the names of the outboxes in the configuration. Raises TopicMissing, Refused.
     """
-    store, bad = fleet.store, BadValues()
+    store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
         groups.known(store, topic, group)
-    seen = snapshot.read(fleet, topic, group, partition, bad=bad)
+    seen = snapshot.read(fleet, topic, group, partition, reader=reader)
     if not seen.assignments:
         raise Refused(f"no group reads the topic {topic}; start a consumer of it")
     units = [row.unit for row in seen.assignments]
     free = [row.unit for row in seen.assignments if not row.owner]
     # Nothing reads a lease but its scripts, so another type shows only as a missing owner.
-    keep_mistyped(store, {store.keys.lease(*unit): "string" for unit in free}, bad)
-    shown = _shown(store, [unit for unit in units if unit.is_of_query], bad)
-    held = dict(zip(units, other_clients(store, units, bad), strict=True))
-    feeding = outboxes.feeding(store, bad, topic, configured)
+    reader.keep_mistyped({store.keys.lease(*unit): "string" for unit in free})
+    shown = _shown(reader, [unit for unit in units if unit.is_of_query])
+    held = dict(zip(units, other_clients(reader, units), strict=True))
+    feeding = outboxes.feeding(reader, topic, configured)
     late = [
         cause
         for view in feeding
@@ -211,7 +210,7 @@ def answer(
                 causes(replace(facts, foreign=held[row.unit], shown_seconds=shown.get(row.unit))),
                 late,
             ),
-            bad.rows,
+            reader.rows,
         )
         for row, facts in zip(seen.assignments, wait_facts(seen), strict=True)
     ]
@@ -259,12 +258,12 @@ def _of_outbox(
     return None
 
 
-def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]:
+def _shown(reader: ViewReader, units: list[Unit]) -> dict[Unit, float]:
     """Return how many seconds ago Spark queries showed their positions."""
-    calls = [statistics.measure_partition(store.keys, *unit[:2]) for unit in units]
+    calls = [statistics.measure_partition(reader.keys, *unit[:2]) for unit in units]
     found = {}
-    for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
-        figures = topics.partition_figures_of(reply, store.keys.trim(*unit[:2]), bad)
+    for unit, reply in zip(units, reader.measure(calls), strict=True):
+        figures = topics.partition_figures_of(reader, unit[:2], reply)
         for query in figures.queries:
             if query.group == unit.group and query.idle_ms is not None:
                 found[unit] = query.idle_ms / 1000

@@ -19,7 +19,7 @@ from streamqd.admin.fleet import GroupStatus
 from streamqd.admin.instances import InstanceRow, no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import BadValues
+from streamqd.admin.reading import ViewReader
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.config import Settings
@@ -167,10 +167,10 @@ def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> Fl
 
 
 def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
-    bad, dead = BadValues(), Counter[str]()
-    for (topic, _), figures in topics.figures_of(fleet.store, seen.topics, bad).items():
+    reader, dead = ViewReader(fleet.store), Counter[str]()
+    for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
-    timed = schedules.totals(fleet.store, None, seen.now_unix_ms, bad)
+    timed = schedules.totals(reader, None, seen.now_unix_ms)
     report = diagnosis.examine(fleet.store.connection, settings, _OUTBOX_CHECKS)
     return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed, report.findings)
 

@@ -11,12 +11,11 @@ import pytest
 from streamqd import config
 from streamqd.admin import diagnosis
 from streamqd.admin.diagnosis import facts
-from streamqd.admin.reading import BadValues
+from streamqd.admin.reading import ViewReader
 from streamqd.model import Lease, Unit
 from streamqd.store import directives, leases
 from streamqd.store.client import Connection
 from streamqd.store.members import Heartbeat
-from streamqd.store.store import Store
 from tests.support.doctor_case import GROUP, INSTANCE, TOPIC, DoctorCase
 from tests.support.servers import Server
 
@@ -99,11 +98,11 @@ def test_doctor_finds_instances_with_alternating_heartbeats(
     look = facts.changed_runs
 
     def after_the_other(
-        store: Store, bad: BadValues, fleet: str, heartbeats: Sequence[Heartbeat]
+        reader: ViewReader, fleet: str, heartbeats: Sequence[Heartbeat]
     ) -> frozenset[str]:
         silence(doctor_case)
         doctor_case.heartbeat(nonce="n2")
-        return look(store, bad, fleet, heartbeats)
+        return look(reader, fleet, heartbeats)
 
     monkeypatch.setattr(diagnosis, "changed_runs", after_the_other)
     checks = diagnosis.chosen(["fleet.duplicate-instances"])

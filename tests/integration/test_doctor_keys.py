@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from streamqd import config
 from streamqd.admin.diagnosis import chosen, facts, partitions
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
-from streamqd.admin.reading import BadValues
+from streamqd.admin.reading import ViewReader
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.registration import ensure_topics
@@ -402,7 +402,7 @@ def test_doctor_tolerates_delayed_messages_that_move(doctor_case: DoctorCase) ->
     pair = doctor_case.harness.delayed, doctor_case.harness.items
     doctor_case.do("ZADD", pair[0], 1, "m:1-0")
     busy = busy_store(doctor_case, "HKEYS", lambda: doctor_case.do("HSET", pair[1], "m:1-0", "x"))
-    assert facts.gather_delays(busy, BadValues(), [pair]) == [Delays(pair[0], 1, 1, [], [])]
+    assert facts.gather_delays(ViewReader(busy), [pair]) == [Delays(pair[0], 1, 1, [], [])]
 
 
 def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
@@ -413,11 +413,11 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
         "PTTL",
         lambda: doctor_case.do("HSET", doctor_case.harness.fence, "token", "t0"),
     )
-    bad = BadValues()
-    topics_found = facts.gather_topics(busy, bad, config.load(doctor_case.path), [])
+    reader = ViewReader(busy)
+    topics_found = facts.gather_topics(reader, config.load(doctor_case.path), [])
     places, _ = facts.places_of(topics_found)
-    looked = facts.gather_partitions(doctor_case.store, bad, places, bodies=False)
-    found = facts.gather_units(busy, bad, looked)
+    looked = facts.gather_partitions(reader.of(doctor_case.store), places, bodies=False)
+    found = facts.gather_units(reader, looked)
     [unit_found] = [each for each in found if each.unit == unit]
     assert [look.lease_matches for look in unit_found.looks] == [False, True]
     seen = DiagnosisFacts(config.load(doctor_case.path), doctor_case.ago(0), units=found)

@@ -30,10 +30,9 @@ from streamqd.admin.messages import (
 )
 from streamqd.admin.reading import (
     PAGE_MAX,
-    BadValues,
     Entry,
     Unreadable,
-    ask,
+    ViewReader,
     pairs,
     read_id,
     server_unix_ms,
@@ -121,23 +120,23 @@ def overview(store: Store) -> list[TopicDeadLetters]:
     rows = []
     names, invalid = registry.registry(store)
     for error in invalid:
-        bad = BadValues()
-        bad.add(error)
-        rows.append(TopicDeadLetters(error.found, 0, None, None, bad.rows))
+        reader = ViewReader(store)
+        reader.add(error)
+        rows.append(TopicDeadLetters(error.found, 0, None, None, reader.rows))
     for topic in names:
-        bad = BadValues()
+        reader = ViewReader(store)
         streams = [
             store.keys.dlq(topic, number)
-            for number in range(topics.known_count(store, topic, bad) or 0)
+            for number in range(topics.known_count(reader, topic) or 0)
         ]
-        infos = ask(store, [("XINFO", "STREAM", stream) for stream in streams], bad)
+        infos = reader.ask([("XINFO", "STREAM", stream) for stream in streams])
         found = [pairs(info) for info in infos if info]
         total = sum(int(info[b"length"]) for info in found)
-        if total or bad.rows:
+        if total or reader.rows:
             firsts = [read_id(i[b"first-entry"][0]).ms for i in found if i[b"first-entry"]]
             lasts = [read_id(i[b"last-entry"][0]).ms for i in found if i[b"last-entry"]]
             oldest, newest = min(firsts, default=None), max(lasts, default=None)
-            rows.append(TopicDeadLetters(topic, total, oldest, newest, bad.rows))
+            rows.append(TopicDeadLetters(topic, total, oldest, newest, reader.rows))
     return rows
 
 
@@ -376,7 +375,7 @@ def survey(
         complete=complete,
         others=tally.others,
         causes=tally.causes(),
-        unreadable=letters.bad.rows,
+        unreadable=letters.reader.rows,
     )
     page = MessagePage(
         now_unix_ms=server_unix_ms(store.connection),

@@ -31,7 +31,7 @@ from streamqd.admin.dead_letters.selection import (
     within,
 )
 from streamqd.admin.messages import MessageFilter
-from streamqd.admin.reading import BadValues, Entry, server_unix_ms
+from streamqd.admin.reading import Entry, ViewReader, server_unix_ms
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
@@ -547,7 +547,7 @@ def _receivers(
 ) -> list[Receiver]:
     places = sorted(newest)
     units = [Unit(topic, number, group) for group, number in places]
-    rows = assignments.measured(store, units, 0, BadValues())
+    rows = assignments.measured(ViewReader(store), units, 0)
     orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
     paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
     receivers = []

@@ -40,7 +40,7 @@ from streamqd.admin.diagnosis.facts import (
     places_of,
 )
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import BadValues, server_unix_ms
+from streamqd.admin.reading import ViewReader, server_unix_ms
 from streamqd.config import Settings
 from streamqd.errors import Malformed, RedisRefused
 from streamqd.store.client import Connection
@@ -143,12 +143,12 @@ def gather(
     """Gather the needed facts and no others."""
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     name = settings.daemon.fleet
-    bad = BadValues(tolerant=True)  # unreadable values count as missing, and `values` reports them
+    reader = ViewReader(store, tolerant=True)  # `values` reports its unreadable values
     now = server_unix_ms(link)
     unseen: list[str] = []
     servers: dict[str, ServerHealth] = {}
     for node in link.masters() if Need.SERVER in needs else ():
-        servers[node.address] = gather_server(Store(node, store.keys), bad)
+        servers[node.address] = gather_server(reader.of(Store(node, store.keys)))
     lacking, members, found = [], FleetHealth(), []
     if Need.PERMISSIONS in needs:
         try:
@@ -157,29 +157,29 @@ def gather(
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other permissions, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.ASSIGNMENTS}:
-        members = gather_fleet(Fleet(store, name, settings.daemon.lease_ttl), bad)
+        members = gather_fleet(Fleet(store, name, settings.daemon.lease_ttl), reader)
     facts = DiagnosisFacts(settings, now, fleet=members)
     if needs & {Need.TOPICS, Need.ASSIGNMENTS}:
-        found = gather_topics(store, bad, settings, [topic for topic, _ in facts.offered])
+        found = gather_topics(reader, settings, [topic for topic, _ in facts.offered])
     places, total = places_of(found if Need.ASSIGNMENTS in needs else [])
     if len(places) < total:
         unseen.append(f"{total - len(places):,} of {total:,} partitions: the last of each topic")
     if Need.BODIES in needs and len(places) > BODIES_MAX:
         unseen.append(f"messages beyond {BODIES_MAX} partitions, for their size")
-    looked = gather_partitions(store, bad, places, bodies=Need.BODIES in needs)
-    units = gather_units(store, bad, looked)
+    looked = gather_partitions(reader, places, bodies=Need.BODIES in needs)
+    units = gather_units(reader, looked)
     names = [(topic.name, number) for topic, number in places]
     if Need.VALUES in needs:
-        long = values.gather(store, bad, found, names, [each.unit for each in units])
+        long = values.gather(reader, found, names, [each.unit for each in units])
         if long:
             unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
-        members = replace(members, changed=changed_runs(store, bad, name, members.state.heartbeats))
+        members = replace(members, changed=changed_runs(reader, name, members.state.heartbeats))
     counts = {topic.name: topic.partitions or 0 for topic in found}
     owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
     unseen += [
         f"everything that needs {words}, which this user may not run"
-        for words in sorted(bad.forbidden)
+        for words in sorted(reader.forbidden)
     ]
     facts = DiagnosisFacts(
         settings=settings,
@@ -191,13 +191,13 @@ def gather(
         topics=found,
         partitions=looked,
         units=units,
-        schedules=schedules.gather(store, bad, unseen, wanted=Need.SCHEDULES in needs),
+        schedules=schedules.gather(reader, unseen, wanted=Need.SCHEDULES in needs),
         outboxes=outboxes.gather(
-            store, bad, unseen, settings, read_table, wanted=Need.OUTBOXES in needs
+            reader, unseen, settings, read_table, wanted=Need.OUTBOXES in needs
         ),
         host=host.gather(settings, unit, owned) if Need.HOST in needs else None,
         unseen=unseen,
     )
     if Need.VALUES in needs:
-        facts = replace(facts, values=values.judged(store, bad, facts, names))
+        facts = replace(facts, values=values.judged(reader, facts, names))
     return facts

@@ -21,16 +21,7 @@ from streamqd.admin.diagnosis.stream import BlockingGroup, blocking_group
 from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.permissions import MissingPermission
 from streamqd.admin.published import Fleet, FleetState
-from streamqd.admin.reading import (
-    BadValues,
-    Unreadable,
-    ask,
-    lease_view,
-    measure_each,
-    pairs,
-    read_id,
-    wrong_types,
-)
+from streamqd.admin.reading import Unreadable, ViewReader, lease_view, pairs, read_id
 from streamqd.admin.retention import known_stand
 from streamqd.admin.schedules import ScheduleRow
 from streamqd.admin.topics import groups_on
@@ -47,7 +38,6 @@ from streamqd.store.retention import GroupStand, Stand
 from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
 from streamqd.store.statistics import PartitionFigures, UnitFigures
-from streamqd.store.store import Store
 from streamqd.store.topics import count_of, uncounted
 
 
@@ -337,26 +327,26 @@ DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
 
-def gather_server(store: Store, bad: BadValues) -> ServerHealth:
+def gather_server(reader: ViewReader) -> ServerHealth:
     """Ask the server."""
     asked = [("CONFIG", "GET", name) for name in _SETTINGS]
     begun = time.perf_counter()
-    info, slow, latest, *settings = ask(
-        store, [("INFO",), ("SLOWLOG", "GET", SLOW_MAX), ("LATENCY", "LATEST"), *asked], bad
+    info, slow, latest, *settings = reader.ask(
+        [("INFO",), ("SLOWLOG", "GET", SLOW_MAX), ("LATENCY", "LATEST"), *asked]
     )
     stated: dict[str, str] = {}
     for flat in settings:
         stated |= {name.decode(): value.decode() for name, value in pairs(flat).items()}
-    trip, skew = _distance(store, bad)
+    trip, skew = _distance(reader)
     facts = _info(info or b"")
     return ServerHealth(
         info=facts,
         config=stated,
-        syncing_seconds=_syncing(store, bad, begun) if _syncs(facts) else 0.0,
+        syncing_seconds=_syncing(reader, begun) if _syncs(facts) else 0.0,
         disk_latency_ms=_disk_latency(latest or ()),
         round_trip_ms=trip,
         skew_seconds=skew,
-        slow=_slow(slow or (), store.keys),
+        slow=_slow(slow or (), reader.keys),
     )
 
 
@@ -370,10 +360,10 @@ def _syncs(info: Mapping[str, str]) -> bool:
     return info.get("aof_pending_bio_fsync", "0") != "0"
 
 
-def _syncing(store: Store, bad: BadValues, begun: float) -> float:
+def _syncing(reader: ViewReader, begun: float) -> float:
     """Return the seconds that the current sync has lasted since `begun`, at most SYNC_SECONDS."""
     while (seconds := time.perf_counter() - begun) < SYNC_SECONDS:
-        (raw,) = ask(store, [("INFO", "persistence")], bad)
+        (raw,) = reader.ask([("INFO", "persistence")])
         if not _syncs(_info(raw or b"")):
             break
         time.sleep(SYNC_LOOK_SECONDS)
@@ -386,7 +376,7 @@ def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
     return {name: worst for name, worst in found.items() if name in DISK_EVENTS}
 
 
-def _distance(store: Store, bad: BadValues) -> tuple[float | None, float | None]:
+def _distance(reader: ViewReader) -> tuple[float | None, float | None]:
     """Return the median round trip in ms, and the clock skew in seconds from the shortest one.
 
     A single round trip may be an outlier.
@@ -394,7 +384,7 @@ def _distance(store: Store, bad: BadValues) -> tuple[float | None, float | None]
     taken = []
     for _ in range(PINGS):
         before, begun = time.time(), time.perf_counter()
-        (reply,) = ask(store, [("TIME",)], bad)
+        (reply,) = reader.ask([("TIME",)])
         if reply is None:
             return None, None
         trip = time.perf_counter() - begun
@@ -418,20 +408,18 @@ def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
     return found
 
 
-def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
+def gather_fleet(fleet: Fleet, reader: ViewReader) -> FleetHealth:
     """Read the published state of the fleet."""
-    state = published.fleet_state(fleet, bad)
+    state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
-    summaries = published.summaries(fleet, names, bad)
-    duplicates = published.duplicates(fleet, names, bad)
+    summaries = published.summaries(reader, fleet.name, names)
+    duplicates = published.duplicates(reader, fleet.name, names)
     return FleetHealth(state, dict(zip(names, summaries, strict=True)), duplicates=duplicates)
 
 
-def changed_runs(
-    store: Store, bad: BadValues, fleet: str, heartbeats: Sequence[Heartbeat]
-) -> frozenset[str]:
+def changed_runs(reader: ViewReader, fleet: str, heartbeats: Sequence[Heartbeat]) -> frozenset[str]:
     """Look again, and return the instances whose run differs from that in `beats`."""
-    (infos,) = ask(store, [("HGETALL", store.keys.info(fleet))], bad)
+    (infos,) = reader.ask([("HGETALL", reader.keys.info(fleet))])
     scores = [part for heartbeat in heartbeats for part in (heartbeat.instance.encode(), b"0")]
     now = members.heartbeats(scores, infos)
     return frozenset(
@@ -445,15 +433,15 @@ _GROUP = "group:"
 
 
 def gather_topics(
-    store: Store, bad: BadValues, settings: Settings, offered: Sequence[str]
+    reader: ViewReader, settings: Settings, offered: Sequence[str]
 ) -> list[TopicFacts]:
     """Read the registry, and the stored state of its topics and of consumed ones.
 
     `offered` are the topics that live instances consume.
     """
-    keys = store.keys
-    (names,) = ask(store, [("SMEMBERS", keys.registry())], bad)
-    valid = {bad.read(untrusted.name, name, keys.registry()) for name in names or ()}
+    keys = reader.keys
+    (names,) = reader.ask([("SMEMBERS", keys.registry())])
+    valid = {reader.read(untrusted.name, name, keys.registry()) for name in names or ()}
     registered = {name for name in valid if name is not None}
     consumed = {each.topic for each in settings.consumers} | set(offered)
     every = sorted(registered | consumed | settings.topics.keys())
@@ -462,17 +450,16 @@ def gather_topics(
         for name in every
         for command in (("HGETALL", keys.meta(name)), ("SMEMBERS", keys.partitions(name)))
     ]
-    replies = ask(store, commands, bad)
+    replies = reader.ask(commands)
     return [
-        _topic(keys, settings, bad, name, name in registered, *replies[2 * at : 2 * at + 2])
+        _topic(reader, settings, name, name in registered, *replies[2 * at : 2 * at + 2])
         for at, name in enumerate(every)
     ]
 
 
 def _topic(
-    keys: Keys,
+    reader: ViewReader,
     settings: Settings,
-    bad: BadValues,
     name: str,
     registered: bool,
     meta: Sequence[bytes] | None,
@@ -481,17 +468,17 @@ def _topic(
     texts = [each.decode("utf-8", "replace") for each in meta or ()]
     stored = dict(zip(texts[::2], texts[1::2], strict=True))
     count, unreadable = stored.get("partitionCount"), ""
-    key = keys.meta(name)
-    number = None if count is None else bad.read(count_of, name, count.encode(), key)
+    key = reader.keys.meta(name)
+    number = None if count is None else reader.read(count_of, name, count.encode(), key)
     if count is not None and number is None:
         unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
-    elif meta is None and any(row.key == key for row in bad.rows):
+    elif meta is None and any(row.key == key for row in reader.rows):
         unreadable = "its key is not a hash"
     elif count is None and registered and "deleting" not in stored:
-        bad.add(uncounted(key))
+        reader.add(uncounted(key))
     text = stored.get("settings", "{}").encode()
-    found = readable(text, key, bad)
-    if any((row.key, row.field) == (key, "settings") for row in bad.rows):
+    found = readable(reader, text, key)
+    if any((row.key, row.field) == (key, "settings") for row in reader.rows):
         unreadable = unreadable or "its settings do not have the format of `topic create`"
     holds = config.effective(settings.topics.get(name, config.Topic()), found)
     return TopicFacts(
@@ -513,37 +500,37 @@ COMPARED_MAX = 1_000  # members that are compared one by one
 Pair = tuple[str, str]  # the keys of due times and of messages
 
 
-def gather_delays(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[Delays]:
+def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     """Compare pairs of keys.
 
     The commands of one look do not run at one instant, so a mismatch counts only when two looks
     show it with the same names.
     """
-    looks = [_look_at_delays(store, bad, pair) for pair in _sized(store, bad, pairs)]
+    looks = [_look_at_delays(reader, pair) for pair in _sized(reader, pairs)]
     odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
-    for at, again in zip(odd, _sized(store, bad, [pairs[at] for at in odd]), strict=True):
-        looks[at] = _both(looks[at], _look_at_delays(store, bad, again))
+    for at, again in zip(odd, _sized(reader, [pairs[at] for at in odd]), strict=True):
+        looks[at] = _both(looks[at], _look_at_delays(reader, again))
     return looks
 
 
-def _sized(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
+def _sized(reader: ViewReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
     """Return the pairs with the sizes of both keys, and the first due time."""
     asked: list[tuple[Any, ...]] = []
     for due, items in pairs:
         asked += [("ZCARD", due), ("HLEN", items), ("ZRANGE", due, 0, 0, "WITHSCORES")]
-    replies = ask(store, asked, bad)
+    replies = reader.ask(asked)
     return [(pair, replies[3 * at : 3 * at + 3]) for at, pair in enumerate(pairs)]
 
 
-def _look_at_delays(store: Store, bad: BadValues, sized: tuple[Pair, list[Any]]) -> Delays:
+def _look_at_delays(reader: ViewReader, sized: tuple[Pair, list[Any]]) -> Delays:
     (due, items), (members, messages, first) = sized
     if members is None or messages is None or not (members or messages):
         return Delays()
-    earliest = bad.read(untrusted.number, first[1], due) if first else None
+    earliest = reader.read(untrusted.number, first[1], due) if first else None
     next_due = None if earliest is None else int(earliest)
     if max(members, messages) > COMPARED_MAX:
         return Delays(due, members, next_due, more=members - messages)
-    named, stored = ask(store, [("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)], bad)
+    named, stored = reader.ask([("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)])
     times, kept = _texts(named), _texts(stored)
     return Delays(due, members, next_due, sorted(times - kept), sorted(kept - times))
 
@@ -576,30 +563,28 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]
 
 
 def gather_partitions(
-    store: Store, bad: BadValues, places: Sequence[tuple[TopicFacts, int]], *, bodies: bool
+    reader: ViewReader, places: Sequence[tuple[TopicFacts, int]], *, bodies: bool
 ) -> list[PartitionFacts]:
     """Look at partitions."""
-    keys, names = store.keys, [(topic.name, number) for topic, number in places]
-    types = wrong_types(store, bad, [_typed(keys, *name) for name in names])
-    groups = groups_on(store, names, bad)
-    figures = measure_each(
-        store, [statistics.measure_partition(keys, *name) for name in names], bad
-    )
-    stands = measure_each(store, [measure_retention(keys, *name) for name in names], bad)
+    keys, names = reader.keys, [(topic.name, number) for topic, number in places]
+    types = reader.wrong_types([_typed(keys, *name) for name in names])
+    groups = groups_on(reader, names)
+    figures = reader.measure([statistics.measure_partition(keys, *name) for name in names])
+    stands = reader.measure([measure_retention(keys, *name) for name in names])
     scheduled = gather_delays(
-        store, bad, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
+        reader, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
     )
     aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
-    letters = _oldest_dead_letters(store, bad, aged)
-    large = _large(store, bad, names[:BODIES_MAX] if bodies else [])
+    letters = _oldest_dead_letters(reader, aged)
+    large = _large(reader, names[:BODIES_MAX] if bodies else [])
     return [
         PartitionFacts(
             *name,
             wrong_types=types[at],
             groups=groups[at],
-            figures=None if reply is None else bad.read(statistics.partition_figures, reply),
+            figures=None if reply is None else reader.read(statistics.partition_figures, reply),
             scheduled=scheduled[at] if not types[at] else Delays(),
-            stand=known_stand(stands[at], keys, *name, bad),
+            stand=known_stand(reader, *name, stands[at]),
             oldest_dead_letter_unix_ms=letters.get(name),
             large_bytes=large.get(name),
         )
@@ -625,23 +610,21 @@ def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
 
 
 def _oldest_dead_letters(
-    store: Store, bad: BadValues, names: Sequence[tuple[str, int]]
+    reader: ViewReader, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    asked = [("XRANGE", store.keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
-    replies = ask(store, asked, bad, batch=BODIES_AT_ONCE)
+    asked = [("XRANGE", reader.keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
+    replies = reader.ask(asked, batch=BODIES_AT_ONCE)
     return {name: read_id(page[0][0]).ms for name, page in zip(names, replies, strict=True) if page}
 
 
-def _large(
-    store: Store, bad: BadValues, names: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], int]:
+def _large(reader: ViewReader, names: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return the size of the larger payload of the first and the last entry of each partition."""
     asked: list[tuple[Any, ...]] = []
     for name in names:
-        stream = store.keys.stream(*name)
+        stream = reader.keys.stream(*name)
         asked.append(("XRANGE", stream, "-", "+", "COUNT", 1))
         asked.append(("XREVRANGE", stream, "+", "-", "COUNT", 1))
-    replies = ask(store, asked, bad, batch=BODIES_AT_ONCE)
+    replies = reader.ask(asked, batch=BODIES_AT_ONCE)
     return {
         name: max(map(_payload_bytes, replies[2 * at : 2 * at + 2]))
         for at, name in enumerate(names)
@@ -652,11 +635,9 @@ def _payload_bytes(page: Sequence[Any] | None) -> int:
     return len(pairs(page[0][1]).get(b"payload", b"")) if page else 0
 
 
-def gather_units(
-    store: Store, bad: BadValues, partitions: Sequence[PartitionFacts]
-) -> list[UnitFacts]:
+def gather_units(reader: ViewReader, partitions: Sequence[PartitionFacts]) -> list[UnitFacts]:
     """Look at every group on every partition."""
-    keys = store.keys
+    keys = reader.keys
     units = [
         Unit(each.topic, each.partition, group)
         for each in partitions
@@ -667,13 +648,11 @@ def gather_units(
         for each in partitions
         for group in (each.stand.groups if each.stand else ())
     }
-    types = wrong_types(store, bad, [_unit_types(keys, unit) for unit in units])
-    figures = backlog.figures(store, units, bad)
-    held = backlog.other_clients(store, units, bad)
-    looks = _looks(store, bad, units)
-    delays = gather_delays(
-        store, bad, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units]
-    )
+    types = reader.wrong_types([_unit_types(keys, unit) for unit in units])
+    figures = backlog.figures(reader, units)
+    held = backlog.other_clients(reader, units)
+    looks = _looks(reader, units)
+    delays = gather_delays(reader, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units])
     return [
         UnitFacts(
             unit=unit,
@@ -704,14 +683,14 @@ def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
     }
 
 
-def _looks(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[list[Look]]:
+def _looks(reader: ViewReader, units: Sequence[Unit]) -> list[list[Look]]:
     """Read fence and lease, twice where they disagree.
 
     The commands of one look do not run at one instant: an owner may change between them.
     """
-    looks = [[look] if look else [] for look in _look(store, bad, units)]
+    looks = [[look] if look else [] for look in _look(reader, units)]
     unusual = [at for at, some in enumerate(looks) if some and _unusual(some[0])]
-    again = _look(store, bad, [units[at] for at in unusual])
+    again = _look(reader, [units[at] for at in unusual])
     for at, look in zip(unusual, again, strict=True):
         looks[at] += [look] if look else []
     return looks
@@ -721,12 +700,12 @@ def _unusual(look: Look) -> bool:
     return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
 
 
-def _look(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[Look | None]:
-    keys = store.keys
+def _look(reader: ViewReader, units: Sequence[Unit]) -> list[Look | None]:
+    keys = reader.keys
     asked: list[tuple[Any, ...]] = []
     for unit in units:
         asked += [*leases.view(keys, unit), leases.glance(keys, unit)]
-    replies = ask(store, asked, bad)
+    replies = reader.ask(asked)
     found: list[Look | None] = []
     for number, unit in enumerate(units):
         fence, ttl, lease = replies[3 * number : 3 * number + 3]
@@ -734,5 +713,5 @@ def _look(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[Look | No
             found.append(None)
             continue
         matches = None if lease is None else lease == fence[0]
-        found.append(Look(lease_view(fence, ttl, keys.fence(*unit), bad), matches))
+        found.append(Look(lease_view(reader, unit, fence, ttl), matches))
     return found

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from streamqd.admin import outboxes
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, OutboxFacts, ReadTable
-from streamqd.admin.reading import BadValues
+from streamqd.admin.reading import ViewReader
 from streamqd.config import Settings
 from streamqd.store.outbox import OutboxView
-from streamqd.store.store import Store
 from streamqd.words import lasting, memory, plural
 
 FAILING_SECONDS = 10.0  # for which a relay is blocked
@@ -25,8 +24,7 @@ UNREAD = "the tables of outboxes: run `streamqd doctor` on the host of a daemon"
 
 
 def gather(
-    store: Store,
-    bad: BadValues,
+    reader: ViewReader,
     unseen: list[str],
     settings: Settings,
     read_table: ReadTable | None,
@@ -47,7 +45,7 @@ def gather(
             if read_table is not None and view.name in configured
             else None,
         )
-        for view in outboxes.read(store, bad, configured)
+        for view in outboxes.read(reader, configured)
     ]
 
 

@@ -7,41 +7,40 @@ from collections.abc import Iterator
 from streamqd.admin import schedules, topics
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, ScheduleFacts
-from streamqd.admin.reading import BadValues, server_unix_ms
+from streamqd.admin.reading import ViewReader, server_unix_ms
 from streamqd.admin.schedules import MISSING, ScheduleRow
 from streamqd.config import Schedule
 from streamqd.schedules.reconciliation import Declaration, objection
 from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
-from streamqd.store.store import Store
 from streamqd.words import plural, roughly
 
 SCHEDULES_MAX = 10_000  # schedules that one look reads
 NAMES_SHOWN = 8
 
 
-def gather(store: Store, bad: BadValues, unseen: list[str], *, wanted: bool) -> ScheduleFacts:
+def gather(reader: ViewReader, unseen: list[str], *, wanted: bool) -> ScheduleFacts:
     """Read the schedules if a check needs them. `unseen` gets the parts that were left out."""
     if not wanted:
         return ScheduleFacts()
-    lines = schedules.index(store, bad)
+    lines = schedules.index(reader)
     some = dict(sorted(lines.items())[:SCHEDULES_MAX])
-    now = server_unix_ms(store.connection)
-    found = schedules.look(store, some, bad)
+    now = server_unix_ms(reader.store.connection)
+    found = schedules.look(reader, some)
     specifications = [each.schedule for each in found if each.schedule is not None]
     if len(some) < len(lines):
         unseen.append(f"{len(lines) - len(some):,} schedules: the last by name")
     return ScheduleFacts(
-        lines, [each.row(now) for each in found], _without_group(store, specifications, bad)
+        lines, [each.row(now) for each in found], _without_group(reader, specifications)
     )
 
 
-def _without_group(store: Store, found: list[Schedule], bad: BadValues) -> dict[str, str]:
+def _without_group(reader: ViewReader, found: list[Schedule]) -> dict[str, str]:
     """Return the schedules whose `overlap` names a group that does not read their topic."""
     skipping = [each for each in found if each.overlap_group]
-    readers: dict[str, list[str]] = {}
-    for topic in {each.topic for each in skipping}:
-        count = topics.partition_count(store, topic) or 0
-        readers[topic] = topics.groups(store, topic, range(count), queries=False, bad=bad)
+    names = {each.topic for each in skipping}
+    readers = topics.groups_of(
+        reader, {name: topics.partition_count(reader.store, name) for name in names}
+    )
     return {
         each.name: each.overlap_group
         for each in skipping

@@ -14,12 +14,10 @@ from streamqd.admin import topics
 from streamqd.admin.assignments import holder
 from streamqd.admin.checks import Check, CheckResult, Severity, check, judged
 from streamqd.admin.reading import (
-    BadValues,
     Id,
     Unreadable,
-    ask,
+    ViewReader,
     lease_views,
-    measure_each,
     memory_of,
     read_id,
     server_unix_ms,
@@ -148,19 +146,19 @@ def examine(
     `expected` are groups of the configuration. A group without an owner counts as abandoned once no
     consumer was seen for `abandoned_after` seconds.
     """
-    bad = BadValues()
+    reader = ViewReader(store)
     total = topics.partition_count(store, topic)
-    meta = topics.known_meta(store, topic, bad)
+    meta = topics.known_meta(reader, topic)
     holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
     now = server_unix_ms(store.connection)
     calls = [retention.measure(store.keys, topic, number) for number in range(total)]
     stands: dict[int, Stand] = {}
-    for number, reply in enumerate(measure_each(store, calls, bad)):
-        stand = known_stand(reply, store.keys, topic, number, bad)
+    for number, reply in enumerate(reader.measure(calls)):
+        stand = known_stand(reader, topic, number, reply)
         if stand is not None:
             stands[number] = stand
-    groups = _groups(store, topic, stands, abandoned_after, bad)
-    beside = _beside(store, topic, stands, bad)
+    groups = _groups(reader, topic, stands, abandoned_after)
+    beside = _beside(reader, topic, stands)
     found = []
     for number, stand in stands.items():
         floor = _floor(store, topic, number, stand, holds, groups[number])
@@ -201,7 +199,7 @@ def examine(
             for each in found
             for problem in judged(STREAM_CHECKS, each)
         ],
-        unreadable=bad.rows,
+        unreadable=reader.rows,
     )
 
 
@@ -209,10 +207,10 @@ def examine(
 
 
 def _groups(
-    store: Store, topic: str, stands: Mapping[int, Stand], abandoned_after: float, bad: BadValues
+    reader: ViewReader, topic: str, stands: Mapping[int, Stand], abandoned_after: float
 ) -> dict[int, list[BlockingGroup]]:
     units = [Unit(topic, number, each.name) for number in stands for each in stands[number].groups]
-    leases = iter(lease_views(store, units, bad))
+    leases = iter(lease_views(reader, units))
     return {
         number: [blocking_group(each, next(leases), abandoned_after) for each in stand.groups]
         for number, stand in stands.items()
@@ -220,16 +218,18 @@ def _groups(
 
 
 def _beside(
-    store: Store, topic: str, stands: Mapping[int, Stand], bad: BadValues
+    reader: ViewReader, topic: str, stands: Mapping[int, Stand]
 ) -> dict[int, dict[str, Any]]:
     """Return the dead letters of each partition, their bytes, and those of the retry streams."""
-    keys = store.keys
+    keys = reader.keys
     streams = [
         [keys.dlq(topic, number), *(keys.retry_stream(topic, number, g.name) for g in stand.groups)]
         for number, stand in stands.items()
     ]
-    letters = ask(store, [("XLEN", some[0]) for some in streams], bad)
-    sizes = iter(memory_of(store, [each for some in streams for each in some], retention.SAMPLES))
+    letters = reader.ask([("XLEN", some[0]) for some in streams])
+    sizes = iter(
+        memory_of(reader.store, [each for some in streams for each in some], retention.SAMPLES)
+    )
     return {
         number: {
             "dead_letters": int(dead or 0),

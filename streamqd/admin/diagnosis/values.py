@@ -18,22 +18,13 @@ from typing import Any, NamedTuple
 from streamqd.admin import schedules
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value
-from streamqd.admin.reading import (
-    BATCH,
-    BadValues,
-    Unreadable,
-    ask,
-    measure_each,
-    pairs,
-    wrong_types,
-)
+from streamqd.admin.reading import BATCH, Unreadable, ViewReader, pairs
 from streamqd.config.schedules import SCHEDULE_NAME
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
 from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
-from streamqd.store.store import Store
 
 PAGE = 10_000  # fields of one hash that is read
 BODIES_AT_ONCE = 32  # hashes of one round trip
@@ -240,69 +231,66 @@ def _rule(kind: str, field: str) -> ValueRule | None:
 
 
 def gather(
-    store: Store,
-    bad: BadValues,
+    reader: ViewReader,
     found: Sequence[TopicFacts],
     places: Sequence[tuple[str, int]],
     units: Sequence[Unit],
 ) -> list[str]:
-    """Read each value into `bad` on its own. Return the keys that were too long to read."""
-    keys = store.keys
+    """Read each value on its own. Return the keys that were too long to read."""
+    keys = reader.keys
     for topic in found:
-        _read("meta", keys.meta(topic.name), topic.stored, bad)
+        _read(reader, "meta", keys.meta(topic.name), topic.stored)
     hashes = {keys.trim(*place): "trim" for place in places}
     hashes |= {keys.moving(*place): "moving" for place in places}
     hashes |= {keys.attempts(*unit): "attempts" for unit in units}
-    small, long = _sorted_by_length(store, bad, list(hashes))
-    replies = ask(store, [("HGETALL", key) for key in small], bad, batch=BODIES_AT_ONCE)
+    small, long = _sorted_by_length(reader, list(hashes))
+    replies = reader.ask([("HGETALL", key) for key in small], batch=BODIES_AT_ONCE)
     for key, flat in zip(small, replies, strict=True):
-        _read(hashes[key], key, pairs(flat), bad)
+        _read(reader, hashes[key], key, pairs(flat))
     delayed = {keys.scheduled(*place): "scheduled" for place in places}
     delayed |= {keys.retry(*unit): "retry" for unit in units}
-    for key, scores in _due_times(store, bad, list(delayed)).items():
-        _read(delayed[key], key, scores, bad)
-    _items(store, bad, units)
-    schedules.index(store, bad)
+    for key, scores in _due_times(reader, list(delayed)).items():
+        _read(reader, delayed[key], key, scores)
+    _items(reader, units)
+    schedules.index(reader)
     return long
 
 
-def _read(kind: str, key: str, stored: Mapping[bytes, bytes], bad: BadValues) -> None:
+def _read(reader: ViewReader, kind: str, key: str, stored: Mapping[bytes, bytes]) -> None:
     for raw, value in stored.items():
         field = untrusted.label(raw)
         rule = _rule(kind, field)
         if rule is not None and rule.parse is not None:
-            bad.read(rule.parse, value, key, field)
+            reader.read(rule.parse, value, key, field)
 
 
-def _sorted_by_length(
-    store: Store, bad: BadValues, keys: Sequence[str]
-) -> tuple[list[str], list[str]]:
+def _sorted_by_length(reader: ViewReader, keys: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the hashes with few fields, and those with many."""
-    sizes = dict(zip(keys, ask(store, [("HLEN", key) for key in keys], bad), strict=True))
+    sizes = dict(zip(keys, reader.ask([("HLEN", key) for key in keys]), strict=True))
     small = [key for key, size in sizes.items() if 0 < (size or 0) <= PAGE]
     return small, [key for key, size in sizes.items() if (size or 0) > PAGE]
 
 
-def _due_times(store: Store, bad: BadValues, keys: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
+def _due_times(reader: ViewReader, keys: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
     """Return the first and the last members of each key with their due times."""
     ends = ((0, ENDS - 1), (-ENDS, -1))
     asked = [("ZRANGE", key, *end, "WITHSCORES") for key in keys for end in ends]
-    replies = ask(store, asked, bad, batch=BATCH)
+    replies = reader.ask(asked, batch=BATCH)
     return {key: pairs(replies[2 * n]) | pairs(replies[2 * n + 1]) for n, key in enumerate(keys)}
 
 
-def _items(store: Store, bad: BadValues, units: Sequence[Unit]) -> None:
+def _items(reader: ViewReader, units: Sequence[Unit]) -> None:
     """Return the first waiting retries of each group."""
-    calls = [retries.page(store.keys, unit, (0, ""), ITEMS) for unit in units]
-    for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
+    calls = [retries.page(reader.keys, unit, (0, ""), ITEMS) for unit in units]
+    for unit, reply in zip(units, reader.measure(calls), strict=True):
         for row in reply.rest[0] if reply else ():
-            one = BadValues().read(retries.row, row)
+            one = ViewReader(reader.store).read(retries.row, row)
             if one is None:
                 continue  # its due time, which is named already
             for name in ("retryCount", "crashCount"):
                 raw, field = one.fields.get(name.encode()), f"{one.place}: {name}"
-                key = store.keys.retry_items(*unit)
-                bad.read(untrusted.integer, raw, key, field, default=0)
+                key = reader.keys.retry_items(*unit)
+                reader.read(untrusted.integer, raw, key, field, default=0)
 
 
 # --- effects and fixes ----------------------------------------------------------------------------
@@ -317,15 +305,14 @@ class Home(NamedTuple):
 
 
 def judged(
-    store: Store,
-    bad: BadValues,
+    reader: ViewReader,
     facts: DiagnosisFacts,
     places: Sequence[tuple[str, int]],
 ) -> list[Value]:
     """Return every unreadable value with its fix."""
-    homes = _homes(store.keys, facts, places)
-    found = list(_of_another_type(store, bad, homes))
-    for row in bad.rows:
+    homes = _homes(reader.keys, facts, places)
+    found = list(_of_another_type(reader, homes))
+    for row in reader.rows:
         home = homes.get(row.key)
         rule = _rule(home.kind, row.field) if home else None
         if home is not None and rule is not None and not row.found.startswith("WRONGTYPE"):
@@ -367,10 +354,10 @@ _TYPES = {
 }
 
 
-def _of_another_type(store: Store, bad: BadValues, homes: Mapping[str, Home]) -> Iterator[Value]:
+def _of_another_type(reader: ViewReader, homes: Mapping[str, Home]) -> Iterator[Value]:
     """Keys of an unexpected type. Those of partitions have a check of their own."""
     wanted = {key: _TYPES[home.kind] for key, home in homes.items() if home.kind in _TYPES}
-    for key, kind in wrong_types(store, bad, [wanted])[0].items():
+    for key, kind in reader.wrong_types([wanted])[0].items():
         row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
         cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
         yield Value(row, homes[key].about, "commands on it fail", cure)
