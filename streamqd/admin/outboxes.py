@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from streamqd.admin.reading import ViewReader
-from streamqd.store import outbox, untrusted
+from streamqd.errors import BadValue, RedisRefused
+from streamqd.store import outbox
 from streamqd.store.outbox import OutboxView
-
-OUTBOXES_MAX = 1_000  # outboxes that one look reads
 
 _TRIES = "the relay tries again automatically"
 _ADVICE = {
@@ -29,18 +28,23 @@ _OTHERWISE = f"`streamqd outbox status {{outbox}}` shows if it lasts; {_TRIES}"
 
 def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxView]:
     """Return the configured outboxes and all others, by name. An unreadable one is left out."""
-    key = reader.keys.outboxes()
-    (raws,) = reader.ask([("SMEMBERS", key)])
-    known = {reader.read(untrusted.name, raw, key) for raw in raws or ()} - {None}
-    others = sorted(str(each) for each in known if each not in configured)[:OUTBOXES_MAX]
-    names = sorted([*configured, *others])
-    replies = reader.ask([each for name in names for each in outbox.view(reader.keys, name)])
-    found = [
-        reader.read(OutboxView.parse, name, fields, ttl_ms, reader.keys.outbox(name))
-        for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)
-        if fields is not None and ttl_ms is not None
-    ]
-    return [each for each in found if each is not None]
+    others: list[str] = []
+    try:
+        known, invalid = outbox.registry(reader.store)
+        others = [each for each in known if each not in configured][: outbox.OUTBOXES_MAX]
+        for error in invalid:
+            reader.add(error)
+    except RedisRefused as refused:
+        reader.refused(refused, reader.keys.outboxes(), "SMEMBERS")
+    names, found = sorted([*configured, *others]), []
+    for name, each in zip(names, outbox.views(reader.store, names), strict=True):
+        if isinstance(each, OutboxView):
+            found.append(each)
+        elif isinstance(each, BadValue):
+            reader.add(each)
+        else:
+            reader.refused(each, reader.keys.outbox(name), "HMGET")
+    return found
 
 
 def feeding(reader: ViewReader, topic: str, configured: Collection[str] = ()) -> list[OutboxView]:

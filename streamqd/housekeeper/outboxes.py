@@ -24,15 +24,14 @@ def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad:
     """
     if not names:
         return
-    replies = store.pipeline([each for name in names for each in outbox.view(store.keys, name)])
     refusals, found, wrong = Refusals(), [], []
-    for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
-        if not (refusals.took(fields) and refusals.took(ttl_ms)):
-            continue
-        try:
-            found.append(OutboxView.parse(name, fields, ttl_ms, store.keys.outbox(name)))
-        except BadValue as error:
-            wrong.append(error)
+    for each in outbox.views(store, names):
+        if isinstance(each, OutboxView):
+            found.append(each)
+        elif isinstance(each, BadValue):
+            wrong.append(each)
+        else:
+            refusals.took(each)
     view.outboxes = tuple(found)
     bad.values(wrong)
     refusals.raise_first()

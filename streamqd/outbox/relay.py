@@ -281,7 +281,7 @@ class Relay:
         elif self._standby:
             # If the other relay is stuck, the table is never empty.
             try:
-                [view] = outbox.views(self._store, [self._options.name])
+                view = outbox.one(self._store, self._options.name)
             except (RedisUnavailable, RedisRefused, BadValue):
                 return False  # the next turn reports it
             if view.error and view.failing_seconds >= FAILING_SECONDS:

@@ -5,7 +5,7 @@ Called by `streamqd.outbox.relay`. A view reads the state of an outbox, and deci
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import BadValue, ContractError, RedisRefused
@@ -19,7 +19,7 @@ UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
 _ROW_DIGITS = UID_DIGITS + ID_DIGITS
 _ID_RANGE = 1 << 4 * ID_DIGITS
 ROWS_MAX = 4096  # rows of one call
-OTHERS_MAX = 1000  # outboxes that a relay looks at
+OUTBOXES_MAX = 1000  # outboxes that one look reads
 # Fields that a relay publishes.
 FIGURES = (
     *("rows", "more", "oldest_ms", "sent", "dead"),
@@ -248,17 +248,26 @@ def view(keys: Keys, name: str) -> list[tuple[Any, ...]]:
     return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
 
 
-def views(store: Store, names: Sequence[str]) -> list[OutboxView]:
-    """Return the state of outboxes, in one round trip. Raises BadValue, RedisRefused."""
-    commands = [command for name in names for command in view(store.keys, name)]
-    replies = store.pipeline(commands)
-    for reply in replies:
-        if isinstance(reply, RedisRefused):
-            raise reply
-    return [
-        OutboxView.parse(name, fields, ttl_ms, store.keys.outbox(name))
-        for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)
-    ]
+def views(store: Store, names: Sequence[str]) -> list[OutboxView | BadValue | RedisRefused]:
+    """Return the state of outboxes, in one round trip, an error for each unreadable one."""
+    replies = store.pipeline([command for name in names for command in view(store.keys, name)])
+    found: list[OutboxView | BadValue | RedisRefused] = []
+    for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
+        refused = [each for each in (fields, ttl_ms) if isinstance(each, RedisRefused)]
+        try:
+            key = store.keys.outbox(name)
+            found += refused[:1] or [OutboxView.parse(name, fields, ttl_ms, key)]
+        except BadValue as error:
+            found.append(error)
+    return found
+
+
+def one(store: Store, name: str) -> OutboxView:
+    """Return the state of an outbox. Raises BadValue, RedisRefused."""
+    [found] = views(store, [name])
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def register(store: Store, name: str) -> None:
@@ -266,9 +275,15 @@ def register(store: Store, name: str) -> None:
     store.execute("SADD", store.keys.outboxes(), name)
 
 
-def registered(store: Store) -> list[str]:
-    """Return the names of all outboxes, sorted. Invalid names are left out."""
-    return sorted(_valid(store.execute("SMEMBERS", store.keys.outboxes()), store.keys.outboxes()))
+def registry(store: Store) -> tuple[list[str], list[BadValue]]:
+    """Return the names of all outboxes, sorted, and the invalid names. Raises RedisRefused."""
+    key, names, invalid = store.keys.outboxes(), list[str](), list[BadValue]()
+    for raw in sorted(store.execute("SMEMBERS", key)):
+        try:
+            names.append(untrusted.name(raw, key))
+        except BadValue as error:
+            invalid.append(error)
+    return names, invalid
 
 
 def sharing(store: Store, name: str, table: str) -> OutboxView | None:
@@ -276,29 +291,11 @@ def sharing(store: Store, name: str, table: str) -> OutboxView | None:
 
     An outbox that cannot be read is left out.
     """
-    names = [each for each in registered(store)[:OTHERS_MAX] if each != name] if table else []
-    commands = [command for each in names for command in view(store.keys, each)]
-    replies = store.pipeline(commands) if commands else []
-    for each, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
-        if isinstance(fields, RedisRefused) or isinstance(ttl_ms, RedisRefused):
-            continue
-        try:
-            found = OutboxView.parse(each, fields, ttl_ms, store.keys.outbox(each))
-        except BadValue:
-            continue
-        if found.relayed and found.table == table:
+    others = [each for each in registry(store)[0][:OUTBOXES_MAX] if each != name] if table else []
+    for found in views(store, others) if others else ():
+        if isinstance(found, OutboxView) and found.relayed and found.table == table:
             return found
     return None
-
-
-def _valid(raws: Collection[bytes], key: str) -> list[str]:
-    names = []
-    for raw in raws:
-        try:
-            names.append(untrusted.name(raw, key))
-        except BadValue:
-            continue
-    return names
 
 
 def _held(keys: Keys, name: str) -> dict[str, str]:
