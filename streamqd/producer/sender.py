@@ -130,7 +130,7 @@ class Sender:
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
         self._writer = MessageWriter(connection, keys)
-        # Calls of `message_append` without their messages, and their commands.
+        # Calls that write to a partition, without their messages, and their commands.
         self._heads: dict[tuple[str, int, int, bool], tuple[Call, tuple[str, ...]]] = {}
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
@@ -220,8 +220,8 @@ class Sender:
         return result
 
     def _is_usual(self, envelope: Envelope) -> bool:
-        usual = self._max_backlog is None and self._connection.connected
-        return usual and not self._writer.spread and kind_of(envelope) == "plain"
+        usual = self._connection.connected and not self._writer.spread
+        return usual and kind_of(envelope) == "plain"
 
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
@@ -504,16 +504,8 @@ class Sender:
     def _plain(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
         """Return the call that writes messages to a partition."""
         envelopes = [chunk.envelopes[at] for at in numbers]
-        topic, count = chunk.topic, chunk.count
-        if self._max_backlog is not None:
-            fields = [expanded(each).fields for each in envelopes]
-            return publishing.publish(
-                *(self._keys, topic, partition, fields, "", 0.0, self._max_backlog),
-                partitions=count,
-                meta=self._writer.meta(topic),
-            )
         alone = set(map(type, envelopes)) == {bytes}
-        call, _ = self._head(topic, partition, count, alone)
+        call, _ = self._head(chunk.topic, partition, chunk.count, alone)
         messages = (
             envelopes if alone else publishing.flat([expanded(each).fields for each in envelopes])
         )
@@ -527,7 +519,9 @@ class Sender:
         found = self._heads.get(place)
         if found is None:
             meta = self._writer.meta(topic)
-            call = publishing.append(self._keys, topic, partition, count, meta, alone=alone)
+            call = publishing.append(
+                self._keys, topic, partition, count, meta, self._max_backlog, alone=alone
+            )
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
             found = self._heads[place] = (call, tuple(map(str, scripts.command(call))))

@@ -132,6 +132,9 @@ class MessageWriter:
             [reply] = replies
             if type(reply) is bytes and reply.startswith(b"OK "):
                 return reply[3:]
+            match reply:
+                case [b"OK", [bytes(entry_id)], b""]:
+                    return entry_id
         transaction = Transaction(topic, 1)
         self._take(transaction, replies, lost)
         return transaction
@@ -272,18 +275,29 @@ def _executed(replies: list[Any]) -> list[Any]:
 
 
 def append(
-    keys: Keys, topic: str, partition: int, partitions: int, meta: str | None, *, alone: bool
+    keys: Keys,
+    topic: str,
+    partition: int,
+    partitions: int,
+    meta: str | None,
+    max_backlog: int | None = None,
+    *,
+    alone: bool,
 ) -> Call:
     """Write messages, which the caller appends to the arguments of the call: see `flat`.
 
     `meta` is the topic's key to compare `partitions` with. If all messages are `alone`, each is one
-    argument, its payload.
+    argument, its payload. With `max_backlog`, messages are written while the backlog is smaller.
     """
     named = {"stream": keys.stream(topic, partition)}
     if meta is not None:
         named["meta"] = meta
-    script = scripts.get("message_append")
-    return script.call(named, partitions=partitions, alone=alone, messages=[])
+    messages: dict[str, Any] = {"partitions": partitions, "alone": alone, "messages": []}
+    if max_backlog is None:
+        return scripts.get("message_append").call(named, **messages)
+    return scripts.get("message_publish").call(
+        named, window_ms=0, max_backlog=max_backlog, **messages
+    )
 
 
 def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
