@@ -17,7 +17,7 @@ def on_start(context: Context) -> None:
     """Open the database. Runs once in each worker process, before its first message."""
     global _database
     context.state_dir.mkdir(parents=True, exist_ok=True)
-    _database = sqlite3.connect(context.state_dir / f"readings-{context.unit.partition}.db")
+    _database = sqlite3.connect(context.state_dir / f"readings-{context.assignment.partition}.db")
     _database.execute("CREATE TABLE IF NOT EXISTS readings (uid TEXT PRIMARY KEY, value REAL)")
 
 

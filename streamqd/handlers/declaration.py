@@ -29,7 +29,7 @@ class Context:
 
     __module__ = "streamqd.handlers"
 
-    unit: Unit
+    assignment: Unit
     instance: str
     state_dir: Path
 

@@ -25,12 +25,12 @@ NewDaemon = Callable[..., Daemon]
 # `on_start` waits while the file `slow` exists, and fails while the file `sick` exists.
 HOOKS = """
 def on_start(context):
-    ledger.tell("boot", str(context.unit.partition))
+    ledger.tell("boot", str(context.assignment.partition))
     while Path("slow").exists():
         time.sleep(0.002)
     if Path("sick").exists():
         raise RuntimeError("the database is away")
-    ledger.tell("warm", str(context.unit.partition))
+    ledger.tell("warm", str(context.assignment.partition))
 
 def on_stop():
     while Path("lingering").exists():

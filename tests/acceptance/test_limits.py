@@ -195,7 +195,7 @@ def test_max_age_replaces_workers_and_a_short_one_makes_progress(
 
 UNBORN = """
 def on_start(context):
-    if (context.state_dir / f"sick-{context.unit.partition}").exists():
+    if (context.state_dir / f"sick-{context.assignment.partition}").exists():
         raise RuntimeError("the database is away")
 """
 LOOP = {"lease_ttl": "5s", "crash_loop": 3, "crash_cooldown": "1s", "crash_backoff": FAST}

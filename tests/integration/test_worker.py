@@ -43,7 +43,7 @@ def on_start(context):
     told = redis.Redis.from_url((HERE / "url").read_text())
     if (HERE / "refuse").exists():
         raise RuntimeError("no database today")
-    told.rpush("told", f"on_start {context.unit} {context.instance}")
+    told.rpush("told", f"on_start {context.assignment} {context.instance}")
 
 def on_stop():
     told.rpush("told", "on_stop")

@@ -358,7 +358,7 @@ class Order:
     id: int
 
 async def on_start(context: Context) -> None:
-    print(context.unit.topic)
+    print(context.assignment.topic)
 
 @handler(topic="a", group="plain", max_attempts=5, timeout="30s")
 def plain(msg: Message) -> None:

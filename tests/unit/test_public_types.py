@@ -42,7 +42,7 @@ folder = Path()
 
 def on_start(context: Context) -> None:
     global folder
-    folder = context.state_dir / context.instance / str(context.unit.partition)
+    folder = context.state_dir / context.instance / str(context.assignment.partition)
 
 
 @schedule(cron="0 3 * * *", timezone="Europe/Berlin", payload={"kind": "full"})
@@ -125,7 +125,7 @@ Result.DONE
 def wrong(msg: Message, context: Context) -> None:
     msg.key = b"x"
     text: str = msg.payload
-    context.unit = msg.topics
+    context.assignment = msg.topics
 run("module:function", b"x")
 run(wrong, b"x", key=5)
 run(wrong, b"x").verdict == "acknowledged"

@@ -492,7 +492,7 @@ hooks: list[str] = []
 
 
 def on_start(context: Context) -> None:
-    hooks.append(f"start {context.unit} {context.state_dir.name} {os.getpid()}")
+    hooks.append(f"start {context.assignment} {context.state_dir.name} {os.getpid()}")
 
 
 async def on_stop() -> None:

@@ -24,7 +24,7 @@ LINE = (
 def hits(tmp_path: Path):
     """Run the module's hooks like a worker of access/0/hits and return the path of its counts."""
     unit = Unit("access", 0, "hits")
-    weblog.on_start(Context(unit=unit, instance="test", state_dir=tmp_path))
+    weblog.on_start(Context(assignment=unit, instance="test", state_dir=tmp_path))
     yield tmp_path / "weblog" / "hits-0.db"
     weblog.on_stop()
 
