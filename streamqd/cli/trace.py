@@ -173,9 +173,9 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
 def _done(state: str, *, proven: bool) -> str:
     """Return the clause for a group that has no entry for the message."""
     if state == admin.DONE:
-        return "acknowledged: nothing is left in Redis"
+        return "acknowledged (no copy is left in Redis)"
     seen = "handled" if state == admin.MISSING else "removed unread"
-    return f"{seen}: nothing is left in Redis" if proven else f"{seen}, or never written"
+    return f"{seen} (no copy is left in Redis)" if proven else f"{seen}, or never written"
 
 
 def _why(each: admin.GroupTrace) -> str:

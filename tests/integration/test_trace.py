@@ -77,7 +77,7 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
     assert said[1].endswith("ago), key alice, 5 bytes, in the partition")
     assert said[2:] == [
         "agents: unread",
-        "hits: acknowledged: nothing is left in Redis",
+        "hits: acknowledged (no copy is left in Redis)",
     ]
 
 
