@@ -1,8 +1,9 @@
 """The supervisor's loop: observe, plan, apply.
 
 A tick observes signals, exited children and the replies of Redis. It merges the wishes of all parts
-into a list of actions (see `plan`), and applies them. Only `_apply` changes which workers run. A
-reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper running.
+into a list of actions (see `plan`), and applies them. Workers are started only there. Outside of
+it, they are taken away after an internal error (`_let_go`), an exit (`_reap`) or a kill without
+effect. A reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper running.
 """
 
 from __future__ import annotations

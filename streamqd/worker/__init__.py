@@ -1,6 +1,7 @@
 """The worker: the process that handles one unit's messages. The data plane.
 
-`worker` is its lifecycle and its only loop: boot, recover pending entries, serve, leave. `reader`
+`worker` is its lifecycle with the serving loop: boot, recover pending entries (`recovery`), serve,
+leave. `turns` is one turn of these loops, and their waits for events. `reader`
 decides when to read and how much, and waits in a long poll. A worker never acquires or renews a
 lease. `standby` is a worker that has booted and waits to take over. Between two messages, the
 worker checks `control_channel` for commands of the supervisor.
@@ -32,9 +33,9 @@ from streamqd.worker.assembly import assemble
 from streamqd.worker.assignment import STOP, Assignment
 from streamqd.worker.control_channel import ControlChannel, ExitCode
 from streamqd.worker.standby import prepare
-from streamqd.worker.worker import WorkerProcess
+from streamqd.worker.worker import WorkerLoop
 
-__all__ = ["STOP", "Assignment", "ExitCode", "WorkerProcess", "assemble", "live"]
+__all__ = ["STOP", "Assignment", "ExitCode", "WorkerLoop", "assemble", "live"]
 
 
 def live(

@@ -28,7 +28,7 @@ from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of
 from streamqd.worker.turns import Turns
 from streamqd.worker.verdicts import Verdicts
-from streamqd.worker.worker import WorkerProcess
+from streamqd.worker.worker import WorkerLoop
 
 DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.py`
 
@@ -47,7 +47,7 @@ def assemble(
     slot: WorkerSlot,
     control: socket.socket,
     booted: tuple[Hooks, Connection] | None = None,
-) -> WorkerProcess:
+) -> WorkerLoop:
     """Import the handler and make its worker. Raises HandlerLoadError.
 
     `booted`: the resources that a standby has prepared, with its connection.
@@ -93,4 +93,4 @@ def assemble(
     executor = executor_for(context, hooks, verdicts, gates, quarantine, prefetch)
     turns = Turns(context, reader, executor, verdicts, guards, prefetch)
     recovery = Recovery(turns, quarantine, assignment.suspects, complete=assignment.complete)
-    return WorkerProcess(hooks, turns, recovery)
+    return WorkerLoop(hooks, turns, recovery)

@@ -72,7 +72,7 @@ class BatchRunner:
         now, settler = now_ns(), self._context.settler
         if settler.items or settler.since_ns:
             now = self._pace.settle_first(now, self._last_run_ns)
-        now = self._gates.await_turn(now, len(batch))
+        now = self._gates.await_start(now, len(batch))
         self._note(batch, self._run(batch, now))
         limit, handled = self._context.consumer.max_messages, self._context.counts.handled
         if limit and handled >= limit:

@@ -82,7 +82,7 @@ class Gates:
             if now <= self._words[WORD_TRUSTED_UNTIL]:  # a gate can wait longer than the lease
                 return now
 
-    def await_turn(self, now: int, runs: int = 1) -> int:
+    def await_start(self, now: int, runs: int = 1) -> int:
         """Wait as `await_open`, and note that `runs` start then."""
         now = self.await_open(now, runs)
         for gate in self._gates:

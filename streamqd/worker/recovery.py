@@ -221,7 +221,7 @@ class Recovery:
             fetched = FetchedEntry(
                 NOWHERE, entry.place, message, entry.retried, entry.crashes, entry.size
             )
-            if not self._turns.verdicts.dead_letter_crashed(fetched, entry.context):
+            if not self._turns.verdicts.dead_letter_unrunnable(fetched, entry.context):
                 runnable.append(fetched)
         return runnable
 

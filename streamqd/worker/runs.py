@@ -49,7 +49,7 @@ class RunPace:
         `ran_ns` is how long the run before it took. Returns the instant afterwards.
         """
         settler = self._settler
-        due = self._ack_each or is_due(ran_ns, now - settler.since_ns, self._settling_ns)
+        due = self._ack_each or must_settle_first(ran_ns, now - settler.since_ns, self._settling_ns)
         if settler.items or due:
             settler.flush()
             settled = now_ns()
@@ -151,7 +151,7 @@ class SingleRunner:
             if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
                 now = pace.settle_first(now, elapsed)
             if gated or now > words[WORD_TRUSTED_UNTIL]:
-                now = gates.await_turn(now)
+                now = gates.await_start(now)
             lanes[1] = now
             words[WORD_RUN_SEQ] = sequence = sequence + 1
             states[index] = RUNNING
@@ -210,7 +210,7 @@ def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> F
     return FetchedEntry(index, place_of(entry_id, retried=retried), own, retried)
 
 
-def is_due(ran: int, waited: int, settling: int) -> bool:
+def must_settle_first(ran: int, waited: int, settling: int) -> bool:
     """Return True if finished runs must be settled before the next run. All in nanoseconds.
 
     `ran` is the time of the last run, `waited` the age of the oldest unsettled run, `settling` the

@@ -1,4 +1,4 @@
-"""One turn of a worker's loop, which serving and recovery share, and every wait of the loop.
+"""One turn of a worker's loop, which serving and recovery share, and its waits for events.
 
 A turn follows the supervisor's command, collects finished runs, starts ready entries, and settles
 due verdicts. `worker` adds the reads, `recovery` the pending entries.

@@ -113,7 +113,7 @@ class Verdicts:
         )
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
-    def dead_letter_crashed(self, entry: FetchedEntry, context: bytes) -> bool:
+    def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
         """Dead-letter a message that has killed its process too often, or is too large.
 
         `context` is that of its last crash.

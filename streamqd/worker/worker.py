@@ -1,7 +1,7 @@
 """A worker's lifecycle: boot, attach (pending entries run first), serve, leave.
 
-`WorkerProcess._serve` is the one loop for all executors. It shows the life of a message: read,
-WAITING, RUNNING, DONE or FAILED, settled.
+`WorkerLoop._serve` is the serving loop, the same for all executors. It shows the life of a
+message: read, WAITING, RUNNING, DONE or FAILED, settled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection
 
 
 class Step(enum.Enum):
-    """The next step of a worker's loop, see `WorkerProcess._next_step`."""
+    """The next step of a worker's loop, see `WorkerLoop._next_step`."""
 
     LIST_PENDING = enum.auto()
     RECLAIM = enum.auto()
@@ -39,7 +39,7 @@ class Step(enum.Enum):
     READ = enum.auto()
 
 
-class WorkerProcess:
+class WorkerLoop:
     """Handles one unit from its first connection to its exit. See `assembly` for the parts."""
 
     def __init__(self, hooks: Hooks, turns: Turns, recovery: Recovery) -> None:

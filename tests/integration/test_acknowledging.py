@@ -12,7 +12,7 @@ from streamqd.scoreboard import now_ns
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.worker.control_channel import ExitCode
-from streamqd.worker.runs import ACK_DELAY_NS, ACK_SHARE, QUICK_RUN_NS, is_due
+from streamqd.worker.runs import ACK_DELAY_NS, ACK_SHARE, QUICK_RUN_NS, must_settle_first
 from tests.contract.harness import Harness
 from tests.support import life as lives
 from tests.support.life import Life
@@ -38,7 +38,7 @@ NEAR, FAR = QUICK_RUN_NS // ACK_SHARE, 50 * MILLISECOND
 def test_when_an_end_is_settled_before_the_next_run(
     ran: int, waited: int, settling: int, *, due: bool
 ):
-    assert is_due(ran, waited, settling) is due
+    assert must_settle_first(ran, waited, settling) is due
 
 
 def many(messages: list[Message]) -> None:

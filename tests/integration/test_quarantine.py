@@ -25,7 +25,7 @@ from streamqd.worker import ExitCode
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.worker import WorkerProcess
+from streamqd.worker.worker import WorkerLoop
 from tests.contract.harness import Harness
 from tests.support import life as lives
 from tests.support.life import Life
@@ -57,7 +57,7 @@ def harness(harness: Harness) -> Harness:
     return harness
 
 
-def accused(harness: Harness, life: Life, **consumer: Any) -> WorkerProcess:
+def accused(harness: Harness, life: Life, **consumer: Any) -> WorkerLoop:
     """Make a worker that inherits the suspects of a lost round and runs each one alone."""
     harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0 m:3-0")
     return life.worker("t1", **consumer)

@@ -38,7 +38,7 @@ from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import Verdicts
-from streamqd.worker.worker import WorkerProcess
+from streamqd.worker.worker import WorkerLoop
 
 VARIABLE = "STRIKES"  # the environment variable that names the folder
 LOOK_SECONDS = 2.0  # longest time between two runs of a housekeeper task
@@ -217,7 +217,7 @@ def place() -> None:
     _around(Connection, "run_each", before=_calls_each, after=_called_each)
     _around(Fetcher, "send_round", before=_unsent, after=_sent)
     _around(Fetcher, "receive_round", after=_answered)
-    _around(WorkerProcess, "__init__", after=_know_own)
+    _around(WorkerLoop, "__init__", after=_know_own)
     _around_handler()
     _around(Settler, "begin_batch", after=lambda *_: reached("batch-posted"))
     _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
@@ -297,7 +297,7 @@ def _answered(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
         reached("fetch-answered")
 
 
-def _know_own(_none: None, worker: WorkerProcess, *_: object) -> None:
+def _know_own(_none: None, worker: WorkerLoop, *_: object) -> None:
     global _own
     _own = str(worker.unit.partition)
 

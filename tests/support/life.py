@@ -22,7 +22,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff, Lease
 from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
-from streamqd.worker import Assignment, WorkerProcess, assemble
+from streamqd.worker import Assignment, WorkerLoop, assemble
 from tests.contract.harness import UNIT
 from tests.support import users
 
@@ -67,13 +67,13 @@ class Life:
         cautious: bool = False,
         suspects: Suspects | None = None,
         **changed: Any,
-    ) -> WorkerProcess:
+    ) -> WorkerLoop:
         """Return a worker that has not started; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
         orders = Assignment(Lease(UNIT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
-    def run(self, worker: WorkerProcess, work: Work, patience: float = PATIENCE) -> int:
+    def run(self, worker: WorkerLoop, work: Work, patience: float = PATIENCE) -> int:
         """Run a worker until it exits, or for `patience` seconds; return its exit code."""
         self.slot.command = WorkerCommand.NONE
         timer = threading.Timer(patience, self.stop)
