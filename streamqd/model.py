@@ -139,12 +139,7 @@ class RetryPolicy:
     on_error: str = REQUEUE
 
 
-# --- the outcome of a handler run --------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    """The handler returned."""
+# --- the outcome of a failed run -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +178,10 @@ class ReleaseAsked:
     """The handler raised `Release`: it cannot handle the message now, whichever message it is."""
 
 
-Outcome = Succeeded | Failed | RetryAsked | DeadAsked | ReleaseAsked
+Outcome = Failed | RetryAsked | DeadAsked | ReleaseAsked
 
 
 # --- the verdict on the message -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The message is handled and will be acknowledged."""
 
 
 class RetryVerdict(NamedTuple):
@@ -225,4 +215,4 @@ class ReleaseVerdict:
     in_place: bool = False
 
 
-Verdict = Ack | RetryVerdict | DeadVerdict | ReleaseVerdict
+Verdict = RetryVerdict | DeadVerdict | ReleaseVerdict

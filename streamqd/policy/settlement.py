@@ -1,4 +1,4 @@
-"""Decide a message's next state from the outcome of its run. Pure: no Redis, no clock.
+"""Decide a message's next state from the outcome of its failed run. Pure: no Redis, no clock.
 
 Failed runs (`attempt`) and runs that crashed their process (`crashes`) are counted apart. A release
 (a drain, a rebalance) counts as neither. Limits count runs: with `max_attempts` 5 the fifth failure
@@ -14,7 +14,6 @@ from __future__ import annotations
 from streamqd.model import (
     BLOCK,
     HOLD_KEY,
-    Ack,
     DeadAsked,
     DeadVerdict,
     Failed,
@@ -24,7 +23,6 @@ from streamqd.model import (
     RetryAsked,
     RetryPolicy,
     RetryVerdict,
-    Succeeded,
     Verdict,
 )
 from streamqd.policy import backoff
@@ -41,13 +39,13 @@ def decide(
     keyed: bool = True,
     exempt: bool = False,
 ) -> Verdict:
-    """Return the verdict on a message whose run number `attempt` (from 1) ended with `outcome`.
+    """Return the verdict on a message whose run number `attempt` (from 1) failed with `outcome`.
 
     `crashes` counts the crashes charged to the message. `age` is in seconds since its first write.
     `jitter` is a random number from 0 to 1. `keyed`: the message has a key. `exempt`: a guard
     blames a dependency of the handler for the failure, not the message.
 
-    1. A success is acknowledged, `Dead` is dead-lettered, and a release changes nothing.
+    1. `Dead` is dead-lettered, and a release changes nothing.
     2. A failure whose class the policy does not retry is dead-lettered. `Retry` skips this rule.
     3. A message at a limit is dead-lettered: attempts, then crashes, then age.
     4. Any other message is retried, after the delay of `Retry` or the policy's backoff.
@@ -55,8 +53,6 @@ def decide(
     6. `waits_in_place` decides where the message waits, after a release too.
     """
     match outcome:
-        case Succeeded():
-            return Ack()
         case DeadAsked():
             return DeadVerdict(outcome.reason)
         case ReleaseAsked():

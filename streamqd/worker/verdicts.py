@@ -14,7 +14,6 @@ from random import random
 from streamqd import handlers, logs
 from streamqd.message import Message
 from streamqd.model import (
-    Ack,
     DeadAsked,
     Failed,
     Outcome,
@@ -209,7 +208,6 @@ class Verdicts:
             else:
                 self._fail(entry, verdict.delay, fields)
             return verdict.in_place
-        assert not isinstance(verdict, Ack)
         self._judge(self._look_closer, judged)
         self._observe(entry, judged, outcome, "dead")
         if self._delivery.unit.reads_dead_letters:

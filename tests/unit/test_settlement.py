@@ -14,7 +14,6 @@ from streamqd.model import (
     BLOCK,
     HOLD_KEY,
     REQUEUE,
-    Ack,
     Backoff,
     DeadAsked,
     DeadVerdict,
@@ -25,7 +24,6 @@ from streamqd.model import (
     RetryAsked,
     RetryPolicy,
     RetryVerdict,
-    Succeeded,
     Verdict,
 )
 from streamqd.policy.settlement import before_run, decide
@@ -54,7 +52,6 @@ def verdict(
 # --- the table: every outcome with every attempt, crash count and age -----------------------------
 
 OUTCOMES: dict[str, Outcome] = {
-    "succeeded": Succeeded(),
     "failed": FAILED,
     "timed out": TIMED_OUT,
     "retry": RetryAsked(None, FAILED),
@@ -68,8 +65,6 @@ WAITS = {1: 1.0, 2: 2.0, 3: 4.0, 4: 8.0}
 
 def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
     """Return the verdict that the documentation promises, read line by line."""
-    if name == "succeeded":
-        return Ack()
     if name in ("dead", "undecodable"):
         return DeadVerdict(name)
     if name == "release":
@@ -220,7 +215,6 @@ def test_retried_message_waits_in_the_place_of_on_error(outcome: Outcome) -> Non
 @pytest.mark.parametrize("on_error", [REQUEUE, BLOCK, HOLD_KEY])
 def test_nothing_else_depends_on_on_error(on_error: str) -> None:
     policy = dataclasses.replace(POLICY, on_error=on_error)
-    assert verdict(Succeeded(), policy=policy) == Ack()
     assert verdict(ReleaseAsked(), policy=policy) == ReleaseVerdict(on_error != REQUEUE)
     assert verdict(DeadAsked("dead", FAILED), policy=policy) == DeadVerdict("dead")
     assert verdict(FAILED, attempt=5, policy=policy) == DeadVerdict("attempts")
@@ -275,7 +269,6 @@ def test_verdict_always_has_a_known_reason(
     outcome: Outcome, attempt: int, crashes: int, age: float, policy: RetryPolicy, jitter: float
 ) -> None:
     found = verdict(outcome, attempt, crashes, age, policy, jitter)
-    assert (found == Ack()) == (outcome == Succeeded())
     if isinstance(found, RetryVerdict | ReleaseVerdict):
         assert found.in_place == (policy.on_error != REQUEUE)
     if isinstance(found, RetryVerdict):
