@@ -2,7 +2,8 @@
 
 A state machine without I/O. `intent` returns the next call to Redis and `answered` takes the reply.
 `startable` is true if a worker should be forked, and `ended` takes the exit of its process.
-Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless.
+Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless. Only
+the cause of a crash is lost if the supervisor dies too, before the reply to a refence.
 
     FREE ── take ──► ACQUIRING ── OK ──► HELD ── process exits ─────► REFENCING ── OK ──► HELD
                          │                │                                │ (new token)
@@ -182,7 +183,9 @@ class PartitionState:
         new_token = found.next_token or secrets.token_hex(16)
         self.step = Refencing(new_token, found.done, resumed=found)
         if len(found.running) == 1:
-            context = json.dumps({"what": "the death of its supervisor"}).encode()
+            # The cause of a refence in progress is unknown: its worker died before the supervisor.
+            what = {} if found.next_token else {"what": "the death of its supervisor"}
+            context = json.dumps(what).encode()
             self.step = replace(self.step, charged=found.running[0], context=context)
         else:
             self._suspect(found.running)
