@@ -104,6 +104,11 @@ class Acquired(NamedTuple):
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
+def refenced_epoch(reply: Reply) -> int:
+    """Return the new epoch from the OK of a refence."""
+    return untrusted.integer(reply.rest[0], FENCE, "epoch")
+
+
 class LeaseView(NamedTuple):
     """Fence and lease, read together. For information: it decides nothing."""
 

@@ -251,8 +251,9 @@ class PartitionState:
             self.step = Free()
             self._drop_token()
             return ""
+        epoch = leases.Acquired.parse(reply).epoch  # before any change: it may be unreadable
         self.step = Held()
-        self.lease = self.lease._replace(epoch=int(reply.rest[0]))
+        self.lease = self.lease._replace(epoch=epoch)
         resumed = acquisition.resumed
         if resumed is not None:
             new_token = secrets.token_hex(16)
@@ -275,12 +276,13 @@ class PartitionState:
             self.slot.state = WorkerState.BOOTING  # the fork of its process follows
 
     def _refenced(self, refence: Refencing, reply: Reply, now: float) -> str:
+        epoch = leases.refenced_epoch(reply) if reply.word == "OK" else 0
         # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()
         if reply.word != "OK":
             self.become_free()
             return "lost"
-        self.lease = Lease(self.unit, refence.new_token, int(reply.rest[0]))
+        self.lease = Lease(self.unit, refence.new_token, epoch)
         if refence.release_after:
             self.slot.forget_lease()
         else:

@@ -11,8 +11,8 @@ import signal
 import pytest
 
 from streamqd.config import Consumer, Daemon
-from streamqd.errors import RedisRefused
-from streamqd.model import Unit
+from streamqd.errors import BadValue, RedisRefused
+from streamqd.model import Lease, Unit
 from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, WAITING, Scoreboard, WorkerState
@@ -20,7 +20,9 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.running_worker import Kill, RunningWorker
+from streamqd.supervisor.scoreboard_file import ResumablePartition
 from streamqd.worker import ExitCode
+from streamqd.worker.dead_letters import crash_fields
 
 UNIT = Unit("access", 0, "hits")
 PLACES = [b"m:1-0", b"m:2-0", b"r:2-0", b"m:3-0"]
@@ -116,7 +118,7 @@ def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
 @pytest.mark.parametrize("word", ["OK", "MINE"])
 def test_taken_now_or_by_a_call_whose_reply_was_lost(driver: StateDriver, word: str):
     driver.holding.take(seen_epoch=5)
-    assert driver.answer(word, b"1763640000000", 0) == "acquired"
+    assert driver.answer(word, b"1763640000000", 0, b"") == "acquired"
     assert driver.holding.phase is Phase.HELD
     assert driver.holding.owned
     assert driver.holding.lease.epoch == driver.slot.epoch == 1763640000000
@@ -124,6 +126,40 @@ def test_taken_now_or_by_a_call_whose_reply_was_lost(driver: StateDriver, word: 
     assert driver.wish() is None
     assert not driver.holding.startable, "the groups come first"
     assert driver.holding.wants_exchange
+
+
+@pytest.mark.parametrize("epoch", [b"x", [b"7"], None])
+def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
+    """The call is repeated, or the assignment given up as if it was not answered."""
+    driver.holding.take(seen_epoch=5)
+    with pytest.raises((BadValue, ValueError, TypeError)):
+        driver.answer("OK", epoch, 0, b"")
+    assert driver.holding.phase is Phase.ACQUIRING
+    driver.answer("OK", b"7", 0, b"")
+    driver.run().mark(DONE, RUNNING, WAITING, WAITING).holding.ended(KILLED)
+    before = driver.wish()
+    with pytest.raises((BadValue, ValueError, TypeError)):
+        driver.answer("OK", epoch)
+    assert driver.holding.phase is Phase.REFENCING
+    assert driver.wish() == before
+
+
+@pytest.mark.parametrize(
+    ("next_token", "what"),
+    [("", "the death of its supervisor"), ("begun", "an unknown cause")],
+    ids=["no refence", "a refence in progress"],
+)
+def test_resumed_charge_names_a_cause_only_if_known(
+    driver: StateDriver, next_token: str, what: str
+):
+    """A worker that died before the supervisor died of something else."""
+    lease = Lease(driver.holding.unit, "old", 7)
+    found = ResumablePartition(lease, next_token, [], [PLACES[0]])
+    driver.holding.resume(found, alone=True)
+    assert driver.argument("charged") == PLACES[0]
+    context = driver.argument("context")
+    assert isinstance(context, bytes)
+    assert crash_fields(context)[0] == what
 
 
 @pytest.mark.parametrize(
