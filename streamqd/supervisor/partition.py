@@ -57,11 +57,17 @@ class Phase(enum.Enum):
 class Blame(NamedTuple):
     """The messages that may have caused the exit of a process.
 
-    `charged` is the only one of the `suspects`, or None. `orderly` is True if the process exited
-    as planned or the supervisor killed it.
+    `charged` is the only one of the `suspects`, or None.
+
+    | Exit                            | `expected` | `crashed` | `suspects`                  |
+    | planned                         | yes        | no        | none                        |
+    | killed: hard limit              | yes        | yes       | messages of the killed run  |
+    | killed: boot time, stalled      | yes        | yes       | none                        |
+    | killed for another reason       | yes        | no        | none                        |
+    | any other                       | no         | yes       | messages that ran           |
     """
 
-    orderly: bool
+    expected: bool
     crashed: bool
     suspects: list[bytes]
     charged: bytes | None
@@ -329,7 +335,7 @@ class PartitionState:
             self._count_crash(exit_, worker.kill)
         if worker.stop_reason == "recycle" and not worker.has_recycled:
             self.slot.add("recycled")
-        self._follow_on(exit_, worker, refence, orderly=blame.orderly)
+        self._follow_on(exit_, worker, refence, expected=blame.expected)
         lost = held and isinstance(self.step, Free)
         self.pace = self.pace_of(now)
         self.worker = None
@@ -345,15 +351,15 @@ class PartitionState:
         """Judge the exit of the process by its code, its kill and the running messages."""
         # A handler can exit with any code. A worker that exits as planned turns quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
-        unordered = kill is None and not (quiet and exit_.code in ORDERLY)
-        suspects = batch.running if unordered else []
+        unexpected = kill is None and not (quiet and exit_.code in ORDERLY)
+        suspects = batch.running if unexpected else []
         if kill is not None and kill.reason == "hard-limit":
             # Only messages of the killed run are suspects: none if that run has finished.
             suspects = self.slot.running_in(kill.run_seq)
         # Several suspects: none is charged. The next process runs them in smaller rounds.
         charged = suspects[0] if len(suspects) == 1 else None
-        crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
-        return Blame(not unordered, crashed, suspects, charged)
+        crashed = unexpected or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
+        return Blame(not unexpected, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
         """Note the suspects, which the next process runs in rounds. `idle`: no message ran."""
@@ -361,7 +367,7 @@ class PartitionState:
             self.suspects = {}  # all have run without a crash
         if blame.crashed and blame.suspects:
             self._suspect(blame.suspects)
-        if not blame.orderly and idle:
+        if not blame.expected and idle:
             self.uncharged += 1
         elif blame.charged is not None or not blame.crashed:
             self.uncharged = 0
@@ -470,15 +476,15 @@ class PartitionState:
         self.slot.pid = child.pid
 
     def _follow_on(
-        self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, orderly: bool
+        self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, expected: bool
     ) -> None:
         """Plan the call that follows the exit of the process, mostly `refence`."""
         if not isinstance(self.step, Held):
             return  # the lease was lost while the process ran, so its token settles no message
-        if orderly and exit_.code == ExitCode.FENCED:
+        if expected and exit_.code == ExitCode.FENCED:
             self.become_free()
             return
-        if orderly and exit_.code == ExitCode.NO_GROUP:
+        if expected and exit_.code == ExitCode.NO_GROUP:
             self.groups_ready = False
         leaving = worker.stop_reason in ("shed", "drain")
         if leaving and not refence.done and refence.charged is None and worker.kill is None:

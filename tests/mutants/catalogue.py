@@ -459,7 +459,7 @@ LIMITS = (
         "a drain that counts as a crash",
         "a message is not charged when the daemon stops its worker",
         "streamqd/supervisor/partition.py",
-        ("unordered = kill is None and not (", "unordered = not ("),
+        ("unexpected = kill is None and not (", "unexpected = not ("),
         tests={
             "unit/test_holding.py": "test_ordered_kill_charges_nothing",
             "unit/test_mutant_gaps.py": ("test_drain_deadline_kills_without_a_charge"),
