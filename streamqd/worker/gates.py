@@ -20,7 +20,7 @@ class Gate(Protocol):
         """Return for how long `runs` may not start, 0 for now. No I/O."""
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start next to `running` others. It must start then."""
+        """Return True if a run may start next to `running` others."""
 
     @property
     def one_by_one(self) -> bool:
@@ -54,7 +54,7 @@ class Gates:
         return 0
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start next to `running` others. It must start then."""
+        """Return True if a run may start next to `running` others."""
         if self.held_ns(now_ns()):
             return False
         return all(gate.admits(running) for gate in self._gates)

@@ -161,15 +161,12 @@ class Guards:
         return self._circuit.state is not CircuitState.CLOSED
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start next to `running` others. It may be a probe."""
+        """Return True if a run may start next to `running` others."""
         if not running:
             self.look()
         if not self.probing:
             return True
-        if running or self._seconds():
-            return False
-        self._probe()
-        return True
+        return not (running or self._seconds())
 
     @property
     def one_by_one(self) -> bool:
@@ -178,7 +175,7 @@ class Guards:
         return self.probing
 
     def await_open(self, now: int, _runs: int = 1) -> int:
-        """Wait, with no active run, until a run may start, as a probe if necessary.
+        """Wait, with no active run, until a run may start.
 
         Returns that instant. Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """
@@ -190,14 +187,12 @@ class Guards:
         while left := self._seconds():
             self._settler.flush()
             self._channel.sleep(left, self._slot.unfinished)
-        self._probe()
         return now_ns()
 
-    def started(self, _now: int, _runs: int = 1) -> None:
-        """Do nothing: a start that is a probe is noted when it is admitted."""
-
-    def _probe(self) -> None:
-        """Make the next run a probe."""
+    def started(self, _at: int, _runs: int = 1) -> None:
+        """Make the run that starts a probe, unless the circuit is closed or about to close."""
+        if not self.probing or self._probe_succeeded:
+            return
         self._circuit.probe(_now())
         self._keep_circuit()
         self._probe_from = self._successes

@@ -15,11 +15,12 @@ from streamqd.config.consumers import Breaker, FloodGuard
 from streamqd.handlers import Dead
 from streamqd.idle_reason import Wait
 from streamqd.message import Message
-from streamqd.model import Backoff
+from streamqd.model import Backoff, Failed
 from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
 from streamqd.store import directives, messages
 from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
+from streamqd.worker.guards import guards_of
 from tests.contract.harness import UNIT, Harness
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy, Trigger
@@ -270,6 +271,24 @@ def test_circuit_probe_waits_for_earlier_runs(
     assert seen == [(Wait.OPEN, 4)]
     assert waits.read().opened == 1
     assert slot.counter("acked") == 20
+
+
+def test_circuit_is_not_probed_by_a_question(life: Life, slot: WorkerSlot):
+    """Quarantine and lanes ask more often than they start a run."""
+    worker = life.worker("t1", **OPENS | {"breaker": replace(BREAKER, probe_every=1e-9)})
+    guards = guards_of(worker.context)
+    assert guards is not None
+    down = Failed("ConnectionError", "", "", ("ConnectionError",))
+    for number in range(3):
+        message = Message(worker.context.delivery, f"{number + 1}-0".encode(), [], retried=False)
+        assert guards.exempts(down, message)
+    wait_until(lambda: guards.admits(0), what="a probe is due")
+    assert guards.admits(0)
+    guards.await_open(now_ns())
+    assert slot.waits.read().kind is Wait.OPEN
+    guards.started(now_ns())
+    assert slot.waits.read().kind is Wait.PROBING
+    assert not guards.admits(1)
 
 
 @pytest.mark.parametrize("kind", [ONE, BATCH], ids=["one at a time", "batches"])
