@@ -12,7 +12,14 @@ from types import MappingProxyType
 
 from streamqd import logs
 from streamqd.config import Consumer, Settings, Topic
-from streamqd.errors import BadValue, ConfigError, RedisRefused, RefusalKind
+from streamqd.errors import (
+    BadValue,
+    ConfigError,
+    ContractError,
+    RedisRefused,
+    RedisUnavailable,
+    RefusalKind,
+)
 from streamqd.model import Unit
 from streamqd.scoreboard import SLOT_COUNT
 from streamqd.store import key_types, messages, topics
@@ -189,9 +196,17 @@ def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool
     whole = True
     for first in range(0, count, 256):
         batch = units[first : first + 256]
-        replies = store.run_many([messages.ensure_group(store.keys, unit, start) for unit in batch])
-        for unit, reply in zip(batch, replies, strict=True):
-            if isinstance(reply, RedisRefused):
+        calls = [messages.ensure_group(store.keys, unit, start) for unit in batch]
+        for unit, reply in zip(batch, store.run_each(calls), strict=True):
+            if isinstance(reply, RedisUnavailable):
+                raise reply
+            if isinstance(reply, ContractError):
+                # The supervisor asks again when it owns the unit, and leaves only that unit alone.
+                logs.event(
+                    "redis.refused", logging.ERROR, request="group", error=str(reply), unit=unit
+                )
+                whole = False
+            elif isinstance(reply, RedisRefused):
                 _set_aside(reply, unit=unit)
                 whole = False
             elif not new and log_restored(unit, reply):

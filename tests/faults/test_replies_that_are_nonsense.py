@@ -92,6 +92,20 @@ def test_nonsense_of_a_lease_script_gives_one_assignment_up(
         assert daemon.stop() == 0
 
 
+def test_nonsense_about_a_group_does_not_stop_the_start(make: Make, proxy: FaultProxy):
+    """The group of one partition cannot be created. The others start."""
+    forged = forge(proxy, UNKNOWN_WORD, "group_ensure", partition=VICTIM.partition)
+    with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
+        others_work(daemon)
+        given_up = daemon.wait_event("assignment.given_up")
+        assert given_up["partition"] == VICTIM.partition
+        pids = other_pids(daemon)
+        forged.disarm()
+        victim_works(daemon)
+        assert other_pids(daemon) == pids
+        assert daemon.stop() == 0
+
+
 @pytest.mark.parametrize("reply", [UNKNOWN_WORD, NO_VALUES, WRONG_TYPES, NOT_A_LIST])
 def test_nonsense_of_the_heartbeat_stops_no_worker(make: Make, proxy: FaultProxy, reply: bytes):
     """It belongs to no assignment. The instance keeps its last view of the fleet."""
