@@ -49,8 +49,11 @@ def main() -> int:
 
 def _run(soak: Soak) -> bool:
     """Run one soak. Return True if it failed."""
-    defaults = {soak.variable: str(soak.amount), "RESULT": str(RESULTS / soak.result)}
     given = {name: text for name, text in os.environ.items() if text}
+    # A soak on an object store has a result of its own.
+    file = Path(soak.result)
+    result = file.with_stem(f"{file.stem}-{given['STORE']}") if "STORE" in given else file
+    defaults = {soak.variable: str(soak.amount), "RESULT": str(RESULTS / result)}
     more = shlex.split(os.environ.get("PYTEST_ARGS", ""))
     command = [sys.executable, "-m", "pytest", "-s", f"tests/soak/{soak.file}", *more]
     return subprocess.run(command, cwd=ROOT, env=defaults | given).returncode != 0

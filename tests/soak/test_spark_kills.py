@@ -3,8 +3,9 @@
 The pipelines are an archive with its parsed tables, a query between two topics, and a replay of the
 archive. The number of cores changes with every run. After every kill, an independent checker
 (tests/support/row_ledger.py) finds no lost and no duplicate row. Skipped unless KILLS sets the
-number of kills: `make soak NAME=spark`. With STORE=s3, the archive is in a bucket. SEED repeats the
-random choices. RESULT names the result file.
+number of kills: `make soak NAME=spark`. With STORE=s3, the archive is in a bucket. ROWS is the
+minimum number of rows of the archived topic. SEED repeats the random choices. RESULT names the
+result file.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("KILLS") or "20")
 STORE = os.environ.get("STORE", "disk")
+ROWS = int(os.environ.get("ROWS") or "0")
 SEED = int(os.environ.get("SEED") or secrets.randbelow(1 << 32))
 PARTITIONS = 3
-PATIENCE = 300
+PATIENCE = 900
 STOPPED = 1  # exit code of a pipeline that Spark could not finish
 MARK = "STREAMQD_SOAK"  # in the environment of all processes of this test
 # The process to kill. For the driver: its Python process alone, or all of its processes.
@@ -103,6 +105,8 @@ class Soak:
             row_ledger.Producer(self.client, name, PARTITIONS, file, SEED)
             for name, file in self.ledgers.items()
         ]
+        self.most = 4_000
+        self.known = row_ledger.Known()
         self.trimmed = 0
         self.home = spark_process.spark_home(folder)
         self._cores: dict[str, int] = {}
@@ -111,9 +115,19 @@ class Soak:
         command = [sys.executable, "-m", "streamqd", "--config", str(self.config), *arguments]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
 
-    def add(self, most: int = 4_000) -> None:
-        for each in self.producers:
-            each.write(self.chance.randrange(most // 4, most))
+    def add(self, most: int = 0) -> None:
+        """Add rows to both topics: up to `most`, or as many as are planned."""
+        for each, planned in zip(self.producers, (self.most, 4_000), strict=True):
+            each.write(self.chance.randrange((most or planned) // 4, most or planned))
+
+    def plan(self, runs: int) -> None:
+        """Set the rows of the next run, to reach ROWS evenly in this number of runs."""
+        left = ROWS - self.producers[0].written
+        self.most = max(4_000, 8 * left // (5 * max(1, runs)))  # `add` writes 5/8 on average
+
+    def complete(self) -> None:
+        """Add the rows that are left to ROWS."""
+        self.producers[0].write(ROWS - self.producers[0].written)
 
     def trim(self) -> None:
         """Trim some partitions up to the position that is marked as archived in Redis."""
@@ -127,26 +141,29 @@ class Soak:
 
     def check(self, *, whole: bool = False) -> None:
         """Check that no row is lost or duplicated. `whole`: each row must be in every table."""
+        if whole:
+            self.known = row_ledger.Known()
+        known, client = self.known, self.client
         logs, orders = map(row_ledger.read_ledger, self.ledgers.values())
-        table = row_ledger.in_table(self.table)
-        stream = row_ledger.in_stream(self.client, "logs", PARTITIONS)
-        names = [row_ledger.told(self.client, "logs", number) for number in range(PARTITIONS)]
+        table = row_ledger.in_table(self.table, known)
+        stream = row_ledger.in_stream(client, "logs", PARTITIONS, known)
+        names = [row_ledger.told(client, "logs", number) for number in range(PARTITIONS)]
         told = [row_ledger.order(name) for name in names]
-        known = Counter(
+        archived = Counter(
             row for row in logs.elements() if row_ledger.order(row.id) <= told[row.partition]
         )
         fits, does_not = row_ledger.read_parsed(self.ledgers["logs"])
-        parsed = row_ledger.in_parsed(f"{self.archive}/parsed/logs")
-        quarantine = row_ledger.in_quarantine(f"{self.archive}/quarantine/logs")
-        copied = row_ledger.in_stream(self.client, copy_job.TARGET, PARTITIONS)
+        parsed = row_ledger.in_parsed(f"{self.archive}/parsed/logs", known)
+        quarantine = row_ledger.in_quarantine(f"{self.archive}/quarantine/logs", known)
+        copied = row_ledger.in_stream(client, copy_job.TARGET, PARTITIONS, known)
         copies = Counter(row.content for row in copied.elements())
         ordered = Counter(row.content for row in orders.elements())
         origins = Counter((f"logs/{row.partition}/{row.id}", row.content) for row in logs)
-        replayed = row_ledger.replayed(self.client, "again", PARTITIONS)
+        replayed = row_ledger.replayed(client, "again", PARTITIONS, known)
         faults = [
             *row_ledger.faults("archive", table, logs, whole=whole),
             *row_ledger.faults("archive and stream", table | stream, logs, whole=True),
-            *row_ledger.faults("what Redis was told", table & known, known, whole=True),
+            *row_ledger.faults("what Redis was told", table & archived, archived, whole=True),
             *row_ledger.faults("parsed", parsed, fits, whole=whole),
             *row_ledger.faults("quarantine", quarantine, does_not, whole=whole),
             *row_ledger.faults("sink", copies, ordered, whole=whole),
@@ -158,8 +175,9 @@ class Soak:
 
     def command(self, work: str) -> list[str]:
         tier = self.chance.choice(("all", "cold"))
+        batch = str(max(1000, self.most // 16))
         given = {
-            "archive": ["archive", "--topic", "logs", "--batch-rows", "1000"],
+            "archive": ["archive", "--topic", "logs", "--batch-rows", batch],
             "parsed": ["archive", "--topic", "logs"],
             "sink": ["run", "tests.support.copy_job:copy", "--checkpoints", str(self.folder / "c")],
             "replay": ["replay", "logs", "--to", "again", "--name", "again", "--from", tier],
@@ -290,7 +308,7 @@ def test_killed_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     need_spark()
-    print(f"\nKILLS={KILLS} STORE={STORE} SEED={SEED}", flush=True)
+    print(f"\nKILLS={KILLS} STORE={STORE} ROWS={ROWS} SEED={SEED}", flush=True)
     with contextlib.ExitStack() as stack:
         # Before the mark, because the server stays until the end.
         store = stack.enter_context(BucketServer()) if STORE == "s3" else None
@@ -308,10 +326,12 @@ def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None
     soak.chance.shuffle(wanted)
     kills: list[Kill] = []
     runs = 0
+    soak.plan(1 + len(wanted))
     soak.add()
     soak.finish("archive")  # a replay needs one
     while wanted:
         runs += 1
+        soak.plan(len(wanted))
         soak.add()
         work, kind = wanted.pop()
         killed = soak.kill(work, kind)
@@ -326,6 +346,7 @@ def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None
         print(f"{told}, {time.monotonic() - began:.0f} s: {killed}", flush=True)
     # The processes of a killed driver exit without help.
     wait_until(lambda: not list(marked(mark)), timeout=60, every=0.2, what="no process is left")
+    soak.complete()
     for work in STRIKES:
         soak.finish(work)
     soak.check(whole=True)
@@ -362,7 +383,7 @@ def _write_result(soak: Soak, server: Server, kills: list[Kill], runs: int, seco
         " the parsed table and its quarantine, in the target of a streaming query and in that of a"
         " replay; at the end each row once in each of them, and in Spark's answer over archive and"
         " stream; no process is left",
-        "command": f"make soak NAME=spark STORE={STORE} KILLS={KILLS} SEED={SEED}",
+        "command": f"make soak NAME=spark STORE={STORE} ROWS={ROWS} KILLS={KILLS} SEED={SEED}",
         "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
         "seed": SEED,
         "kills": len(kills),

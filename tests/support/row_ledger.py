@@ -11,6 +11,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,53 +133,112 @@ def _number(payload: bytes) -> int | None:
 # --- tables and topics ----------------------------------------------------------------------------
 
 
-def in_table(folder: str) -> Counter[Row]:
+class Sent(NamedTuple):
+    """A message of a topic: a digest of its content, and the entry that it replays, or ''."""
+
+    content: str
+    origin: str
+
+
+@dataclass
+class Known:
+    """The rows of files and the entries that were read before, as neither ever changes.
+
+    They are not decoded again. But the files of a table, the rows in each of them, and the number
+    of entries are read each time. A new instance makes everything be read again.
+    """
+
+    files: dict[str, dict[str, Counter[Any]]] = field(default_factory=dict)  # of each table
+    entries: dict[str, dict[str, Sent]] = field(default_factory=dict)  # of each stream, by ids
+
+
+def in_table(folder: str, known: Known | None = None) -> Counter[Row]:
     """Return the rows in a topic's Delta table, empty if there is no table."""
-    found: Counter[Row] = Counter()
-    for row in _rows(folder, "partition", "id", "value", "key", "headers", "fields"):
-        headers = {each["key"]: each["value"] for each in row["headers"] or ()}
-        content = digest(row["value"], row["key"], headers, dict(row["fields"] or ()))
-        found[Row(row["partition"], row["id"], content)] += 1
-    return found
+    names = ("partition", "id", "value", "key", "headers", "fields")
+    return _rows(folder, names, _of_table, known or Known())
 
 
-def in_parsed(folder: str) -> Counter[Parsed]:
+def _of_table(row: Mapping[str, Any]) -> Row:
+    headers = {each["key"]: each["value"] for each in row["headers"] or ()}
+    content = digest(row["value"], row["key"], headers, dict(row["fields"] or ()))
+    return Row(row["partition"], row["id"], content)
+
+
+def in_parsed(folder: str, known: Known | None = None) -> Counter[Parsed]:
     """Return the rows in the parsed table of a topic."""
     names = ("entry_partition", "entry_id", "number")
-    return Counter(Parsed(*(row[name] for name in names)) for row in _rows(folder, *names))
+    return _rows(folder, names, _of_parsed, known or Known())
 
 
-def in_quarantine(folder: str) -> Counter[Parsed]:
+def _of_parsed(row: Mapping[str, Any]) -> Parsed:
+    return Parsed(row["entry_partition"], row["entry_id"], row["number"])
+
+
+def in_quarantine(folder: str, known: Known | None = None) -> Counter[Parsed]:
     """Return the rows in the quarantine of a topic."""
     names = ("partition", "id", "value")
-    return Counter(
-        Parsed(row["partition"], row["id"], _number(row["value"])) for row in _rows(folder, *names)
-    )
+    return _rows(folder, names, _of_quarantine, known or Known())
 
 
-def _rows(folder: str, *names: str) -> Iterator[dict[str, Any]]:
-    if DeltaTable.is_deltatable(folder):
-        for batch in DeltaTable(folder).to_pyarrow_dataset().to_batches(columns=[*names]):
-            yield from batch.to_pylist()
+def _of_quarantine(row: Mapping[str, Any]) -> Parsed:
+    return Parsed(row["partition"], row["id"], _number(row["value"]))
 
 
-def in_stream(client: redis.Redis, topic: str, partitions: int) -> Counter[Row]:
-    """Return the rows of a topic in Redis."""
-    return Counter(
-        Row(partition, name, _of_entry(entry)[0])
-        for partition in range(partitions)
-        for name, entry in _entries(client, stream(topic, partition))
-    )
-
-
-def replayed(client: redis.Redis, topic: str, partitions: int) -> Counter[tuple[str, str]]:
-    """Return the original entry ids named by the messages of a topic, with their content."""
-    found: Counter[tuple[str, str]] = Counter()
-    for partition in range(partitions):
-        for _, entry in _entries(client, stream(topic, partition)):
-            content, origin = _of_entry(entry)
-            found[origin, content] += 1
+def _rows(
+    folder: str, names: Iterable[str], made: Callable[[Mapping[str, Any]], Any], known: Known
+) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    if not DeltaTable.is_deltatable(folder):
+        return found
+    before, now = known.files.get(folder, {}), dict[str, Counter[Any]]()
+    data = DeltaTable(folder).to_pyarrow_dataset()
+    for file in data.get_fragments():
+        rows = before.get(file.path)
+        if rows is None or rows.total() != file.count_rows():
+            batches = file.to_batches(schema=data.schema, columns=[*names])
+            rows = Counter(made(row) for batch in batches for row in batch.to_pylist())
+        now[file.path] = rows
+        found.update(rows)
+    known.files[folder] = now
     return found
+
+
+def in_stream(
+    client: redis.Redis, topic: str, partitions: int, known: Known | None = None
+) -> Counter[Row]:
+    """Return the rows of a topic in Redis."""
+    known = known or Known()
+    return Counter(
+        Row(partition, name, sent.content)
+        for partition in range(partitions)
+        for name, sent in _sent(client, stream(topic, partition), known).items()
+    )
+
+
+def replayed(
+    client: redis.Redis, topic: str, partitions: int, known: Known | None = None
+) -> Counter[tuple[str, str]]:
+    """Return the original entry ids named by the messages of a topic, with their content."""
+    known = known or Known()
+    return Counter(
+        (sent.origin, sent.content)
+        for partition in range(partitions)
+        for sent in _sent(client, stream(topic, partition), known).values()
+    )
+
+
+def _sent(client: redis.Redis, key: str, known: Known) -> dict[str, Sent]:
+    """Return the messages of a stream by their ids. It may be trimmed, and have new entries."""
+    first = next(iter(_page(client, key, "-", 1)), None)
+    start = (0, 0) if first is None else order(first[0].decode())
+    kept = {name: sent for name, sent in known.entries.get(key, {}).items() if order(name) >= start}
+    for begin in (f"({next(reversed(kept))}" if kept else "-", "-"):
+        kept |= {name: _of_entry(entry) for name, entry in _entries(client, key, begin)}
+        if len(kept) == client.xlen(key):
+            break
+        kept = {}  # entries were deleted
+    known.entries[key] = kept
+    return kept
 
 
 def told(client: redis.Redis, topic: str, partition: int) -> str:
@@ -193,20 +253,21 @@ def order(name: str) -> tuple[int, int]:
     return int(ms), int(seq)
 
 
-def _entries(client: redis.Redis, key: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
-    start = "-"
-    while found := _page(client, key, start):
+def _entries(client: redis.Redis, key: str, start: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+    while found := _page(client, key, start, PAGE):
         for name, entry in found:
             yield name.decode(), entry
         start = f"({found[-1][0].decode()}"
 
 
-def _page(client: redis.Redis, key: str, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    found: Any = client.xrange(key, start, "+", count=PAGE)
+def _page(
+    client: redis.Redis, key: str, start: str, most: int
+) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    found: Any = client.xrange(key, start, "+", count=most)
     return list(found)
 
 
-def _of_entry(entry: Mapping[bytes, bytes]) -> tuple[str, str]:
+def _of_entry(entry: Mapping[bytes, bytes]) -> Sent:
     """Return the digest of an entry, and the id of the entry that it replays, or ''."""
     fields = {name.decode(): part for name, part in entry.items()}
     value, key = fields.pop("payload", b""), fields.pop("key", None)
@@ -214,7 +275,7 @@ def _of_entry(entry: Mapping[bytes, bytes]) -> tuple[str, str]:
         name: text.encode() for name, text in json.loads(fields.pop("headers", b"{}")).items()
     }
     origin = headers.pop(REPLAY_OF, b"").decode()
-    return digest(value, key, headers, fields), origin
+    return Sent(digest(value, key, headers, fields), origin)
 
 
 # --- faults ---------------------------------------------------------------------------------------
