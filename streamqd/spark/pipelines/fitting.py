@@ -136,7 +136,7 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
         if form in UNITS:
             time = _of_unit(raw, UNITS[form])
         else:
-            time = f.try_to_timestamp(raw, f.lit(form)).cast(each.dataType)
+            time = _of_pattern(raw, form, each.dataType)
             why = f.coalesce(why, f.when(raw.isNotNull() & time.isNull(), raw))
         found = found.withField(f"`{each.name}`", time)
     return found.withField(BAD, why) if forms else found
@@ -150,6 +150,22 @@ def _of_unit(number: Column, factor: int) -> Column:
     us = number.try_cast("decimal(27,9)") * f.lit(factor).cast("decimal(7,0)")
     beyond = f.signum(number.cast("double")).cast("bigint") * f.lit(BEYOND_US)
     return f.timestamp_micros(f.when(f.abs(number) < limit, us.cast("bigint")).otherwise(beyond))
+def _of_pattern(text: Column, pattern: str, kind: DataType) -> Column:
+    """Return the time of a text in the form of a pattern, null for another text.
+
+    The reader of JSON has the zone as an option. Other functions use the zone of the session.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructField, StructType, TimestampType
+
+    options = {"timestampFormat": pattern, "timeZone": "UTC"}
+    one = StructType([StructField("at", TimestampType())])
+    time = f.from_json(f.to_json(f.struct(text.alias("at"))), one, options).getField("at")
+    if kind.typeName() == "date":
+        return f.date_from_unix_date(_day(time, TimestampType()))
+    return time
+
+
 
 
 def _day(value: Column, kind: DataType) -> Column:
