@@ -11,7 +11,10 @@ _TIME = Shape(
     re.compile(r"\w[\w-]*\s+\S.*"),
     'write a column and a unit or a pattern, such as "at milliseconds" or "at dd/MM/yyyy HH:mm"',
 )
-_EXTRA = Shape(re.compile("entry_key|_rescued"), 'write "entry_key" or "_rescued"')
+_EXTRA = Shape(
+    re.compile("entry_key|entry_headers|_rescued"),
+    'write "entry_key", "entry_headers" or "_rescued"',
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Pipeline:
     )
     extra: tuple[str, ...] = setting(
         (),
-        "More columns of that table: entry_key is the key of the entry, and _rescued has the fields"
-        " of the payload that are no columns, as JSON.",
+        "More columns of that table: entry_key is the key of the entry, entry_headers has its"
+        " headers, and _rescued has the fields of the payload that are no columns, as JSON.",
         shape=_EXTRA,
     )

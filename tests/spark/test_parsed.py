@@ -67,8 +67,9 @@ class Press:
         event_time: str | None = None,
         extra: tuple[str, ...] = (),
         **changes: Any,
+        times: tuple[str, ...] = (),
     ) -> Done:
-        pipelines = {"orders": Pipeline(schema or None, event_time, (), extra)}
+        pipelines = {"orders": Pipeline(schema or None, event_time, times, extra)}
         settings = replace(self.settings, pipelines=pipelines)
 
         def ask() -> Any:
@@ -85,10 +86,15 @@ class Press:
             archiver.close()
 
     def reparse(
-        self, schema: str = SCHEMA, *, times: tuple[str, ...] = (), **options: bool
+        self,
+        schema: str = SCHEMA,
+        *,
+        times: tuple[str, ...] = (),
+        extra: tuple[str, ...] = (),
+        **options: bool,
     ) -> tuple[int, int]:
         """Parse archived entries again. Return the numbers of rows that fit, and of the others."""
-        pipelines = {"orders": Pipeline(schema or None, None, times)}
+        pipelines = {"orders": Pipeline(schema or None, None, times, extra)}
         settings = replace(self.settings, pipelines=pipelines)
         done = reparse(settings, self.folder, "orders", lambda: self.shop.spark, **options)
         return done.parsed, done.quarantined
@@ -330,6 +336,67 @@ def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
 
 
 UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
+def test_headers_are_a_column_if_wanted(press: Press) -> None:
+    """They come from Spark's rows, from undecided ones, and from those of the quarantine."""
+    press.add(b'{"id": 1}')
+    press.run("id long")
+    payloads = (b'{"id": 2}', b'{"id": 3, "tags": {"a": 1}}', b'{"id": "4"}')
+    for number, payload in enumerate(payloads):
+        fields = ("payload", payload, "headers", f'{{"h": "{number}"}}')
+        key = press.shop.keys.stream("orders", 1)
+        press.shop.link.execute("XADD", key, f"{START + number}-0", *fields)
+    press.add(b'{"id": "five"}')
+    schema, extra = "id long, tags map<string,int>", ("entry_headers",)
+    press.run(schema, extra=extra)
+
+    def headers() -> dict[Any, list[bytes] | None]:
+        rows = {row["id"]: row["entry_headers"] for row in press.rows()}
+        return {number: each and [one["value"] for one in each] for number, each in rows.items()}
+
+    assert headers() == {1: None, 2: [b"0"], 3: [b"1"]}
+    assert press.reparse("id string, tags map<string,int>", extra=extra) == (5, 0)
+    assert headers()["4"] == [b"2"]
+
+
+def test_headers_of_a_quarantined_row_are_kept_until_it_fits(press: Press) -> None:
+    key, extra = press.shop.keys.stream("orders", 1), ("entry_headers",)
+    fields = ("payload", b'{"at": 1763683195123}', "headers", '{"h": "x"}')
+    press.shop.link.execute("XADD", key, f"{START}-0", *fields)
+    press.run("at timestamp", extra=extra)
+    assert press.reasons() == ["at is outside the years 1 to 9999"]
+    press.add(b'{"at": "not"}')
+    press.run("at timestamp")  # without the column, the quarantine keeps its own
+    times = ("at milliseconds",)
+    kept = press.reparse("at timestamp", times=times, extra=extra, quarantine_only=True)
+    assert kept == (1, 1)
+    assert [row["entry_headers"] for row in press.rows()] == [[{"key": "h", "value": b"x"}]]
+
+
+def test_patterns_of_times_are_in_utc_in_every_session(press: Press) -> None:
+    """The zone of the session decided, and its summer time skips an hour."""
+    schema = "id int, at timestamp, day date, zoned date"
+    times = ("at dd/MM/yyyy HH:mm", "day dd.MM.yyyy", "zoned yyyy-MM-dd HH:mm xxx")
+    press.add(
+        b'{"id": 1, "at": "10/03/2024 02:30", "day": "10.03.2024"}',
+        b'{"id": 2, "at": "10/03/2024"}',
+        b'{"id": 3, "zoned": "2024-03-10 23:30 -05:00"}',
+        b'{"id": 4, "day": "2024-03-10"}',
+    )
+    conf = press.shop.spark.conf
+    before = conf.get("spark.sql.session.timeZone")
+    conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        press.run(schema, times=times)
+    finally:
+        conf.set("spark.sql.session.timeZone", before)
+    found = {row["id"]: (row["at"], row["day"], row["zoned"]) for row in press.rows()}
+    assert found == {
+        1: (dt.datetime(2024, 3, 10, 2, 30, tzinfo=dt.UTC), dt.date(2024, 3, 10), None),
+        3: (None, None, dt.date(2024, 3, 11)),
+    }
+    assert press.reasons() == ["at is not timestamp", "day is not date"]
+
+
     ("id string", None, Refused, "has the column id as long, not id as string; columns can"),
     ("ID long", None, Refused, "has the column id as long, not ID as long"),
     ("id long, id2 variant", None, Refused, "id2 is a variant, which tables do not support"),

@@ -14,15 +14,32 @@ if TYPE_CHECKING:
 OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns besides the schema's
 
 
-KEY, RESCUED = "entry_key", "_rescued"  # columns that the configuration may add
+# Columns that the configuration may add.
+KEY, HEADERS, RESCUED = "entry_key", "entry_headers", "_rescued"
 
 
 def extra_columns(names: Sequence[str]) -> pa.Schema:
     """Return the additional columns of these names."""
     import pyarrow as pa
 
-    kinds = {KEY: pa.binary(), RESCUED: pa.string()}
+    kinds = {KEY: pa.binary(), HEADERS: _headers(), RESCUED: pa.string()}
     return pa.schema([(name, kinds[name]) for name in dict.fromkeys(names)])
+
+
+def quarantine_extra(names: Sequence[str]) -> pa.Schema:
+    """Return the additional columns of the quarantine for those of the parsed table.
+
+    A row of the quarantine may fit a later schema. It then needs its headers.
+    """
+    import pyarrow as pa
+
+    return pa.schema([("headers", _headers())] if HEADERS in names else [])
+
+
+def _headers() -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def parsed_columns() -> pa.Schema:

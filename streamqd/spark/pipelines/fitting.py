@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.location import Location
 from streamqd.spark.pipelines.conversion import BEYOND_US
-from streamqd.spark.pipelines.derived import KEY, OWN, RESCUED
-from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, remove
+from streamqd.spark.pipelines.derived import HEADERS, KEY, OWN, RESCUED
+from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, bounded_with_nan, remove
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
 from streamqd.spark.pipelines.schemas import BAD, UNITS, derails, form_of
@@ -57,22 +57,30 @@ def fitted(
     """
     begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra)
     prover = Prover(kind, event_time, now_us)
-    first = written(rows.select(*KEPT), partial(begin, prover))
+    kept = [*KEPT, *(name for name in ("headers",) if name in into.quarantine[1].names)]
+    first = written(rows.select(*kept), partial(begin, prover))
     if not first.undecided:
         return first
     try:
-        rest = judged(into.read(first.undecided), kind, event_time, now_us)
+        rest = judged(into.read(first.undecided), kind, event_time, now_us, kept)
         second = written(rest, partial(begin, Reasons(kind, event_time, now_us)))
     finally:
         remove(into.quarantine[0], first.undecided)
     return FittedFiles(first.fit + second.fit, first.unfit + second.unfit, [], first.alike)
 
 
-def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
+def judged(
+    rows: DataFrame,
+    kind: StructType,
+    event_time: str,
+    now_us: int,
+    kept: Sequence[str] = KEPT,
+) -> DataFrame:
     """Return converted rows of a raw table, ordered by the dates that fitting rows will have.
 
-    `Reasons` returns what does not fit. `alone` exists for columns that derail Spark, such as maps:
-    a wrong row is converted again, without these columns and with each one alone.
+    `kept` are the columns of the raw table to return. `Reasons` returns what does not fit. `alone`
+    exists for columns that derail Spark, such as maps: a wrong row is converted again, without
+    these columns and with each one alone.
     """
     from pyspark.sql import functions as f
 
@@ -83,7 +91,7 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
         day, last = _day(at, kind[event_time].dataType), last_day(now_us)
         date = f.date_from_unix_date(f.when((day >= 0) & (day <= last), day))
     dated = rows.withColumn("event_date", f.when(~f.col("wrong"), date))
-    found = [*KEPT, "event_date", "fault", "wrong", "row"]
+    found = [*kept, "event_date", "fault", "wrong", "row"]
     apart = [each for each in kind.fields if derails(each.dataType)]
     if apart:
         parts = [[each for each in kind.fields if each not in apart], *([each] for each in apart)]
@@ -254,6 +262,8 @@ class Fitter:
         own = dict(zip(OWN[1:], (rows["partition"], rows["id"], rows["timestamp"]), strict=True))
         if KEY in self._extra:
             own[KEY] = rows["key"]
+        if HEADERS in self._extra:
+            own[HEADERS] = rows["headers"]
         if RESCUED in self._extra:
             values = rows["value"].to_pylist()
             own[RESCUED] = pa.array([rescued(each, has) for each in values], pa.string())

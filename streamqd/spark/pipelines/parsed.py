@@ -65,6 +65,7 @@ def parse(
         pair = derived.opened(archive, raw.topic)
         assert pair is not None
     pair.parsed.grow(columns)
+    pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     for files, ends in _chunks(raw, pair.parsed):
         rows = _behind(session, raw, files, pair.parsed.positions)
         fit, unfit, _, alike = _fitted(rows, pair, kind, pipeline)
@@ -99,6 +100,7 @@ def parse_quarantine(
     session = spark()
     kind, columns = read_columns(pipeline)
     pair.parsed.grow(columns)
+    pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     rows = tables.read_files(session, pair.quarantine, files)
     fit, unfit, *_ = _fitted(rows, pair, kind, pipeline)
     check()
