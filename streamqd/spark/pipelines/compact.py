@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from streamqd import config
@@ -27,7 +27,7 @@ from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, tables
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.parts import WrittenFile
+from streamqd.spark.pipelines.parts import WrittenFile, bounded_with_nan
 from streamqd.spark.pipelines.storage import (
     MARK,
     Archive,
@@ -36,6 +36,9 @@ from streamqd.spark.pipelines.storage import (
     ArchiveTable,
 )
 from streamqd.store.keys import Keys
+
+if TYPE_CHECKING:
+    from deltalake import WriterProperties
 
 _log = logging.getLogger("streamqd.spark")
 
@@ -175,7 +178,7 @@ def rewrite(
     table: ArchiveTable, target: int, only: Any = None
 ) -> tuple[list[WrittenFile], list[WrittenFile]]:
     """Write small files into files of about `target` bytes. Return the old and the new ones."""
-    from deltalake import CommitProperties, WriterProperties
+    from deltalake import CommitProperties
 
     before, version, mark = table.files(), table.version, uuid.uuid4().hex
     with table.changing():
@@ -183,7 +186,7 @@ def rewrite(
             partition_filters=only,
             target_size=target,
             max_concurrent_tasks=1,
-            writer_properties=WriterProperties(compression="ZSTD"),
+            writer_properties=_writing(table),
             # Without a note, which would discard a batch committed by another run in this time.
             commit_properties=CommitProperties(custom_metadata={MARK: mark}),
         )
@@ -195,6 +198,20 @@ def rewrite(
     if sum(each.rows for each in old) != sum(each.rows for each in new):
         raise ArchiveDamagedError(f"{table.folder}: a compaction has changed the number of rows")
     return old, new
+
+
+def _writing(table: ArchiveTable) -> WriterProperties:
+    """Return how files of a table are written: results of a query may have NaN."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    if table.kind != derived.RESULTS:
+        return WriterProperties(compression="ZSTD")
+    names = bounded_with_nan(tables.arrow_columns(table))
+    return WriterProperties(
+        compression="ZSTD",
+        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+        column_properties={name: ColumnProperties(statistics_enabled="CHUNK") for name in names},
+    )
 
 
 def _committed(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:

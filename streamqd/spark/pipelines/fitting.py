@@ -150,14 +150,6 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
     return found.withField(BAD, why) if forms else found
 
 
-def _of_unit(number: Column, factor: int) -> Column:
-    """Return the time of a decimal number of a unit. Times beyond all years are out of range."""
-    from pyspark.sql import functions as f
-
-    limit = BEYOND_US // factor
-    us = number.try_cast("decimal(27,9)") * f.lit(factor).cast("decimal(7,0)")
-    beyond = f.signum(number.cast("double")).cast("bigint") * f.lit(BEYOND_US)
-    return f.timestamp_micros(f.when(f.abs(number) < limit, us.cast("bigint")).otherwise(beyond))
 def _of_pattern(text: Column, pattern: str, kind: DataType) -> Column:
     """Return the time of a text in the form of a pattern, null for another text.
 
@@ -174,6 +166,14 @@ def _of_pattern(text: Column, pattern: str, kind: DataType) -> Column:
     return time
 
 
+def _of_unit(number: Column, factor: int) -> Column:
+    """Return the time of a decimal number of a unit. Times beyond all years are out of range."""
+    from pyspark.sql import functions as f
+
+    limit = BEYOND_US // factor
+    us = number.try_cast("decimal(27,9)") * f.lit(factor).cast("decimal(7,0)")
+    beyond = f.signum(number.cast("double")).cast("bigint") * f.lit(BEYOND_US)
+    return f.timestamp_micros(f.when(f.abs(number) < limit, us.cast("bigint")).otherwise(beyond))
 
 
 def _day(value: Column, kind: DataType) -> Column:
@@ -194,7 +194,7 @@ class Plain:
     def __init__(self, folder: Location, schema: pa.Schema) -> None:
         """Open the writer. `schema` has the frame's columns."""
         self._schema = schema
-        self._files = DateWriter(folder, "", schema)
+        self._files = DateWriter(folder, "", schema, bounded=bounded_with_nan(schema))
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""

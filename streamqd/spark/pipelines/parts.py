@@ -184,11 +184,22 @@ class PartWriter:
 class DateWriter:
     """Writes rows of dates into one file for each stretch of a date, or of none, in their order."""
 
-    def __init__(self, folder: Location, column: str, schema: pa.Schema) -> None:
-        """Prepare the writer. `column` is the partition column of the table, "" for none."""
+    def __init__(
+        self,
+        folder: Location,
+        column: str,
+        schema: pa.Schema,
+        *,
+        bounded: Sequence[str] | None = None,
+    ) -> None:
+        """Prepare the writer. `column` is the partition column of the table, "" for none.
+
+        `bounded` are the columns with bounds in the files, by default all.
+        """
         self._folder = folder
         self._column = column
         self._schema = schema
+        self._statistics = True if bounded is None else list(bounded)
         self.date = ""  # date of the open file
         self._file: OpenFile | None = None
         self._done: list[WrittenFile] = []
@@ -202,7 +213,9 @@ class DateWriter:
         if self._file is None:
             self.date = date
             within = f"{self._column}={date}" if self._column else ""
-            self._file = OpenFile(self._folder, within, self._schema)
+            self._file = OpenFile(
+                self._folder, within, self._schema, write_statistics=self._statistics
+            )
         self._file.add(rows)
 
     def finish(self) -> list[WrittenFile]:
@@ -233,6 +246,20 @@ def remove(folder: Location, files: Sequence[WrittenFile], begun: OpenFile | Non
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
         with suppress(OSError):  # a purge removes it later
             folder.remove(path)
+
+
+def bounded_with_nan(schema: pa.Schema) -> list[str]:
+    """Return the columns that may have bounds in a table that may have NaN.
+
+    The bounds of a column leave out NaN, which is the largest value for Spark. A reader that goes
+    by the bounds would not find these rows.
+    """
+    kinds = pa.types
+    return [
+        each.name
+        for each in schema
+        if not (kinds.is_floating(each.type) or kinds.is_nested(each.type))
+    ]
 
 
 def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
