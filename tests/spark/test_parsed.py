@@ -22,9 +22,10 @@ from streamqd.config import Pipeline
 from streamqd.errors import Malformed, Refused, StreamqdError
 from streamqd.spark.pipelines import derived, parsed
 from streamqd.spark.pipelines.archive import Archiver, Done
+from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE
 from streamqd.spark.pipelines.reparse import reparse
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveTable, TableKind
 from tests.support import spark_process
 from tests.support.spark_process import QUICK
 from tests.support.waiting import wait_until
@@ -66,8 +67,8 @@ class Press:
         schema: str = SCHEMA,
         event_time: str | None = None,
         extra: tuple[str, ...] = (),
-        **changes: Any,
         times: tuple[str, ...] = (),
+        **changes: Any,
     ) -> Done:
         pipelines = {"orders": Pipeline(schema or None, event_time, times, extra)}
         settings = replace(self.settings, pipelines=pipelines)
@@ -335,7 +336,6 @@ def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
     assert [row["_rescued"] for row in press.rows() if row["id"] == 4] == [None]
 
 
-UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
 def test_headers_are_a_column_if_wanted(press: Press) -> None:
     """They come from Spark's rows, from undecided ones, and from those of the quarantine."""
     press.add(b'{"id": 1}')
@@ -397,6 +397,7 @@ def test_patterns_of_times_are_in_utc_in_every_session(press: Press) -> None:
     assert press.reasons() == ["at is not timestamp", "day is not date"]
 
 
+UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
     ("id string", None, Refused, "has the column id as long, not id as string; columns can"),
     ("ID long", None, Refused, "has the column id as long, not ID as long"),
     ("id long, id2 variant", None, Refused, "id2 is a variant, which tables do not support"),
@@ -661,6 +662,22 @@ def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> No
     assert press.reparse("id string", allow_loss=True) == (0, 0)
     with pytest.raises(Refused, match="schema is not set"):
         press.reparse("")
+
+
+def test_rows_of_a_compacted_file_that_were_never_parsed_replace_none(press: Press) -> None:
+    """A file with entries on both sides of the parsed position counted as a whole."""
+    press.add(FITS % 1, FITS % 2)
+    press.run()
+    press.add(FITS % 3)
+    press.run("")
+    compact(press.settings, press.folder)
+    (raw,) = press.table(RAW).file_uris()
+    assert raw.endswith(".parquet")
+    press.table(RAW).delete(f"id = '{START + 10_000}-0'")
+    with pytest.raises(Refused, match="1 parsed rows of orders have no archived entry any longer"):
+        press.reparse()
+    assert press.ids() == [1, 2]
+    assert press.reparse(allow_loss=True) == (2, 0)
 
 
 def test_restored_raw_table_is_reported(press: Press) -> None:

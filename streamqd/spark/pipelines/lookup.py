@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyarrow import parquet
+from pyarrow import ArrowException, compute, parquet
 
 from streamqd.spark.entries import LONG_MAX
 from streamqd.spark.location import Location
 from streamqd.spark.offsets import Id, read_id
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
+
+_MS, _SEQ = compute.field("id_ms"), compute.field("id_seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,23 @@ def look(
 def _is_in(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
     # The columns hold halves of ids up to 63 bits.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
+    return bool(_count(table, file, (ms == _MS) & (seq == _SEQ)))
+
+
+def rows_up_to(table: ArchiveTable, file: WrittenFile, end: Id) -> int:
+    """Return the number of rows of a file with IDs up to `end`. Raises ArchiveError."""
+    ms, seq = (min(half, LONG_MAX) for half in end)
+    return _count(table, file, (ms > _MS) | ((ms == _MS) & (seq >= _SEQ)))
+
+
+def _count(table: ArchiveTable, file: WrittenFile, wanted: compute.Expression) -> int:
+    """Return the number of rows of a file that fulfil a condition on the ID."""
     try:
         # Opened alone, so that the names of its folders add no columns.
         with table.folder.open_input(file.path) as raw:
-            ids = [("id_ms", "==", ms), ("id_seq", "==", seq)]
-            return bool(parquet.read_table(raw, columns=["id_ms"], filters=ids).num_rows)
-    except OSError as error:
+            found = parquet.read_table(raw, columns=["id_ms"], filters=wanted)
+            return int(found.num_rows)
+    except (OSError, ArrowException) as error:
         raise ArchiveError(
             f"{table.locate(file)} cannot be read: {table.folder.said(error)}"
         ) from table.folder.cause(error)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark.location import DiskFolder, Location, location
-from streamqd.spark.offsets import ZERO
-from streamqd.spark.pipelines import derived, parsed, tables
+from streamqd.spark.offsets import ZERO, Id
+from streamqd.spark.pipelines import derived, lookup, parsed, tables
 from streamqd.spark.pipelines.lease import PipelineLease
+from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 from streamqd.store.keys import Keys
 
@@ -48,11 +49,12 @@ def reparse(
     PipelineError.
     """
     began = time.monotonic()
-    place = location(folder)
-    if not isinstance(place, DiskFolder):
+    place = location(folder, settings.archive.pairs)
+    if not (quarantine_only or isinstance(place, DiskFolder)):
         raise Refused(
-            f"reparse does not support object stores; remove {place}/parsed/{topic} and"
-            f" {place}/quarantine/{topic}, and run `streamqd pipeline archive`"
+            f"{place} is in an object store, where reparse requires --quarantine-only; pass it, or"
+            f" remove {place}/parsed/{topic} and {place}/quarantine/{topic}, and run `streamqd"
+            " pipeline archive`"
         )
     archive = Archive(place)
     pipeline = settings.pipelines.get(topic, config.Pipeline())
@@ -81,8 +83,7 @@ def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
     rows = sum(each.rows for table in made for each in table.files())
     # Entries that are not parsed yet do not replace entries that were deleted.
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
-    parsed_from = [each for each in raw.files() if each.first <= ends.get(each.partition, ZERO)]
-    archived = sum(each.rows for each in parsed_from)
+    archived = sum(_rows_up_to(raw, each, ends.get(each.partition, ZERO)) for each in raw.files())
     if rows > archived and not allow_loss:
         raise Refused(
             f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
@@ -90,6 +91,13 @@ def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
         )
     for kind in kinds:
         _discard(Path(archive.folder(raw.topic, kind).address))
+
+
+def _rows_up_to(raw: ArchiveTable, file: WrittenFile, end: Id) -> int:
+    """Return the number of rows of a raw file with IDs up to `end`. Raises ArchiveError."""
+    if file.last <= end:
+        return file.rows
+    return lookup.rows_up_to(raw, file, end) if file.first <= end else 0
 
 
 def _discard(folder: Path) -> None:
