@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from streamqd.config.archive_store import is_secret
 from streamqd.config.secrets import masked
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import Malformed, Refused, SparkError, StreamqdError
 from streamqd.paths import below, local_folder, store_url
 
 if TYPE_CHECKING:
@@ -159,6 +160,15 @@ def _check_endpoint(named: Mapping[str, str]) -> None:
                 f"the option or variable {name} is not a URL; write it as in"
                 " http://minio.internal:9000"
             )
+
+
+def unusable(folder: Location, text: str) -> StreamqdError:
+    """Return the error for a directory that cannot be read or written.
+
+    A wrong path is the caller's. The command was right if an object store rejects a request, for
+    example because the credentials have expired, and can be repeated.
+    """
+    return SparkError(text) if isinstance(folder, BucketFolder) else Refused(text)
 
 
 _numbers = itertools.count(1)
@@ -336,11 +346,15 @@ class BucketFolder:
         sink.close()
 
     def remove(self, name: str) -> bool:
+        try:
+            checked = _checked(name)
+        except Refused:
+            return False
         with self.spoken():
-            [found] = self.system.get_file_info([_checked(name)])
+            [found] = self.system.get_file_info([checked])
             if not found.is_file:  # a store deletes a missing object without an error
                 return False
-            self.system.delete_file(_checked(name))
+            self.system.delete_file(checked)
             return True
 
     def names(self) -> list[str]:
@@ -476,6 +490,17 @@ def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> Sto
 
 def _checked(*parts: str) -> str:
     joined = PurePosixPath(*parts)
-    if joined.is_absolute() or not joined.parts or ".." in joined.parts:
+    if not joined.parts or leads_out(str(joined)):
         raise Refused(f"{str(joined)!r} is not a name in an archive")
     return str(joined)
+
+
+def leads_out(name: str) -> bool:
+    """Return True if a name, or a program that decodes `%2F` in it, leads out of its directory."""
+    while True:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            return True
+        name, before = unquote(name), name
+        if name == before:
+            return False

@@ -21,7 +21,7 @@ from streamqd.spark.options import read_options
 from streamqd.spark.pipelines import batches, parts
 from streamqd.spark.pipelines.derived import PARSED, RESULTS, parsed_columns
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveTable
+from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, ArchiveTable
 from streamqd.spark.streams import DataLossError
 from streamqd.store import client, topics
 from streamqd.store.client import Connection
@@ -340,3 +340,32 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
     assert look(folder, "other", 0, "1001-0").found is False
     with pytest.raises(Refused, match="is not an archive"):
         look(f"{folder}/nowhere", "access", 0, "1001-0")
+
+
+def test_a_damaged_file_is_one_sentence_in_a_look_up(shop: Shop) -> None:
+    """An error of Arrow is no OSError, and was printed with its traceback."""
+    from streamqd.spark.pipelines.lookup import look
+
+    shop.add(0, "1000-0", "1001-0")
+    shop.batch(shop.reader())
+    found = look(shop.archive.root, "access", 0, "1000-0")
+    Path(found.file).write_bytes(b"PAR1 and not Parquet PAR1")
+    with pytest.raises(ArchiveError) as caught:
+        look(shop.archive.root, "access", 0, "1000-0")
+    assert str(caught.value).startswith(f"{found.file} cannot be read: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["../a.parquet", "..%2Fa.parquet", "..%252Fa.parquet", "/a.parquet"]
+)
+def test_a_file_outside_of_its_table_is_refused(shop: Shop, path: str) -> None:
+    shop.add(0, "1000-0")
+    shop.batch(shop.reader())
+    log = Path(shop.table.folder.path, "_delta_log")
+    values = {"date": "1970-01-01", "partition": "0"}
+    added = {"path": path, "partitionValues": values, "size": 1, "modificationTime": 0}
+    added |= {"dataChange": True, "stats": '{"numRecords": 1}'}
+    (log / f"{shop.table.version + 1:020d}.json").write_text(json.dumps({"add": added}) + "\n")
+    with pytest.raises(ArchiveError, match="which is not in its directory; restore an earlier"):
+        shop.opened().files()

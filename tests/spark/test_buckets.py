@@ -18,6 +18,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import ArchiveStore, Pipeline, Topic
+from streamqd.errors import Refused
 from streamqd.spark import read_topic
 from streamqd.spark.pipelines import standing, tables
 from streamqd.spark.pipelines.archive import Archiver, Done
@@ -25,6 +26,7 @@ from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.queries import PipelineError
+from streamqd.spark.pipelines.reparse import reparse
 from streamqd.spark.pipelines.replay import ReplayFilter, replay
 from streamqd.spark.pipelines.standing import Standing
 from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, TableKind
@@ -102,6 +104,16 @@ class BucketCase:
 
     def archived(self) -> Counter[tuple[int, str]]:
         return Counter((row["partition"], row["id"]) for row in self.rows())
+
+    def configured(self, folder: Path) -> Path:
+        """Write a configuration with the options of the store. Return its path."""
+        file = folder / "streamq.toml"
+        lines = [f'[redis]\nurl = "{self.shop.server.url}"']
+        lines += [f'[pipelines.orders]\nschema = "{SCHEMA}"', "[archive.options]"]
+        lines += [f'{name} = "{value}"' for name, value in self.store.options.items()]
+        file.write_text("\n".join([*lines, ""]), "utf-8")
+        file.chmod(0o600)
+        return file
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         return Prompt(self.shop.spark, self.settings, self.archive).ask(query).rows
@@ -197,6 +209,24 @@ def test_compaction_of_a_bucket_changes_no_row(case: BucketCase) -> None:
     assert case.ask("SELECT count(*), sum(id) FROM parsed_orders") == [(6, 3)]
 
 
+def test_quarantine_of_a_bucket_is_parsed_again(case: BucketCase) -> None:
+    schema = "id int NOT NULL, tags map<string,string>"
+    case.settings = replace(case.settings, pipelines={"orders": Pipeline(schema)})
+    case.add(4, wrong=1)
+    case.shop.link.execute("XADD", case.shop.keys.stream("orders", 0), "*", "payload", b"{}")
+    case.run()
+    assert (len(case.rows(PARSED)), len(case.rows(QUARANTINE))) == (3, 2)
+    case.settings = replace(case.settings, pipelines={"orders": Pipeline(SCHEMA)})
+    case.store.requests()
+    with pytest.raises(Refused, match="where reparse requires --quarantine-only; pass it, or"):
+        reparse(case.settings, case.url, "orders", lambda: case.shop.spark)
+    assert not case.store.requests()
+    done = reparse(case.settings, case.url, "orders", lambda: case.shop.spark, quarantine_only=True)
+    assert (done.parsed, done.quarantined) == (1, 1)
+    assert (len(case.rows(PARSED)), len(case.rows(QUARANTINE))) == (4, 1)
+    assert case.ask("SELECT count(*) FROM parsed_orders WHERE id IS NULL") == [(1,)]
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_run_on_a_bucket_is_broken_off(case: BucketCase, point: str) -> None:
     case.add(12, wrong=2)
@@ -222,11 +252,7 @@ def test_run_on_a_bucket_is_broken_off(case: BucketCase, point: str) -> None:
 @pytest.mark.slow
 def test_run_on_a_bucket_is_killed(case: BucketCase, tmp_path: Path) -> None:
     """Real kills with changed core counts. Each run continues where the last one was killed."""
-    file = tmp_path / "streamq.toml"
-    lines = [f'[redis]\nurl = "{case.shop.server.url}"', f'[pipelines.orders]\nschema = "{SCHEMA}"']
-    options = [f'{name} = "{value}"' for name, value in case.store.options.items()]
-    file.write_text("\n".join([*lines, "[archive.options]", *options, ""]), "utf-8")
-    file.chmod(0o600)
+    file = case.configured(tmp_path)
     for number, point in enumerate(POINTS):
         case.add(6, wrong=1)
         command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]

@@ -21,7 +21,7 @@ from streamqd.admin import fleet
 from streamqd.admin.published import Fleet
 from streamqd.errors import Refused
 from streamqd.spark import rows, streams
-from streamqd.spark.location import DiskFolder, Location, location
+from streamqd.spark.location import DiskFolder, Location, location, unusable
 from streamqd.spark.pipelines import report_findings as judge
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines import tables
@@ -169,7 +169,7 @@ def _last(out: Location) -> dict[str, Any] | None:
     try:
         there = set(out.names()) & {FIGURES, PAGE}
     except OSError as error:
-        raise Refused(f"{out} cannot be read: {out.said(error)}") from error
+        raise unusable(out, f"{out} cannot be read: {out.said(error)}") from out.cause(error)
     if not there:
         return None
     try:
@@ -192,4 +192,5 @@ def _write(out: Location, document: Mapping[str, Any]) -> None:
         out.write(PAGE, page(document).encode("utf-8", "replace"))
         out.write(FIGURES, figures.encode("utf-8", "replace"))
     except OSError as error:
-        raise Refused(f"the report cannot be written to {out}: {out.said(error)}") from error
+        text = f"the report cannot be written to {out}: {out.said(error)}"
+        raise unusable(out, text) from out.cause(error)

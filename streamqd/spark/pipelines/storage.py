@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd.config.setting import NAME
 from streamqd.errors import Refused, SparkError
 from streamqd.spark import need, offsets, rows
-from streamqd.spark.location import LOG, Location, location
+from streamqd.spark.location import LOG, Location, leads_out, location, unusable
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.pipelines.parts import WrittenFile
 
@@ -142,6 +142,8 @@ class Archive:
     ) -> None:
         """Open the folder. Raises Refused when it is none and may not be made, Malformed.
 
+        Raises SparkError if an object store rejects a request.
+
         `options` are those of `[archive]`, for object stores.
         """
         need("deltalake", "msgspec", "pyarrow")
@@ -159,8 +161,8 @@ class Archive:
                 f"{self.root} is not an archive; create it with `streamqd pipeline archive`"
             ) from None
         except OSError as error:
-            raise Refused(
-                f"{self.root} cannot be an archive: {self.root.said(error)}"
+            raise unusable(
+                self.root, f"{self.root} cannot be an archive: {self.root.said(error)}"
             ) from self.root.cause(error)
 
     def _opened(self, *, create: bool) -> str:
@@ -274,7 +276,7 @@ class ArchiveTable:
     def files(self, partition: int | None = None) -> list[WrittenFile]:
         """Return the files of the table, with bounds of the IDs of entries and dead letters.
 
-        Only the first half of IDs is known.
+        Only the first half of IDs is known. Raises ArchiveError, also for a file elsewhere.
         """
         import pyarrow as pa
 
@@ -283,6 +285,11 @@ class ArchiveTable:
         found: list[dict[str, Any]] = actions.to_pylist()
         files = []
         for each in found:
+            if leads_out(each["path"]):
+                raise ArchiveError(
+                    f"{self.folder} lists the file {each['path'][:200]!r}, which is not in its"
+                    " directory; restore an earlier version"
+                )
             least = most = None
             if self.kind.has_ids:  # elsewhere, it is a column of the schema or the query
                 least, most = each.get("min.id_ms"), each.get("max.id_ms")
