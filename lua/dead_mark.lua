@@ -7,8 +7,8 @@
 -- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  letter_id  id      the dead letter
--- ARGV[2]  target     str     its destination, '' = clear the mark, because the target refused it
+-- ARGV[1]  dead_letter_id  id   the dead letter
+-- ARGV[2]  target          str  its destination, '' = clear the mark, because the target refused it
 --
 -- Returns  OK    marked, now or before     [2] destination [3] ms since it was marked
 -- Returns  GONE  no such dead letter: already replayed or purged
@@ -19,14 +19,14 @@
 -- @include _numbers
 
 local dlq, moving = KEYS[1], KEYS[2]
-local letter_id, target = ARGV[1], ARGV[2]
+local dead_letter_id, target = ARGV[1], ARGV[2]
 
-if #redis.call('XRANGE', dlq, letter_id, letter_id) == 0 then
+if #redis.call('XRANGE', dlq, dead_letter_id, dead_letter_id) == 0 then
   return {'GONE'}
 end
 redis.call('HLEN', moving)
 local now = now_unix_ms()
-local mark = redis.call('HGET', moving, letter_id)
+local mark = redis.call('HGET', moving, dead_letter_id)
 if mark and target ~= '' then
   local since, first = string.match(mark, '^(%d+) (.*)$')
   return {'OK', first or mark, text(now - (whole(since) or 0))}
@@ -34,8 +34,8 @@ end
 
 -- Guards end here
 if target == '' then
-  redis.call('HDEL', moving, letter_id)
+  redis.call('HDEL', moving, dead_letter_id)
 else
-  redis.call('HSET', moving, letter_id, text(now) .. ' ' .. target)
+  redis.call('HSET', moving, dead_letter_id, text(now) .. ' ' .. target)
 end
 return {'OK', target, '0'}

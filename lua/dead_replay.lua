@@ -9,9 +9,9 @@
 -- KEYS[2]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[3]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  letter_id  id      the dead letter
--- ARGV[2]  group      str     group of the target retry stream, '' = the target is the partition
--- ARGV[3..] changed   list    names and values: retryCount 0, crashCount 0, replayCount + 1
+-- ARGV[1]  dead_letter_id  id      the dead letter
+-- ARGV[2]  group           str     group of the target retry stream, '' = the target is the partition
+-- ARGV[3..] changed        list    names and values: retryCount 0, crashCount 0, replayCount + 1
 --
 -- Returns  OK        [2] new id
 -- Returns  GONE      no such dead letter: already replayed or purged
@@ -26,7 +26,7 @@
 -- @include _lists
 
 local dlq, target, moving = KEYS[1], KEYS[2], KEYS[3]
-local letter_id, group, changed = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
+local dead_letter_id, group, changed = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
 
 -- Fields that settle_dead and its caller add, except the fields that an entry also has.
 local DEAD_ONLY = {
@@ -36,12 +36,12 @@ local DEAD_ONLY = {
   rss = true, pid = true, failedAt = true,
 }
 
-local letter = redis.call('XRANGE', dlq, letter_id, letter_id)[1]
+local letter = redis.call('XRANGE', dlq, dead_letter_id, dead_letter_id)[1]
 if not letter then
   return {'GONE'}
 end
 redis.call('XLEN', target)
-local mark = redis.call('HGET', moving, letter_id)
+local mark = redis.call('HGET', moving, dead_letter_id)
 if mark then
   return {'MOVING', string.match(mark, '^%d+ (.*)$') or mark}
 end
@@ -57,5 +57,5 @@ end
 
 -- Guards end here
 local new_id = redis.call('XADD', target, '*', unpack(merged(letter[2], changed, DEAD_ONLY)))
-redis.call('XDEL', dlq, letter_id)
+redis.call('XDEL', dlq, dead_letter_id)
 return {'OK', new_id}

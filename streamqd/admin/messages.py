@@ -128,7 +128,7 @@ class MessageFilter:
 
     def stated(self) -> dict[str, Any]:
         """Return the filters that are set, for the audit log."""
-        names = {"ids": "letter_ids"}  # the name in the log, which lists only dead letters
+        names = {"ids": "dead_letter_ids"}  # the audit log is about dead letters
         found = {
             names.get(each.name, each.name): getattr(self, each.name)
             for each in fields(self)

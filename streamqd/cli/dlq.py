@@ -145,12 +145,12 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
 
 @dlq.command()
 @click.argument("topic")
-@click.argument("letter_id", metavar="PARTITION:MS-SEQ")
+@click.argument("dead_letter_id", metavar="PARTITION:MS-SEQ")
 @click.option("--mask", is_flag=True, help="Hide user data: payload, key, headers and error texts.")
 @answering
-def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> CommandResult:
+def show(session: Session, *, topic: str, dead_letter_id: str, mask: bool) -> CommandResult:
     """Show all fields of one dead letter."""
-    letter = dead_letters.show(session.store, topic, letter_id)
+    letter = dead_letters.show(session.store, topic, dead_letter_id)
     now = server_unix_ms(session.link)
     shown = dead_letters.masked(letter) if mask else letter
     return CommandResult(shown, lambda: print_dead_letter(shown, now))

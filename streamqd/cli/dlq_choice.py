@@ -135,8 +135,8 @@ def command_line(
     if session.config_path is not None:
         args += ["--config", str(session.config_path)]
     args += ["dlq", verb, topic]
-    for letter_id in choice.ids:
-        args += ["--id", letter_id]
+    for dead_letter_id in choice.ids:
+        args += ["--id", dead_letter_id]
     if not choice.narrows or (choice == MessageFilter(until_unix_ms=choice.until_unix_ms)):
         args.append("--all")
     texts = {

@@ -23,7 +23,7 @@ def replay(
     keys: Keys,
     topic: str,
     partition: int,
-    letter_id: str,
+    dead_letter_id: str,
     group: str | None,
     changed: Mapping[bytes, bytes],
 ) -> Call:
@@ -38,19 +38,19 @@ def replay(
         "dead_replay",
         keys,
         place,
-        letter_id=letter_id,
+        dead_letter_id=dead_letter_id,
         group=group or "",
         changed=[part for pair in changed.items() for part in pair],
     )
 
 
-def mark(keys: Keys, topic: str, partition: int, letter_id: str, target: str) -> Call:
+def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: str) -> Call:
     """Record that a letter is moving to `target`: the first step out of its slot.
 
     The next steps are `deliver`, and `purge` of the letter.
     """
     place = topic, partition
-    return scripts.on("dead_mark", keys, place, letter_id=letter_id, target=target)
+    return scripts.on("dead_mark", keys, place, dead_letter_id=dead_letter_id, target=target)
 
 
 class Marked(NamedTuple):
@@ -115,16 +115,18 @@ def purge(
     keys: Keys,
     topic: str,
     partition: int,
-    letter_ids: Sequence[str],
+    dead_letter_ids: Sequence[str],
     *,
     archived_only: bool = False,
 ) -> Call:
     """Delete the letters with these ids. With `archived_only`, letters not archived stay."""
-    if len(letter_ids) > PLACES_MAX:
-        raise ContractError(f"dead_purge: {len(letter_ids)} ids, at most {PLACES_MAX} are allowed")
+    if len(dead_letter_ids) > PLACES_MAX:
+        raise ContractError(
+            f"dead_purge: {len(dead_letter_ids)} ids, at most {PLACES_MAX} are allowed"
+        )
     place = topic, partition
     return scripts.on(
-        "dead_purge", keys, place, before="", count=0, archive=archived_only, ids=letter_ids
+        "dead_purge", keys, place, before="", count=0, archive=archived_only, ids=dead_letter_ids
     )
 
 

@@ -25,9 +25,9 @@ WHY = {
 }
 
 
-def replay(harness: Harness, letter_id: str, group: str | None = "hits") -> Call:
+def replay(harness: Harness, dead_letter_id: str, group: str | None = "hits") -> Call:
     topic, partition, _ = harness.unit
-    return dead.replay(harness.keys, topic, partition, letter_id, group, AGAIN)
+    return dead.replay(harness.keys, topic, partition, dead_letter_id, group, AGAIN)
 
 
 def die(harness: Harness, *ids: str) -> list[str]:
@@ -164,8 +164,8 @@ def test_dead_purge_leaves_unarchived_dead_letters(
 # --- moving a letter out of its slot --------------------------------------------------------------
 
 
-def mark(harness: Harness, letter_id: str, target: str = "other/1") -> Call:
-    return dead.mark(harness.keys, "access", 0, letter_id, target)
+def mark(harness: Harness, dead_letter_id: str, target: str = "other/1") -> Call:
+    return dead.mark(harness.keys, "access", 0, dead_letter_id, target)
 
 
 def deliver(harness: Harness, group: str | None = None, name: str = "dlq:access:0:1-0") -> Call:

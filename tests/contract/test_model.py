@@ -106,7 +106,7 @@ MUTATIONS = {
     ),
     "a replay that keeps the letter": (
         "dead_replay",
-        "redis.call('XDEL', dlq, letter_id)",
+        "redis.call('XDEL', dlq, dead_letter_id)",
         "",
     ),
 }

@@ -31,12 +31,12 @@ def test_settle_dead_writes_a_dead_letter(harness: Harness) -> None:
     with harness.instant() as now:
         settled = harness.expect_entries("settle_dead", ["MOVED"], dead(harness, (b"m:1-0", WHY)))
     changed = harness.changes(before)
-    letter_id = settled.letters[0].decode()
-    letter = changed["dlq"].entries[letter_id]
+    dead_letter_id = settled.letters[0].decode()
+    letter = changed["dlq"].entries[dead_letter_id]
     assert now == letter.pop("failedAt")
     assert changed == {
         "attempts": None,
-        "dlq": Stream({letter_id: {"payload": b"\x00\xff\r\n", "key": b"k", **WHY_TEXT}}, {}),
+        "dlq": Stream({dead_letter_id: {"payload": b"\x00\xff\r\n", "key": b"k", **WHY_TEXT}}, {}),
         "stream": Stream(before["stream"].entries, {"hits": ("1-0", {})}),
     }
 
@@ -112,8 +112,8 @@ def test_settle_dead_uses_the_workers_fields_without_a_body(harness: Harness, ho
     harness.own("t1")
     harness.expect_entries("settle_dead", ["MISSING"], dead(harness, (b"m:1-0", WHY)))
     whole = dead(harness, (b"m:1-0", {b"payload": b"kept", **WHY}))
-    letter_id = harness.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
-    letter = harness.state()["dlq"].entries[letter_id]
+    dead_letter_id = harness.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
+    letter = harness.state()["dlq"].entries[dead_letter_id]
     del letter["failedAt"]
     assert letter == {"payload": b"kept", **WHY_TEXT}
 

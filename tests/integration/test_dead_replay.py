@@ -750,7 +750,7 @@ def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: A
     assert replay.counts == {"replayed": 3, "refused": 1}
     assert (replay.first_id, replay.last_id) == ("0:1-0", "0:3-0")
     assert replay.note == "1: it was replayed 3 times or more already, and was dead-lettered again"
-    assert purge.arguments == {"letter_ids": ["1:1-0"]}
+    assert purge.arguments == {"dead_letter_ids": ["1:1-0"]}
     assert export.note == "to f"
     page = audit.page(store, TOPIC, limit=1)
     rest = audit.page(store, TOPIC, limit=5, cursor=page.cursor)

@@ -664,7 +664,7 @@ SETTLING = (
         "a replay that keeps the dead letter",
         "a dead letter is replayed once",
         "lua/dead_replay.lua",
-        ("redis.call('XDEL', dlq, letter_id)\n", ""),
+        ("redis.call('XDEL', dlq, dead_letter_id)\n", ""),
         tests={
             "contract/test_dead.py": [
                 "test_dead_replay_repeated_finds_no_dead_letter",

@@ -146,9 +146,9 @@ def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
-def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
+def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
     """Return one letter in full. Raises TopicMissing, and Refused for an unknown letter."""
-    entry = find(store, streams_of(store, topic), letter_id)
+    entry = find(store, streams_of(store, topic), dead_letter_id)
     row = _row(topic, entry)
     known = DeadLetterFields(entry.fields).known(DeadLetterDetail)
     span = RUN_REFERENCE.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))

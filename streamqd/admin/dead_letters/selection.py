@@ -101,13 +101,13 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
     )
 
 
-def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
+def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
     """Return one letter by its name. Raises Refused."""
-    place = read_place(letter_id, len(streams))
+    place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
         raise Refused(
-            f"dead letter {letter_id} not found: it was replayed or purged, or never existed"
+            f"dead letter {dead_letter_id} not found: it was replayed or purged, or never existed"
         )
     return Entry(place.partition, place.id, pairs(page[0][1]))
 
@@ -191,7 +191,7 @@ def _walk(
 
 def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
     """Return the named letters. All are found before any is changed."""
-    found = [find(store, streams, letter_id) for letter_id in dict.fromkeys(choice.ids)]
+    found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
         here = choice.partition in (None, entry.partition)
         if here and choice.takes(entry.id.ms, entry.fields):
