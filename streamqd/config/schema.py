@@ -143,8 +143,8 @@ class Daemon:
     )
     drain_timeout: Seconds = setting(
         30.0,
-        "How long a stop waits for the running messages before it releases them unfinished. Keep"
-        " systemd's TimeoutStopSec above it.",
+        "How long a stop waits for the running messages before it releases them unfinished. The"
+        " stop timeout of a container must be 17 s longer.",
         min=0,
         max=86_400,
     )

@@ -23,7 +23,7 @@ from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
 SHORT_DRAIN_SECONDS = 5.0  # for the running messages after a second Ctrl-C
-RELEASE_SECONDS = 5.0  # time limit for releasing leases while Redis does not answer
+RELEASE_SECONDS = 5.0  # longest time after the deadline in which leases are released
 
 CHECK_SECONDS = 0.5  # between two checks of a burst
 CHECKS = 2  # passed in a row, because a message may change its place during a check

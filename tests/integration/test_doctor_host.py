@@ -42,7 +42,7 @@ def test_doctor_finds_a_too_short_stop_timeout(doctor_case: DoctorCase) -> None:
         "drain_timeout_seconds": 30.0,
         "from": str(unit),
     }
-    assert "TimeoutStopSec=35" in found["fix"]
+    assert "TimeoutStopSec=47" in found["fix"]
 
     drop_in = doctor_case.folder / "streamqd.service.d" / "stop.conf"
     drop_in.parent.mkdir()
@@ -60,11 +60,22 @@ def test_doctor_finds_a_systemd_unit_by_its_name(
     doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(host, "RUNNING", doctor_case.folder / "none")
-    monkeypatch.setattr(host, "FOLDERS", (doctor_case.folder, ROOT / "systemd"))
+    shipped = (ROOT / "systemd" / "streamqd@.service").read_text()
+    unit = doctor_case.folder / "streamqd@.service"
+    unit.write_text(shipped.replace("Type=notify", "Type=exec"))
+    monkeypatch.setattr(host, "FOLDERS", (doctor_case.folder,))
     doctor_case.write(daemon='drain_timeout = "2m"')
     found = doctor_case.finding("host.stop-timeout", "--unit", name)
-    assert found["evidence"]["from"] == str(ROOT / "systemd" / "streamqd@.service")
+    assert found["evidence"]["from"] == str(unit)
     assert found["evidence"]["timeout_stop_seconds"] == 60
+
+
+def test_doctor_accepts_any_stop_timeout_of_a_notify_unit(doctor_case: DoctorCase) -> None:
+    """The daemon extends the timeout, as the transcript of systemd shows."""
+    unit = doctor_case.folder / "streamqd.service"
+    unit.write_text("[Service]\nType=notify\nTimeoutStopSec=4\n")
+    doctor_case.write(daemon='drain_timeout = "2m"')
+    doctor_case.silent("host.stop-timeout", "--unit", str(unit))
 
 
 def test_doctor_assumes_the_systemd_default_stop_timeout(doctor_case: DoctorCase) -> None:

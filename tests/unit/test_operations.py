@@ -18,6 +18,7 @@ import pytest
 
 from streamqd import config, logs
 from streamqd.admin import as_json
+from streamqd.admin.diagnosis.host import STOP_MARGIN_SECONDS
 from streamqd.admin.scaling import GroupScale, ScaleView
 from streamqd.cli.init import shipped_unit
 from streamqd.cli.scale import scale
@@ -326,7 +327,7 @@ def test_lines_below_the_level_are_not_counted(clock: list[float]) -> None:
 
 KUBERNETES = ROOT / "etc" / "kubernetes"
 DOCKER = ROOT / "etc" / "docker"
-AFTER_DRAIN = RELEASE_SECONDS + 2.0 + 10.0  # release, housekeeper, embedded server
+AFTER_DRAIN = RELEASE_SECONDS + 2.0 + 10.0  # seconds: release, housekeeper, embedded server
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -341,6 +342,11 @@ def seconds(text: str) -> float:
 @pytest.fixture
 def defaults() -> config.Settings:
     return config.load(None)
+
+
+def test_doctor_and_pages_name_the_time_after_a_drain() -> None:
+    assert STOP_MARGIN_SECONDS == AFTER_DRAIN
+    assert f"plus {AFTER_DRAIN:.0f} seconds" in (ROOT / "docs/reference/signals.md").read_text()
 
 
 def test_systemd_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import resource
@@ -187,7 +188,7 @@ def _systemctl(name: str) -> float | None:
         return None
     try:
         done = subprocess.run(
-            [program, "show", "--property=LoadState,TimeoutStopUSec", name],
+            [program, "show", "--property=LoadState,Type,TimeoutStopUSec", name],
             capture_output=True,
             text=True,
             timeout=SYSTEMCTL_SECONDS,
@@ -196,14 +197,14 @@ def _systemctl(name: str) -> float | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     shown = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    return (
-        read_span(shown.get("TimeoutStopUSec", "")) if shown.get("LoadState") == "loaded" else None
-    )
+    if shown.get("LoadState") != "loaded":
+        return None
+    return _limit(shown.get("Type", ""), shown.get("TimeoutStopUSec", ""))
 
 
 def of_unit_file(path: Path) -> float | None:
-    """Read the limit of a unit file and its drop-ins. None: unreadable."""
-    limit = str(DEFAULT_STOP_SECONDS)
+    """Read the limit of a unit file and its drop-ins, inf for Type=notify. None: unreadable."""
+    kind, limit = "", str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
         section = ""
         for line in each.read_text().splitlines():
@@ -212,7 +213,14 @@ def of_unit_file(path: Path) -> float | None:
                 section = line.strip()
             elif section == "[Service]" and name in ("TimeoutStopSec", "TimeoutSec"):
                 limit = value or str(DEFAULT_STOP_SECONDS)
-    return read_span(limit)
+            elif section == "[Service]" and name == "Type":
+                kind = value
+    return _limit(kind, limit)
+
+
+def _limit(kind: str, limit: str) -> float | None:
+    # Such a daemon extends the limit while it drains (EXTEND_TIMEOUT_USEC).
+    return math.inf if kind.startswith("notify") else read_span(limit)
 
 
 def read_span(text: str) -> float | None:
@@ -229,7 +237,7 @@ def read_span(text: str) -> float | None:
 
 
 FREE_BYTES = 64 << 20
-STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing workers and releasing their messages
+STOP_MARGIN_SECONDS = 17.0  # after drain_timeout: releases 5, housekeeper 2, embedded server 10
 DESCRIPTORS_EACH = 3  # descriptors of the supervisor for each worker
 DESCRIPTORS_BESIDE = 64
 PROCESS_DESCRIPTORS = 32  # opened by one worker, roughly
@@ -237,7 +245,7 @@ PROCESS_DESCRIPTORS = 32  # opened by one worker, roughly
 
 @check("host.stop-timeout", Severity.WARNING, Need.HOST)
 def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """TimeoutStopSec is not 5 s longer than drain_timeout."""
+    """TimeoutStopSec is not 17 s longer than drain_timeout, and the unit is not Type=notify."""
     host, drain = facts.host, facts.settings.daemon.drain_timeout
     if host is None or host.stop_seconds is None:
         return
