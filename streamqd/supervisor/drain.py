@@ -120,7 +120,7 @@ class BurstCheck:
     _next_at: float = 0.0
     _passed: int = 0
 
-    def verdict(self, now: float, partitions: Mapping[Unit, PartitionState]) -> int | None:
+    def result(self, now: float, partitions: Mapping[Unit, PartitionState]) -> int | None:
         """Return a number once nothing is unread, pending, a delayed send or a waiting retry.
 
         The number counts units that still hold messages but crash in a loop: a burst does not wait

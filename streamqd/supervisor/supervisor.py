@@ -755,7 +755,7 @@ class Supervisor:
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
         wanted = {unit: self.partitions[unit] for unit in self.wanted_units()}
-        broken = burst.verdict(now, wanted)
+        broken = burst.result(now, wanted)
         if broken is None:
             return
         logs.event("burst.finished", broken=broken or None)

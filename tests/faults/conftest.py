@@ -13,10 +13,10 @@ from tests.support.servers import ProcessServer
 
 __all__ = ["chance", "new_daemon"]
 
-# Assertions in scenes are explained like those in tests.
+# Assertions in scenarios are explained like those in tests.
 _SCENARIOS = ("admin", "housekeeper", "producer", "spark", "supervisor", "worker")
 pytest.register_assert_rewrite(
-    "tests.faults.rehearsal", *(f"tests.faults.scenarios_{role}" for role in _SCENARIOS)
+    "tests.faults.scenario_runner", *(f"tests.faults.scenarios_{role}" for role in _SCENARIOS)
 )
 
 

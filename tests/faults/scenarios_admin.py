@@ -1,4 +1,4 @@
-"""Scenes of an operator: every command that changes data, repeated until it succeeds."""
+"""Scenarios of an operator: every command that changes data, repeated until it succeeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamqd.model import Unit
 from streamqd.store import directives, members, topics
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
-from tests.faults.rehearsal import Scenario, Stage
+from tests.faults.scenario_runner import Scenario, ScenarioContext
 
 TOPIC, GROUP = "access", "hits"
 LEGACY = Unit(TOPIC, 0, "legacy")
@@ -81,17 +81,17 @@ READING = (
 )
 
 
-def seed(stage: Stage) -> None:
+def seed(context: ScenarioContext) -> None:
     """Create two topics, a live instance, and a group with messages in every place."""
-    link, keys = stage.link, stage.keys
+    link, keys = context.link, context.keys
     topics.create(Store(link, keys), "idle", config.Topic(partitions=PARTITIONS))
     topics.create(Store(link, keys), TOPIC, config.Topic(partitions=PARTITIONS))
     offers = {"offers": [[TOPIC, GROUP]], "weight": 1, "cap": 0}
     assert link.run(members.heartbeat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
     assert link.run(directives.change(keys, "default", PAUSED, by="ops")).word == "OK"
     for name in ("hourly", "held"):
-        schedules.add(stage.store, "default", {"name": name, "topic": "idle", "every": 3600.0})
-    schedules.pause(stage.store, ["held"])
+        schedules.add(context.store, "default", {"name": name, "topic": "idle", "every": 3600.0})
+    schedules.pause(context.store, ["held"])
     for number in range(PARTITIONS):
         harness = Harness(link, keys, Unit(TOPIC, number, GROUP))
         harness.groups()
@@ -113,39 +113,39 @@ def seed(stage: Stage) -> None:
 def scenario_of(
     line: str,
     *good: int,
-    prepare: Callable[[Stage], None] = lambda _stage: None,
-    judge: Callable[[Stage], None] = lambda _stage: None,
+    prepare: Callable[[ScenarioContext], None] = lambda _stage: None,
+    judge: Callable[[ScenarioContext], None] = lambda _stage: None,
 ) -> Scenario:
-    """Return the scene of one command, which succeeds without faults."""
+    """Return the scenario of one command, which succeeds without faults."""
 
-    def scenario(stage: Stage) -> None:
-        seed(stage)
-        prepare(stage)
+    def scenario(context: ScenarioContext) -> None:
+        seed(context)
+        prepare(context)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "streamq.toml"
-            path.write_text(f'[redis]\nurl = "{stage.proxy.url}"\n')
+            path.write_text(f'[redis]\nurl = "{context.proxy.url}"\n')
             codes = []
             while (not codes or codes[-1] == REDIS) and len(codes) < TRIES:
                 result = CliRunner().invoke(cli, ["--config", str(path), *line.split()])
                 assert "Traceback" not in result.stderr
                 codes.append(result.exit_code)
         # A repetition of a completed command may report that nothing is left to do.
-        allowed = good if stage.trigger is None else (*good, REFUSED)
+        allowed = good if context.trigger is None else (*good, REFUSED)
         assert codes[-1] in allowed, f"{line}: {codes} {result.output}"
-        judge(stage)
+        judge(context)
         # The audit log contains each attempt.
         for topic in (TOPIC, "idle"):
-            stage.link.execute("DEL", stage.keys.audit(topic))
+            context.link.execute("DEL", context.keys.audit(topic))
 
     scenario.__name__ = "_".join(word for word in line.replace("/", " ").split() if word[0] != "-")
     return scenario
 
 
-def sent_by_hand(stage: Stage) -> None:
+def sent_by_hand(context: ScenarioContext) -> None:
     """Each attempt that reached Redis sent a message, with the time of its own run."""
-    streams = [stage.keys.stream("idle", number) for number in range(PARTITIONS)]
-    assert sum(stage.link.execute("XLEN", each) for each in streams) in (1, 2)
-    stage.link.execute("DEL", *streams)
+    streams = [context.keys.stream("idle", number) for number in range(PARTITIONS)]
+    assert sum(context.link.execute("XLEN", each) for each in streams) in (1, 2)
+    context.link.execute("DEL", *streams)
 
 
 CHANGING: tuple[Scenario, ...] = (

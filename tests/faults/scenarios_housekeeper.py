@@ -1,4 +1,4 @@
-"""A scene of a housekeeper: all of its tasks, in rounds, until nothing is left to do."""
+"""A scenario of a housekeeper: all of its tasks, in rounds, until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.config import Consumer, Daemon, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, batch
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState
 from tests.contract.harness import UNIT, Harness
-from tests.faults.rehearsal import Stage
+from tests.faults.scenario_runner import ScenarioContext
 
 ROUNDS = 30
 FAR = 9_000_000_000_000  # unix ms, far in the future
@@ -39,26 +39,26 @@ def seed(harness: Harness) -> None:
         harness.add(f"{number}-0", stream=harness.dlq)
 
 
-def everything_that_is_due(stage: Stage) -> None:
+def everything_that_is_due(context: ScenarioContext) -> None:
     """Promote, trim, drop, settle, expire, look for foreign entries, measure, publish."""
-    harness = stage.harness
+    harness = context.harness
     harness.do("CONFIG", "SET", "stream-node-max-entries", 10)
     try:
         seed(harness)
-        tend(stage)
+        tend(context)
     finally:
         harness.do("CONFIG", "SET", "stream-node-max-entries", 100)
 
 
-def tend(stage: Stage) -> None:
+def tend(context: ScenarioContext) -> None:
     """Act as the housekeeper of one instance."""
-    harness = stage.harness
+    harness = context.harness
     board = Scoreboard(2)
     slot = board.allot(UNIT)
     slot.owned, slot.state = 1, WorkerState.READY
     bounds = Retention(max_length=10, drop_unacked_above=20)
     settings = Settings(
-        redis=stage.proxy.settings,
+        redis=context.proxy.settings,
         daemon=Daemon(instance="web-1"),
         topics={UNIT.topic: Topic(partitions=1, retention=bounds, dlq_retention=60.0)},
         consumers=(

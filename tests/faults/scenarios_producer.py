@@ -1,4 +1,4 @@
-"""Scenes of producers: how an application handles an unknown outcome."""
+"""Scenarios of producers: how an application handles an unknown outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd import BufferedProducer, Outgoing, Producer, config
 from streamqd.errors import RedisUnavailable, UnknownOutcome
 from streamqd.producer import sender
 from streamqd.store import topics
-from tests.faults.rehearsal import Stage
+from tests.faults.scenario_runner import ScenarioContext
 
 TOPIC = "access"
 TRIES = 5
@@ -23,29 +23,29 @@ def _hurried() -> Iterator[None]:
         yield
 
 
-def _written(stage: Stage) -> list[bytes]:
-    keys = stage.keys
-    pages = stage.link.pipeline(
+def _written(context: ScenarioContext) -> list[bytes]:
+    keys = context.keys
+    pages = context.link.pipeline(
         [("XRANGE", keys.stream(TOPIC, number), "-", "+") for number in range(2)]
     )
     return [fields[fields.index(b"payload") + 1] for page in pages for _, fields in page]
 
 
-def _scheduled(stage: Stage) -> int:
-    keys = stage.keys
+def _scheduled(context: ScenarioContext) -> int:
+    keys = context.keys
     calls = [("ZCARD", keys.scheduled(TOPIC, number)) for number in range(2)]
-    return sum(stage.link.pipeline(calls))
+    return sum(context.link.pipeline(calls))
 
 
-def _once(stage: Stage, payload: bytes, send: Callable[[], object]) -> None:
+def _once(context: ScenarioContext, payload: bytes, send: Callable[[], object]) -> None:
     """Send without dedup ids. After an unknown outcome, look, and send only what is missing."""
     for _ in range(TRIES):
-        waiting = _scheduled(stage)
+        waiting = _scheduled(context)
         try:
             send()
             return
         except UnknownOutcome:
-            if payload in _written(stage) or _scheduled(stage) > waiting:
+            if payload in _written(context) or _scheduled(context) > waiting:
                 return
         except RedisUnavailable:
             continue  # it never left this process
@@ -61,38 +61,38 @@ def _repeated(send: Callable[[], object]) -> None:
     raise AssertionError("it is never confirmed")
 
 
-def single_messages(stage: Stage) -> None:
+def single_messages(context: ScenarioContext) -> None:
     """Every way to send one message."""
-    topics.create(stage.store, TOPIC, config.Topic(partitions=2))
-    with _hurried(), Producer(stage.proxy.url) as producer:
+    topics.create(context.store, TOPIC, config.Topic(partitions=2))
+    with _hurried(), Producer(context.proxy.url) as producer:
 
         def send(payload: bytes, **options: object) -> Callable[[], object]:
             return lambda: producer.send(TOPIC, payload, **options)  # type: ignore[arg-type]
 
         for number in range(3):
             payload = b"plain %d" % number
-            _once(stage, payload, send(payload, partition=number % 2))
-        _once(stage, b"soon", send(b"soon", partition=0, delay=20))
+            _once(context, payload, send(payload, partition=number % 2))
+        _once(context, b"soon", send(b"soon", partition=0, delay=20))
         _repeated(send(b"keyed", key="k", dedup_id="keyed"))
         _repeated(send(b"twice", dedup_id="twice"))
         _repeated(send(b"twice", dedup_id="twice"))
         _repeated(send(b"later", dedup_id="later", delay=3600))
-    assert sorted(_written(stage)) == [b"keyed", b"plain 0", b"plain 1", b"plain 2", b"twice"]
-    assert _scheduled(stage) == 2
+    assert sorted(_written(context)) == [b"keyed", b"plain 0", b"plain 1", b"plain 2", b"twice"]
+    assert _scheduled(context) == 2
 
 
-def many_messages(stage: Stage) -> None:
+def many_messages(context: ScenarioContext) -> None:
     """Pipelined and buffered sends, and one with `max_backlog`."""
-    topics.create(stage.store, TOPIC, config.Topic(partitions=2))
+    topics.create(context.store, TOPIC, config.Topic(partitions=2))
     wanted = [b"%d" % number for number in range(40)]
     with _hurried():
-        with Producer(stage.proxy.url) as producer:
+        with Producer(context.proxy.url) as producer:
             for _ in range(TRIES):
-                missing = sorted({*wanted[:20]} - {*_written(stage)}, key=int)
+                missing = sorted({*wanted[:20]} - {*_written(context)}, key=int)
                 items: Iterable[Outgoing] = [Outgoing(each, partition=0) for each in missing]
                 with contextlib.suppress(RedisUnavailable):
                     producer.send_many(TOPIC, items)
-        with Producer(stage.proxy.url, max_backlog=1000) as producer:
+        with Producer(context.proxy.url, max_backlog=1000) as producer:
             for payload in wanted[20:25]:
                 _repeated(
                     lambda payload=payload: producer.send(  # type: ignore[misc]
@@ -100,7 +100,7 @@ def many_messages(stage: Stage) -> None:
                     )
                 )
         waiting = wanted[25:]
-        with BufferedProducer(stage.proxy.url, linger=3600.0) as buffered:
+        with BufferedProducer(context.proxy.url, linger=3600.0) as buffered:
             for _ in range(TRIES):
                 receipts = [
                     buffered.send(TOPIC, each, partition=0, dedup_id=each.decode())
@@ -112,17 +112,17 @@ def many_messages(stage: Stage) -> None:
                     for each, receipt in zip(waiting, receipts, strict=True)
                     if receipt.exception(5.0)
                 ]
-    assert sorted(_written(stage), key=int) == wanted
+    assert sorted(_written(context), key=int) == wanted
 
 
-def the_first_message_of_a_topic(stage: Stage) -> None:
+def the_first_message_of_a_topic(context: ScenarioContext) -> None:
     """It registers the topic. Another send completes an interrupted registration."""
     with _hurried():
         for _ in range(TRIES):
-            with Producer(stage.proxy.url) as producer, contextlib.suppress(RedisUnavailable):
+            with Producer(context.proxy.url) as producer, contextlib.suppress(RedisUnavailable):
                 producer.send(TOPIC, b"first", dedup_id="first")
                 break
         else:
             raise AssertionError("the topic is never registered")
-    assert stage.link.execute("SMEMBERS", stage.keys.registry()) == [TOPIC.encode()]
-    assert _written(stage) == [b"first"]
+    assert context.link.execute("SMEMBERS", context.keys.registry()) == [TOPIC.encode()]
+    assert _written(context) == [b"first"]

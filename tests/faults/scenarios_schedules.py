@@ -1,4 +1,4 @@
-"""A scene of the schedules of an instance: declared twice, moved when the topic grows, fired."""
+"""A scenario of the schedules of an instance: declared twice, moved when the topic grows, fired."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamqd.schedules.record import partition_of
 from streamqd.store import topics
 from streamqd.store.store import Store
 from tests.contract.harness import UNIT
-from tests.faults.rehearsal import Stage
+from tests.faults.scenario_runner import ScenarioContext
 
 TRIES = 5
 ROUNDS = 6  # a move is finished in the third turn at the latest
@@ -24,10 +24,10 @@ YEARLY = Schedule(name="annual", topic=UNIT.topic, cron="0 0 1 1 *")
 NEW_YEAR = round(datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
-def schedules_of_an_instance(stage: Stage) -> None:
+def schedules_of_an_instance(context: ScenarioContext) -> None:
     """Whichever command is lost, the tick is sent once, to the new partition."""
-    store, keys = stage.store, stage.keys
-    link = stage.shaky()
+    store, keys = context.store, context.keys
+    link = context.faulty_link()
     shaky = Store(link, keys)
     topics.create(store, UNIT.topic, Topic(partitions=1))
     for since in (1, 2):  # a second release declares the same schedules

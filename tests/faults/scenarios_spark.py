@@ -1,24 +1,24 @@
-"""Scenes of Spark tasks and pipelines without Spark: their writes to Redis."""
+"""Scenarios of Spark tasks and pipelines without Spark: their writes to Redis."""
 
 from __future__ import annotations
 
 from streamqd import config
 from streamqd.errors import RedisUnavailable
 from streamqd.store import archives, topics
-from tests.faults.rehearsal import Stage
+from tests.faults.scenario_runner import ScenarioContext
 from tests.support.waiting import wait_until
 
 TRIES = 5
 
 
-def a_task_that_writes_rows(stage: Stage) -> None:
+def a_task_that_writes_rows(context: ScenarioContext) -> None:
     """A batch is written once, despite repeated tasks and commits. Another driver finishes it."""
     from streamqd.spark import sink, staging
     from streamqd.spark.options import write_options
     from streamqd.spark.outgoing import Row
 
-    topics.create(stage.store, "out", config.Topic(partitions=2))
-    given = {"url": stage.proxy.url, "topic": "out", "retryIntervalMs": 1, "batchRows": 4}
+    topics.create(context.store, "out", config.Topic(partitions=2))
+    given = {"url": context.proxy.url, "topic": "out", "retryIntervalMs": 1, "batchRows": 4}
     options = write_options({name.lower(): str(value) for name, value in given.items()}, {})
     values = [b"%d" % number for number in range(20)]
     rows = [Row("out", None, value, "", [b"payload", value]) for value in values]
@@ -33,33 +33,33 @@ def a_task_that_writes_rows(stage: Stage) -> None:
                 continue
         else:
             raise AssertionError("the task does not come to its end")
-    pages = stage.link.pipeline(
-        [("XRANGE", stage.keys.stream("out", number), "-", "+") for number in range(2)]
+    pages = context.link.pipeline(
+        [("XRANGE", context.keys.stream("out", number), "-", "+") for number in range(2)]
     )
     written = [fields[1] for page in pages for _, fields in page]
     assert sorted(written, key=int) == values
 
 
-def an_archive_that_goes_on(stage: Stage) -> None:
+def an_archive_that_goes_on(context: ScenarioContext) -> None:
     """One run holds the lease, advances the watermark, and releases the lease."""
     from streamqd.spark.pipelines import lease
 
-    keys = stage.keys
+    keys = context.keys
     held = None
     for _ in range(TRIES):
         try:
-            held = lease.PipelineLease(stage.shaky, keys, "access", "archive", ttl=0.6)
+            held = lease.PipelineLease(context.faulty_link, keys, "access", "archive", ttl=0.6)
             held.__enter__()
             break
         except RedisUnavailable:
             # Its token may have been written. Wait until it expires.
             wait_until(
-                lambda: not stage.link.execute("EXISTS", keys.pipeline("access", "archive")),
+                lambda: not context.link.execute("EXISTS", keys.pipeline("access", "archive")),
                 what="the lease of the try before is over",
             )
     else:
         raise AssertionError("no lease is to be had")
-    link = stage.shaky()
+    link = context.faulty_link()
     try:
         for entry in ("1-0", "2-0", "3-0"):
             for _ in range(TRIES):
@@ -68,30 +68,35 @@ def an_archive_that_goes_on(stage: Stage) -> None:
                     break
                 except RedisUnavailable:
                     continue
-        wait_until(lambda: stage.sent("pipeline_lease_keep"), what="it was renewed")
+        wait_until(lambda: context.sent("pipeline_lease_keep"), what="it was renewed")
         held.check()
     finally:
         link.close()
         held.__exit__(None, None, None)
     # A lost release is not repeated: the lease expires.
     wait_until(
-        lambda: not stage.link.execute("EXISTS", keys.pipeline("access", "archive")),
+        lambda: not context.link.execute("EXISTS", keys.pipeline("access", "archive")),
         what="the lease is free",
     )
-    assert stage.link.execute("HGET", keys.trim("access", 0), "archived") == b"3-0"
+    assert context.link.execute("HGET", keys.trim("access", 0), "archived") == b"3-0"
 
 
-def a_stream_that_shows_its_position(stage: Stage) -> None:
+def a_stream_that_shows_its_position(context: ScenarioContext) -> None:
     """A trigger publishes the position of the query. A later one corrects a lost reply."""
     from streamqd.spark.offsets import Position
     from streamqd.spark.options import read_options
     from streamqd.spark.streams import Catalog
 
-    given = {"url": stage.proxy.url, "subscribe": "access", "group": "etl", "retryIntervalMs": "1"}
+    given = {
+        "url": context.proxy.url,
+        "subscribe": "access",
+        "group": "etl",
+        "retryIntervalMs": "1",
+    }
     catalog = Catalog(read_options({name.lower(): text for name, text in given.items()}, {}))
-    stream = stage.keys.stream("access", 0)
+    stream = context.keys.stream("access", 0)
     for number in (1, 2):
-        stage.link.execute("XADD", stream, f"{number}-0", "payload", "x")
+        context.link.execute("XADD", stream, f"{number}-0", "payload", "x")
         for _ in range(TRIES):
             try:
                 catalog.show({("access", 0): Position((number, 0), number)})
@@ -100,6 +105,6 @@ def a_stream_that_shows_its_position(stage: Stage) -> None:
                 continue
         else:
             raise AssertionError("the position is not shown")
-    (flat,) = stage.link.execute("XINFO", "GROUPS", stream)
+    (flat,) = context.link.execute("XINFO", "GROUPS", stream)
     group = dict(zip(flat[::2], flat[1::2], strict=True))
     assert (group[b"name"], group[b"last-delivered-id"]) == (b"spark:etl", b"2-0")

@@ -1,4 +1,4 @@
-"""Scenes of a supervisor: its calls to Redis over the life of a unit, tick by tick."""
+"""Scenarios of a supervisor: its calls to Redis over the life of a unit, tick by tick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamqd.supervisor.drain import BurstCheck
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
 from tests.contract.harness import UNIT
-from tests.faults.rehearsal import Stage
+from tests.faults.scenario_runner import ScenarioContext
 
 LOCK = "the lock of this host"
 TRIES = 60
@@ -25,10 +25,10 @@ TRIES = 60
 class Talk:
     """A lease manager with one partition, whose clock advances with each tick."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, context: ScenarioContext) -> None:
         consumer = Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go")
         settings = Settings(
-            redis=stage.proxy.settings,
+            redis=context.proxy.settings,
             # So long that only requested calls are due.
             daemon=Daemon(instance="west-1", lease_ttl=100_000.0),
             consumers=(consumer,),
@@ -60,19 +60,19 @@ class Talk:
         holding.slot.post_batch([b"m:1-0", b"m:2-0", b"m:3-0"])
         holding.slot.states[0] = DONE
         holding.slot.states[1] = RUNNING
-        verdict = holding.ended(Exit(None, signal.SIGKILL))
-        assert verdict.charged == b"m:2-0"
+        blame = holding.ended(Exit(None, signal.SIGKILL))
+        assert blame.charged == b"m:2-0"
 
 
-def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
+def a_unit_from_its_acquisition_to_its_release(context: ScenarioContext) -> None:
     """Acquire, create the group, renew, replace a killed worker, wake the fleet, release, leave."""
-    harness = stage.harness
+    harness = context.harness
     # A predecessor was killed. Its heartbeat and its token exist.
     info = {"nonce": "dead", "lock": LOCK}
     harness.link.run(members.heartbeat(harness.keys, "default", "west-1", "dead", info, 15.0))
     harness.pending("1-0", "2-0", "3-0")
     harness.own("of the dead", owner="west-1")
-    talk = Talk(stage)
+    talk = Talk(context)
     try:
         talk.until("the fleet is known", Phase.FREE)
         view = talk.exchange.view
@@ -100,34 +100,34 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
     assert "lease" not in state
 
 
-def a_burst_that_is_over(stage: Stage) -> None:
+def a_burst_that_is_over(context: ScenarioContext) -> None:
     """`--burst` exits after two checks in a row without work."""
-    harness = stage.harness
+    harness = context.harness
     harness.groups()
     harness.own("t1")
-    talk = Talk(stage)
+    talk = Talk(context)
     check = BurstCheck(talk.exchange)
     try:
         for _ in range(TRIES):
             talk.now += 1.0
-            if check.verdict(talk.now, talk.holdings) is not None:
+            if check.result(talk.now, talk.holdings) is not None:
                 return
     finally:
         talk.exchange.close()
     raise AssertionError("it does not end")
 
 
-def registration(stage: Stage) -> None:
+def registration(context: ScenarioContext) -> None:
     """Topics and groups are registered before the work starts. An interrupted start is repeated."""
     settings = Settings(
-        redis=stage.proxy.settings,
+        redis=context.proxy.settings,
         topics={"access": Topic(partitions=3)},
         consumers=tuple(
             Consumer(topic="access", group=group, handler="work:go") for group in ("hits", "seen")
         ),
     )
     for _ in range(TRIES):
-        link = stage.shaky()
+        link = context.faulty_link()
         try:
             assert ensure_topics(link, settings) == {"access": 3}
             return

@@ -1,4 +1,4 @@
-"""Scenes of a worker: all of its calls to Redis in one life, with a ledger of the runs."""
+"""Scenarios of a worker: all of its calls to Redis in one life, with a ledger of the runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamqd.store import leases
 from streamqd.worker import turns, worker
 from streamqd.worker.control_channel import ExitCode
 from tests.contract.harness import OWNER, TTL, UNIT, Harness
-from tests.faults.rehearsal import Stage
+from tests.faults.scenario_runner import ScenarioContext
 from tests.support.ledger import Audit, Ledger
 from tests.support.life import lives
 from tests.support.waiting import wait_until
@@ -78,14 +78,14 @@ def seed(harness: Harness, book: Ledger) -> None:
     )
 
 
-def play(stage: Stage, **consumer: Any) -> None:
+def play(context: ScenarioContext, **consumer: Any) -> None:
     """Play one life of a worker, and the part of the supervisor after it."""
-    harness = stage.harness
+    harness = context.harness
     slot = Scoreboard(1).allot(UNIT)
     slot.reclaim_requested = 1
     with ledger() as book, lives(slot) as make, _hurried():
         seed(harness, book)
-        life = make(stage.proxy.url)
+        life = make(context.proxy.url)
 
         def work(message: Message) -> None:
             with book.run(message):
@@ -99,10 +99,10 @@ def play(stage: Stage, **consumer: Any) -> None:
 
         def send_the_last() -> None:
             # It arrives when the worker is idle and has compared the number of pending entries.
-            wait_until(lambda: stage.sent("XPENDING"), what="the worker is idle")
+            wait_until(lambda: context.sent("XPENDING"), what="the worker is idle")
             link_again.execute("XADD", harness.stream, LAST, "payload", "stop")
 
-        link_again = stage.server_link()
+        link_again = context.server_link()
         sender = threading.Thread(target=send_the_last)
         sender.start()
         life.run(life.worker("t1", reclaim_idle=0.0, **consumer), work)
@@ -138,19 +138,19 @@ def _hurried() -> Iterator[None]:
         yield
 
 
-def one_at_a_time(stage: Stage) -> None:
+def one_at_a_time(context: ScenarioContext) -> None:
     """The worker of most consumers."""
-    play(stage)
+    play(context)
 
 
-def several_at_once(stage: Stage) -> None:
+def several_at_once(context: ScenarioContext) -> None:
     """A worker with threads, which settles in any order."""
-    play(stage, concurrency=3, order="none")
+    play(context, concurrency=3, order="none")
 
 
-def on_a_full_server(stage: Stage) -> None:
+def on_a_full_server(context: ScenarioContext) -> None:
     """Memory is full: reads and acknowledgements use scripts."""
-    harness = stage.harness
+    harness = context.harness
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():
         harness.groups()
@@ -159,7 +159,7 @@ def on_a_full_server(stage: Stage) -> None:
         for entry_id in ids:
             harness.add(entry_id, "payload", "ok")
             book.sent(_uid(entry_id), "")
-        life = make(stage.proxy.url)
+        life = make(context.proxy.url)
         seen: list[str] = []
 
         def work(message: Message) -> None:
@@ -178,9 +178,9 @@ def on_a_full_server(stage: Stage) -> None:
         assert harness.state()["stream"].groups["hits"] == ("7-0", {})
 
 
-def in_place(stage: Stage) -> None:
+def in_place(context: ScenarioContext) -> None:
     """A message at the head of its partition fails in place: each attempt counts once."""
-    harness = stage.harness
+    harness = context.harness
     slot = Scoreboard(1).allot(UNIT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
     with ledger() as book, lives(slot) as make, _hurried():
@@ -189,7 +189,7 @@ def in_place(stage: Stage) -> None:
         for entry_id, word in (("1-0", "ok"), (FAILING, "fail"), ("3-0", "ok"), (LAST, "stop")):
             harness.add(entry_id, "payload", word)
             book.sent(_uid(entry_id), "")
-        life = make(stage.proxy.url)
+        life = make(context.proxy.url)
 
         def work(message: Message) -> None:
             with book.run(message):
@@ -216,9 +216,9 @@ def in_place(stage: Stage) -> None:
         assert "attempts" not in state
 
 
-def a_group_that_is_destroyed(stage: Stage) -> None:
+def a_group_that_is_destroyed(context: ScenarioContext) -> None:
     """The group is destroyed while the worker runs. Its owner recreates it at its position."""
-    harness = stage.harness
+    harness = context.harness
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():
         harness.groups()
@@ -231,7 +231,7 @@ def a_group_that_is_destroyed(stage: Stage) -> None:
             "1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=harness.retry
         )
         book.sent(_uid("500-0"), "")
-        life = make(stage.proxy.url)
+        life = make(context.proxy.url)
         destroyed = []
 
         def work(message: Message) -> None:
@@ -252,9 +252,9 @@ def a_group_that_is_destroyed(stage: Stage) -> None:
         if unknown:
             # The connection was lost before it knew of the group, so its reads are in doubt, and
             # it starts at its floor. Later losses do not lead here.
-            assert stage.struck
-            assert stage.strike is not None
-            assert stage.strike.kind not in ("group_restore", "message_recover")
+            assert context.struck
+            assert context.strike is not None
+            assert context.strike.kind not in ("group_restore", "message_recover")
             harness.groups()
             code = life.run(life.worker("t1", prefetch_max=2), work)
         assert code == ExitCode.STOPPED

@@ -19,7 +19,7 @@ UNTESTED_MAX = 3
 class Row(NamedTuple):
     """One fault. `untested` is the failed attempt to show it, '' for a row that tests show.
 
-    `no_speed` is the reason why no time until full speed is measured, '' for a row with a scene.
+    `no_speed` is the reason why no time until full speed is measured, '' for a row with a scenario.
 
     `not_on` are servers on which not all of its tests can run, each with the reason.
     """

@@ -1,6 +1,6 @@
 """The time from a fault until full throughput. Times are recorded for the page, not asserted.
 
-One scene per row: a partition with a backlog, or one for each of two instances, eight concurrent
+One scenario per row: a partition with a backlog, or one for each of two instances, eight concurrent
 runs, and one strike. Other tests cover the other requirements of the row.
 """
 

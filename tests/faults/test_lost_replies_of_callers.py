@@ -1,6 +1,6 @@
 """If any command of any role is lost, no effect is lost or doubled.
 
-The scenes drive the real roles in this process. See rehearsal.py for the lost commands.
+The scenarios drive the real roles in this process. See scenario_runner.py for the lost commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.faults import (
     scenarios_supervisor,
     scenarios_worker,
 )
-from tests.faults.rehearsal import BY_SOURCE, FAULTS, WHOLE, Rehearsal, Scenario
+from tests.faults.scenario_runner import BY_SOURCE, FAULTS, WHOLE, Scenario, ScenarioRunner
 from tests.support import usage
 from tests.support.proxy import Fault
 from tests.support.servers import ProcessServer
@@ -56,19 +56,19 @@ CASES = [
     ),
     *((scenario, Fault.DROP_REPLY) for scenario in scenarios_admin.LOOKING),
 ]
-# A scene of the worker covers it on servers that refuse to queue a read with full memory.
+# A scenario of the worker covers it on servers that refuse to queue a read with full memory.
 FULL_MEMORY_ONLY = {"message_fetch"}
 # A relay of an outbox speaks to a database too. Its calls are lost in
 # test_lost_replies_of_scripts.py, and it is killed at each of them in test_kill_points_outbox.py.
 OF_RELAYS = {"outbox_take", "outbox_keep", "outbox_drop", "outbox_fence", "outbox_publish"}
-# Scenes whose roles call single scripts, which are loaded at first use.
-UNTAUGHT = (
+# Scenarios whose roles call single scripts, which are loaded at first use.
+WITHOUT_SCRIPTS = (
     scenarios_worker.in_place,
     scenarios_supervisor.a_unit_from_its_acquisition_to_its_release,
     scenarios_producer.single_messages,
     scenarios_spark.a_task_that_writes_rows,
 )
-# The sources of commands, and why the loss of some commands needs no scene.
+# The sources of commands, and why the loss of some commands needs no scenario.
 PARTS = (
     *("startup.py", "registration.py", "inspection.py", "supervisor", "worker", "housekeeper"),
     *("admin", "cli", "spark", "producer", "store"),
@@ -91,10 +91,12 @@ NEED_NO_SCENARIO = {
 
 
 @pytest.fixture
-def rehearse(
+def new_runner(
     process_server: ProcessServer, link: Connection, keys: Keys
-) -> Callable[..., Rehearsal]:
-    return lambda scenario, **options: Rehearsal(process_server, link, keys, scenario, **options)
+) -> Callable[..., ScenarioRunner]:
+    return lambda scenario, **options: ScenarioRunner(
+        process_server, link, keys, scenario, **options
+    )
 
 
 @pytest.mark.fault("F12")
@@ -103,27 +105,29 @@ def rehearse(
     [pytest.param(*case, id=f"{case[0].__name__}-{case[1].name.lower()}") for case in CASES],
 )
 def test_a_lost_command_loses_or_repeats_no_message(
-    rehearse: Callable[[Scenario], Rehearsal], scenario: Scenario, fault: Fault
+    new_runner: Callable[[Scenario], ScenarioRunner], scenario: Scenario, fault: Fault
 ):
-    print(rehearse(scenario).survive(fault), "commands were lost")
+    print(new_runner(scenario).survive(fault), "commands were lost")
 
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("fault", WHOLE, ids=lambda each: each.name.lower())
-@pytest.mark.parametrize("scenario", UNTAUGHT, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("scenario", WITHOUT_SCRIPTS, ids=lambda each: each.__name__)
 def test_a_lost_eval_loses_or_repeats_no_message(
-    rehearse: Callable[..., Rehearsal], scenario: Scenario, fault: Fault
+    new_runner: Callable[..., ScenarioRunner], scenario: Scenario, fault: Fault
 ):
     """The server has no script: each call gets NOSCRIPT and is repeated, which is lost."""
-    rehearsal = rehearse(scenario, taught=False)
-    assert [kind for kind in rehearsal.kinds() if kind.startswith(BY_SOURCE)]
-    print(rehearsal.survive(fault), "commands were lost")
+    runner = new_runner(scenario, scripts_loaded=False)
+    assert [kind for kind in runner.kinds() if kind.startswith(BY_SOURCE)]
+    print(runner.survive(fault), "commands were lost")
 
 
 @pytest.mark.fault("F12")
-def test_every_command_is_lost_in_some_scene(rehearse: Callable[..., Rehearsal], link: Connection):
-    """A new command needs a place in the scene of its role, unless it has no effect of its own."""
-    said = {kind for scenario in SCENARIOS for kind in rehearse(scenario).kinds()}
+def test_every_command_is_lost_in_some_scenario(
+    new_runner: Callable[..., ScenarioRunner], link: Connection
+):
+    """A new command needs a place in the scenario of its role, unless it has no effect."""
+    said = {kind for scenario in SCENARIOS for kind in new_runner(scenario).kinds()}
     assert scripts.load().keys() - said <= FULL_MEMORY_ONLY | OF_RELAYS
 
     known = {entry[0].decode().lower() for entry in link.execute("COMMAND")}

@@ -18,7 +18,7 @@ from streamqd.store.scripts import Call
 from tests.contract import scenarios
 from tests.contract.harness import Harness
 from tests.contract.scenarios import WHEN_FULL, Scenario
-from tests.faults.rehearsal import normal
+from tests.faults.scenario_runner import normal
 from tests.support.proxy import Fault, FaultProxy
 
 # Answers of a second call that differ from the first answer.

@@ -11,7 +11,7 @@ import pytest
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.acceptance.test_rebalance import GATED, keyspace
-from tests.faults.rehearsal import Rehearsal, kind_of
+from tests.faults.scenario_runner import ScenarioRunner, kind_of
 from tests.faults.scenarios_worker import one_at_a_time
 from tests.support.daemon import GROUP, Daemon
 from tests.support.proxy import Fault, FaultProxy
@@ -119,5 +119,5 @@ def test_a_connection_that_is_cut_at_any_byte_costs_nothing(
     process_server: ProcessServer, link: Connection, keys: Keys, direction: str
 ):
     """Half a command is not executed, and executed commands are found."""
-    rehearsal = Rehearsal(process_server, link, keys, one_at_a_time)
-    print(rehearsal.survive_cuts(direction, CUTS), "cuts, evenly over all bytes of a life")
+    runner = ScenarioRunner(process_server, link, keys, one_at_a_time)
+    print(runner.survive_cuts(direction, CUTS), "cuts, evenly over all bytes of a life")

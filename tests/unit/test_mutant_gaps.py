@@ -197,8 +197,8 @@ def test_drain_finishes_the_running_message_and_releases() -> None:
 
     scenario.slot.post_batch([])
     scenario.slot.state = WorkerState.QUIET
-    verdict = scenario.holding.ended(Exit(ExitCode.STOPPED, None))
-    assert (verdict.crashed, verdict.charged) == (False, None)
+    blame = scenario.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert (blame.crashed, blame.charged) == (False, None)
     assert drain.look() is None, "the lease is still to be released"
     scenario.answer()
     assert drain.look() == EXIT_DRAINED
@@ -235,8 +235,8 @@ def test_drain_deadline_kills_without_a_charge() -> None:
     assert drain.look() is None
     assert drain.look(drain.drain.deadline + 0.1) is None
     assert scenario.child.killed
-    verdict = scenario.holding.ended(Exit(None, signal.SIGKILL))
-    assert (verdict.crashed, verdict.charged) == (False, None)
+    blame = scenario.holding.ended(Exit(None, signal.SIGKILL))
+    assert (blame.crashed, blame.charged) == (False, None)
     scenario.answer(b"8", 0)
     scenario.answer()
     assert drain.look() == EXIT_DEADLINE

@@ -1,9 +1,9 @@
-"""Lose every command of a scene once: the first, the second and the last of each kind.
+"""Lose each command of a scenario once: the first, the second and the last of each kind.
 
-A scene creates a state, acts on it through a proxy as a role of streamqd, with that role's handling
-of lost connections, and may check the result. It is rehearsed once without a fault. Then it is
-played again for each kind of command in the rehearsal, with that command lost. The final state of
-the server must be that of the rehearsal.
+A scenario creates a state, acts on it through a proxy as a role of streamqd, with that role's
+handling of lost connections, and may check the result. It first runs without a fault. Then it runs
+again for each kind of command in the first run, with that command lost. The final state of the
+server must equal the state after the first run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOMENT = re.compile(r"\d{13}(-\d+)?(\.\d+)?")  # a time in ms, or an id from th
 _RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a delayed send
 
 
-class Strike(NamedTuple):
+class LostCommand(NamedTuple):
     """The command to lose: the nth of its kind."""
 
     kind: str
@@ -38,14 +38,14 @@ class Strike(NamedTuple):
 
 
 @dataclass
-class Stage:
-    """The setup of a scene: the server behind a proxy, and a harness with a direct connection."""
+class ScenarioContext:
+    """The server of a scenario behind a proxy, and a harness with a direct connection."""
 
     server: ProcessServer
     harness: Harness
     proxy: FaultProxy
     trigger: Trigger | None = None
-    strike: Strike | None = None
+    lost: LostCommand | None = None
 
     @property
     def link(self) -> Connection:
@@ -60,8 +60,8 @@ class Stage:
     def store(self) -> Store:
         return Store(self.link, self.keys)
 
-    def shaky(self, name: str = "test:shaky") -> Connection:
-        """A connection that the strike cuts."""
+    def faulty_link(self, name: str = "test:faulty") -> Connection:
+        """Return a connection that loses the command."""
         return connect(self.proxy.settings, timeout=5.0, name=name)
 
     def server_link(self) -> Connection:
@@ -78,7 +78,7 @@ class Stage:
         return self.struck or any(kind_of(command) == kind for command in self.proxy.commands)
 
 
-Scenario = Callable[[Stage], None]
+Scenario = Callable[[ScenarioContext], None]
 
 
 def kind_of(command: list[bytes]) -> str:
@@ -91,8 +91,8 @@ def kind_of(command: list[bytes]) -> str:
     return name
 
 
-class Rehearsal:
-    """Plays a scene with and without faults."""
+class ScenarioRunner:
+    """Runs a scenario with and without faults."""
 
     def __init__(
         self,
@@ -101,82 +101,82 @@ class Rehearsal:
         keys: Keys,
         scenario: Scenario,
         *,
-        taught: bool = True,
+        scripts_loaded: bool = True,
     ) -> None:
         self._server = server
         self._harness = Harness(link, keys, UNIT)
         self._scenario = scenario
-        # A script that the server does not know is two commands the first time. Where it has not
-        # been `taught`, a call by the source counts as a kind of its own.
-        self._taught = taught
+        # The first call of a script that is not loaded takes two commands, by hash and by source.
+        # Without `scripts_loaded`, a call by source counts as a separate kind.
+        self._scripts_loaded = scripts_loaded
         link.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.load().values()])
 
     def kinds(self) -> Counter[str]:
-        """Play without faults. Return how often each kind of command was sent."""
-        return Counter(kind_of(command) for command in self._play(None, None).commands)
+        """Run without faults. Return the number of commands of each kind."""
+        return Counter(kind_of(command) for command in self._run(None, None).commands)
 
     def survive(self, fault: Fault) -> int:
-        """Play once per command, with it lost. Return their number. Fails at the first."""
-        kinds = Counter(kind_of(command) for command in self._play(None, None).commands)
+        """Run once per command, with that command lost. Return the number of lost commands."""
+        kinds = Counter(kind_of(command) for command in self._run(None, None).commands)
         expected = normal(self._harness.state())
         count = 0
-        for strike in strikes(kinds, fault):
+        for lost in lost_commands(kinds, fault):
             try:
-                struck = self._play(strike, fault).struck
+                struck = self._run(lost, fault).struck
                 found = normal(self._harness.state())
                 assert found == expected, differences(found, expected)
             except AssertionError as error:
                 raise AssertionError(
-                    f"{fault.name} of {strike.kind} number {strike.nth}: {error}"
+                    f"{fault.name} of {lost.kind} number {lost.nth}: {error}"
                 ) from error
             count += struck
         assert count, "nothing was lost"
         return count
 
     def survive_cuts(self, direction: str, count: int) -> int:
-        """Play with the connection cut at each byte position. Return the number of cuts."""
-        played = self._play(None, None)
+        """Run with the connection cut at each byte position. Return the number of cuts."""
+        run = self._run(None, None)
         expected = normal(self._harness.state())
-        total = played.passed[0 if direction == "requests" else 1]
+        total = run.passed[0 if direction == "requests" else 1]
         cuts = range(1, total, max(1, total // count))
         for number in cuts:
             try:
-                self._play(None, None, {direction: number})
+                self._run(None, None, {direction: number})
                 found = normal(self._harness.state())
                 assert found == expected, differences(found, expected)
             except AssertionError as error:
                 raise AssertionError(f"cut at byte {number} of {direction}: {error}") from error
         return len(cuts)
 
-    def _play(
-        self, strike: Strike | None, fault: Fault | None, cut: dict[str, int] | None = None
-    ) -> Played:
+    def _run(
+        self, lost: LostCommand | None, fault: Fault | None, cut: dict[str, int] | None = None
+    ) -> ScenarioRun:
         self._harness.do("FLUSHALL")
-        if not self._taught:
+        if not self._scripts_loaded:
             self._harness.do("SCRIPT", "FLUSH")
         with FaultProxy(self._server.socket_path) as proxy:
             proxy.cut_after(**(cut or {}))
-            stage = Stage(self._server, self._harness, proxy)
-            if strike is not None and fault is not None:
-                stage.strike = strike
-                stage.trigger = proxy.arm(
-                    fault, nth=strike.nth, wanted=lambda each: kind_of(each) == strike.kind
+            context = ScenarioContext(self._server, self._harness, proxy)
+            if lost is not None and fault is not None:
+                context.lost = lost
+                context.trigger = proxy.arm(
+                    fault, nth=lost.nth, wanted=lambda each: kind_of(each) == lost.kind
                 )
-            self._scenario(stage)
-            return Played(proxy.commands, stage.struck, proxy.passed)
+            self._scenario(context)
+            return ScenarioRun(proxy.commands, context.struck, proxy.passed)
 
 
-class Played(NamedTuple):
+class ScenarioRun(NamedTuple):
     commands: list[list[bytes]]
     struck: bool
     passed: tuple[int, int]  # bytes of requests and of replies
 
 
-def strikes(kinds: Counter[str], fault: Fault) -> Iterator[Strike]:
+def lost_commands(kinds: Counter[str], fault: Fault) -> Iterator[LostCommand]:
     """Return the first, second and last of each kind, and for half replies only the first."""
     for kind, count in sorted(kinds.items()):
         for nth in [1] if fault is Fault.CUT_REPLY else sorted({1, min(2, count), count}):
-            yield Strike(kind, nth)
+            yield LostCommand(kind, nth)
 
 
 def normal(value: Any) -> Any:
