@@ -132,7 +132,7 @@ def test_the_sdist_works_where_it_is_unpacked(sdist: Path, tmp_path: Path):
     assert names == SCRIPTS
 
 
-def test_the_sdist_holds_what_a_packager_needs(sdist: Path):
+def test_the_sdist_contains_the_files_for_packagers(sdist: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 

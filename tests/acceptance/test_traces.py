@@ -204,7 +204,7 @@ def test_a_batch_has_one_span_with_a_link_for_each_message(
     assert second.links == [sends[uids[1]], first.ids]
 
 
-def test_a_batch_with_empty_failures_ends_its_span(traced: NewDaemon, collector: Collector):
+def test_a_batch_with_empty_failures_closes_its_span(traced: NewDaemon, collector: Collector):
     code = """
 from streamqd import Failures, Message
 

@@ -96,7 +96,7 @@ def test_older_accepts_an_id_without_a_sequence(harness: Harness) -> None:
     assert evaluate(harness, "_ids", code) == [1, 0, b"5-1"]
 
 
-def test_numbers_go_out_whole(harness: Harness) -> None:
+def test_lua_replies_keep_all_digits_of_integers(harness: Harness) -> None:
     """Lua's own conversion gives 1.7890000000012e+12."""
     code = "return {text(1789000000001234), text(now_unix_ms())}"
     with harness.instant() as now:

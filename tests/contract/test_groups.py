@@ -58,7 +58,7 @@ def busy(harness: Harness) -> Harness:
     return harness
 
 
-def test_back_to_the_first_message(busy: Harness) -> None:
+def test_group_reset_to_earliest_delivers_all_again(busy: Harness) -> None:
     before = busy.state()
 
     rest = busy.expect("group_reset", "OK", reset(busy, "0-0"))
@@ -72,7 +72,7 @@ def test_back_to_the_first_message(busy: Harness) -> None:
     assert busy.fetch() == [b"1-0", b"2-0", b"3-0"]
 
 
-def test_on_to_the_end(busy: Harness) -> None:
+def test_group_reset_to_latest_skips_all_messages(busy: Harness) -> None:
     rest = busy.expect("group_reset", "OK", reset(busy, ""))
 
     assert rest[:3] == [b"2-0", b"3-0", 2]
@@ -229,7 +229,7 @@ def test_group_reset_keeps_its_ownership_between_parts(full_hands: Harness) -> N
     assert full_hands.state()["fence"] == fence, "one owner all the time"
 
 
-def test_left_in_the_middle_nothing_is_lost(full_hands: Harness) -> None:
+def test_interrupted_group_reset_loses_nothing(full_hands: Harness) -> None:
     """The next owner handles the remaining entries, and all after the position."""
     full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
     full_hands.do("DEL", full_hands.lease)  # it has expired
@@ -342,7 +342,7 @@ def test_unread_messages_do_not_hold_a_group(harness: Harness) -> None:
     harness.expect("group_delete", "OK", delete(harness))
 
 
-def test_repeated_there_is_nothing_left_to_do(busy: Harness) -> None:
+def test_group_delete_again_changes_nothing(busy: Harness) -> None:
     busy.expect("group_delete", "OK", delete(busy, force=True))
     before = busy.dump()
     busy.expect("group_delete", "OK", delete(busy))

@@ -81,7 +81,7 @@ def test_message_recover_works_in_pages(harness: Harness) -> None:
     assert seen == [[b"1-0", b"2-0", b"1-0", b"2-0"], [b"3-0", b"4-0"], [b"5-0"], []]
 
 
-def test_later_pages_write_nothing(harness: Harness) -> None:
+def test_message_recover_writes_on_the_first_page_only(harness: Harness) -> None:
     harness.pending("1-0")
     harness.own("t1")
     harness.expect("message_recover", "OK", recover(harness))

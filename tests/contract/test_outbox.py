@@ -236,7 +236,7 @@ def test_outbox_publish_delays_rows_until_they_are_due(harness: Harness) -> None
     assert harness.expect("outbox_publish", "OK", publish(harness, some)) == [3, 0, b""]
 
 
-def test_outbox_publish_to_a_full_stream_records_what_it_wrote(harness: Harness) -> None:
+def test_outbox_publish_to_a_full_stream_records_written_rows(harness: Harness) -> None:
     fenced(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1)))
     harness.do("DEL", harness.stream)

@@ -43,7 +43,7 @@ def test_quarantine_mark_marks_the_next_and_acknowledges_the_last(harness: Harne
     }
 
 
-def test_quarantine_mark_without_a_place_ends_the_quarantine(harness: Harness) -> None:
+def test_quarantine_mark_without_a_place_stops_the_quarantine(harness: Harness) -> None:
     main = harness.pending("1-0")
     inherit(harness)
     harness.do("HSET", harness.fence, "mark", main[0])

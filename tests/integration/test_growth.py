@@ -237,7 +237,7 @@ def test_a_producer_that_knew_the_old_count_writes_by_the_new(
 
 
 @pytest.mark.parametrize("kind", ["dedup", "delay"])
-def test_so_does_a_script(
+def test_growth_reroutes_scripted_sends(
     link: Connection, keys: Keys, at: At, producer: Producer, kind: str
 ) -> None:
     options: dict[str, Any] = {"dedup_id": "d1"} if kind == "dedup" else {"delay": 60}

@@ -143,9 +143,7 @@ def test_row_of_an_assignment_takes_about_70_bytes(store: Store) -> None:
     assert 50 < size < 80
 
 
-def test_an_entry_is_written_when_a_minute_of_the_server_ends(
-    store: Store, view: MetricsView
-) -> None:
+def test_history_entry_is_written_after_each_server_minute(store: Store, view: MetricsView) -> None:
     writer = writer_of(store, view)
     assert 29 < writer.run() <= 30
     at(view, NOW + 29_000)
@@ -161,7 +159,7 @@ def test_an_entry_is_written_when_a_minute_of_the_server_ends(
     assert len(entries(store)) == 1
 
 
-def test_what_could_not_be_written_is_in_the_next_entry(store: Store, view: MetricsView) -> None:
+def test_unwritten_figures_are_in_the_next_history_entry(store: Store, view: MetricsView) -> None:
     writer = writer_of(store, view)
     counted(view.board.slots()[0], acked=3)
     store.execute("SET", store.keys.history(FLEET), "not a stream")
@@ -189,7 +187,7 @@ def test_old_entries_go(store: Store) -> None:
     assert len(entries(store, since=now - 10 * 60_000 - 1)) == 11
 
 
-def test_pages_and_a_later_start(store: Store) -> None:
+def test_history_is_read_in_pages_and_after_an_id(store: Store) -> None:
     count = history.ENTRIES_AT_ONCE * 2 + 1
     for number in range(count):
         history.append(store, FLEET, Interval("", "web-1", number, 60.0), 86_400)

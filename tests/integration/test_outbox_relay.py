@@ -370,7 +370,7 @@ def test_a_table_with_other_ids_is_one_lasting_obstacle(shop: Shop) -> None:
     assert shop.payloads() == []
 
 
-def test_a_burst_ends_when_rows_are_blocked(shop: Shop) -> None:
+def test_a_burst_exits_when_rows_are_blocked(shop: Shop) -> None:
     shop.topic(partitions=1)
     shop.topic("other", partitions=1)
     shop.send(b"1", b"2", b"3", b"4")
@@ -386,7 +386,7 @@ def test_a_burst_ends_when_rows_are_blocked(shop: Shop) -> None:
     assert not shop.view().relayed
 
 
-def test_a_burst_ends_beside_a_relay_that_is_stuck(
+def test_a_burst_exits_although_a_relay_is_stuck(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.topic(partitions=1)

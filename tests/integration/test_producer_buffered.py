@@ -275,7 +275,7 @@ def test_receipts_are_safe_to_use_while_written(server):
 
 
 @pytest.mark.parametrize("limits", [{"max_messages": 2}, {"max_bytes": 20}])
-def test_a_full_buffer_refuses_or_makes_wait(server, link, keys, gate, limits):
+def test_a_full_buffer_raises_or_blocks_send(server, link, keys, gate, limits):
     with BufferedProducer(server.url, linger=0, block=0, partitioner=gate, **limits) as producer:
         producer.send("access", b"1")
         producer.send("access", b"2")

@@ -463,7 +463,7 @@ def test_store_url_has_one_form(named: str, found: str | None) -> None:
      "s3://key:secret@bucket/a", "s3://me@bucket/a", "abfss://box/a", "gs://b/a?x=1", "gs://b/./a",
      "abfss://box@acc.dfs.core.windows.net/a?sv=1&sig=secret"],
 )  # fmt: skip
-def test_store_url_refuses_what_is_no_directory(named: str) -> None:
+def test_store_url_rejects_other_addresses(named: str) -> None:
     with pytest.raises(Malformed) as caught:
         store_url(named)
     assert "secret" not in str(caught.value)

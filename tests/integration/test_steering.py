@@ -176,7 +176,7 @@ def test_pause_wait_names_instances_that_have_not_applied_it(
 # --- moves, drains, reloads -----------------------------------------------------------------------
 
 
-def test_moves_that_cannot_be(
+def test_impossible_moves_are_rejected(
     run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
     unit = Unit("orders", 0, "bill")

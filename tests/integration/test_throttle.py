@@ -168,7 +168,7 @@ def test_rate_bounds_the_fetched_messages(
 
 
 @pytest.mark.parametrize("order", ["none", "key"])
-def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
+def test_throttled_lanes_fetch_no_messages(
     harness: Harness, life: Life, slot: WorkerSlot, order: str
 ):
     """One message per lane would be eight hours of work that no other worker can start."""

@@ -290,7 +290,7 @@ def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connecti
     assert "sent by an outbox as" in run("trace", f"access/outbox/{uid}").stdout
 
 
-def test_trace_of_an_outbox_is_bounded_and_says_so(
+def test_trace_of_an_outbox_reports_its_limit(
     run: Run, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that was due late is found among the newest entries."""

@@ -1110,7 +1110,7 @@ OUTBOX = (
         ("    kept[#kept + 1] = row\n", ""),
         tests={
             "contract/test_outbox.py": (
-                "test_outbox_publish_to_a_full_stream_records_what_it_wrote"
+                "test_outbox_publish_to_a_full_stream_records_written_rows"
             ),
         },
     ),

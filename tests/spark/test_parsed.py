@@ -210,7 +210,7 @@ HOSTILE = [
 ]
 
 
-def test_what_does_not_fit_is_kept_with_the_reason(press: Press) -> None:
+def test_rows_that_do_not_fit_are_kept_with_the_reason(press: Press) -> None:
     press.add(*(payload for payload, _ in HOSTILE), b'{"__does_not_fit": "x", "id": 7}')
     done = press.run()
     assert (done.parsed, done.quarantined) == (1, len(HOSTILE))
@@ -700,7 +700,7 @@ def test_restored_raw_table_is_reported(press: Press) -> None:
         parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
 
 
-def test_what_is_deleted_stays_deleted(press: Press) -> None:
+def test_deleted_rows_stay_deleted(press: Press) -> None:
     press.add(FITS % 1, FITS % 2, b"bad 3", b"bad 4")
     press.run()
     places = (("tables", "", 1), ("parsed", "entry_", 1), ("tables", "", 3), ("quarantine", "", 3))

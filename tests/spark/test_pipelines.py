@@ -106,7 +106,7 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
         )
 
 
-def test_what_is_archived_and_trimmed_while_it_is_planned(
+def test_entries_archived_and_trimmed_during_planning_are_read(
     shop: Shop, settings: config.Settings, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table is read first. If Redis has trimmed more since, the table has grown."""
@@ -345,7 +345,7 @@ def test_a_statement_that_has_no_job_can_be_cancelled(
             wait_until((tmp_path / "ended").exists, timeout=60)
 
 
-def test_an_interrupt_is_not_lost_when_the_query_ends(
+def test_an_interrupt_during_the_exit_of_a_query_is_not_lost(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a repeated query, as in `pipeline archive --every`, would never stop."""

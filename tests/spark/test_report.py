@@ -280,7 +280,7 @@ def unasked() -> Any:
     pytest.fail("Spark was started for nothing")
 
 
-def test_what_cannot_be_reported_is_refused_before_spark_starts(
+def test_an_invalid_report_is_rejected_before_spark_starts(
     settings: config.Settings, store: Store, tmp_path: Path
 ) -> None:
     topics.create(store, "access", config.Topic(partitions=1))
@@ -298,7 +298,7 @@ def test_what_cannot_be_reported_is_refused_before_spark_starts(
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_command_ends_with_its_exit_code(
+def test_the_command_returns_its_exit_code(
     server: Server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without topics, there is a report, and Spark is not started."""

@@ -88,7 +88,7 @@ def test_rows_of_a_stream_into_a_table_once(
     assert case.archive.names(RESULTS) == ["even"]
 
 
-def test_what_cannot_be_a_table_is_a_sentence(case: QueryCase) -> None:
+def test_an_invalid_table_name_is_one_clear_error(case: QueryCase) -> None:
     case.shop.fill("orders", 0, 1, 2)
     for name in ("..", "../even", "", "a b", "a/b"):
         asked = Standing(QUERY, into=name or " ", archive=case.archive)

@@ -55,7 +55,7 @@ def test_unreadable_setting_is_skipped() -> None:
     assert config.effective(Topic(), {"retention": 5}) == Topic()
 
 
-def test_which_settings_trim_and_which_lose() -> None:
+def test_settings_that_trim_and_settings_that_drop() -> None:
     assert not Retention().bounded
     assert Retention(ack_policy="delete").bounded
     assert Retention(max_length=0).bounded

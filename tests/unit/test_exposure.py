@@ -72,7 +72,7 @@ def test_redis_on_another_host_without_tls_needs_consent(file: Path, url: str, n
         "rediss+cluster://a:7000",
     ],
 )
-def test_this_host_and_tls_need_no_word(file: Path, url: str) -> None:
+def test_local_and_tls_addresses_need_no_allow_insecure(file: Path, url: str) -> None:
     assert load(file, f'[redis]\nurl = "{url}"').redis.url == url
 
 

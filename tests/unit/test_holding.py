@@ -97,7 +97,7 @@ def driver() -> StateDriver:
 # --- taking ---------------------------------------------------------------------------------------
 
 
-def test_free_unit_has_no_wish(driver: StateDriver):
+def test_free_unit_has_no_next_call(driver: StateDriver):
     assert driver.wish() is None
     assert not driver.holding.owned
     assert not driver.holding.startable

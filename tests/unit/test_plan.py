@@ -40,7 +40,7 @@ IN_ORDER: list[Action] = [
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(IN_ORDER, 2)))
-def test_of_two_wishes_the_first_in_order_wins(first: Action, second: Action) -> None:
+def test_plan_keeps_the_first_of_two_actions(first: Action, second: Action) -> None:
     assert merge([first, second]) == merge([second, first]) == [first]
 
 

@@ -99,7 +99,7 @@ def test_ordered_exit_of_a_ready_worker_resets_the_streak() -> None:
     assert after([*exits, WorkerExit(7.0, ExitCause.ORDERED, lived=1.0), boot(8.0)]) == NOW
 
 
-def test_an_ordered_end_before_ready_proves_nothing_and_costs_nothing() -> None:
+def test_a_planned_exit_before_ready_is_not_a_crash() -> None:
     exits = [boot(1.0), boot(2.0), WorkerExit(3.0, ExitCause.ORDERED)]
     assert after(exits) == Restart(0.5)
 

@@ -409,7 +409,7 @@ def test_a_finding_of_payloads_names_the_quarantine() -> None:
     )
 
 
-def test_report_page_without_topics_says_so() -> None:
+def test_report_page_without_topics_has_a_note() -> None:
     words = Reader(page(document(living()))).words
     assert "There are no topics" in words
     assert "this is the first report" in words

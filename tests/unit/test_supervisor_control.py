@@ -8,7 +8,7 @@ from streamqd.store.directives import Directive, Directives, Scope
 from streamqd.supervisor.control import LOGGED_MAX, Control
 
 
-def test_thousands_of_planted_orders_are_a_bounded_number_of_lines(monkeypatch) -> None:
+def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> None:
     """S6: the log stays bounded while valid directives are obeyed."""
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(

@@ -41,7 +41,7 @@ def test_untrusted_number_is_finite_and_within_its_bounds(raw: bytes | None):
 
 
 @given(st.one_of(RAW, st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_text_is_text(raw: bytes | None):
+def test_untrusted_text_is_decoded_unchanged(raw: bytes | None):
     try:
         found = untrusted.text(raw, "k")
     except BadValue:

@@ -247,14 +247,14 @@ SEEDS = range(10)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_without_anything_planted_nothing_is_found(seed: int):
+def test_a_clean_run_has_no_findings(seed: int):
     report = Soak(seed).judged()
     assert report.faults_of_ours() == {}
     assert len(report.duplicated) == PARTITIONS * (OWNERS - 1)
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_every_planted_fault_is_found(plant: Callable[[Soak], None]):
+def test_every_injected_fault_is_found(plant: Callable[[Soak], None]):
     missed = []
     for seed in SEEDS:
         soak = Soak(seed)

@@ -54,7 +54,7 @@ def test_weblog_parses_a_whole_line():
     assert request.agent == "Mozilla/5.0 (Macintosh)"
 
 
-def test_no_size_means_nothing_was_sent():
+def test_a_missing_size_counts_as_zero():
     assert weblog.parse(LINE.replace("203023", "-")).size == 0
 
 
@@ -74,7 +74,7 @@ def test_a_quotation_mark_inside_the_agent_is_escaped():
     ],
     ids=["cut off", "no client", "more", "line end", "no status", "empty"],
 )
-def test_anything_else_is_dead(line: str):
+def test_a_line_in_another_format_is_dead(line: str):
     with pytest.raises(Dead, match="combined log format"):
         weblog.parse(line)
 
