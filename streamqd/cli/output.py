@@ -201,6 +201,6 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refused("confirmation needed, but standard input is not a terminal; pass --yes")
+        raise Refused(f"{question} Standard input is not a terminal; pass --yes")
     if not click.confirm(question, err=True):
         raise Refused("nothing was done")

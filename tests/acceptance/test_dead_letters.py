@@ -86,7 +86,7 @@ def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> N
 
         plan = told(daemon, "replay", TOPIC, "--all", "--dry-run")
         assert plan["receivers"][0]["same_worker"] == 0
-        assert any("moved since these failures" in note for note in plan["notes"])
+        assert any("moved after these failures" in note for note in plan["notes"])
         [parse] = [each for each in causes if each["count"] == 2]
         mine = ("--fingerprint", parse["fingerprint"])
         assert told(daemon, "replay", TOPIC, *mine, "--yes")["replayed"] == 2

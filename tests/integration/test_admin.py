@@ -499,7 +499,7 @@ def test_tail_follow_does_not_repeat_messages(store: Store, at: At) -> None:
 
 
 def test_tailing_a_partition_that_is_not_there(store: Store, at: At) -> None:
-    with pytest.raises(Refused, match="no partition 3"):
+    with pytest.raises(Refused, match="partition 3 of topic access not found"):
         tail.Tail(store, "access", 3)
 
 

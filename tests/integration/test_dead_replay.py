@@ -572,7 +572,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert "the worker that failed still runs on 1 of 2 partitions" in notes
     assert "no instance owns 1 of 2 partitions" in notes
     assert "1 of 2 partitions are paused" in notes
-    assert "their order is not kept" in notes
+    assert "order of the key is not kept" in notes
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(until_unix_ms=plan.until_unix_ms))
     assert done.replayed == plan.dead_letters
@@ -676,7 +676,7 @@ def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -
     plan = dead_letters.plan(store, TOPIC, MessageFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
-    assert "started, reloaded or moved since these failures" in plan.notes[0]
+    assert "started, reloaded or moved after these failures" in plan.notes[0]
     everyone = dead_letters.plan(
         store, TOPIC, MessageFilter(), fleet="default", target=Target(everyone=True)
     )

@@ -280,8 +280,8 @@ def test_cancel_and_promoter_never_both_win(
         (("now", "access", "nope"), 2, "PARTITION:SEND-ID"),
         (("show", "access", "x:y"), 2, "PARTITION:SEND-ID"),
         (("list", "access", "--cursor", "x"), 2, "cursor"),
-        (("list", "access", "-p", "3"), 8, "no partition 3"),
-        (("cancel", "access", "3:x"), 8, "no partition 3"),
+        (("list", "access", "-p", "3"), 8, "partition 3 of topic access not found"),
+        (("cancel", "access", "3:x"), 8, "partition 3 of topic access not found"),
         (("list", "acces"), 8, "did you mean access?"),
     ],
 )
