@@ -33,7 +33,7 @@ def producer_lifespan(
     messages that were sent are written. An application with its own lifespan enters this one in it,
     and yields its state.
 
-    The server does not start with wrong settings (ConfigError). It starts while Redis is away.
+    The server does not start with wrong settings (ConfigError). It starts without Redis.
     """
 
     @asynccontextmanager

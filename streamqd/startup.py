@@ -260,7 +260,7 @@ def register(
     *,
     emptied: bool = False,
 ) -> dict[str, int]:
-    """Call `ensure_topics` over a connection of its own."""
+    """Call `ensure_topics` over a separate connection."""
     with _connected(settings) as link:
         return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
 

@@ -1,7 +1,7 @@
 """Sends that wait for their time: one list over all partitions of a topic, by due time.
 
 A delayed send is named `PARTITION:send-id` here. Its uid, `topic/partition/send-id`, is what `send`
-with `delay` or `at` has returned. The message that it becomes has a uid of its own.
+with `delay` or `at` has returned. The delivered message has another uid.
 """
 
 from __future__ import annotations

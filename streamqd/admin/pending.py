@@ -14,7 +14,7 @@ from streamqd.store import untrusted
 from streamqd.store.replies import accepted
 from streamqd.store.store import Store
 
-SCAN_MAX = 100_000  # entries looked at for one ranking by idle time or deliveries
+SCAN_MAX = 100_000  # entries examined for one ranking by idle time or deliveries
 PAGE = 500
 ORDERS = ("id", "idle", "deliveries")
 

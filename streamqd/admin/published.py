@@ -24,7 +24,7 @@ _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
 
 
 class Fleet(NamedTuple):
-    """A fleet by its name. `stale`: seconds after which a silent instance counts as gone."""
+    """A fleet by its name. `stale`: seconds after which a silent instance counts as lost."""
 
     store: Store
     name: str
@@ -35,7 +35,7 @@ class Fleet(NamedTuple):
 class FleetState:
     """A fleet as stored in Redis: its members and the directives of operators.
 
-    `stale` is the number of seconds after which a silent instance counts as gone.
+    `stale` is the number of seconds after which a silent instance counts as lost.
     """
 
     now_unix_ms: int
@@ -45,7 +45,7 @@ class FleetState:
 
     @cached_property
     def silent(self) -> dict[str, int]:
-        """Milliseconds since the last heartbeat of each instance that counts as gone."""
+        """Milliseconds since the last heartbeat of each instance that counts as lost."""
         ages = {
             heartbeat.instance: self.now_unix_ms - heartbeat.heartbeat_unix_ms
             for heartbeat in self.heartbeats

@@ -26,7 +26,7 @@ class TopicRow:
     """One topic of `topic list`. `messages` are the entries kept in its partitions.
 
     `unreadable` are values of its keys that cannot be read, and count as missing. An invalid name
-    in the registry has a row of its own with that text as its `topic`.
+    in the registry has a separate row with that text as its `topic`.
     """
 
     topic: str
@@ -133,7 +133,7 @@ def check_partition(topic: str, partition: int, count: int) -> None:
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
-    """Register a topic. Raises Refused when it exists with another partition count."""
+    """Register a topic. Raises Refused when it exists with a different partition count."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     before = topics.partition_count(store, topic)

@@ -28,7 +28,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 UNLINK_MAX = 256  # keys of one command
-SCAN_COUNT = 1000  # keys looked at by one command
+SCAN_COUNT = 1000  # keys examined by one command
 
 Progress = Callable[[int], None]
 

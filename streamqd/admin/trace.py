@@ -116,7 +116,7 @@ class Trace:
     `outbox_uid` is the ID that `Outbox.send` returned, '' unless it was searched.
     `archived` is true when the archive pipeline has passed it, null when the topic has no archive.
     `replays` are the entries of the partition that a replay to every group has written. `complete`
-    is false when there was more to look at than the limits allow.
+    is false when the limits stopped the search.
     """
 
     uid: str

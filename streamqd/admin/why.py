@@ -219,7 +219,7 @@ def answer(
 def _with_outboxes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
     """Return the causes of a group and of the outboxes that feed its topic.
 
-    A group without messages waits for the outbox. Another one has a cause of its own.
+    A group without messages waits for the outbox. A group with messages has its own cause.
     """
     return late or found if found[0].word == "idle" else [*found, *late]
 
@@ -394,7 +394,7 @@ _FIX_LIMITS = (
 )
 _FIX_CIRCUIT = "fix the dependency of the handler: the circuit closes when a message succeeds"
 
-# The state of a Spark query, which no instance runs. The first true one counts.
+# The state of a Spark query, which no instance runs. The first true one applies.
 _QUERY = (
     CauseRule(
         "idle",
@@ -414,7 +414,7 @@ _QUERY = (
     ),
 )
 
-# Directives of operators. The first true one counts.
+# Directives of operators. The first true one applies.
 _DIRECTIVES = (
     CauseRule(
         "stopped",
@@ -452,7 +452,7 @@ _EXPIRED = (
     ),
 )
 
-# Reasons why no instance owns it. The first true one counts.
+# Reasons why no instance owns it. The first true one applies.
 _UNOWNED = (
     CauseRule(
         "no-instance",
@@ -506,7 +506,7 @@ _UNOWNED = (
     ),
 )
 
-# Reasons why its owner does not work on it. The first true one counts.
+# Reasons why its owner does not work on it. The first true one applies.
 _OWNED = (
     CauseRule(
         "growing",
@@ -667,7 +667,7 @@ _OTHER_CLIENTS = (
     ),
 )
 
-# The activity of a unit that nothing delays. The first true one counts.
+# The activity of a unit that nothing delays. The first true one applies.
 _OTHERWISE = (
     CauseRule("idle", lambda f: not f.waits, "{unit}: no messages waiting"),
     CauseRule(

@@ -177,7 +177,7 @@ def _check_private(file: Path, found: os.stat_result, path: TomlPath, problems: 
     if stat.S_IMODE(found.st_mode) & 0o077:
         problems.add(path, f"other users may read {file} (chmod 600)")
     elif os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
-        problems.add(path, f"{file} belongs to another user than the daemon's (chown)")
+        problems.add(path, f"{file} does not belong to the daemon's user (chown)")
 
 
 def _check_daemon(daemon: Daemon, problems: Problems) -> None:

@@ -72,7 +72,7 @@ def socket_path(settings: Settings) -> Path:
     if not _is_private(found, {owner, os.geteuid()}):
         problem = (
             f"daemon.state_dir: {named.parent}, which contains the socket of the server according"
-            f" to {state_dir / _POINTER}, can be changed by another user than the owner of"
+            f" to {state_dir / _POINTER}, can be changed by a user who is not the owner of"
             f" state_dir; remove {named.parent} and restart the daemon, or use a shorter path"
         )
         raise ConfigError([problem])

@@ -257,7 +257,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The web console, a process of its own: `streamqd console`."""
+    """The web console, a separate process: `streamqd console`."""
 
     bind: str = setting(
         "127.0.0.1:9466",

@@ -84,7 +84,7 @@ class StreamqdBackend(BaseTaskBackend):
     ) -> TaskResult[Params, Returned]:
         """Send a task with the transaction of the database, and return its result, always READY.
 
-        Outside of `transaction.atomic`, it has a transaction of its own. With `outbox`, the ID of
+        Outside `transaction.atomic`, it has its own transaction. With `outbox`, the ID of
         the result is one for `streamqd trace`.
 
         Raises InvalidTask, TypeError for arguments that JSON does not support, and what

@@ -54,7 +54,7 @@ def parse(line: str) -> Request:
     """Parse one line of the combined log format. Raises Dead for any other line.
 
     Retries cannot succeed for such a line. Dead moves the message to the dead letters immediately,
-    with this text, so that an operator can look at it.
+    with this text, so that an operator can examine it.
     """
     match = COMBINED.fullmatch(line)
     if match is None:

@@ -48,7 +48,7 @@ from streamqd.telemetry import killed
 
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted, at no risk
-AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
+AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is unavailable
 WORD_BYTES = 512  # longest message of the supervisor
 SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
 SUMMARY_LIFE = 10.0  # seconds, five times its interval
@@ -112,7 +112,7 @@ class Housekeeper:
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
         self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE when it is that
-        self._look_at = 0.0  # when the slots are looked at again
+        self._look_at = 0.0  # next check of the slots, monotonic
 
     def _table(self) -> list[Task]:
         store, view = self._store, self.view

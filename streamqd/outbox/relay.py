@@ -450,7 +450,7 @@ class Relay:
             fault, topic = row.fault, None
             # In one batch it would be skipped as sent, and its message would be lost.
             if not fault and row.uid in uids:
-                fault = f"another row has the uid {row.uid}; give each row a uid of its own"
+                fault = f"another row has the uid {row.uid}; give each row a unique uid"
             uids.add(row.uid)
             if not fault:
                 topic, fault = self._topic(row.topic, found)

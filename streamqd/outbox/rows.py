@@ -139,7 +139,7 @@ def decode_all(rows: Iterable[Sequence[Any]], max_bytes: int) -> list[OutboxRow]
 
 
 def _sound(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None:
-    """Return the row of a usual message, or None when `decode` must look at each column."""
+    """Return the row of a usual message, or None when `decode` must check each column."""
     number, uid, topic, key, partition, payload, headers, expires, due, created, *sizes = columns
     if not (
         type(number) is int

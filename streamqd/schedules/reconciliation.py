@@ -24,7 +24,7 @@ from streamqd.store.replies import accepted
 from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, Kept
 from streamqd.store.store import Store
 
-NAMES_MAX = 500  # names in one look at the index
+NAMES_MAX = 500  # names in one read of the index
 BATCH = 16  # scripts in one write
 
 T = TypeVar("T")

@@ -121,7 +121,7 @@ def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, di
 def register(spark: SparkSession) -> None:
     """Register `format("streamq")` in a session, and enable pushing filters down.
 
-    Raises SparkMissingError for a session whose workers run another Python than this one.
+    Raises SparkMissingError for a session whose workers run a different Python.
     """
     need_spark()
     _check_python(spark)

@@ -207,9 +207,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
         self._end: Offsets = {}  # end of the batch that was planned last
-        self._seen: dict[
-            TopicPartition, int
-        ] = {}  # entries that were ever issued, as far as was looked at
+        self._seen: dict[TopicPartition, int] = {}  # entries ever created, at the last check
         self._took_at = float("-inf")
         self._shown: Offsets = {}
         self._shown_at = float("-inf")

@@ -406,7 +406,7 @@ class Catalog:
         """Return the spans between two offsets. Skips lost entries, or raises DataLossError.
 
         A partition that has no start is new: it is read from its first entry on. `seen` is how many
-        entries a stream had issued when it was last looked at.
+        entries a stream had created at the last check.
         """
         found = {}
         for place, end in ends.items():

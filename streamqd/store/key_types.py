@@ -21,7 +21,7 @@ HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 
 
 def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[BadValue]:
-    """Return the keys that exist with another type than `wanted`. One round trip.
+    """Return the keys that exist with a type other than `wanted`. One round trip.
 
     A list, a module type, and a type whose command this user may not run count as another type.
     """

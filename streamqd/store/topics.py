@@ -154,7 +154,7 @@ def meta(store: Store, name: str) -> TopicMeta | None:
 
 
 def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -> Any:
-    """Run a reading command. Raises BadValue if the key has another type than `wanted`."""
+    """Run a reading command. Raises BadValue if the key has a type other than `wanted`."""
     try:
         return link.execute(command, key, *fields)
     except RedisRefused as error:

@@ -1,6 +1,6 @@
 """One socket to one server: commands out, replies in, one deadline, and the state after a failure.
 
-A new connection has a new `Transport`. So no command can be sent on another connection than the
+A new connection has a new `Transport`. So no command can be sent on a connection other than the
 one that holds its WATCH or transaction.
 """
 

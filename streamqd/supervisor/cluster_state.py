@@ -26,7 +26,7 @@ from streamqd.store import leases, topics
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 
-LOOK_SECONDS = 2.0  # between two looks at the entries of the topics
+LOOK_SECONDS = 2.0  # between two reads of the entries of the topics
 
 # Runs the same number of commands for each unit, in order. Each reply of a silent node is replaced
 # by its error.
@@ -35,7 +35,7 @@ Ask = Callable[[Sequence[Unit], list[tuple[Any, ...]]], list[Any]]
 
 @dataclass(frozen=True)
 class ClusterState:
-    """One look at the fleet: the live members, and the owners of units that are not ours."""
+    """One snapshot of the fleet: the live members, and the owners of units that are not ours."""
 
     live: Sequence[MemberView] = ()
     views: Mapping[Unit, PartitionView] = field(default_factory=dict)

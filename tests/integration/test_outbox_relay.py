@@ -416,7 +416,7 @@ def test_a_second_row_with_a_uid_is_buried(shop: Shop) -> None:
     assert second != first
     assert shop.payloads() == [b"1", b"3"]
     [dead] = shop.database.dead(10)
-    assert dead.error == f"another row has the uid {uid}; give each row a uid of its own"
+    assert dead.error == f"another row has the uid {uid}; give each row a unique uid"
 
 
 def test_two_outboxes_of_one_table_have_one_relay(shop: Shop) -> None:

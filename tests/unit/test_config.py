@@ -789,7 +789,7 @@ def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, ca
     else:
         _made_over(theirs)
         theirs.rename(claimed.parent)
-    with pytest.raises(ConfigError, match=r"than the owner of state_dir; remove .*streamqd-"):
+    with pytest.raises(ConfigError, match=r"the owner of state_dir; remove .*streamqd-"):
         config.redis_url(settings)
 
 

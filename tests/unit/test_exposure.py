@@ -109,7 +109,7 @@ def test_secret_file_of_another_user_is_refused(
     owner = secret.stat().st_uid
     text = '[redis]\nurl = "redis://localhost"\npassword_file = "secret"'
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert "belongs to another user" in problem(file, text)
+    assert "does not belong to the daemon's user" in problem(file, text)
     monkeypatch.setattr(os, "geteuid", lambda: owner)
     load(file, text)
 

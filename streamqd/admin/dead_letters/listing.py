@@ -1,4 +1,4 @@
-"""Dead letters as operators look at them: one by one, and the same failure counted once.
+"""Dead letters for operators: one by one, and grouped by their cause.
 
 Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of its partitions'.
 """

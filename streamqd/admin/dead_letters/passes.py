@@ -32,7 +32,7 @@ from streamqd.store import dead
 from streamqd.store.store import Store
 
 DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # outcomes of a pass
-_LOOK = 0.1  # seconds between two looks at whether to stop
+_LOOK = 0.1  # seconds between two checks for a stop
 
 Progress = Callable[[int], None]
 
@@ -244,7 +244,7 @@ class Exported:
 
 
 class Export:
-    """An export under way: iterate over its lines, then ask for its result."""
+    """A running export: iterate over its lines, then ask for its result."""
 
     def __init__(
         self,

@@ -316,7 +316,7 @@ class _Replay:
             dead.mark(keys, topic, entry.partition, str(entry.id), str(to)) for entry, to in letters
         ]
         going = []
-        # A mark whose answer is lost moves nothing: such letters are not under way.
+        # A mark whose answer is lost moves nothing: such dead letters are not moving.
         for (entry, to), reply in self._ask(letters, marks, 0):
             there = self._judge(to, reply)
             if there is not None:

@@ -388,7 +388,7 @@ def _distance(reader: ViewReader) -> tuple[float | None, float | None]:
         if reply is None:
             return None, None
         trip = time.perf_counter() - begun
-        # The server looked at its clock somewhere between.
+        # The server read its clock between the two.
         taken.append((trip, int(reply[0]) + int(reply[1]) / 1e6 - before - trip / 2))
     return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 
@@ -550,7 +550,7 @@ def _texts(raw: Sequence[bytes] | None) -> set[str]:
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
 PARTITIONS_MAX = 4_096  # limit for all topics together
-BODIES_MAX = 64  # partitions of which a message is looked at
+BODIES_MAX = 64  # partitions of which one message is examined
 BODIES_AT_ONCE = 8  # bodies of one round trip
 
 
@@ -565,7 +565,7 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]
 def gather_partitions(
     reader: ViewReader, places: Sequence[tuple[TopicFacts, int]], *, bodies: bool
 ) -> list[PartitionFacts]:
-    """Look at partitions."""
+    """Read the facts of partitions."""
     keys, names = reader.keys, [(topic.name, number) for topic, number in places]
     types = reader.wrong_types([_typed(keys, *name) for name in names])
     groups = groups_on(reader, names)
@@ -636,7 +636,7 @@ def _payload_bytes(page: Sequence[Any] | None) -> int:
 
 
 def gather_units(reader: ViewReader, partitions: Sequence[PartitionFacts]) -> list[UnitFacts]:
-    """Look at every group on every partition."""
+    """Read the facts of every group on every partition."""
     keys = reader.keys
     units = [
         Unit(each.topic, each.partition, group)

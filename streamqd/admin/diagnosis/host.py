@@ -96,7 +96,7 @@ def _other_owners(settings: Settings) -> dict[str, int]:
             if path.exists():
                 owners[str(path)] = path.lstat().st_uid
     except OSError:
-        return {}  # it is not there, or is not ours to look at
+        return {}  # it is missing, or belongs to another user
     return {path: found for path, found in owners.items() if found != owner}
 
 

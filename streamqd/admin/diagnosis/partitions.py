@@ -169,7 +169,7 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"another client reads as {', '.join(names[:4])} in the group {group} of {topic} and"
             f" holds {plural(held, 'message')} on {spans(numbers(units))}",
-            "stop that client, or give it a group of its own. A running daemon takes idle messages"
+            "stop that client, or give it a separate group. A running daemon takes idle messages"
             f" over; while none runs, use `streamqd group adopt {topic} {group}`",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(units), "consumers": names[:16], "pending": held},

@@ -18,7 +18,7 @@ from streamqd.store.keys import Keys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_TIDY = 8  # batches between two looks at the small files
+_TIDY = 8  # batches between two checks for small files
 
 
 def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:

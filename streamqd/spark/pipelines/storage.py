@@ -270,7 +270,7 @@ class ArchiveTable:
 
     @property
     def version(self) -> int:
-        """The version of the table that is looked at."""
+        """The opened version of the table."""
         return self.delta.version()
 
     def files(self, partition: int | None = None) -> list[WrittenFile]:
