@@ -830,7 +830,7 @@ AROUND = (
         "streamqd/housekeeper/batch.py",
         ("            if time.monotonic() >= until:", "            if False:"),
         tests={
-            "integration/test_turns.py": (
+            "integration/test_housekeeper_turns.py": (
                 "test_retries_are_promoted_while_many_dead_letters_expire"
             )
         },
