@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.model import Unit
-from tests.faults.rehearsal import BY_SOURCE, kind_of
+from tests.faults.scenario_runner import BY_SOURCE, kind_of
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.proxy import FaultProxy, Trigger
 from tests.support.servers import ProcessServer

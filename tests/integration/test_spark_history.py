@@ -53,7 +53,7 @@ def unasked() -> Any:
     pytest.fail("Spark was started for nothing")
 
 
-class Desk:
+class HistoryCase:
     """Dead letters and minutes, their ledger, and an archive of them."""
 
     def __init__(self, link: Connection, keys: Keys, server: Server, folder: Path | str) -> None:
@@ -127,8 +127,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(link, keys, server, tmp_path / "archive")
+def case(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterator[HistoryCase]:
+    made = HistoryCase(link, keys, server, tmp_path / "archive")
     topics.create(made.store, "access", Topic(partitions=2))
     yield made
     link.execute("DEL", keys.history(FLEET))
@@ -142,25 +142,25 @@ def unit(partition: int, acked: int, **figures: Any) -> UnitMinute:
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_dead_letters_are_archived_once_and_survive_removal(desk: Desk) -> None:
-    topics.create(desk.store, "orders", Topic(partitions=1))
-    first = desk.bury("access", 0, 7)  # across midnight
-    desk.bury("access", 1, 2, fingerprint="told")
-    done = desk.run()
+def test_dead_letters_are_archived_once_and_survive_removal(case: HistoryCase) -> None:
+    topics.create(case.store, "orders", Topic(partitions=1))
+    first = case.bury("access", 0, 7)  # across midnight
+    case.bury("access", 1, 2, fingerprint="told")
+    done = case.run()
     assert {name: each.dead_letters for name, each in done.items()} == {"access": 9, "orders": 0}
-    assert desk.archived_letters() == desk.letters
-    assert desk.mark("access", 0) == first[-1]
-    assert not (Path(desk.folder) / "dead_letters" / "orders").exists()
+    assert case.archived_letters() == case.letters
+    assert case.mark("access", 0) == first[-1]
+    assert not (Path(case.folder) / "dead_letters" / "orders").exists()
 
-    desk.link.execute("XDEL", desk.keys.dlq("access", 0), *first)
-    assert desk.run()["access"].dead_letters == 0
-    desk.bury("access", 0, 1)
-    assert desk.run("access")["access"].dead_letters == 1
-    assert desk.archived_letters() == desk.letters
-    assert len({str(row["date"]) for row in desk.rows(DEAD, "access")}) == 2
+    case.link.execute("XDEL", case.keys.dlq("access", 0), *first)
+    assert case.run()["access"].dead_letters == 0
+    case.bury("access", 0, 1)
+    assert case.run("access")["access"].dead_letters == 1
+    assert case.archived_letters() == case.letters
+    assert len({str(row["date"]) for row in case.rows(DEAD, "access")}) == 2
 
 
-def test_row_of_a_dead_letter_has_its_failure(desk: Desk) -> None:
+def test_row_of_a_dead_letter_has_its_failure(case: HistoryCase) -> None:
     fields = {
         "originalId": "5-1",
         "failedAt": str(START),
@@ -170,9 +170,9 @@ def test_row_of_a_dead_letter_has_its_failure(desk: Desk) -> None:
         "traceback": 'Traceback\n  File "/srv/weblog.py", line 9, in count\nValueError: no',
         "other": "x",
     }
-    desk.bury("access", 1, 1, **fields)
-    desk.run()
-    [row] = desk.rows(DEAD, "access")
+    case.bury("access", 1, 1, **fields)
+    case.run()
+    [row] = case.rows(DEAD, "access")
     assert (row["error_class"], row["error_message"], row["handler"]) == (
         *("ValueError", "no", "weblog:count"),
     )
@@ -186,8 +186,8 @@ def test_row_of_a_dead_letter_has_its_failure(desk: Desk) -> None:
     assert row["fingerprint"] == of_dead_letter(written)
 
 
-def test_damaged_file_of_dead_letters_is_not_reported_to_redis(desk: Desk) -> None:
-    desk.bury("access", 0, 2)
+def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase) -> None:
+    case.bury("access", 0, 2)
 
     def blow() -> None:
         raise KilledError
@@ -195,26 +195,26 @@ def test_damaged_file_of_dead_letters_is_not_reported_to_redis(desk: Desk) -> No
     undo = strike("committed", 1, blow)
     try:
         with pytest.raises(KilledError):
-            desk.run()
+            case.run()
     finally:
         undo()
-    [file] = (Path(desk.folder) / "dead_letters" / "access").rglob("*.parquet")
+    [file] = (Path(case.folder) / "dead_letters" / "access").rglob("*.parquet")
     kept = file.read_bytes()
     file.unlink()
     with pytest.raises(ArchiveDamagedError, match="is missing"):
-        desk.run()
-    assert desk.mark("access", 0) is None
+        case.run()
+    assert case.mark("access", 0) is None
     file.write_bytes(kept)
-    desk.run()
-    assert desk.mark("access", 0) is not None
+    case.run()
+    assert case.mark("access", 0) is not None
 
 
 @pytest.mark.parametrize("point", LETTER_POINTS)
-def test_dead_letters_are_exact_after_an_error_at(desk: Desk, point: str) -> None:
-    desk.bury("access", 0, 2)
-    desk.run()
-    desk.bury("access", 0, 3)
-    desk.bury("access", 1, 2)
+def test_dead_letters_are_exact_after_an_error_at(case: HistoryCase, point: str) -> None:
+    case.bury("access", 0, 2)
+    case.run()
+    case.bury("access", 0, 3)
+    case.bury("access", 1, 2)
 
     def blow() -> None:
         raise KilledError
@@ -222,65 +222,65 @@ def test_dead_letters_are_exact_after_an_error_at(desk: Desk, point: str) -> Non
     undo = strike(point, 1, blow)
     try:
         with pytest.raises(KilledError):
-            desk.run()
+            case.run()
     finally:
         undo()
-    seen = desk.archived_letters()
-    assert seen <= desk.letters
-    told = desk.mark("access", 0)
+    seen = case.archived_letters()
+    assert seen <= case.letters
+    told = case.mark("access", 0)
     assert told is not None
     assert seen["access", 0, told] == 1
-    desk.bury("access", 1, 1)
-    desk.run()
-    assert desk.archived_letters() == desk.letters
-    assert desk.mark("access", 1) == max(entry for _, number, entry in desk.letters if number)
+    case.bury("access", 1, 1)
+    case.run()
+    assert case.archived_letters() == case.letters
+    assert case.mark("access", 1) == max(entry for _, number, entry in case.letters if number)
 
 
-def test_dead_letters_and_minutes_are_exact_after_kills(desk: Desk, tmp_path: Path) -> None:
+def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_path: Path) -> None:
     """Real kills. Letters are deleted as soon as they count as archived."""
-    (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{desk.server.url}"\n', "utf-8")
+    (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{case.server.url}"\n', "utf-8")
     command = [sys.executable, "-m", "tests.support.killed_archive"]
     for number, (point, batch) in enumerate((p, b) for b in (1, 2) for p in LETTER_POINTS):
-        desk.bury("access", number % 2, 3)
-        desk.minute("web-1", number, unit(0, 5 + number), unit(1, number))
+        case.bury("access", number % 2, 3)
+        case.minute("web-1", number, unit(0, 5 + number), unit(1, number))
         if point == "told_dead" and batch == 2:
             continue  # a run reports dead letters once after its start
         run = [*command, point, str(batch), "--config", str(tmp_path / "streamq.toml")]
-        run += ["pipeline", "archive", "--archive", str(desk.folder)]
+        run += ["pipeline", "archive", "--archive", str(case.folder)]
         killed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert desk.archived_letters() <= desk.letters
-        assert desk.archived_minutes().keys() <= desk.minutes.keys()
+        assert case.archived_letters() <= case.letters
+        assert case.archived_minutes().keys() <= case.minutes.keys()
         for partition in range(2):
-            if told := desk.mark("access", partition):
-                assert desk.archived_letters()["access", partition, told] == 1
-                key = desk.keys.dlq("access", partition)
-                old = [entry for entry, _ in desk.link.execute("XRANGE", key, "-", told)]
+            if told := case.mark("access", partition):
+                assert case.archived_letters()["access", partition, told] == 1
+                key = case.keys.dlq("access", partition)
+                old = [entry for entry, _ in case.link.execute("XRANGE", key, "-", told)]
                 if old:
-                    desk.link.execute("XDEL", key, *old)
-    desk.run()
-    assert desk.archived_letters() == desk.letters
-    assert desk.archived_minutes() == desk.minutes
+                    case.link.execute("XDEL", key, *old)
+    case.run()
+    assert case.archived_letters() == case.letters
+    assert case.archived_minutes() == case.minutes
 
 
-def test_two_archives_do_not_share_positions(desk: Desk, tmp_path: Path) -> None:
-    desk.bury("access", 0, 2)
-    desk.run()
-    other = Desk(desk.link, desk.keys, desk.server, tmp_path / "other")
+def test_two_archives_do_not_share_positions(case: HistoryCase, tmp_path: Path) -> None:
+    case.bury("access", 0, 2)
+    case.run()
+    other = HistoryCase(case.link, case.keys, case.server, tmp_path / "other")
     assert other.run()["access"].dead_letters == 2
-    assert other.archived_letters() == desk.letters
+    assert other.archived_letters() == case.letters
 
 
-def test_dead_letters_of_a_recreated_topic_follow(desk: Desk) -> None:
-    desk.bury("access", 0, 2)
-    desk.run()
-    desk.link.execute("DEL", desk.keys.dlq("access", 0), desk.keys.trim("access", 0))
-    desk.bury("access", 0, 1)
-    assert desk.run()["access"].dead_letters == 1
-    assert desk.archived_letters() == desk.letters
+def test_dead_letters_of_a_recreated_topic_follow(case: HistoryCase) -> None:
+    case.bury("access", 0, 2)
+    case.run()
+    case.link.execute("DEL", case.keys.dlq("access", 0), case.keys.trim("access", 0))
+    case.bury("access", 0, 1)
+    assert case.run()["access"].dead_letters == 1
+    assert case.archived_letters() == case.letters
 
 
-def test_archive_in_a_bucket_is_exact_after_errors(desk: Desk) -> None:
+def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
     pytest.importorskip("moto")
     from tests.support.s3 import BucketServer
 
@@ -288,54 +288,54 @@ def test_archive_in_a_bucket_is_exact_after_errors(desk: Desk) -> None:
         raise KilledError
 
     with BucketServer() as buckets:
-        desk.folder, desk.options = "s3://bucket/history", dict(buckets.options)
-        stored = config.ArchiveStore(json.dumps(desk.options))
-        desk.settings = replace(desk.settings, archive=stored)
+        case.folder, case.options = "s3://bucket/history", dict(buckets.options)
+        stored = config.ArchiveStore(json.dumps(case.options))
+        case.settings = replace(case.settings, archive=stored)
         for number, point in enumerate(LETTER_POINTS):
-            desk.bury("access", number % 2, 2)
-            desk.minute("web-1", number, unit(0, 3))
+            case.bury("access", number % 2, 2)
+            case.minute("web-1", number, unit(0, 3))
             undo = strike(point, 1, blow)
             try:
                 with pytest.raises(KilledError):
-                    desk.run()
+                    case.run()
             finally:
                 undo()
-            assert desk.archived_letters() <= desk.letters
-        desk.run()
-        assert desk.run()["access"].dead_letters == 0
-        assert desk.archived_letters() == desk.letters
-        assert desk.archived_minutes() == desk.minutes
-        done, problems = compact.compact(desk.settings, desk.folder)
+            assert case.archived_letters() <= case.letters
+        case.run()
+        assert case.run()["access"].dead_letters == 0
+        assert case.archived_letters() == case.letters
+        assert case.archived_minutes() == case.minutes
+        done, problems = compact.compact(case.settings, case.folder)
         assert problems == []
         assert len(done) == 3
-        assert desk.archived_letters() == desk.letters
+        assert case.archived_letters() == case.letters
 
 
-def test_compact_merges_dead_letters_and_minutes(desk: Desk) -> None:
+def test_compact_merges_dead_letters_and_minutes(case: HistoryCase) -> None:
     for number in range(3):
-        desk.bury("access", 1, 2)
-        desk.minute("web-1", number, unit(0, 1))
-        desk.run()
-    done, problems = compact.compact(desk.settings, desk.folder)
+        case.bury("access", 1, 2)
+        case.minute("web-1", number, unit(0, 1))
+        case.run()
+    done, problems = compact.compact(case.settings, case.folder)
     assert problems == []
     assert {"access", "dead_letters/access", f"history/{FLEET}"} <= {each.topic for each in done}
-    assert desk.archived_letters() == desk.letters
-    assert desk.archived_minutes() == desk.minutes
+    assert case.archived_letters() == case.letters
+    assert case.archived_minutes() == case.minutes
 
 
 # --- the history ----------------------------------------------------------------------------------
 
 
-def test_minutes_are_archived_once_with_their_quantiles(desk: Desk) -> None:
-    desk.minute("web-1", 0, unit(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
-    desk.minute("web-2", 0, unit(1, 3))
-    desk.minute("web-1", 1)  # nothing happened
-    desk.run()
-    desk.minute("web-1", 2, unit(0, 7))
-    desk.run()
-    desk.run("access")
-    assert desk.archived_minutes() == desk.minutes
-    row = next(each for each in desk.rows(HISTORY, FLEET) if each["handled"] == 90)
+def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> None:
+    case.minute("web-1", 0, unit(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
+    case.minute("web-2", 0, unit(1, 3))
+    case.minute("web-1", 1)  # nothing happened
+    case.run()
+    case.minute("web-1", 2, unit(0, 7))
+    case.run()
+    case.run("access")
+    assert case.archived_minutes() == case.minutes
+    row = next(each for each in case.rows(HISTORY, FLEET) if each["handled"] == 90)
     assert (row["partition"], row["handler"], row["lag"]) == (0, "weblog:count", 4)
     assert (row["oldest_seconds"], row["covered_seconds"]) == (1.5, 60.0)
     fast, slow = (1 << 20) / 1e9, (1 << 30) / 1e9
@@ -344,52 +344,54 @@ def test_minutes_are_archived_once_with_their_quantiles(desk: Desk) -> None:
     assert row["minute"].timestamp() == START // MINUTE * 60
 
 
-def test_rest_of_a_group_has_no_partition(desk: Desk) -> None:
+def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
     """Entries of an older version have only sums of groups."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
     row = GroupMinute("access", "hits", counts, 5, 900, {3: 10})
     one = unit(1, 4, lag=5, oldest_ms=900, handled={3: 4})
     for units in ((), (one,)):
         written = Interval("", "web-1", START, 60.0, [row], units=units)
-        history.append(desk.store, FLEET, written, 10 * 365 * 86_400.0)
-    desk.run()
+        history.append(case.store, FLEET, written, 10 * 365 * 86_400.0)
+    case.run()
     found = [
         (each["partition"], each["handled"], each["failed"], each["lag"], each["handling"][0][1])
-        for each in desk.rows(HISTORY, FLEET)
+        for each in case.rows(HISTORY, FLEET)
     ]
     assert found == [(None, 10, 2, 5, 10), (1, 4, 0, 5, 4), (None, 6, 2, 0, 6)]
 
 
-def test_unreadable_entry_of_the_history_is_left_out(desk: Desk) -> None:
-    desk.minute("web-1", 0, unit(0, 1))
+def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase) -> None:
+    case.minute("web-1", 0, unit(0, 1))
     fields = ("instance", "web-1", "until", "1", "seconds", "60", "rows", "[]", "units", "[[1]]")
-    desk.link.execute("XADD", desk.keys.history(FLEET), "*", *fields)
-    desk.minute("web-1", 1, unit(0, 2))
+    case.link.execute("XADD", case.keys.history(FLEET), "*", *fields)
+    case.minute("web-1", 1, unit(0, 2))
     told: list[str] = []
-    archiver = Archiver(desk.settings, desk.folder, unasked, lambda _: None, warn=told.append)
+    archiver = Archiver(case.settings, case.folder, unasked, lambda _: None, warn=told.append)
     with closing(archiver):
         archiver.run()
         archiver.run()
-    assert desk.archived_minutes() == desk.minutes
+    assert case.archived_minutes() == case.minutes
     [text] = told
     assert "entries that cannot be read" in text
 
 
-def test_only_one_run_archives_the_history(desk: Desk) -> None:
-    desk.minute("web-1", 0, unit(0, 1))
-    archiver = Archiver(desk.settings, desk.folder, unasked, lambda _: None)
+def test_only_one_run_archives_the_history(case: HistoryCase) -> None:
+    case.minute("web-1", 0, unit(0, 1))
+    archiver = Archiver(case.settings, case.folder, unasked, lambda _: None)
     name = f"history:{archiver.archive.id[:12]}"
     with closing(archiver):
-        with PipelineLease(archiver._connect, desk.keys, FLEET, name):
+        with PipelineLease(archiver._connect, case.keys, FLEET, name):
             archiver.run()
         assert archiver.history_rows == 0
         archiver.run()
         assert archiver.history_rows == 1
 
 
-def test_command_prints_dead_letters_and_minutes(desk: Desk, run: Run, tmp_path: Path) -> None:
-    desk.bury("access", 0, 2)
-    desk.minute("web-1", 0, unit(0, 1))
+def test_command_prints_dead_letters_and_minutes(
+    case: HistoryCase, run: Run, tmp_path: Path
+) -> None:
+    case.bury("access", 0, 2)
+    case.minute("web-1", 0, unit(0, 1))
     command = ("pipeline", "archive", "--archive", str(tmp_path / "made"))
     found = json.loads(run(*command, "--json").stdout)
     assert (found["history_rows"], found["topics"][0]["dead_letters"]) == (1, 2)
