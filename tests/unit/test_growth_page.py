@@ -60,21 +60,21 @@ def words(text: str) -> str:
 
 
 def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> None:
-    """255 more units cost 51 ms."""
+    """255 more assignments cost 51 ms."""
     text = words(growth_page.text(RESULTS))
 
-    assert "partitions**, from 1 to 256 units. At rest, streamqd uses 10.0 to 61.0 ms of" in text
-    assert "Each further unit adds 200 µs, and 100 µs in Redis." in text
-    assert "10,000 µs with the fewest units and 238 µs with the most." in text
+    assert "partitions**, from 1 to 256 assignments. Idle, streamqd uses 10.0 to 61.0 ms of" in text
+    assert "Each further assignment adds 200 µs, and 100 µs in Redis." in text
+    assert "10,000 µs with the fewest and 238 µs with the most." in text
     assert "4.0 µs per message with 1 and 5.0 µs with 256 (+25%)" in text
 
 
 def test_growth_page_compares_groups_on_the_same_partitions() -> None:
-    """112 more units cost 11.2 ms."""
+    """112 more assignments cost 11.2 ms."""
     text = words(growth_page.text(RESULTS))
 
-    assert "**More groups**, from 16 to 128 units. At rest, streamqd uses 13.0 to 24.2 ms" in text
-    assert "Each further unit adds 100 µs, and 50 µs in Redis." in text
+    assert "groups**, from 16 to 128 assignments. Idle, streamqd uses 13.0 to 24.2 ms" in text
+    assert "Each further assignment adds 100 µs, and 50 µs in Redis." in text
     assert "4.0 µs per message with 16 and 3.0 µs with 128 (-25%)" in text
 
 
@@ -88,7 +88,7 @@ def test_growth_page_compares_with_the_smallest_amount() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert (
-        "**Backlog**, 1,000 to 1,000,000, at rest: streamqd goes from 10.0 to 12.5 ms of each"
+        "**Backlog**, 1,000 to 1,000,000, idle: streamqd goes from 10.0 to 12.5 ms of each"
         " second (+25%), Redis from 10.0 to 9.0 ms of each second (-10%)."
     ) in text
 
