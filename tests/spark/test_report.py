@@ -24,8 +24,9 @@ from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.report import report
 from streamqd.spark.pipelines.report_queries import ReportScope
 from streamqd.spark.pipelines.storage import Archive
-from streamqd.store import topics
+from streamqd.store import history, topics
 from streamqd.store.client import Connection
+from streamqd.store.history import Interval, UnitMinute
 from streamqd.store.store import Store
 from tests.support.servers import Server
 
@@ -263,6 +264,50 @@ def test_fields_are_read_as_parsing_reads_them(
     assert (topic["fields"]["fits"], topic["fields"]["bad"]) == (2, 5)
     (field,) = topic["fields"]["rows"]
     assert (field["count"], field["least"], field["greatest"]) == (2, "1.50", "2.50")
+
+
+@pytest.mark.timeout(900)
+def test_history_and_quarantine_are_in_the_report(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    """Half of the history is archived, half is in Redis only."""
+    shop.topic("orders", 1)
+    settings = replace(settings, pipelines={"orders": config.Pipeline("n int NOT NULL")})
+    for body in ('{"n": 1}', '{"n": "x"}', "{}", "{"):
+        shop.link.execute("XADD", shop.keys.stream("orders", 0), "*", "payload", body)
+    fast, slow = 15, 25  # buckets of run times
+    for half in range(2):
+        for number in range(30):
+            until = BEGIN - BEGIN % 60_000 + (30 * half + number) * 60_000 + 60_100
+            counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 100, "failed": number % 2}
+            runs = {fast: 97, slow: 3} if half else {fast: 100}
+            row = UnitMinute("orders", "bill", 0, "shop:bill", counts, 10 + number, 0, runs)
+            written = Interval("", "web-1", until, 60.0, units=[row])
+            history.append(shop.store, "default", written, 10 * 365 * 86_400.0)
+        if not half:
+            archiver = Archiver(settings, tmp_path / "archive", lambda: shop.spark, lambda _: None)
+            archiver.run()
+            archiver.close()
+    asked = ReportScope(archive=Archive(tmp_path / "archive"))
+
+    (topic,) = report(settings, lambda: shop.spark, tmp_path / "out", asked)["topics"]
+
+    past = topic["history"]
+    shortest, longest = ((1 << (10 + each)) / 1e9 for each in (fast, slow))
+    [group] = past["groups"]
+    assert (group["group"], group["handler"], group["most_lag"]) == ("bill", "shop:bill", 39)
+    assert (group["handled"], group["failed"]) == (6_000, 30)
+    assert (group["p50_seconds"], group["p95_seconds"], group["p99_seconds"]) == (
+        *(shortest, shortest, longest),
+    )
+    assert past["width_ms"] == 60_000
+    assert sum(each["handled"] for each in past["timeline"]) == 6_000
+    assert {each["p99_seconds"] for each in past["timeline"]} == {shortest, longest}
+    assert topic["quarantine"]["rows"] == 3
+    assert sum(each["rows"] for each in topic["quarantine"]["reasons"]) == 3
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "Messages handled per minute (UTC)" in page
+    assert "shop:<wbr>bill" in page
 
 
 def test_a_schema_that_is_none_is_malformed(

@@ -23,7 +23,7 @@ from streamqd.spark.location import location
 from streamqd.spark.pipelines import report as reports
 from streamqd.spark.pipelines.chart import bars, count_step, time_labels
 from streamqd.spark.pipelines.report_findings import FORMAT, compared, judged
-from streamqd.spark.pipelines.report_page import page, period
+from streamqd.spark.pipelines.report_page import page, period, run_time
 
 NOW = 1_763_600_000_000
 EVIL = "\"'><script>alert(1)</script><img src=http://example.com/x>\x1b[31m\u202e{{ 7*7 }}&amp;"
@@ -60,7 +60,7 @@ def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
         "topic": name, "live": True, "partition_count": len(held), "entries": sum(held),
         "bytes": sum(held), "dead_letters": 0, "partitions": partitions, "keys": [], "causes": [],
         "width_ms": 1000, "timeline": [{"at_unix_ms": NOW, "entries": 1, "dead_letters": 1}],
-        "fields": None,
+        "fields": None, "quarantine": None, "history": None,
     } | more  # fmt: skip
 
 
@@ -309,6 +309,72 @@ def test_report_page_has_plots_and_figures() -> None:
     assert not {"desc", "defs"} & {*read.tags}
     for words in ("2,008", "streamqd retry list", "1,900", "Since 2025-11-20 00:53:20"):
         assert words in read.words
+
+
+def past(**more: Any) -> dict[str, Any]:
+    """Return the history of a topic over two hours."""
+    group = {
+        "group": EVIL, "handler": EVIL, "handled": 123_456, "failed": 7, "retried": 6,
+        "dead_lettered": 1, "most_lag": 5_000, "p50_seconds": 0.034, "p95_seconds": 1.07,
+        "p99_seconds": None,
+    }  # fmt: skip
+    rows = [
+        {
+            "at_unix_ms": NOW + hour * 3_600_000,
+            "handled": 61_728,
+            "failed": hour,
+            "p99_seconds": 0.5,
+        }
+        for hour in range(2)
+    ]
+    return {"width_ms": 3_600_000, "groups": [group], "timeline": rows} | more
+
+
+def test_report_page_shows_the_history() -> None:
+    held = topic("orders", history=past())
+    text = page(document(living(GROUP), held))
+    read = Reader(text)
+    assert not {"script", "img"} & {*read.tags}
+    assert read.tags.count("svg") == 3
+    for words in (
+        *("Messages handled per hour (UTC)", "Failed runs per hour (UTC)"),
+        *("run times per hour, in milliseconds", "123,456", "5,000", "34 ms", "1.1 s"),
+    ):
+        assert words in read.words
+
+
+def test_report_page_leaves_out_plots_without_failures_or_runs() -> None:
+    quiet = past(
+        timeline=[{**each, "failed": 0, "p99_seconds": None} for each in past()["timeline"]]
+    )
+    read = Reader(page(document(living(GROUP), topic("orders", history=quiet))))
+    assert read.tags.count("svg") == 1
+    assert "Failed runs" not in read.words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, None), (0.0000041, "4.1 µs"), (0.034359738, "34 ms"), (0.9, "900 ms"), (1.07, "1.1 s"),
+     (34.4, "34 s"), (137.4, "137 s"), (4398.0, "4,398 s")],
+)  # fmt: skip
+def test_run_time_has_its_unit(seconds: float | None, words: str | None) -> None:
+    assert run_time(seconds) == words
+
+
+def test_report_shows_the_reasons_of_the_quarantine() -> None:
+    reasons = [
+        {"reason": EVIL, "rows": 3_000, "last_unix_ms": NOW},
+        {"reason": "it has no payload", "rows": 1_000, "last_unix_ms": NOW},
+    ]
+    held = {"archive": "/data", "view": "quarantine_orders", "rows": 4_000, "reasons": reasons}
+    fields = {"fits": 1, "bad": 2, "rows": []}
+    made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
+    read = Reader(page(made))
+    assert not {"script", "img"} & {*read.tags}
+    for words in ("4,000 archived payloads do not fit", "75.0 %", "it has no payload", "1,000"):
+        assert words in read.words
+    [found] = [each for each in made["findings"] if "quarantine" in each["text"]]
+    assert "the quarantine holds 4,000 rows, 75% of them: " in found["text"]
 
 
 def test_report_cuts_a_long_text() -> None:

@@ -23,12 +23,11 @@ from streamqd.errors import Refused
 from streamqd.spark import rows, streams
 from streamqd.spark.location import DiskFolder, Location, location, unusable
 from streamqd.spark.pipelines import report_findings as judge
+from streamqd.spark.pipelines import report_history, tables
 from streamqd.spark.pipelines import report_queries as queries
-from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.derived import QUARANTINE
 from streamqd.spark.pipelines.queries import failure
 from streamqd.spark.pipelines.report_queries import ReportScope
-from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics as registry
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -59,6 +58,8 @@ def report(
         _topic(settings, spark(), scope, name, size, dead=name in dying)
         for name, size in sizes.items()
     ]
+    past = _histories(settings, spark(), scope) if topics else {}
+    topics = [each | {"history": past.get(each["topic"])} for each in topics]
     seen = _fleet(settings)  # again, because Spark takes a long time
     document = {
         "format": judge.FORMAT,
@@ -143,21 +144,34 @@ def _topic(
         "entries": sum(each["entries"] for each in parts),
         "bytes": sum(each["bytes"] for each in parts),
         "dead_letters": sum(each["dead_letters"] for each in found["timeline"]),
-        "quarantine": _quarantine(scope.archive, name),
+        "quarantine": _quarantine(spark, scope, name),
         **found,
     }
 
 
-def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
-    """Return the view over a topic's quarantine, and its number of rows. None without one."""
+def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str, Any] | None:
+    """Return the view over a topic's quarantine, and its rows of the window. None without one."""
+    archive = scope.archive
     table = None if archive is None else archive.derived(topic, QUARANTINE)
     if archive is None or table is None:
         return None
+    found = queries.reasons(scope.within(tables.read_files(spark, table, table.files())))
     return {
         "archive": str(archive.root),
         "view": tables.view_name("quarantine", topic),
-        "rows": sum(each.rows for each in table.files()),
+        "rows": sum(each["rows"] for each in found),
+        "reasons": found,
     }
+
+
+def _histories(
+    settings: config.Settings, spark: SparkSession, scope: ReportScope
+) -> dict[str, dict[str, Any]]:
+    """Return the history of each topic that has one."""
+    try:
+        return report_history.histories(spark, settings, scope)
+    except PySparkException as error:
+        raise failure(error) from error
 
 
 def _last(out: Location) -> dict[str, Any] | None:

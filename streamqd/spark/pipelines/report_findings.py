@@ -156,6 +156,8 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
         command, held = f"tail {name}", topic.get("quarantine")
         if held:
             what += f", and the quarantine holds {plural(held['rows'], 'row')}"
+            if reasons := held.get("reasons"):
+                what += f", {reasons[0]['rows'] / held['rows']:.0%} of them: {reasons[0]['reason']}"
             query = f'"SELECT reason, count(*) FROM {held["view"]} GROUP BY reason"'  # noqa: S608
             command = f"pipeline sql --archive {shlex.quote(held['archive'])} {query}"
         yield _finding(Severity.WARNING, name, what, fields["bad"], command)

@@ -20,6 +20,7 @@ from streamqd.spark.pipelines.chart import bars
 from streamqd.words import age, harmless, memory
 
 TEXT_MAX = 300  # characters that are shown of one value
+_TIMES = (("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6))
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))  # ms
 
 
@@ -34,7 +35,8 @@ def page(document: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"age": age, "in_words": in_words, "memory": memory}
     environment.filters |= {"plot": _plot, "time": _time, "breakable": _breakable}
-    environment.filters |= {"period": period, "took": _took}
+    environment.filters |= {"period": period, "took": _took, "bars": _bars}
+    environment.filters |= {"slowest": _slowest, "run_time": run_time}
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(template).render(document)
 
@@ -49,6 +51,45 @@ def _shown(value: Any) -> Any:
         return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
     text = str(value)
     return harmless(text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…")
+
+
+def _bars(history: Mapping[str, Any], of: str) -> Markup:
+    """Return a count of the history over time as SVG, '' for one that is always zero."""
+    found = {row["at_unix_ms"]: row[of] for row in history["timeline"]}
+    if not any(found.values()):
+        return Markup("")
+    return Markup(bars(found, history["width_ms"], of))  # noqa: S704 - numbers and times
+
+
+def _slowest(history: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the 99th percentile over time as SVG, and its unit. None without runs."""
+    found = {
+        row["at_unix_ms"]: row["p99_seconds"]
+        for row in history["timeline"]
+        if row["p99_seconds"] is not None
+    }
+    if not found:
+        return None
+    unit, size = next(
+        each for each in _TIMES if max(found.values()) >= 10 * each[1] or each[1] < 1e-5
+    )
+    counts = {at: max(1, round(seconds / size)) for at, seconds in found.items()}
+    plot = bars(counts, history["width_ms"], "p99_of_run_times")
+    return {"unit": unit, "plot": Markup(plot)}  # noqa: S704 - numbers and times
+
+
+def run_time(seconds: float | None) -> str | None:
+    """Return a run time with two digits and its unit: 34 ms, 1.1 s, 4.1 µs."""
+    if seconds is None:
+        return None
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return (
+                f"{seconds / size:,.2g} {unit}"
+                if seconds < 100 * size
+                else f"{seconds / size:,.0f} {unit}"
+            )
+    return f"{seconds / 1e-6:,.2g} µs"
 
 
 def period(milliseconds: int) -> str:

@@ -77,7 +77,7 @@ def figures(rows: DataFrame, letters: DataFrame, pipeline: config.Pipeline) -> d
 
     `width_ms` is the width of a bucket of the timeline. Raises Malformed.
     """
-    with _kept(_entries(rows)) as entries, _kept(_letters(letters)) as dead:
+    with kept(_entries(rows)) as entries, kept(_letters(letters)) as dead:
 
         def ask(query: str, **more: Any) -> list[dict[str, Any]]:
             found = rows.sparkSession.sql(query, entries=entries, letters=dead, **more)
@@ -87,7 +87,7 @@ def figures(rows: DataFrame, letters: DataFrame, pipeline: config.Pipeline) -> d
         partitions, keys, causes = ask(_PARTITIONS), ask(_KEYS), ask(_CAUSES)
         for each in keys:
             each["key"] = each["key"].decode("utf-8", "backslashreplace")
-        width = _width([*partitions, *causes])
+        width = bar_width([*partitions, *causes])
         return {
             "partitions": partitions,
             "keys": keys,
@@ -99,7 +99,7 @@ def figures(rows: DataFrame, letters: DataFrame, pipeline: config.Pipeline) -> d
 
 
 @contextlib.contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
     """Keep a frame that Spark computes once, in memory or on disk."""
     kept = frame.persist()
     try:
@@ -143,7 +143,7 @@ def _cause(*told: str | None) -> tuple[str, str]:
     return fingerprints.of_dead_letter(fields), fingerprints.frame_of(told[4] or "")
 
 
-def _width(rows: list[dict[str, Any]]) -> int:
+def bar_width(rows: list[dict[str, Any]]) -> int:
     """Return the width of buckets in ms, for the time that rows span."""
     first = min((row["first_unix_ms"] for row in rows), default=0)
     span = max((row["last_unix_ms"] for row in rows), default=0) - first
@@ -191,3 +191,15 @@ def _field(name: str, kind: DataType) -> Column:
         short(f.max(ordered)).alias("greatest"),
         f.call_function("approx_top_k", short(value), f.lit(VALUES_MAX + 1)).alias("top"),
     )
+
+
+# --- the quarantine -------------------------------------------------------------------------------
+
+
+def reasons(rows: DataFrame) -> list[dict[str, Any]]:
+    """Return the reasons of a quarantine: number of rows, and the time of the newest entry."""
+    grouped = rows.groupBy(f.left("reason", f.lit(TEXT_MAX)).alias("reason")).agg(
+        f.count("*").alias("rows"), f.unix_millis(f.max("timestamp")).alias("last_unix_ms")
+    )
+    found = grouped.orderBy(f.desc("rows"), "reason").limit(ROWS_MAX).toArrow().to_pylist()
+    return list(found)
