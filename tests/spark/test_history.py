@@ -119,4 +119,4 @@ def test_queries_of_the_guide_answer_their_questions(
 
 def statement(command: str) -> str:
     """Return the SQL in a command of a page."""
-    return command.partition('"')[2].rpartition('"')[0]
+    return command.partition('"')[2].rpartition('"')[0].replace("\\\n", "")
