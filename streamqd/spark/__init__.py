@@ -34,6 +34,7 @@ __all__ = [
     "read_topic",
     "register",
     "session",
+    "stream_topic",
 ]
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -181,6 +182,36 @@ def read_topic(
         return tables.tiered(spark, given, topic, archive, tier or "all")
     reader = spark.read.format("streamq").options(**given)
     return reader.option("subscribe", topic).option("pushdown", "true").load()
+
+
+def stream_topic(
+    spark: SparkSession,
+    topic: str,
+    *,
+    settings: config.Settings | None = None,
+    **options: object,
+) -> DataFrame:
+    """Read a topic (or `TOPIC:dlq`) as a stream.
+
+    Options are those of the data source. `settings` replace its address. With `archivePath`, the
+    stream can start in an archive, whose options in an object store are those of `settings`, in
+    addition to the environment.
+    """
+    register(spark)
+    given = of_settings(settings) if settings is not None else {}
+    given |= {name: _text(value) for name, value in options.items()}
+    source = "streamq"
+    if given.get("archivePath"):
+        from streamqd.spark.location import location, source_name
+        from streamqd.spark.source import archive_source
+
+        folder = location(
+            given["archivePath"], None if settings is None else settings.archive.pairs
+        )
+        source = source_name("streamq_archive", folder)
+        register_once(spark, archive_source(folder, source))
+    reader = spark.readStream.format(source).options(**given)
+    return reader.option("subscribe", topic).load()
 
 
 def _text(value: object) -> str:

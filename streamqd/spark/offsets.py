@@ -144,8 +144,8 @@ def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
 class Bound(NamedTuple):
     """A start or an end as options name it.
 
-    `kind` is earliest, latest, group (value: its name), id (value: an Id), position (a Position) or
-    time (unix ms).
+    `kind` is archive, earliest, latest, group (value: its name), id (value: an Id), position (a
+    Position) or time (unix ms).
     """
 
     kind: str
@@ -154,11 +154,19 @@ class Bound(NamedTuple):
 
 EARLIEST = Bound("earliest")
 LATEST = Bound("latest")
+ARCHIVE = Bound("archive")  # the start of an archive, before all entries
 
 
-def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Position:
-    """Return the position of a bound on a stream. `group_at` is the position of its group."""
+def resolve(
+    bound: Bound, facts: StreamFacts, group_at: Id | None = None, *, archived: bool = False
+) -> Position:
+    """Return the position of a bound on a stream. `group_at` is the position of its group.
+
+    With `archived`, earlier entries may be in an archive.
+    """
     match bound.kind:
+        case "archive":
+            return Position(ZERO, 0)
         case "earliest":
             return facts.earliest
         case "latest":
@@ -167,7 +175,8 @@ def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Pos
             # A time before the oldest entry starts there, as earlier entries were not promised.
             # Trimming waits for groups: entries trimmed before a group's position are handled.
             wanted = before_time(bound.value) if group_at is None else group_at
-            return facts.earliest if facts.earliest.id > wanted else at(wanted, facts)
+            too_early = facts.earliest.id > wanted and not archived
+            return facts.earliest if too_early else at(wanted, facts)
         case "position":
             position: Position = bound.value
             return position

@@ -22,18 +22,18 @@ from streamqd.config.topology import EMBEDDED
 from streamqd.config.values import parse_duration
 from streamqd.model import TopicPartition
 from streamqd.spark.form import Form, OptionsError
-from streamqd.spark.offsets import EARLIEST, LATEST, Bound, read_id
+from streamqd.spark.offsets import ARCHIVE, EARLIEST, LATEST, Bound, read_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DLQ = ":dlq"  # `access:dlq` is read as the dead letters of `access`
 URL_VARIABLE = "STREAMQ_URL"
 
 _ARCHIVED = "read archived entries with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
+NO_ARCHIVE = f"streamq: archivePath applies only to streams; {_ARCHIVED}"
 # Options of Kafka, or of an older version, that do not exist here, with the alternative.
 _ELSEWHERE = {
     "path": "use `subscribe` to read, or `topic` to write",
     "kafka.bootstrap.servers": "set the address with `url`",
-    "archivepath": _ARCHIVED,
     "tier": _ARCHIVED,
     "kafka.group.id": "use `group`, which only shows the position of the query",
     "groupidprefix": "use `group`, the full name under which the position of the query is shown",
@@ -108,6 +108,7 @@ class ReadOptions:
     fields: bool = option("includeFields", False, Form.flag)
     fetch_size: int = option("fetchSize", 1000, Form.whole, low=1, high=100_000)
     fetch_bytes: int = option("fetchBytes", 4 << 20, Form.size)
+    archive: str = option("archivePath", "", Form.read, parse=str)
     pushdown: bool = option("pushdown", False, Form.flag)
     progress_key: str = option("progressKey", "", Form.read, parse=str)
     group: str = option("group", "", Form.read, parse=str)
@@ -184,6 +185,7 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
         fields=options.fields or "fields" in options.columns,
     )
     _check_group(form, options)
+    _check_archive(form, options)
     if options.min_per_trigger > options.max_per_trigger:
         form.problems.append("minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
     form.finish()
@@ -259,6 +261,27 @@ def _check_group(form: Form, options: ReadOptions) -> None:
         form.problems.append("holdRetention requires group, the name of the position of the query")
 
 
+def _check_archive(form: Form, options: ReadOptions) -> None:
+    starts = [*(options.starting or {}).values(), options.starting_default]
+    ends = [*(options.ending or {}).values(), options.ending_default]
+    if ARCHIVE in ends:
+        form.problems.append("endingOffsets cannot be archive, which is a start")
+    if ARCHIVE in starts and not options.archive:
+        form.problems.append(
+            "startingOffsets archive requires archivePath, the directory or URL of the archive"
+        )
+    if not options.archive:
+        return
+    if options.dead:
+        form.problems.append("archivePath: a stream of dead letters reads only Redis")
+    if options.fields and not options.headers:
+        form.problems.append(
+            "includeFields with archivePath requires includeHeaders, because archives have both"
+        )
+    if options.max_per_partition:
+        form.problems.append("maxRecordsPerPartition cannot be used with archivePath")
+
+
 def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
     given = [
         name for name in ("subscribe", "subscribePattern", "assign") if form.text(name).strip()
@@ -318,11 +341,13 @@ def _id_bound(value: Any) -> Bound:
         return EARLIEST
     if value in ("latest", -1):
         return LATEST
+    if value == "archive":
+        return ARCHIVE
     if isinstance(value, str) and value.startswith("group:") and len(value) > len("group:"):
         return Bound("group", value.removeprefix("group:"))
     if isinstance(value, str):
         return Bound("id", read_id(value))
-    raise ValueError(f"{value!r} is neither an entry id, earliest, latest nor group:NAME")
+    raise ValueError(f"{value!r} is neither an entry id, archive, earliest, latest nor group:NAME")
 
 
 def _time_bound(value: Any) -> Bound:

@@ -11,7 +11,7 @@ from functools import partial
 from streamqd.errors import RedisUnavailable
 from streamqd.model import RawEntry
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Loss, Span
+from streamqd.spark.offsets import Id, Loss, Span
 from streamqd.spark.options import ReadOptions
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_loss, stream_key
 from streamqd.store.client import Connection
@@ -29,13 +29,19 @@ _LEAST_ASKED = 2  # entries: the one read last and the next, however large they 
 class EntryReader:
     """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
 
+    Without `report`, `loss` has the loss and `gaps` the ranges `(after, upto]` where entries may be
+    missing, for a caller that finds them elsewhere.
+
     With a `limit` it stops after that many entries, and `end` is the position. If trimming
     overtakes it, the limit is ignored, because the number of issued entries is then known only for
     the whole span.
     """
 
-    def __init__(self, options: ReadOptions, span: Span, limit: int | None = None) -> None:
+    def __init__(
+        self, options: ReadOptions, span: Span, limit: int | None = None, *, report: bool = True
+    ) -> None:
         self._options = options
+        self._report_loss = report
         self._span = span
         self._keys = keys_for(options.connection)
         self._key = stream_key(self._keys, span.place)
@@ -48,6 +54,8 @@ class EntryReader:
         self._broken = ""  # the cause of missing entries: trimmed, replaced
         self.rows = 0
         self.end = span.end
+        self.gaps: list[tuple[Id, Id]] = []
+        self.loss: Loss | None = None
 
     def batches(self) -> Iterator[list[RawEntry]]:
         """Yield the entries, in lists of about `fetch_bytes`. DataLossError comes at the end."""
@@ -77,15 +85,19 @@ class EntryReader:
             asked = size + (last is not None)
             page, asked = self._fetch(cursor, end, asked)
             full = len(page) == asked
-            if last is not None:
-                if page and page[0][0] == last:
-                    del page[0]
-                else:
-                    self._broken = self._taken() or "trimmed"
+            joined = last is not None and bool(page) and page[0][0] == last
+            if joined:
+                del page[0]
+            elif last is not None:
+                self._broken = self._taken() or "trimmed"
             elif self._uncounted:
                 self._broken = self._taken()
-            if self._broken and self._uncounted and self._options.fail_on_data_loss:
+            stops = self._options.fail_on_data_loss or not self._report_loss
+            if self._broken and self._uncounted and stops:
+                self._note_gap(last, None)
                 return  # `_settle` will report it
+            if not joined:
+                self._note_gap(last, page[0][0] if page else None)
             if page:
                 self.rows += len(page)
                 self._unreported += len(page)
@@ -98,6 +110,15 @@ class EntryReader:
                 return
             if not full:
                 return
+
+    def _note_gap(self, last: bytes | None, following: bytes | None) -> None:
+        """Note that entries between two others may be missing. None: the ends of the span."""
+        after = self._span.start if last is None else offsets.read_id(last)
+        upto = self._span.end
+        if following is not None:
+            upto = offsets.predecessor(offsets.read_id(following))
+        if after < upto:
+            self.gaps.append((after, upto))
 
     @property
     def _left(self) -> int | None:
@@ -172,8 +193,10 @@ class EntryReader:
         else:
             missing = span.rows - self.rows
             kind = self._taken(missing) if missing > 0 else ""
-        if kind:
-            loss = Loss(kind, missing)
+        if not kind:
+            return
+        self.loss = loss = Loss(kind, missing)
+        if self._report_loss:
             report_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
 

@@ -29,11 +29,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from streamqd import config
 from streamqd.errors import Refused
 from streamqd.model import TopicPartition
+from streamqd.paths import store_url
 from streamqd.spark import offsets, rows, sink, table
-from streamqd.spark.offsets import Loss, Offsets, Position, Span, StreamFacts
+from streamqd.spark.backfill import ArchivedPart, Backfill
+from streamqd.spark.location import Location, location
+from streamqd.spark.offsets import Id, Loss, Offsets, Position, Span, StreamFacts
 from streamqd.spark.options import (
+    NO_ARCHIVE,
     ReadOptions,
     WriteOptions,
     read_options,
@@ -42,7 +47,7 @@ from streamqd.spark.options import (
 )
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
-from streamqd.spark.streams import Catalog
+from streamqd.spark.streams import Catalog, report_loss
 
 LOOKS = 5  # at a stream that is trimmed while it is counted
 
@@ -68,6 +73,8 @@ class StreamqSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._read_options(schema, stream=False)
+        if options.archive:
+            raise ValueError(NO_ARCHIVE)
         kind = FilteringReader if options.pushdown else TopicReader
         return kind(options, chosen_columns(schema, options))
 
@@ -79,7 +86,9 @@ class StreamqSource(DataSource):
                 " endingOffsetsByTimestamp, and read a batch or use the trigger availableNow,"
                 " which stops at the newest entry"
             )
-        return TopicStreamReader(options, chosen_columns(schema, options))
+        folder = self._archive_folder(options)
+        backfill = None if folder is None else Backfill(folder)
+        return TopicStreamReader(options, chosen_columns(schema, options), backfill)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a batch writer. The mode must be append."""
@@ -99,6 +108,15 @@ class StreamqSource(DataSource):
             )
         return sink.TopicStreamWriter(self._write_options(schema))
 
+    def _archive_folder(self, options: ReadOptions) -> Location | None:
+        """Return the archive of a stream. The driver's configuration has options of stores."""
+        if not options.archive:
+            return None
+        stored = None
+        if store_url(options.archive) and (file := config.find(os.environ)):
+            stored = config.load(file, environ=os.environ).archive.pairs
+        return location(options.archive, stored)
+
     def _write_options(self, schema: StructType) -> WriteOptions:
         options = write_options(table.write_options(schema, dict(self.options)), os.environ)
         sink.check_schema(schema, options)
@@ -110,6 +128,26 @@ class StreamqSource(DataSource):
         found = read_options(table.read_options(schema, given), os.environ)
         refuse_ignored(given, stream=stream)
         return found
+
+
+def archive_source(folder: Location, name: str) -> type[StreamqSource]:
+    """Return the source with an archive, under a name of its own.
+
+    The folder is in the class, not in an option: it may contain credentials, and Spark shows
+    options in plans and event logs.
+    """
+
+    class ArchiveSource(StreamqSource):
+        """Streams that may start in one archive."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def _archive_folder(self, options: ReadOptions) -> Location | None:  # noqa: ARG002
+            return folder
+
+    return ArchiveSource
 
 
 def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:
@@ -145,6 +183,14 @@ def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
             )
 
 
+class ArchivedPartition(InputPartition):
+    """The part of a read for one task, in files."""
+
+    def __init__(self, part: ArchivedPart) -> None:
+        super().__init__(part.place)
+        self.part = part
+
+
 class SpanPartition(InputPartition):
     """The part of a read for one task."""
 
@@ -156,18 +202,64 @@ class SpanPartition(InputPartition):
 class _Reading:
     """The common part of batch and stream: options, columns, and the reading of a task."""
 
-    def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        chosen: Sequence[rows.Column],
+        backfill: Backfill | None = None,
+    ) -> None:
         self.options = options
         self.chosen = chosen
+        self.backfill = backfill
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task. Without a span, there are no rows."""
-        if not isinstance(partition, SpanPartition):
-            return
-        span = partition.span
+        """Return the rows of one task. Without a span or files, there are no rows."""
+        if isinstance(partition, SpanPartition):
+            yield from self._entries(partition.span)
+        elif isinstance(partition, ArchivedPartition) and self.backfill is not None:
+            yield from self.backfill.read(partition.part, self.chosen)
+
+    def _entries(self, span: Span) -> Iterator[pa.RecordBatch]:
         made = rows.Table(self.chosen, _columns(self.options), span.place)
-        for entries in EntryReader(self.options, span).batches():
+        reader = EntryReader(self.options, span, report=self.backfill is None)
+        for entries in reader.batches():
             yield made.batch(entries)
+        if self.backfill is not None and reader.loss is not None:
+            yield from self._refilled(self.backfill, span, reader, reader.loss)
+
+    def _refilled(
+        self, backfill: Backfill, span: Span, reader: EntryReader, loss: Loss
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the entries that were archived and trimmed during the read.
+
+        Raises DataLossError if entries are in neither.
+        """
+        fail, place = self.options.fail_on_data_loss, span.place
+        archived = backfill.look([place[0]]).get(place)
+        if loss.kind != "trimmed" or archived is None:
+            report_loss(place, span.start, loss, fail=fail)
+            return
+        found, complete = reader.rows, True
+        for after, upto in reader.gaps:
+            for part in backfill.parts(place, after, min(upto, archived.id)):
+                for batch in backfill.read(part, self.chosen):
+                    found += batch.num_rows
+                    yield batch
+            if upto > archived.id:
+                complete = False
+                start = archived if archived.id >= after else Position(after)
+                yield from self._rest(place, start, upto)
+        if complete and span.rows is not None and found < span.rows:
+            report_loss(place, span.start, Loss("trimmed", span.rows - found), fail=fail)
+
+    def _rest(self, place: TopicPartition, start: Position, upto: Id) -> Iterator[pa.RecordBatch]:
+        """Return the entries of Redis after a position. Raises DataLossError."""
+        facts = Catalog(self.options).facts([place])[place]
+        if loss := offsets.lost(start, facts):
+            report_loss(place, start.id, loss, fail=self.options.fail_on_data_loss)
+        rest = offsets.span(place, offsets.onward(start, facts), Position(upto), facts)
+        if rest is not None:
+            yield from self._entries(rest)
 
 
 class TopicReader(_Reading, DataSourceReader):
@@ -196,14 +288,20 @@ class FilteringReader(TopicReader):
         return self.narrowing.take(filters)
 
 
+LOOK_SECONDS = 60.0  # seconds after which an archive that is read is opened again
 SHOW_SECONDS = 10.0  # seconds between two reports of a waiting query
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read. Spark keeps the offsets in its checkpoint. Redis may show them too."""
 
-    def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
-        super().__init__(options, chosen)
+    def __init__(
+        self,
+        options: ReadOptions,
+        chosen: Sequence[rows.Column],
+        backfill: Backfill | None = None,
+    ) -> None:
+        super().__init__(options, chosen, backfill)
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
         self._end: Offsets = {}  # end of the batch that was planned last
@@ -211,6 +309,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._took_at = float("-inf")
         self._shown: Offsets = {}
         self._shown_at = float("-inf")
+        self._archived_to: Offsets | None = None  # as far as was looked at
+        self._looked_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the start of a query without a checkpoint. Spark calls it more than once."""
@@ -243,11 +343,12 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._show(catalog, begun)
         if self._target is not None:
             places = [place for place in places if place in self._target]
-        facts = catalog.facts(places)
-        recreated = {p for p in places if p in begun and offsets.replaced(begun[p], facts[p])}
+        hot, facts = self._borders(catalog, begun, places)
+        recreated = {p for p in places if p in hot and offsets.replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
-        facts, _, waiting = self._waiting(begun, facts)
-        total = sum(waiting.values())
+        facts, _, waiting = self._waiting(hot, facts)
+        cold = self._archived(begun, hot, facts)
+        total = sum(waiting.values()) + sum(cold.values())
         if not (gone or recreated) and self._holds_back(total):
             return start
         self._took_at = time.monotonic()
@@ -255,31 +356,87 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         if most is None or isinstance(limit, ReadAllAvailable) or total <= most:
             ends = {place: facts[place].latest for place in places}
         else:
-            ends = self._limited(catalog, begun, most, facts)
+            ends = self._limited(catalog, begun, hot, cold, most, facts)
         self._end = begun | _forward(begun, ends, recreated)
         return offsets.to_json(self._end)
+
+    def _borders(
+        self, catalog: Catalog, begun: Offsets, places: Sequence[TopicPartition]
+    ) -> tuple[Offsets, dict[TopicPartition, StreamFacts]]:
+        """Return where the query reads on in Redis, which is after the archive, and the facts.
+
+        The archive is opened first, so later entries are still in Redis. It is opened again if some
+        are already trimmed, because they are then archived, or lost.
+        """
+        if self.backfill is None:
+            return begun, catalog.facts(places)
+        new = Position(offsets.ZERO, 0)
+        late = time.monotonic() - self._looked_at >= LOOK_SECONDS
+        while True:
+            if self._archived_to is None or late:
+                self._archived_to = self.backfill.look(name for name, _ in places)
+                self._looked_at = time.monotonic()
+            archived, facts = self._archived_to, catalog.facts(places)
+            hot = dict(begun)
+            for place in archived.keys() & facts.keys():
+                end = archived[place]
+                target = end if self._target is None else self._target.get(place, end)
+                end = min(end, target, key=lambda each: each.id)
+                if end.id > begun.get(place, new).id:
+                    hot[place] = end
+            if not any(offsets.lost(hot.get(place, new), each) for place, each in facts.items()):
+                return hot, facts
+            newer = self.backfill.look(name for name, _ in places)
+            if newer == archived:
+                return hot, facts
+            self._archived_to, late = newer, False
+
+    def _archived(
+        self, begun: Offsets, hot: Offsets, facts: Mapping[TopicPartition, StreamFacts]
+    ) -> dict[TopicPartition, int]:
+        """Return the entries to read from the archive, for each partition that has some."""
+        if self.backfill is None:
+            return {}
+        new, found = Position(offsets.ZERO), {}
+        for place in facts:
+            after, upto = begun.get(place, new).id, hot.get(place, new).id
+            found[place] = self.backfill.waiting(place, after, upto)
+        return {place: count for place, count in found.items() if count}
 
     def _limited(
         self,
         catalog: Catalog,
         begun: Offsets,
+        hot: Offsets,
+        cold: Mapping[TopicPartition, int],
         most: int,
         facts: Mapping[TopicPartition, StreamFacts],
     ) -> Offsets:
-        """Return end positions for `most` entries in total, with a share for each partition."""
+        """Return end positions for `most` entries in total, with a share for each partition.
+
+        A partition with entries left in the archive advances only there.
+        """
         for _ in range(LOOKS):
-            facts, starts, waiting = self._waiting(begun, facts)
-            oldest = sorted(waiting, key=lambda place: (starts[place].id, place))
+            facts, starts, waiting = self._waiting(hot, facts)
+            waiting |= {place: waiting[place] + count for place, count in cold.items()}
+            oldest = sorted(waiting, key=lambda place: (begun.get(place, starts[place]).id, place))
             shares = offsets.shares(waiting, most, oldest)
-            walked = catalog.walk({p: (starts[p].id, facts[p].last, n) for p, n in shares.items()})
-            if not catalog.overtaken({p: starts[p] for p in shares}, facts):
+            live = {place: count for place, count in shares.items() if place not in cold}
+            walked = catalog.walk({p: (starts[p].id, facts[p].last, n) for p, n in live.items()})
+            if not catalog.overtaken({p: starts[p] for p in live}, facts):
                 break
             facts = catalog.facts(list(facts))
-        return {
+        ends = {
             place: Position(to.id, None if before is None else before + to.passed)
             for place, to in walked.items()
             for before in (starts[place].passed,)
         }
+        for place in cold.keys() & shares.keys():
+            assert self.backfill is not None
+            after, border = begun.get(place, Position(offsets.ZERO)).id, hot[place]
+            end = self.backfill.walk(place, after, border.id, shares[place])
+            ends[place] = border if end == border.id else Position(end)
+        return ends
 
     def _waiting(
         self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
@@ -302,9 +459,30 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         for place in sorted(starts.keys() - ends.keys()):
             entries = offsets.unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
-        facts = catalog.facts(sorted(ends))
-        spans = catalog.spans(starts, ends, facts, self._seen)
-        return [SpanPartition(span) for span in catalog.cut(spans, facts)]
+        hot, facts = self._borders(catalog, starts, sorted(ends))
+        live = {
+            place: end
+            for place, end in ends.items()
+            if hot.get(place) == starts.get(place)
+            or end.id > hot[place].id
+            or offsets.replaced(hot[place], facts[place])
+        }
+        spans = catalog.spans(hot, live, facts, self._seen)
+        return [
+            *(ArchivedPartition(each) for each in self._archived_parts(starts, ends, hot)),
+            *(SpanPartition(span) for span in catalog.cut(spans, facts)),
+        ]
+
+    def _archived_parts(
+        self, starts: Offsets, ends: Offsets, hot: Offsets
+    ) -> Iterator[ArchivedPart]:
+        """Return the parts of a batch that are read from the archive."""
+        if self.backfill is None:
+            return
+        new = Position(offsets.ZERO)
+        for place, end in ends.items():
+            after, border = starts.get(place, new).id, hot.get(place, new).id
+            yield from self.backfill.parts(place, after, min(end.id, border))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark calls it late or never, so no state may depend on it."""

@@ -313,7 +313,9 @@ class Catalog:
         grouped = {place: bound.value for place, bound in bounds.items() if bound.kind == "group"}
         settled = self._settled(grouped) if grouped else {}
         return {
-            place: offsets.resolve(bound, facts[place], settled.get(place))
+            place: offsets.resolve(
+                bound, facts[place], settled.get(place), archived=bool(self._options.archive)
+            )
             for place, bound in bounds.items()
         }
 

@@ -14,7 +14,7 @@ import pytest
 from streamqd import config
 from streamqd.spark import offsets, options
 from streamqd.spark.form import OptionsError
-from streamqd.spark.offsets import EARLIEST, LATEST, Bound
+from streamqd.spark.offsets import ARCHIVE, EARLIEST, LATEST, Bound
 from streamqd.spark.options import (
     ReadOptions,
     WriteOptions,
@@ -167,6 +167,11 @@ def test_dead_letter_topics_are_recognized() -> None:
         ({"startingTimestamp": "yesterday"}, "startingTimestamp 'yesterday' is not a time in unix"),
         ({"endingTimestamp": "1969-12-31"}, "endingTimestamp '1969-12-31' is not a time"),
         ({"startingOffsets": "group:"}, "not an entry id"),
+        ({"startingOffsets": "archive"}, "archive requires archivePath, the directory or URL"),
+        ({"archivePath": "/a", "endingOffsets": "archive"}, "endingOffsets cannot be archive"),
+        ({"archivePath": "/a", "subscribe": "access:dlq"}, "dead letters reads only Redis"),
+        ({"archivePath": "/a", "includeFields": "true"}, "requires includeHeaders, because"),
+        ({"archivePath": "/a", "maxRecordsPerPartition": 9}, "cannot be used with archivePath"),
         (
             {
                 "subscribe": None,
@@ -343,10 +348,16 @@ def test_without_an_address_the_configuration_counts(tmp_path: Path) -> None:
     assert (own.connection.redis.url, own.connection.redis.username) == ("redis://h", None)
 
 
-def test_an_archive_is_not_an_option_of_the_source() -> None:
-    for name in ("tier", "archivePath"):
-        [problem] = problems(**{name: "all"})
-        assert "streamqd.spark.read_topic" in problem
+def test_a_tier_is_not_an_option_of_the_source() -> None:
+    [problem] = problems(tier="all")
+    assert "streamqd.spark.read_topic" in problem
+
+
+def test_a_stream_may_start_with_its_archive() -> None:
+    found = read(startingOffsets="archive", archivePath="/data/archive")
+    assert (found.starting_default, found.archive) == (ARCHIVE, "/data/archive")
+    each = read(startingOffsets='{"access": {"0": "archive", "1": "5-0"}}', archivePath="/a")
+    assert each.starting == {("access", 0): ARCHIVE, ("access", 1): Bound("id", (5, 0))}
 
 
 def test_documentation_lists_every_spark_option_and_default() -> None:

@@ -1,0 +1,308 @@
+"""The archive as the first part of a stream: entries up to the end of its tables.
+
+The IDs of a partition are one order, and a table records up to which ID it has all entries. So each
+range of a stream has two parts, whose border is the end of the table: rows of the table, and later
+entries in Redis. A table that grows moves the border, but changes no entry. So a batch that is
+repeated has the same entries.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import compute, parquet
+
+from streamqd.model import TopicPartition
+from streamqd.spark import rows
+from streamqd.spark.entries import LONG_MAX
+from streamqd.spark.location import Location
+from streamqd.spark.offsets import PART_MAX, Id, Offsets
+from streamqd.spark.pipelines.parts import GROUP_ROWS, WrittenFile
+from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, ArchiveTable
+
+TASK_ROWS = 250_000  # of files that one task reads
+TASK_BYTES = 64 << 20
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 4 << 20
+_FOOTERS_MAX = 500  # files whose row groups are kept in memory
+_HALVES = ("id_ms", "id_seq")
+_PLACE = ("topic", "partition")  # columns that no file has
+
+
+class FileStripe(NamedTuple):
+    """Every `of`-th row group of a file, from number `at` on."""
+
+    path: str
+    at: int = 0
+    of: int = 1
+
+
+class ArchivedPart(NamedTuple):
+    """The rows of some files with IDs in `(after, upto]`, for one task."""
+
+    place: TopicPartition
+    after: Id
+    upto: Id
+    stripes: tuple[FileStripe, ...]
+
+
+class RowGroup(NamedTuple):
+    """A row group of a file, and bounds of the first halves of its IDs.
+
+    `clipped` if a half may be beyond 63 bits, so that its column has the largest number instead.
+    """
+
+    number: int
+    low_ms: int
+    high_ms: int
+    clipped: bool
+
+    def overlaps(self, after: Id, upto: Id) -> bool:
+        """Return False if no row is in `(after, upto]`."""
+        return self.high_ms >= after[0] and self.low_ms <= upto[0]
+
+
+class Backfill:
+    """The tables of an archive for one stream. `look` opens them, and tasks only read files."""
+
+    def __init__(self, folder: Location) -> None:
+        self._folder = folder
+        self._archive: Archive | None = None
+        self._tables: dict[str, ArchiveTable] = {}
+        self._files: dict[str, tuple[int, list[WrittenFile]]] = {}  # by topic: version, files
+        self._footers: dict[tuple[str, str], parquet.FileMetaData] = {}  # by topic and path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Backfill, (self._folder,)
+
+    # --- planning ---
+
+    def look(self, topics: Iterable[str]) -> Offsets:
+        """Return the ends of the tables as they are now. Raises Refused, ArchiveError."""
+        if self._archive is None:
+            self._archive = Archive(self._folder)
+        found: Offsets = {}
+        for topic in sorted(set(topics)):
+            table = self._tables.get(topic)
+            if table is not None:
+                table.reload()
+            else:
+                table = self._archive.table(topic)
+            if table is not None:
+                self._tables[topic] = table
+                found |= table.positions
+        return found
+
+    def waiting(self, place: TopicPartition, after: Id, upto: Id) -> int:
+        """Return the number of rows in `(after, upto]`, estimated for files partly in it."""
+        return sum(_share(each, after, upto) for each in self._within(place, after, upto))
+
+    def walk(self, place: TopicPartition, after: Id, upto: Id, count: int) -> Id:
+        """Return the ID of the `count`-th row in `(after, upto]`, `upto` if there are fewer.
+
+        Files may overlap and are not always sorted. Row groups are read from the smallest ID on,
+        until the others cannot contain one of the rows.
+        """
+        numbers = itertools.count()
+        waiting: list[tuple[int, int, WrittenFile, RowGroup | None]] = [
+            (each.first[0], next(numbers), each, None) for each in self._within(place, after, upto)
+        ]
+        heapq.heapify(waiting)
+        found = pa.table({name: pa.array([], pa.uint64()) for name in _HALVES})
+        while waiting:
+            _, _, file, group = heapq.heappop(waiting)
+            footer = self._footer(place[0], file.path)
+            if group is None:
+                for each in _row_groups(footer):
+                    if each.overlaps(after, upto):
+                        heapq.heappush(waiting, (each.low_ms, next(numbers), file, each))
+                continue
+            with _opened(self._location(place[0]), file.path, footer) as opened:
+                ids = opened.read_row_group(group.number, columns=_id_columns([group]))
+                kept = ids.filter(_mask(_halves(ids, group.clipped), after, upto))
+                halves = dict(zip(_HALVES, _halves(kept, group.clipped), strict=True))
+            found = pa.concat_tables([found, pa.table(halves)])
+            if found.num_rows >= count and _below(found, waiting) >= count:
+                break
+        if found.num_rows < count:
+            return upto
+        order = compute.sort_indices(found, [(name, "ascending") for name in _HALVES])
+        last: int = order[count - 1].as_py()
+        return found["id_ms"][last].as_py(), found["id_seq"][last].as_py()
+
+    def parts(self, place: TopicPartition, after: Id, upto: Id) -> list[ArchivedPart]:
+        """Return the tasks for the rows in `(after, upto]`."""
+        tasks: list[list[FileStripe]] = []
+        room = 0.0
+        for file in self._within(place, after, upto):
+            share = _share(file, after, upto)
+            size = max(share / TASK_ROWS, file.size / max(1, file.rows) * share / TASK_BYTES)
+            stripes = max(1, min(round(size), -(-file.rows // GROUP_ROWS)))
+            for at in range(stripes):
+                if size / stripes > room:
+                    tasks.append([])
+                    room = 1.0
+                tasks[-1].append(FileStripe(file.path, at, stripes))
+                room -= size / stripes
+        return [ArchivedPart(place, after, upto, tuple(each)) for each in tasks]
+
+    def _within(self, place: TopicPartition, after: Id, upto: Id) -> list[WrittenFile]:
+        """Return the files that may have rows in `(after, upto]`, by their first ID."""
+        topic, partition = place
+        table = self._tables.get(topic)
+        if table is None or after >= upto:
+            return []
+        version, files = self._files.get(topic, (-1, []))
+        if version != table.version:
+            files = sorted(table.files(), key=lambda each: (each.first, each.path))
+            self._files[topic] = table.version, files
+        return [
+            each
+            for each in files
+            if each.partition == partition
+            and _top(each.last[0]) >= after[0]
+            and each.first[0] <= upto[0]
+        ]
+
+    def _footer(self, topic: str, path: str) -> parquet.FileMetaData:
+        if (topic, path) not in self._footers:
+            if len(self._footers) >= _FOOTERS_MAX:
+                self._footers.clear()
+            with _opened(self._location(topic), path) as opened:
+                self._footers[topic, path] = opened.metadata
+        return self._footers[topic, path]
+
+    def _location(self, topic: str) -> Location:
+        return self._folder.within(RAW.folder, topic)
+
+    # --- reading ---
+
+    def read(self, part: ArchivedPart, chosen: Sequence[rows.Column]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a part, with these columns. Raises ArchiveError."""
+        folder = self._location(part.place[0])
+        schema = rows.arrow_schema(chosen)
+        stored = [each for each in schema.names if each not in _PLACE]
+        for stripe in part.stripes:
+            with _opened(folder, stripe.path) as opened:
+                every = _row_groups(opened.metadata)[stripe.at :: stripe.of]
+                groups = [each for each in every if each.overlaps(part.after, part.upto)]
+                batches = opened.iter_batches(
+                    batch_size=_batch_rows(opened.metadata, groups),
+                    row_groups=[each.number for each in groups],
+                    columns=list(dict.fromkeys([*stored, *_id_columns(groups)])),
+                    use_threads=False,
+                )
+                clipped = any(each.clipped for each in groups)
+                for batch in batches if groups else ():
+                    found = batch.filter(_mask(_halves(batch, clipped), part.after, part.upto))
+                    if found.num_rows:
+                        yield _as(schema, found, part.place)
+
+
+@contextmanager
+def _opened(
+    folder: Location, path: str, footer: parquet.FileMetaData | None = None
+) -> Iterator[parquet.ParquetFile]:
+    """Open a file of a table. Converts errors inside to one sentence without credentials."""
+    try:
+        # Opened alone, so that the names of its folders add no columns.
+        with folder.open_input(path) as raw:
+            yield parquet.ParquetFile(raw, metadata=footer)
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveError(
+            f"{folder}/{path} cannot be read: {folder.said(error)}"
+        ) from folder.cause(error)
+
+
+def _share(file: WrittenFile, after: Id, upto: Id) -> int:
+    """Return the rows of a file in `(after, upto]`, estimated if the file is partly in it."""
+    low, high = file.first[0], _top(file.last[0])
+    if low > after[0] and high < upto[0]:
+        return file.rows
+    inside = min(high, upto[0]) - max(low, after[0])
+    return max(1, -(-file.rows * inside // max(1, high - low)))
+
+
+def _top(ms: int) -> int:
+    """Return the largest number that a column with this number can stand for."""
+    return PART_MAX if ms >= LONG_MAX else ms
+
+
+def _row_groups(footer: parquet.FileMetaData) -> list[RowGroup]:
+    found = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        bounds = dict.fromkeys(_HALVES, (0, LONG_MAX))
+        for at in range(group.num_columns):
+            column = group.column(at)
+            name, seen = column.path_in_schema, column.statistics
+            if name in _HALVES and seen is not None and seen.has_min_max:
+                bounds[name] = seen.min, seen.max
+        clipped = any(high >= LONG_MAX for _, high in bounds.values())
+        low, high = bounds["id_ms"]
+        found.append(RowGroup(number, low, _top(high), clipped))
+    return found
+
+
+def _batch_rows(footer: parquet.FileMetaData, groups: Sequence[RowGroup]) -> int:
+    """Return the rows of a batch of about `_BATCH_BYTES`."""
+    found = [footer.row_group(each.number) for each in groups]
+    size = sum(int(each.total_byte_size) for each in found)
+    count = sum(int(each.num_rows) for each in found)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * count // max(1, size)))
+
+
+def _id_columns(groups: Sequence[RowGroup]) -> tuple[str, ...]:
+    return ("id",) if any(each.clipped for each in groups) else _HALVES
+
+
+def _halves(found: Any, clipped: bool) -> tuple[Any, Any]:
+    """Return both halves of the IDs of a batch or table, as unsigned integers."""
+    if not clipped:
+        return found["id_ms"].cast(pa.uint64()), found["id_seq"].cast(pa.uint64())
+    split = compute.split_pattern(found["id"].cast(pa.string()), "-")
+    low, high = (compute.list_element(split, at).cast(pa.uint64()) for at in (0, 1))
+    return low, high
+
+
+def _mask(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
+    """Return which IDs are in `(after, upto]`."""
+    ms, seq = halves
+    (low_ms, low_seq), (high_ms, high_seq) = (
+        [pa.scalar(half, pa.uint64()) for half in each] for each in (after, upto)
+    )
+    later = compute.or_(
+        compute.greater(ms, low_ms),
+        compute.and_(compute.equal(ms, low_ms), compute.greater(seq, low_seq)),
+    )
+    earlier = compute.or_(
+        compute.less(ms, high_ms),
+        compute.and_(compute.equal(ms, high_ms), compute.less_equal(seq, high_seq)),
+    )
+    return compute.and_(later, earlier)
+
+
+def _below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile, Any]]) -> int:
+    """Return the number of IDs that are smaller than all IDs still to be read."""
+    if not waiting:
+        return int(found.num_rows)
+    smaller = compute.less(found["id_ms"], pa.scalar(waiting[0][0], pa.uint64()))
+    return int(compute.sum(smaller).as_py() or 0)
+
+
+def _as(schema: pa.Schema, found: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
+    """Return a batch with exactly the columns and types that Spark expects."""
+    columns = []
+    for each in schema:
+        if each.name in _PLACE:
+            value = pa.scalar(place[_PLACE.index(each.name)], each.type)
+            columns.append(pa.repeat(value, found.num_rows))
+        else:
+            column = found.column(each.name)
+            columns.append(column if column.type == each.type else column.cast(each.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
