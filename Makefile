@@ -122,7 +122,7 @@ bench: $(ALL_STAMP) ## Measure: beside the peers, or NAME=quick|bounds|costs|gro
 	$(if $(filter costs,$(NAME)),COSTS=1) $(BIN)/python \
 		$(or $(bench-$(NAME)),-m tests.benchmarks.$(or $(NAME),peers)) $(ARGS)
 
-soak: $(ALL_STAMP) ## Run the long tests, or NAME=spark|memory|nemesis|kill-points|console|hygiene
+soak: $(ALL_STAMP) ## Run the long tests, or NAME=spark|backfill|memory|nemesis|kill-points|console|hygiene
 	@$(if $(filter-out spark memory nemesis kill-points,$(or $(NAME),hygiene)), \
 		$(BIN)/python -m pip install --quiet --editable '.[soak]' || echo "gRPC is left out" >&2)
 	$(BIN)/python -m tests.soak $(NAME)

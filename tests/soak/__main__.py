@@ -29,6 +29,7 @@ class Soak(NamedTuple):
 
 SOAKS = {
     "spark": Soak("test_spark_kills.py", "KILLS", 20, "spark-kills.json"),
+    "backfill": Soak("test_spark_backfill.py", "ROWS", 500_000, "spark-backfill.json"),
     "memory": Soak("test_memory.py", "MESSAGES", 10_000_000, "memory.json"),
     "nemesis": Soak("test_nemesis.py", "MINUTES", 10, "nemesis.json"),
     "kill-points": Soak("test_kill_points.py", "ROUNDS", 3, "kill-points.json"),
