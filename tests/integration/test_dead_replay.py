@@ -227,10 +227,13 @@ def test_replay_limit_counts_replayed_dead_letters(
     plain(at(0), 3, replayCount="3")
     plain(at(1), 120)
 
-    done = dead_letters.replay(store, TOPIC, MessageFilter(), limit=110)
+    steps: list[int] = []
+
+    done = dead_letters.replay(store, TOPIC, MessageFilter(), limit=110, progress=steps.append)
 
     assert (done.replayed, done.result) == (110, "limit")
     assert len(left(link, keys)) == 13
+    assert sum(steps) == 113, "the last batch, which the limit cut, is counted too"
 
 
 def test_replay_pace_is_even() -> None:

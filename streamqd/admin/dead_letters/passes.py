@@ -92,10 +92,14 @@ class Pass:
         self.error = ""
         self.first = self.last = ""
 
-    def pieces(self, rate: float | None = None) -> Iterator[list[Entry]]:
+    def pieces(
+        self, rate: float | None = None, room: Callable[[], int | None] = lambda: None
+    ) -> Iterator[list[Entry]]:
         """Yield the letters in batches at `rate` letters per second, until `stop` returns true.
 
-        Letters that the filter leaves out are examined at full speed.
+        `room` returns how many letters the next batch may have, None without a limit. The last
+        batch before a limit counts as progress. Letters that the filter leaves out are examined at
+        full speed.
         """
         throttle = ReplayPace(rate)
         try:
@@ -109,10 +113,12 @@ class Pass:
                     if self._stop():
                         self.result = STOPPED
                         return
+                    piece = piece[: room()]
                     yield piece
+                    if self.result in (DONE, LIMIT):
+                        self._progress(len(piece))
                     if self.result != DONE:
                         return
-                    self._progress(len(piece))
                 self._examining(page.examined)
         except RedisUnavailable as error:
             self.fail(error)

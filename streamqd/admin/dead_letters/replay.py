@@ -219,8 +219,12 @@ def replay(
     done = Pass(store, topic, choice, stop, progress, examining)
     started = server_unix_ms(store.connection)
     work = _Replay(store, route, done, max_replays)
-    for piece in done.pieces(rate):
-        work.run(piece if limit is None else piece[: limit - done.counts["replayed"]])
+
+    def room() -> int | None:
+        return None if limit is None else limit - done.counts["replayed"]
+
+    for piece in done.pieces(rate, room):
+        work.run(piece)
         if limit is not None and done.counts["replayed"] >= limit and done.result == DONE:
             done.result = LIMIT
     counts = done.counts
