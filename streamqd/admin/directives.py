@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from streamqd.admin import assignments, audit, published, snapshot, topics
+from streamqd.admin import assignments, audit, published, reloads, snapshot, topics
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import Unreadable, ViewReader, lease_views
+from streamqd.admin.reloads import PendingReload
 from streamqd.errors import Refused
 from streamqd.idle_reason import WORDS
 from streamqd.model import Unit
@@ -24,7 +25,7 @@ from streamqd.store import directives, members
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, DirectiveChange, Scope
 from streamqd.store.members import Heartbeat
-from streamqd.words import plural
+from streamqd.words import lasting, plural
 
 LOOK_SECONDS = 0.2
 
@@ -330,8 +331,31 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
         for each in state.control.reloads
         if each not in (directives.ALL_INSTANCES, *state.live)
     ]
+    asked = [instance] if instance else sorted(state.live)
+    notes = [
+        f"{each} was already asked to reload {_ago(state, waiting)}, and waits for"
+        f" {waiting.waits_for}; it reloads again after that"
+        for each, waiting in unfinished_reloads(fleet, state, asked).items()
+    ]
     done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
-    return Steered(name, done.at_unix_ms, True, False)
+    return Steered(name, done.at_unix_ms, True, False, notes)
+
+
+def unfinished_reloads(
+    fleet: Fleet, state: FleetState, instances: Sequence[str]
+) -> dict[str, PendingReload]:
+    """Return the reloads of live instances that have not finished, in the order of `instances`."""
+    summaries = published.summaries(ViewReader(fleet.store), fleet.name, instances)
+    found = {
+        name: reloads.pending(state, name, summary)
+        for name, summary in zip(instances, summaries, strict=True)
+    }
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _ago(state: FleetState, waiting: PendingReload) -> str:
+    seconds = max(0, state.now_unix_ms - waiting.asked_unix_ms) / 1000
+    return f"{lasting(seconds)} ago"
 
 
 # --- instances that are gone for good -------------------------------------------------------------
@@ -646,12 +670,17 @@ def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[U
 
 
 def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> list[str]:
-    """Return the live instances that have not finished a reload."""
-    live = published.fleet_state(fleet).live
+    """Return a text for each live instance that has not finished a reload."""
+    state = published.fleet_state(fleet)
+    live = state.live
+    left = [
+        name for name in instances if name in live and (live[name].reloaded or 0) < ordered_unix_ms
+    ]
+    known = unfinished_reloads(fleet, state, left)
     return [
         f"{name} has not reloaded"
-        for name in instances
-        if name in live and (live[name].reloaded or 0) < ordered_unix_ms
+        + (f" and waits for {known[name].waits_for}" if name in known else "")
+        for name in left
     ]
 
 

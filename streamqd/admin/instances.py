@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from streamqd.admin import published
+from streamqd.admin import published, reloads
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.published import FleetState
+from streamqd.admin.reloads import PendingReload
 from streamqd.model import Unit
 from streamqd.store.members import Heartbeat, seen_of
-from streamqd.words import plural, roughly
+from streamqd.words import lasting, plural, roughly
 
 QUIET_SECONDS = 30.0  # without news of a housekeeper, which publishes every 2 s
+RELOAD_SECONDS = 60.0  # that a reload may take before it is reported
 YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing yet
 
 
@@ -33,7 +35,7 @@ class InstanceRow:
     without a limit of the operating system, and `limit` the reason for that limit, '' without one.
 
     `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
-    crashes in a loop there.
+    crashes in a loop there. `reload` is its unfinished reload.
     """
 
     instance: str
@@ -55,6 +57,7 @@ class InstanceRow:
     weight: int = 1
     cap: int = 0
     leaving: bool = False
+    reload: PendingReload | None = None
 
     @property
     def rate(self) -> float | None:
@@ -96,6 +99,7 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
         weight=seen.member.weight,
         cap=seen.member.cap,
         leaving=seen.leaving,
+        reload=reloads.pending(state, heartbeat.instance, summary),
     )
 
 
@@ -184,4 +188,30 @@ def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
                 "host": each.host or None,
                 "redis_up": each.redis_up,
             },
+        )
+
+
+@check("fleet.reload-waiting", Severity.WARNING, Need.FLEET)
+def reload_waits(facts: SeesInstances) -> Iterator[CheckResult]:
+    """A reload that was requested over a minute ago has not finished."""
+    for each in facts.instances:
+        waiting = each.reload
+        if waiting is None or each.state == "silent":
+            continue
+        seconds = (facts.now_unix_ms - waiting.asked_unix_ms) / 1000
+        if seconds < RELOAD_SECONDS:
+            continue
+        fix = f"check again in a few seconds, then read `reload.` in the log of {each.instance}"
+        if waiting.unit:
+            fix = f"`streamqd why {waiting.unit}` shows its worker"
+        yield CheckResult(
+            f"{each.instance} was asked to reload {lasting(seconds)} ago"
+            f"{f' by {waiting.by}' if waiting.by else ''}, and waits for {waiting.waits_for}",
+            fix,
+            about=each.instance,
+            evidence={
+                "asked_unix_ms": waiting.asked_unix_ms,
+                "assignment": str(waiting.unit) if waiting.unit else None,
+            },
+            severity=None if waiting.its_turn else Severity.NOTE,
         )

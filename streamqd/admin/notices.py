@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import Check, CheckResult, Severity, check
 from streamqd.admin.condition import ALARMING, STUCK_SECONDS, gravity, in_words
-from streamqd.admin.instances import SeesInstances, housekeeper, limited, no_instances, silent
+from streamqd.admin.instances import (
+    SeesInstances,
+    housekeeper,
+    limited,
+    no_instances,
+    reload_waits,
+    silent,
+)
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.words import age, spans
 
@@ -84,7 +91,9 @@ def _unseen(view: FleetSnapshot) -> Iterator[CheckResult]:
         yield CheckResult(f"{view.unseen} more partitions without an owner are not shown")
 
 
-INSTANCE_CHECKS: tuple[Check[SeesInstances], ...] = (limited, silent, _suspended, housekeeper)
+INSTANCE_CHECKS: tuple[Check[SeesInstances], ...] = (
+    *(limited, silent, _suspended, housekeeper, reload_waits),
+)
 NOTICES: list[Check[FleetSnapshot]] = [
     _unreadable,
     _empty,

@@ -333,6 +333,9 @@ def reload(
         verb = "would reload" if done.dry_run else "has reloaded" if waited else "shall reload"
         if not done.waiting:
             click.echo(printable(f"{verb}: {', '.join(who)}"))
+        if not done.dry_run:
+            for note in done.notes:
+                click.echo(printable(note), err=True)
         for each in silent:
             text = f"{each} is silent, and reloads when it returns"
             click.echo(printable(text), err=True)

@@ -47,6 +47,11 @@ class Control:
         return Constraints(moves, directives.drains.keys(), stopped)
 
     @property
+    def reloading_unix_ms(self) -> int:
+        """The time of the reload directive that runs (unix ms, Redis time), 0 for none."""
+        return self._reloading
+
+    @property
     def announcement(self) -> dict[str, object]:
         """Heartbeat fields: the time of the last finished reload directive, and its problem."""
         if not self._read:

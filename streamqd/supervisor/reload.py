@@ -55,6 +55,8 @@ class Reload:
         self._forget = forget
         self._notifier = notifier
         self._requested = False
+        self._requested_unix_ms = 0
+        self._since_unix_ms = 0
         self._probe: SubprocessTask | None = None
         self._settings: Settings | None = None
         self.rolling = False
@@ -63,7 +65,16 @@ class Reload:
 
     def request(self) -> None:
         """Request a reload. A request during a reload takes effect after it."""
+        if not self._requested:
+            self._requested_unix_ms = time.time_ns() // 1_000_000
         self._requested = True
+
+    @property
+    def since_unix_ms(self) -> int:
+        """When the running reload was requested, or else the next one (unix ms), 0 if idle."""
+        if self._probe is not None or self.rolling:
+            return self._since_unix_ms
+        return self._requested_unix_ms if self._requested else 0
 
     @property
     def idle(self) -> bool:
@@ -85,6 +96,7 @@ class Reload:
             return self._validated(found)
         if self._requested and not self.rolling:
             self._requested = False
+            self._since_unix_ms = self._requested_unix_ms
             self._begin(running)
         return None
 

@@ -59,6 +59,18 @@ class RollResult(NamedTuple):
     remaining: int = 0  # workers that were not replaced
 
 
+class RollProgress(NamedTuple):
+    """The worker that a roll replaces now, and the `step` of that.
+
+    queue: another replacement comes first, start: its successor starts, finish: it was asked to
+    stop after its running messages. `workers` are replaced after it.
+    """
+
+    unit: Unit | None
+    step: str
+    workers: int
+
+
 @dataclass
 class _Replacing:
     """The current replacement. Times are monotonic, 0 for not yet."""
@@ -141,6 +153,17 @@ class RollingReplacement:
     def roll(self, units: list[Unit]) -> None:
         """Replace these workers for a reload, one after the other."""
         self._roll, self._rolling = units, None
+
+    @property
+    def progress(self) -> RollProgress:
+        """The state of the roll."""
+        unit, current = self._rolling, self._current
+        if unit is None:
+            return RollProgress(None, "", len(self._roll))
+        step = "queue"
+        if current is not None and current.partition.unit == unit:
+            step = "finish" if current.old_works and not current.can_stay else "start"
+        return RollProgress(unit, step, len(self._roll))
 
     def rolled(self, partitions: Mapping[Unit, PartitionState]) -> RollResult | None:
         """Continue a roll: request the next worker after the last one's successor works.

@@ -414,7 +414,11 @@ class Supervisor:
             self._announced = capacity
             self.leases.membership.heartbeat_soon()
             self.leases.wake_fleet()
-        self.leases.membership.announcement = {**self.control.announcement, **capacity}
+        self.leases.membership.announcement = {
+            **self.control.announcement,
+            **capacity,
+            **self._running_reload(),
+        }
         if self.drain.begun:
             self.leases.membership.depart()
         before, self._exchanged_at = self._exchanged_at, now
@@ -567,6 +571,22 @@ class Supervisor:
             self.leases.wake_fleet()
         elif self.control.wants_reload(self.leases.view.live):
             self.reload.request()
+
+    def _running_reload(self) -> dict[str, object]:
+        """Heartbeat field: the reload that has not finished, and the worker that it replaces."""
+        since = self.reload.since_unix_ms
+        if not since:
+            return {}
+        unit, step, workers = self.replacement.progress
+        return {
+            "reloading": {
+                "since_unix_ms": since,
+                "directive_unix_ms": self.control.reloading_unix_ms,
+                "assignment": None if unit is None else [*unit],
+                "step": step,
+                "workers": workers,
+            }
+        }
 
     def _reload(self) -> None:
         if self.watcher is not None and self.watcher.tick(time.monotonic()):

@@ -19,6 +19,7 @@ from streamqd.scoreboard import WorkerState
 from tests.acceptance.test_rebalance import Fleet
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
+from tests.support.waiting import wait_until
 
 NewDaemon = Callable[..., Daemon]
 
@@ -197,6 +198,29 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     assert set(gone["unreadable_directives"]) == {"rebalance", "sing", "drain:a"}
     verb(one, "control", "clear", "sing", "drain:a", "--yes")
     assert set(document(one, "status")["unreadable_directives"]) == {"rebalance"}
+
+
+def test_a_reload_shows_the_message_that_it_waits_for(new_daemon: NewDaemon):
+    one = new_daemon(name="a", partitions=2, daemon={"lease_ttl": "2s"})
+    with one:
+        [running] = one.send(["await gate"], partition=0)
+        one.wait_run(running)
+        verb(one, "reload")
+        one.wait_event("standby.ready", partition=0)
+        text = f"waits for the message of {TOPIC}/0/{GROUP} that has been running for"
+
+        said = verb(one, "reload", "--wait", "--timeout", "10s", code=1)
+        assert f"not yet: a has not reloaded and {text}" in said
+        said = verb(one, "reload")
+        assert "a was already asked to reload" in said
+        assert text in said
+        one.signal(signal.SIGHUP)  # it waits until the others have finished
+        assert text in verb(one, "reload")
+
+        (one.folder / "gate").touch()
+        verb(one, "reload", "--wait")
+        wait_until(lambda: "already asked" not in verb(one, "reload", "--dry-run"))
+        wait_until(lambda: one.events("reload.finished"))
 
 
 def readiness(daemon: Daemon) -> tuple[int, list[str]]:

@@ -1,0 +1,103 @@
+"""Reloads that an instance was asked for and has not finished, and what each waits for. Pure.
+
+A supervisor publishes its reload with its heartbeat: `reloading` in its information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.admin import published
+from streamqd.admin.published import FleetState
+from streamqd.model import Unit
+from streamqd.policy.rebalance import may_reload
+from streamqd.store.directives import ALL_INSTANCES
+from streamqd.words import lasting, plural
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReload:
+    """A reload of one instance that has not finished.
+
+    `asked_unix_ms` is the time of the directive (server's clock) or of the signal (clock of the
+    instance's host). `by` and `reason` are those of a directive, '' for a signal. `unit` is the
+    assignment whose worker it replaces now. `waits_for` is a clause. `its_turn` is false while
+    other instances reload first.
+    """
+
+    asked_unix_ms: int
+    by: str
+    reason: str
+    unit: Unit | None
+    waits_for: str
+    its_turn: bool = True
+
+
+def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> PendingReload | None:
+    """Return the unfinished reload of a live instance, None if it has none.
+
+    `summary` is the one that the instance published.
+    """
+    seen = state.live.get(instance)
+    if seen is None or seen.leaving:
+        return None
+    named, everyone = (state.control.reloads.get(name) for name in (instance, ALL_INSTANCES))
+    orders = [each for each in (named, everyone) if each is not None]
+    order = max(orders, key=lambda each: each.at_unix_ms, default=None)
+    if order is not None and (seen.reloaded is None or seen.reloaded >= order.at_unix_ms):
+        order = None
+    raw = state.infos[instance].get("reloading")
+    if isinstance(raw, dict):
+        since = published.whole(raw.get("since_unix_ms")) or 0
+        at = published.whole(raw.get("directive_unix_ms")) or 0  # 0 for a signal
+        unit = _unit_of(raw.get("assignment"))
+        # A later directive waits until this reload has finished.
+        known = order is not None and order.at_unix_ms == at
+        return PendingReload(
+            at or since,
+            order.by if order is not None and known else "",
+            order.why if order is not None and known else "",
+            unit,
+            _waits_for(raw, unit, _run_seconds(summary, unit)),
+        )
+    if order is None:
+        return None
+    before = [
+        name
+        for name, one in sorted(state.live.items())
+        if name < instance and not may_reload(instance, order.at_unix_ms, [one])
+    ]
+    its_turn = order is named or not before
+    waits = "its start" if its_turn else f"its turn, after {before[0]}"
+    return PendingReload(order.at_unix_ms, order.by, order.why, None, waits, its_turn)
+
+
+def _unit_of(raw: Any) -> Unit | None:
+    """Return an assignment published as a list, None for anything else."""
+    if not isinstance(raw, list) or [type(part) for part in raw] != [str, int, str]:
+        return None
+    return Unit(*raw)
+
+
+def _run_seconds(summary: Mapping[str, Any], unit: Unit | None) -> float:
+    """Return the age of the oldest run of an assignment in seconds, 0 without one."""
+    for raw in published.tables(summary.get("assignments")):
+        if unit is not None and [*unit] == [raw.get(each) for each in Unit._fields]:
+            return published.real(raw.get("longest_run_seconds")) or 0.0
+    return 0.0
+
+
+def _waits_for(raw: Mapping[str, Any], unit: Unit | None, run_seconds: float) -> str:
+    step, left = raw.get("step"), published.whole(raw.get("workers")) or 0
+    text = "the check of the new configuration and code"
+    if unit is not None:
+        text = f"the replacement of the worker of {unit}"
+        if step == "start":
+            text = f"the start of the new worker of {unit}"
+        elif step == "finish":
+            text = f"the old worker of {unit} to stop"
+            if run_seconds:
+                text = f"the message of {unit} that has been running for {lasting(run_seconds)}"
+    return f"{text}; then {plural(left, 'more worker')} to replace" if left else text
