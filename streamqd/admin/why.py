@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from streamqd.admin import groups, named_fields, outboxes, snapshot, topics
 from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
 from streamqd.admin.backlog import other_clients
-from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
+from streamqd.admin.checks import Severity
+from streamqd.admin.condition import ALARMING, RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.instances import InstanceRow
 from streamqd.admin.published import Fleet
@@ -26,10 +27,11 @@ from streamqd.model import Unit
 from streamqd.store import statistics
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
-from streamqd.words import lasting, plural, spans
+from streamqd.words import lasting, plural, short, spans
 
 FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
 MOVING = 0.05  # messages per second that count as moving
+LATE_MS = 60_000  # age of the oldest unread message from which a group is behind
 QUERY_SILENT_SECONDS = 60.0  # a live Spark query shows its position every 10 s or trigger
 OUTBOX_SECONDS = 10.0  # for which a relay is blocked, or its oldest row waits
 
@@ -118,8 +120,16 @@ class WaitFacts:
 
     @property
     def slope(self) -> float:
-        """Growth of the lag in messages per second."""
-        return self.row.lag_per_second or 0.0
+        """Growth of the lag in messages per second, from the rates if the lag is not counted."""
+        if self.row.lag is not None:
+            return self.row.lag_per_second or 0.0
+        return (self.row.arriving or 0.0) - self.acked - self.failed
+
+    @property
+    def late(self) -> bool:
+        """True if the oldest unread message is older than LATE_MS."""
+        since = self.row.oldest_unread_unix_ms
+        return since is not None and self.now_unix_ms - since >= LATE_MS
 
     @property
     def run_seconds(self) -> float:
@@ -183,7 +193,9 @@ def answer(
 ) -> list[Answer]:
     """Explain one partition or all of a topic, for one group or each. Ordered by group.
 
-    `configured` are the names of the outboxes in the configuration. Raises TopicMissing, Refused.
+    `configured` are the names of the outboxes in the configuration. The topics of one that no relay
+    ever held are unknown: it is named for all of a topic, not for one partition. Raises
+    TopicMissing, Refused.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
@@ -197,7 +209,7 @@ def answer(
     reader.keep_mistyped({store.keys.lease(*unit): "string" for unit in free})
     shown = _shown(reader, [unit for unit in units if unit.is_of_query])
     held = dict(zip(units, other_clients(reader, units), strict=True))
-    feeding = outboxes.feeding(reader, topic, configured)
+    feeding = outboxes.feeding(reader, topic, () if partition is not None else configured)
     late = [
         cause
         for view in feeding
@@ -673,9 +685,15 @@ _OTHERWISE = (
     CauseRule(
         "lag-growing",
         lambda f: f.acked > MOVING and f.slope > STEADY,
-        "{unit} makes progress: {acked} on {owner}, {waiting}, growing by {slope}/s",
+        "{unit} is behind: {waiting}, growing by {slope}/s, while {owner} handles {acked}{takes}",
         "messages arrive faster than one worker handles them: make the handler faster, or grow the"
         " topic",
+    ),
+    CauseRule(
+        "lagging",
+        lambda f: f.acked > MOVING and f.late,
+        "{unit} is behind: {waiting}, while {owner} handles {acked}{takes}{caught_up}",
+        "{catch_up}",
     ),
     CauseRule(
         "moving",
@@ -715,7 +733,7 @@ _OTHERWISE = (
     ),
 )
 
-_MOVES = ("idle", "lag-growing", "moving", "running", "recovering")
+_MOVES = ("idle", "lag-growing", "lagging", "moving", "running", "recovering")
 # These delay the unit even while nothing waits.
 _GRAVE = (
     *(
@@ -742,6 +760,40 @@ _PROBLEMS = (
     *("owner-silent", "blocked", "circuit-open", "flood", "keys-held", "loop-blocked"),
     *("slow-handler", "crashing", "failing", "housekeeping"),
 )
+
+# Severities of the other causes. `doctor` and `status` grade the same troubles alike.
+_NOTES = ("stopped", "paused", "drained", "growing", "throttled", "recovering", "quarantine")
+_WARNINGS = (
+    *("changing-hands", "no-report", "query-silent", "slow-handler", "loop-blocked", "keys-held"),
+    *("no-progress", "lag-growing", "lagging", "other-client", "unowned", "outbox-late", "unknown"),
+)
+_CALM = ("idle", "moving", "running", "starting", "waiting-for-retry")
+
+
+def severity(word: str) -> Severity | None:
+    """Return the severity of a cause, None for one that needs nothing."""
+    if word in _CALM:
+        return None
+    for words, found in ((_NOTES, Severity.NOTE), (_WARNINGS, Severity.WARNING)):
+        if word in words:
+            return found
+    return Severity.PROBLEM
+
+
+def grade(row: AssignmentRow, cause: str) -> Severity | None:
+    """Return the severity of the state of an assignment, None for a usual one.
+
+    `cause` is the word of its first cause, '' if that is not known or not a problem.
+    """
+    if row.worker == "full":
+        return Severity.PROBLEM  # it fetches nothing until the first message of a key succeeds
+    if cause:
+        return severity(cause)
+    if row.condition in ("paused", "stopped"):
+        return Severity.NOTE
+    failed, runs = row.failed or 0.0, (row.failed or 0.0) + (row.acked or 0.0)
+    fails = bool(failed) and failed / runs >= FAILING_SHARE
+    return Severity.PROBLEM if fails or row.condition in ALARMING else None
 
 
 # --- parts of sentences ---------------------------------------------------------------------------
@@ -787,13 +839,21 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "failing_share": f"{f.failing_share:.0%}",
         "failed": f"{f.failed:.1f}",
         "slope": f"{f.slope:.1f}",
-        "caught_up": f", caught up in about {f.row.lag / -f.slope:.0f} s"
-        if f.row.lag and f.slope < -STEADY
-        else "",
+        "takes": f", and a run takes {short(f.row.mean_seconds)}" if f.row.mean_seconds else "",
+        "caught_up": f", caught up in about {_catches_up(f)}" if _catches_up(f) else "",
+        "catch_up": f"wait: at this rate it takes {_catches_up(f)} to catch up"
+        if _catches_up(f)
+        else "make the handler faster, or grow the topic",
         "run": lasting(f.run_seconds),
         "running": _running(f),
         **_texts_of(f.row),
     }
+
+
+def _catches_up(f: WaitFacts) -> str:
+    """Return how long it takes to handle all unread messages, '' if the lag does not fall."""
+    least = max(f.row.lag or 0, f.row.lag_at_least)
+    return lasting(least / -f.slope) if least and f.slope < -STEADY else ""
 
 
 def _silent_seconds(f: WaitFacts, member: InstanceRow) -> float:

@@ -13,31 +13,35 @@ from dataclasses import dataclass, replace
 from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
-from streamqd.admin.checks import Finding, judged
-from streamqd.admin.condition import ALARMING, in_words
+from streamqd.admin.checks import Finding, Severity, judged
+from streamqd.admin.condition import STEADY, in_words
+from streamqd.admin.diagnosis.fleet import PAUSED_SECONDS
 from streamqd.admin.fleet import GroupStatus
 from streamqd.admin.instances import InstanceRow, no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import ViewReader
+from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.config import Settings
+from streamqd.model import Unit
 from streamqd.store.directives import Directive
 from streamqd.words import age, count, lasting, plural, short
 
 SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
-GROWING = 0.5  # messages per second by which a lag grows to be reported
-LATE_MS = 60_000  # age of the oldest unread message that is reported also if the lag does not grow
 NAMED = 4  # topics with dead letters that are named
 FAILING = "failing"  # the condition of a group whose runs fail
 BEHIND = "behind"  # the condition of a group whose workers are ready, and too slow
 ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
-# Causes that pass, or that become a problem if they last. The others are problems.
-_WILL_NEED = frozenset(
-    {"max-partitions", "changing-hands", "keys-held", "loop-blocked", "slow-handler", "lag-growing"}
-)
+# `why` and `doctor` grade. The pages have a color for each severity.
+LEVELS: Mapping[Severity | None, str] = {
+    Severity.PROBLEM: ALARM,
+    Severity.WARNING: WARN,
+    Severity.NOTE: NOTE,
+    None: "",
+}
+_OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}
 _OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
 
 
@@ -101,8 +105,8 @@ class GroupNow:
     def is_behind(self, now_unix_ms: int) -> bool:
         """Return True if its lag grows, or if a message has been unread for long."""
         since = self.oldest_unread_unix_ms
-        late = since is not None and now_unix_ms - since >= LATE_MS
-        return bool(self.least_lag) and (late or self.growth > GROWING)
+        late = since is not None and now_unix_ms - since >= why.LATE_MS
+        return bool(self.least_lag) and (late or self.growth > STEADY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class SlowFacts:
 class FleetNow:
     """One look at the fleet. `seen` is the snapshot, with a row for each assignment.
 
+    `levels` are the levels of the assignments: alarm, warn, note, or '' for a usual state.
     `taken` is the local time of the snapshot (seconds, monotonic).
     """
 
@@ -129,6 +134,7 @@ class FleetNow:
     slow: SlowFacts
     troubles: Sequence[Trouble]
     groups: Sequence[GroupNow]
+    levels: Mapping[Unit, str]
     taken: float
 
     @property
@@ -178,38 +184,32 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
 def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     """Derive troubles and groups from facts."""
     slow = replace(slow, dead=_dead(seen, slow.dead))
-    causes = why.summed_up(why.problems(seen))
-    worst: dict[tuple[str, str], tuple[str, str]] = {}  # level and cause of a group
-    for found, _ in causes:
-        level = WARN if found.cause.word in _WILL_NEED else ALARM
-        place = (found.row.topic, found.row.group)
-        if place not in worst or _rank(level) < _rank(worst[place][0]):
-            worst[place] = level, found.cause.word
+    first = {found.row.unit: found for found in why.problems(seen)}
+    words = {unit: found.cause.word for unit, found in first.items()}
+    causes = why.summed_up(first.values())
+    levels = {row.unit: LEVELS[why.grade(row, words.get(row.unit, ""))] for row in seen.assignments}
     rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
-    groups = [
-        _behind(
-            _group(
-                each, rows[each.topic, each.group], *worst.get((each.topic, each.group), ("", ""))
-            ),
-            seen.now_unix_ms,
-        )
-        for each in fleets.group_rows(seen.assignments, seen.state.control)
-    ]
+    groups = []
+    for each in fleets.group_rows(seen.assignments, seen.state.control):
+        some = rows[each.topic, each.group]
+        worst = min(some, key=lambda row: _rank(levels[row.unit]))
+        found = _group(each, some, levels[worst.unit], words.get(worst.unit, ""))
+        groups.append(_behind(found, seen.now_unix_ms))
     groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
-    explained = {(found.row.topic, found.row.group) for found, _ in causes}
+    explained = {(each.row.topic, each.row.group) for each, _ in causes}
     troubles = [
         *_of_instances(seen),
-        *(_of_cause(found, text) for found, text in causes),
+        *(_of_cause(each, text) for each, text in causes),
         *_of_failures(groups, explained),
         *_of_lag(groups, explained, seen.now_unix_ms),
         *_of_dead_letters(slow.dead),
         *_of_schedules(slow.schedules),
         *_of_findings(slow.outboxes, "outboxes"),
-        *(Trouble(WARN, str(row), "`streamqd doctor`", "doctor") for row in seen.unreadable[:5]),
-        *(_of_directive(*each) for each in seen.directives),
+        *_of_unreadable(seen.unreadable[:5]),
+        *(_of_directive(*each, seen.now_unix_ms) for each in seen.directives),
     ]
     troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
-    return FleetNow(seen, slow, troubles, groups, taken)
+    return FleetNow(seen, slow, troubles, groups, levels, taken)
 
 
 def _dead(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
@@ -245,17 +245,13 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     runs = (acked or 0.0) + (failed or 0.0)
     failures = [each for row in rows if (each := row.last_failure) is not None]
     word = in_words(status.condition)
-    if status.condition in ("paused", "stopped"):
-        level = level or NOTE
-    elif status.condition in ALARMING:
-        level = ALARM
-    elif status.condition == "ready" and cause:
+    if status.condition == "ready" and cause:
         word = cause.replace("-", " ")  # only some partitions have it, or it is not a condition
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
     fails = runs and (failed or 0.0) / runs >= why.FAILING_SHARE
     if fails and failures and status.condition == "ready":
-        word, level = FAILING, level or ALARM
+        word, level = FAILING, level or LEVELS[why.severity("failing")]
     return GroupNow(
         topic=status.topic,
         group=status.group,
@@ -286,7 +282,7 @@ def _behind(group: GroupNow, now_unix_ms: int) -> GroupNow:
     if group.level or not group.is_behind(now_unix_ms):
         return group
     word = BEHIND if group.condition == "ready" else group.condition
-    return replace(group, level=WARN, condition=word)
+    return replace(group, level=LEVELS[why.severity("lagging")], condition=word)
 
 
 # --- troubles -------------------------------------------------------------------------------------
@@ -304,9 +300,8 @@ def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
 def _of_findings(findings: Iterable[Finding], kind: str) -> Iterator[Trouble]:
     """Report the problems and warnings of checks."""
     for each in findings:
-        if each.severity != "note":
-            level = ALARM if each.severity == "problem" else WARN
-            yield Trouble(level, each.text, each.fix, kind)
+        if each.severity != Severity.NOTE:
+            yield Trouble(LEVELS[Severity(each.severity)], each.text, each.fix, kind)
 
 
 def _silent_since(seen: FleetSnapshot, name: str) -> int | None:
@@ -318,7 +313,7 @@ def _silent_since(seen: FleetSnapshot, name: str) -> int | None:
 
 def _of_cause(found: why.UnitCause, text: str) -> Trouble:
     unit, cause = found.row, found.cause
-    level = WARN if cause.word in _WILL_NEED else ALARM
+    level = LEVELS[why.grade(unit, cause.word)]
     return Trouble(
         level, text, cause.advice, "assignment", unit.topic, unit.group, unit.partition,
         found.row.oldest_unix_ms,
@@ -338,7 +333,8 @@ def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) ->
             fix += f"; `streamqd dlq stats {each.topic}` counts its dead letters by error"
         elif each.waiting_retries:
             fix += f"; `streamqd retry list {each.topic} {each.group}` shows the messages"
-        yield Trouble(ALARM, text, fix, "group", each.topic, each.group)
+        level = LEVELS[why.severity("failing")]
+        yield Trouble(level, text, fix, "group", each.topic, each.group)
 
 
 def _of_lag(
@@ -347,7 +343,8 @@ def _of_lag(
     """Report groups that are behind, unless another trouble explains it."""
     for each in groups:
         pair = (each.topic, each.group)
-        if each.level != WARN or pair in explained or not each.is_behind(now_unix_ms):
+        level = LEVELS[why.severity("lagging")]
+        if each.level != level or pair in explained or not each.is_behind(now_unix_ms):
             continue
         unread = f"{each.least_lag:,}{' or more' if each.lag is None else ''} unread"
         text = f"{each.topic}/{each.group} is behind: {unread}"
@@ -356,11 +353,11 @@ def _of_lag(
         if each.mean_seconds is not None:
             text += f", a run takes {short(each.mean_seconds)}"
         fix = "make the handler faster, or grow the topic"
-        if each.growth < -GROWING:
+        if each.growth < -STEADY:
             left = lasting(each.least_lag / -each.growth)
             fix = f"wait: at this rate it takes {left} to catch up"
         yield Trouble(
-            WARN, text, fix, "group", each.topic, each.group, None, each.oldest_unread_unix_ms
+            level, text, fix, "group", each.topic, each.group, None, each.oldest_unread_unix_ms
         )
 
 
@@ -368,31 +365,39 @@ def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
     """Report all dead letters in one sentence."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
     fix = "look at their causes, then replay or purge them"
+    level = _OF_CHECKS["partitions.dead-letters-many"]
     if len(by_count) == 1:
         [(topic, number)] = by_count
-        yield Trouble(WARN, f"{plural(number, 'dead letter')} in {topic}", fix, "dead", topic)
+        yield Trouble(level, f"{plural(number, 'dead letter')} in {topic}", fix, "dead", topic)
     elif by_count:
         parts = [f"{number:,} in {topic}" for topic, number in by_count[:NAMED]]
         if len(by_count) > NAMED:
             parts.append(f"{sum(number for _, number in by_count[NAMED:]):,} in others")
         text = f"{plural(sum(dead.values()), 'dead letter')}: {', '.join(parts)}"
-        yield Trouble(WARN, text, fix, "dead_topics")
+        yield Trouble(level, text, fix, "dead_topics")
 
 
 def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
     words = {
-        "late": timed.late,
-        "unreadable": timed.unreadable,
-        "orphaned": timed.orphaned,
-        "without a topic": timed.missing,
+        "schedules.late": ("late", timed.late),
+        "schedules.unreadable": ("unreadable", timed.unreadable),
+        "schedules.orphaned": ("orphaned", timed.orphaned),
+        "schedules.missing": ("without a topic", timed.missing),
     }
-    found = [f"{number:,} {word}" for word, number in words.items() if number]
+    found = {name: f"{number:,} {word}" for name, (word, number) in words.items() if number}
     if found:
-        text = f"schedules send nothing: {', '.join(found)}"
-        yield Trouble(WARN, text, "`streamqd doctor --only schedules`", "schedules")
+        level = min((_OF_CHECKS[name] for name in found), key=_rank)
+        text = f"schedules send nothing: {', '.join(found.values())}"
+        yield Trouble(level, text, "`streamqd doctor --only schedules`", "schedules")
 
 
-def _of_directive(kind: str, scope: str, given: Directive) -> Trouble:
+def _of_unreadable(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
+    for row in rows:
+        yield Trouble(_OF_CHECKS["values.unreadable"], str(row), "`streamqd doctor`", "doctor")
+
+
+def _of_directive(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
+    """Report a directive: a note, and a warning if a pause or stop may be forgotten."""
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
     reason = f" ({given.why})" if given.why else ""
@@ -402,8 +407,14 @@ def _of_directive(kind: str, scope: str, given: Directive) -> Trouble:
         return Trouble(NOTE, text, "", "fleet", since_unix_ms=given.at_unix_ms)
     topic, _, group = scope.split("/") if scope.count("/") == 2 else (scope, "", "")
     named = topic not in ("", "*")
+    level, fix = NOTE, ""
+    if now_unix_ms - given.at_unix_ms > PAUSED_SECONDS * 1000:
+        level = _OF_CHECKS["fleet.paused" if kind == "pause" else "fleet.stopped"]
+        fix = f"`streamqd resume {why.as_argument(scope)}`"
+        if kind == "stop":
+            fix = f"`streamqd group start {topic} {group}`"
     return Trouble(
-        NOTE, text, "", "group" if named else "", topic if named else "",
+        level, text, fix, "group" if named else "fleet", topic if named else "",
         "" if group == "*" else group, None, given.at_unix_ms,
     )  # fmt: skip
 

@@ -38,6 +38,7 @@ _COMMANDS = (
     (re.compile(r"streamqd pause (?P<topic>[^\s/-][^\s/]*)/(?P<group>[^\s/]+)"), "topic"),
     (re.compile(r"streamqd retry list (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "retries"),
     (re.compile(r"streamqd doctor.*"), "doctor"),
+    (re.compile(r"streamqd resume .*"), "fleet"),
 )
 
 

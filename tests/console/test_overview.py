@@ -14,7 +14,7 @@ from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.console import overview
 from streamqd.console.overview import SlowFacts, Trouble
-from streamqd.store.directives import Directives
+from streamqd.store.directives import Directive, Directives, Scope
 from tests.support import optional
 
 pytestmark = optional.need("starlette")
@@ -86,6 +86,46 @@ def test_a_group_with_an_old_message_is_behind_until_it_has_caught_up():
     assert "1.0/s arrive and 4.0/s are handled" in found.text
     assert found.fix == "wait: at this rate it takes 8 min 20 s to catch up"
     assert found.since_unix_ms == NOW - 90_000
+
+
+def test_a_forgotten_pause_is_a_warning():
+    def paused(seconds):
+        scope, given = Scope("clicks"), Directive(NOW - seconds * 1000, "ann", "")
+        state = FleetState(NOW, 15.0, (), Directives(pauses={scope: given}))
+        seen = FleetSnapshot("default", state, instances=[WEST], assignments=[unit()])
+        [found] = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles
+        return found.level, found.fix
+
+    assert paused(3_000) == ("note", "")
+    assert paused(4_000) == ("warn", "`streamqd resume clicks`"), "as doctor grades it"
+
+
+def test_a_late_schedule_is_a_problem_as_for_doctor():
+    timed = ScheduleTotals(*(0 for _ in range(6)), None)
+    late, orphaned = replace(timed, late=1), replace(timed, orphaned=1)
+    seen = FleetSnapshot("default", FleetState(NOW, 15.0, (), Directives()), instances=[WEST])
+
+    def level(known):
+        return overview.made(seen, SlowFacts(0.0, {}, known, []), 0.0).troubles[0].level
+
+    assert (level(late), level(orphaned)) == ("alarm", "warn")
+
+
+def test_a_partition_has_the_level_of_its_trouble():
+    slow, free = (
+        replace(unit(longest_run_seconds=75.0), pending=1),
+        replace(unit(), partition=1, lease="free", owner="", worker="", pending=1),
+    )
+    flooded = replace(unit(), partition=2, worker="flooded")
+    state = FleetState(NOW, 15.0, (), Directives())
+    seen = FleetSnapshot("default", state, instances=[WEST], assignments=[slow, free, flooded])
+
+    now = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0)
+
+    [found] = [each for each in now.troubles if each.partition == 0]
+    assert (found.level, now.levels[slow.unit]) == ("warn", "warn")
+    assert now.levels[free.unit] == "warn", "another instance may take it"
+    assert now.groups[0].level == "alarm" == now.levels[flooded.unit]
 
 
 def test_a_group_whose_last_runs_failed_says_when():

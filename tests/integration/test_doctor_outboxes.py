@@ -300,6 +300,9 @@ def test_why_names_a_configured_outbox_that_no_relay_ever_held(clinic: Clinic) -
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
     assert "rows for access may wait in its table" in one_line(found)
+    found = clinic.why(f"{TOPIC}/1/{GROUP}")
+    assert found.exit_code == 0, "it may feed other topics"
+    assert "outbox" not in found.stdout
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,26 @@ CASES = [
     (
         "lag-growing",
         True,
-        facts(worker=worker(rates={"acked": 10.0}, lag_per_second=3.0)),
-        "growing by 3.0/s",
+        facts(worker=worker(rates={"acked": 10.0}, lag_per_second=3.0, mean_seconds=0.25)),
+        "growing by 3.0/s, while west handles 10.0 messages/s, and a run takes 250ms",
+    ),
+    (
+        "lag-growing",  # the server cannot count the lag
+        True,
+        facts(worker=worker(rates={"acked": 10.0}, arriving=12.0), lag=None, lag_at_least=1_500),
+        "is behind: 1,500 or more unread",
+    ),
+    (
+        "lagging",
+        True,
+        facts(worker=MOVING, oldest_unread_unix_ms=NOW - 90_000),
+        "is behind: 100 unread",
+    ),
+    (
+        "lagging",
+        True,
+        facts(worker=worker(rates={"acked": 10.0}), oldest_unread_unix_ms=NOW - 90_000),
+        "while west handles 10.0 messages/s",
     ),
     ("idle", True, facts(**QUERY, **READ, pending=0), "has read everything"),  # P7
     ("moving", True, facts(**QUERY, shown_seconds=4.0), "showed its position 4 s ago"),

@@ -323,7 +323,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.not-renewed", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
+@check("fleet.not-renewed", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired although its owner sends heartbeats."""
 

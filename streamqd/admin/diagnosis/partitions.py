@@ -9,6 +9,7 @@ from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
 from streamqd.admin.reading import SEQ_MAX, read_id
+from streamqd.admin.why import FAILING_SHARE
 from streamqd.words import plural, roughly, spans
 
 AHEAD_MS = 86_400_000  # ahead of the server's clock; no producer's clock is that wrong
@@ -426,6 +427,8 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is producing dead letters now."""
     for (topic, group), rows in by_group(facts.published).items():
         rate = sum(row.dead_lettered or 0.0 for row in rows)
+        failed = sum(row.failed or 0.0 for row in rows)
+        runs = failed + sum(row.acked or 0.0 for row in rows)
         if rate >= GROWING:
             yield CheckResult(
                 f"{group} produces {rate * 60:,.1f} dead letters of {topic} per minute",
@@ -433,4 +436,5 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 f" {topic}/{group}` stops it until that is fixed",
                 about=f"{topic}/{group}",
                 evidence={"dead_letters_per_second": round(rate, 3)},
+                severity=Severity.PROBLEM if failed and failed >= FAILING_SHARE * runs else None,
             )

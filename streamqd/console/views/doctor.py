@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 
 from streamqd.admin import diagnosis
+from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
-
-_LEVELS = {"problem": "alarm", "warning": "warn"}
 
 
 def show(visit: Visit) -> Context:
@@ -29,7 +29,10 @@ def show(visit: Visit) -> Context:
         "area": area,
         "areas": sorted({each.area for each in every}),
         "found": [(name, list(some)) for name, some in groupby(findings, lambda each: each.area)],
-        "levels": _LEVELS,
+        "levels": {str(severity): level for severity, level in LEVELS.items() if severity},
+        "of_groups": Counter(
+            each.level for each in visit.now.troubles if each.kind in ("assignment", "group")
+        ),
         "left_out": "permissions" in left_out,
     }
 
