@@ -20,6 +20,9 @@ _STARTS = frozenset(
     }
 )
 
+# In English for every locale.
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
 
 def number(value: float | None, digits: int = 0) -> str:
     """Return a number with thousands separators, a dash for None. Integers are exact."""
@@ -81,6 +84,24 @@ def instant(unix_ms: int | None) -> str:
         return str(unix_ms)
 
 
+def clock(unix_ms: int | None, now_unix_ms: int) -> str:
+    """Return the time of day of an instant at least a minute away, else ''.
+
+    Such as `22:41 UTC`, with the date unless it is today: `Nov 27, 22:41 UTC`.
+    """
+    if unix_ms is None or abs(now_unix_ms - unix_ms) < 60_000:
+        return ""
+    try:
+        at, now = (time.gmtime(each // 1000) for each in (unix_ms, now_unix_ms))
+    except (ValueError, OverflowError, OSError):
+        return ""
+    day = f"{at.tm_year}-{at.tm_mon:02}-{at.tm_mday:02}"
+    if at.tm_year == now.tm_year:
+        day = f"{_MONTHS[at.tm_mon - 1]} {at.tm_mday}"
+    day = "" if at[:3] == now[:3] else f"{day}, "
+    return f"{day}{at.tm_hour:02}:{at.tm_min:02} UTC"
+
+
 def memory(size: int | None) -> str:
     """Return a size in bytes in a readable unit."""
     return NONE if size is None else words.memory(size)
@@ -94,6 +115,35 @@ def plural(amount: int, noun: str) -> str:
 def plain(text: object) -> str:
     """Return text of others with control and invisible characters escaped."""
     return words.harmless(str(text))
+
+
+# Reasons of dead letters, as a sentence about the message.
+_REASONS = {
+    "attempts": "all attempts failed",
+    "crashes": "it crashed its worker",
+    "dead": "the handler rejected it",
+    "undecodable": "it cannot be decoded",
+    "too-old": "it failed when it was older than retry_max_age",
+    "too-large": "it is larger than max_message_bytes",
+    "not-retried": "its error is not retried",
+    "cancelled": "its retry was canceled",
+}
+
+
+def reason(word: str) -> str:
+    """Return the reason of a dead letter in words, an unknown one as it is."""
+    return _REASONS.get(word, words.harmless(word))
+
+
+def setting(value: object) -> str:
+    """Return the value of a setting as a file has it: true and false, and lists with commas."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ", ".join(setting(each) for each in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={setting(each)}" for name, each in value.items())
+    return NONE if value is None or value == "" else plain(value)
 
 
 def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Markup:
@@ -122,5 +172,8 @@ def points(values: list[float | None], width: int = 100, height: int = 20) -> st
     )
 
 
-_ALL = (number, rate, percent, duration, age, ago, instant, memory, plural, plain, prose, points)
+_ALL = (
+    *(number, rate, percent, duration, age, ago, clock, instant, memory),
+    *(plural, plain, reason, setting, prose, points),
+)
 FILTERS: dict[str, Any] = {each.__name__: each for each in _ALL}

@@ -24,8 +24,9 @@ class ConsoleJob:
 
     `total` is the number that it should change, None if that is not known. `done` are changed, and
     `examined` of `letters` are read. `result` is a sentence once it has finished. `failed` means
-    that it did not do its work. `replayed_since_unix_ms` is the start of a replay by the clock of
-    Redis, None for other jobs: replayed messages can die again only later.
+    that it did not do its work. `started_unix_ms` is its start by the clock of this host.
+    `replayed_since_unix_ms` is the start of a replay by the clock of Redis, None for other jobs:
+    replayed messages can die again only later.
     """
 
     id: str
@@ -36,6 +37,7 @@ class ConsoleJob:
     letters: int
     replayed_since_unix_ms: int | None = None
     started: float = field(default_factory=time.monotonic)
+    started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     done: int = 0
     examined: int = 0
     result: str = ""

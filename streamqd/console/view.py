@@ -137,7 +137,10 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """The result of an act: a sentence, and the view to which the browser goes."""
+    """The result of an act: a sentence, and the view to which the browser goes.
+
+    The sentence is '' if that view shows the result itself.
+    """
 
     text: str
     view: str = "overview"

@@ -76,6 +76,8 @@ def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, die
 
     assert "2 dead letters replayed" in ended(page)
     assert "2 of 2" in page.inner_text(".verdict")
+    assert page.locator(".done").count() == 0, "the page itself shows that it runs or has finished"
+    assert re.search(r"Started by otto .* finished after", page.inner_text("#live"))
     page.wait_for_selector("text=2 replayed messages have died again", timeout=30_000)
     rows = [
         e for e in audit.page(fleet.store, TOPIC, limit=50).entries if e.command == "dlq replay"
@@ -114,6 +116,25 @@ def test_point_7_an_unsafe_replay_wants_the_name_of_the_topic(console, browse, f
     confirm(page, "Replay")
 
     assert "1 dead letter replayed to every group" in ended(page)
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
+def test_changed_values_want_no_name_before_their_dry_run(console, browse, died, javascript):
+    (letter,) = died(1)
+    page = browse(console, "otto", javascript=javascript)
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}&to=all")
+    assert page.locator("input[name=typed-name]").is_visible()
+
+    page.select_option("select[name=to]", "")
+    if javascript:
+        assert not page.locator("input[name=typed-name]").is_visible()
+        assert "first shows the dry run of the new values" in page.inner_text(".confirm")
+    confirm(page, "Replay")
+
+    assert "Nothing was changed yet" in page.inner_text("main .problem")
+    assert page.locator("input[name=typed-name]").count() == 0
+    confirm(page, "Replay")
+    assert "1 dead letter replayed to the original group" in ended(page)
 
 
 def test_point_7_a_large_replay_wants_the_name_of_the_topic(console, browse, fleet):

@@ -124,6 +124,36 @@
   document.addEventListener("console:part", showCopies);
   showCopies();
 
+  // --- a form whose values differ from those of its dry run shows that one next ---
+  const isChanged = (each) => {
+    if (each.tagName !== "SELECT") return each.value !== each.defaultValue;
+    const shown = [...each.options].find((one) => one.defaultSelected) ?? each.options[0];
+    return Boolean(shown) && !shown.selected;
+  };
+  const markStale = () => document.querySelectorAll("form.act").forEach((form) => {
+    const changed = [...form.querySelectorAll(".fields input, .fields select, .fields textarea")].some(isChanged);
+    form.toggleAttribute("data-stale", changed);
+  });
+  document.addEventListener("input", markStale);
+  window.addEventListener("pageshow", markStale);
+
+  // --- the result of a change is shown once, also if the page is loaded again ---
+  const address = new URL(location.href);
+  if (address.searchParams.has("done")) {
+    address.searchParams.delete("done");
+    history.replaceState(history.state, "", address);
+  }
+
+  // --- the title of a time also has the local one ---
+  const local = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  document.addEventListener("mouseover", (event) => {
+    const time = event.target.closest("time");
+    if (!time || zone === "UTC" || time.title.includes("\n")) return;
+    const at = new Date(time.dateTime);
+    if (!Number.isNaN(at.getTime())) time.title += `\n${local.format(at)} ${zone}`;
+  });
+
   // --- a form is sent once ---
   document.addEventListener("submit", (event) => {
     if (event.target.method !== "post") return;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import UTC, datetime
+
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
@@ -37,7 +40,7 @@ def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
 
 
 def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
-    """Return a time: unix milliseconds, or an age such as 30m, 12h or 7d."""
+    """Return a time: an age such as 30m, 12h or 7d, an ISO 8601 time in UTC, or unix ms."""
     text = visit.text(name)
     if not text:
         return None
@@ -46,7 +49,12 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
     number, unit = text[:-1], text[-1:]
     if unit in _MINUTES and number.isascii() and number.isdigit() and len(number) < 6:
         return now_unix_ms - int(number) * _MINUTES[unit]
-    raise Malformed(f"{name}: write an age such as 30m, 12h or 7d, or unix milliseconds")
+    with contextlib.suppress(ValueError, OverflowError):
+        at = datetime.fromisoformat(text)
+        return max(0, int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
+    raise Malformed(
+        f"{name}: write an age such as 30m, 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)"
+    )
 
 
 def stated(visit: Visit) -> dict[str, str]:

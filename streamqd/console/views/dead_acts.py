@@ -14,10 +14,12 @@ from streamqd.admin.dead_letters import LetterCount, ReplayPlan, ReplayResult, T
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.console.access import Role
+from streamqd.console.formats import reason
 from streamqd.console.forms import OWN, check_typed
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
 from streamqd.console.views.dead import choice_of
+from streamqd.dead_letter import REASONS
 from streamqd.errors import Malformed
 from streamqd.store.store import Store
 from streamqd.words import plural
@@ -32,21 +34,35 @@ _FILTERS = (
     ("group", "Group", "Default: all groups."),
     ("fingerprint", "Fingerprint", "One cause."),
     ("error", "Error class", ""),
-    ("reason", "Reason", "Such as attempts or crashes."),
+    ("reason", "Reason", ""),
     ("key", "Key", ""),
     ("partition", "Partition", "Default: all partitions."),
-    ("since", "Since", "An age such as 12h or 7d, or unix milliseconds."),
-    ("until", "Until", "An age, or unix milliseconds."),
+    ("since", "Since", "An age such as 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)."),
+    ("until", "Until", "The same."),
     ("id", "IDs", "PARTITION:MS-SEQ, separated by spaces."),
 )
 
 
 def _filter_fields(visit: Visit) -> list[FormField]:
     return [
-        FormField(name, label, visit.text(name), hint, folded=True)
+        FormField(
+            name,
+            label,
+            visit.text(name),
+            hint,
+            _choices(visit) if name == "reason" else (),
+            folded=True,
+        )
         for name, label, hint in _FILTERS
         if name != "key" or visit.person.bodies == "show"
     ]
+
+
+def _choices(visit: Visit) -> list[tuple[str, str]]:
+    """Return the reasons of dead letters, with that of the URL even if there is no such reason."""
+    given = visit.text("reason")
+    known = [*REASONS, *([given] if given and given not in REASONS else [])]
+    return [("", "any"), *((each, reason(each)) for each in known)]
 
 
 def _purge_fields(visit: Visit) -> Sequence[FormField]:
@@ -160,7 +176,7 @@ def preview_replay(visit: Visit) -> Preview:
     plan = _plan(visit, at)
     risks = _risks(plan, _target(visit))
     rows = [
-        (each.error_class or each.reason, each.group, each.count, each.replayed)
+        (each.error_class or reason(each.reason), each.group, each.count, each.replayed)
         for each in plan.causes[:ROWS]
     ]
     letters = "Dead letters" if plan.complete else "Dead letters, at least"
@@ -187,8 +203,8 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
                 f"To replay only the {plan.dead_letters:,} that it found, set At most to"
                 f" {plan.dead_letters}."
             )
-    for reason, number in plan.refused.items():
-        sentences.append(f"{plural(number, 'dead letter')} would stay: {reason}.")
+    for why, number in plan.refused.items():
+        sentences.append(f"{plural(number, 'dead letter')} would stay: {why}.")
     if rate is not None and plan.dead_letters:
         least = "" if plan.complete else "at least "
         seconds = plan.dead_letters / rate
@@ -247,7 +263,7 @@ def replay(visit: Visit) -> ActResult:
 
 def _replayed(done: ReplayResult, stated: int | None) -> str:
     parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
-    parts += [f"{number:,} stay: {reason}" for reason, number in done.refused.items()]
+    parts += [f"{number:,} stay: {why}" for why, number in done.refused.items()]
     if done.missing:
         parts.append(f"{done.missing:,} were replayed or purged by another client")
     if done.unknown:
@@ -344,7 +360,7 @@ def _started(
         run,
         replayed_since_unix_ms=replayed_since_unix_ms,
     )
-    return ActResult(f"The {title.split()[0].lower()} has started.", "job", {"job": job.id})
+    return ActResult("", "job", {"job": job.id})  # its page shows that it runs
 
 
 ACTS = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamqd.admin import directives
-from streamqd.admin.directives import PlannedMove
+from streamqd.admin.directives import DirectiveRow, PlannedMove
 from streamqd.console.access import Role
 from streamqd.console.view import Act, ActResult, ConsoleView, Context, FormField, Preview, Visit
+from streamqd.store.directives import Scope, scope_of
 from streamqd.words import age, plural
 
 MOVES_SHOWN = 50
@@ -20,9 +21,16 @@ def show(visit: Visit) -> Context:
         "now": visit.now,
         "instances": visit.now.seen.instances,
         "drained": {each.target for each in control.directives if each.kind == "drain"},
-        "directives": control.directives,
+        "directives": [(each, _place(each)) for each in control.directives],
         "unreadable": control.unreadable_directives,
     }
+
+
+def _place(row: DirectiveRow) -> dict[str, object]:
+    """Return the topic, partition and group that a directive names, as parameters of a view."""
+    named = row.kind in ("pause", "stop", "move")
+    scope = scope_of(row.target) if named else Scope()
+    return {"topic": scope.topic, "partition": scope.partition, "group": scope.group}
 
 
 def _reason(visit: Visit) -> Sequence[FormField]:
@@ -38,7 +46,9 @@ def preview_drain(visit: Visit) -> Preview:
     sentences = [f"{name} would hand over {count} and take no new ones until it is undrained."]
     if plan.longest_run_seconds:
         ran = age(plan.longest_run_seconds * 1000)
-        sentences.append(f"Its longest run, in {plan.longest_run}, is {ran} old and may finish.")
+        sentences.append(
+            f"A message of {plan.longest_run} has been running for {ran}. It may finish."
+        )
     if plan.last:
         sentences.append("No other instance is there: all its partitions would wait.")
     elif plan.stranded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
@@ -16,7 +18,12 @@ def show_job(visit: Visit) -> Context:
     """Return one job with its progress, and how many replayed messages have died again."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     again, complete = _again(visit, job)
-    return {"job": job, "again": again, "again_complete": complete}
+    return {
+        "job": job,
+        "again": again,
+        "again_complete": complete,
+        "host_unix_ms": time.time_ns() // 1_000_000,
+    }
 
 
 def _again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
@@ -46,7 +53,7 @@ def stop(visit: Visit) -> ActResult:
     """Stop a job."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     job.stopping.set()
-    return ActResult("The job stops after its current batch.", "job", {"job": job.id})
+    return ActResult("", "job", {"job": job.id})  # its page shows that it stops
 
 
 VIEWS = (ConsoleView("job", "/jobs/{job}", "Job", show_job, live=True, example="/jobs/JOB"),)

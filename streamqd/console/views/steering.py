@@ -9,6 +9,7 @@ from streamqd.admin.directives import Steered
 from streamqd.console.access import Role
 from streamqd.console.view import Act, ActResult, FormField, Preview, Visit
 from streamqd.errors import Malformed
+from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
 
 
@@ -78,6 +79,37 @@ def resume(visit: Visit) -> ActResult:
     return _done(scope, "resumed")
 
 
+# --- a pause of any scope, as the fleet lists it --------------------------------------------------
+
+
+def wider_pause(visit: Visit, scope: Scope) -> str:
+    """Return the pause of more than a scope that covers it, such as `orders/*/*`, '' for none."""
+    pauses = visit.now.seen.state.control.pauses
+    return next((str(each) for each in pauses if each != scope and each.covers(scope)), "")
+
+
+def _stated_scope(visit: Visit) -> Scope:
+    """Return the scope of the URL or form. Raises Malformed."""
+    try:
+        return stored.scope_of(visit.text("scope", "*/*/*"))
+    except ValueError as error:
+        raise Malformed(f"scope: {error}") from None
+
+
+def preview_resume_pause(visit: Visit) -> Preview:
+    """Return what the removal of a pause would do."""
+    scope = _stated_scope(visit)
+    done = directives.resume(visit.desk.fleet, scope, dry_run=True)
+    return _previewed(done, f"The assignments of {scope} would fetch messages again.")
+
+
+def resume_pause(visit: Visit) -> ActResult:
+    """Remove a pause."""
+    scope = _stated_scope(visit)
+    directives.resume(visit.desk.fleet, scope)
+    return ActResult(f"{scope}: resumed.", "fleet")
+
+
 ACTS = (
     Act(
         "pause",
@@ -102,5 +134,16 @@ ACTS = (
         lambda visit: (_partition(visit),),
         back="topic",
         example="/groups/orders/bill/resume",
+    ),
+    Act(
+        "resume_pause",
+        "/fleet/resume",
+        "Resume",
+        "Resume",
+        Role.OPERATOR,
+        preview_resume_pause,
+        resume_pause,
+        back="fleet",
+        example="/fleet/resume?scope=*/*/*",
     ),
 )

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import topics, why
+from streamqd.admin import topics, topics_settings, why
 from streamqd.admin.assignments import AssignmentRow
-from streamqd.admin.condition import ALARMING, in_words
-from streamqd.console.overview import ALARM, NOTE, WARN
+from streamqd.admin.condition import in_words
+from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.console.views.steering import wider_pause
 from streamqd.errors import Malformed
+from streamqd.model import Unit
+from streamqd.store.directives import Scope
 
 CELLS_MAX = 1_024  # partitions of one group that a map shows
 HEAT_STEPS = 5
@@ -73,12 +76,16 @@ def show_topic(visit: Visit) -> Context:
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
     most = max((_least(each) for each in units), default=0)
+    levels = now.levels
     return {
         "now": now,
         "topic": name,
+        "wider_pauses": {
+            each.group: wider_pause(visit, Scope(name, None, each.group)) for each in groups
+        },
         "chosen": visit.text("group"),
         "groups": groups,
-        "rows": [_heat_row(group.group, units, most) for group in groups],
+        "rows": [_heat_row(group.group, units, most, levels) for group in groups],
         "busiest": max((each.least_lag for each in groups), default=0),
         "troubles": [each for each in now.troubles if each.topic == name],
         "charted": charted,
@@ -109,13 +116,15 @@ def _charts(visit: Visit, topic: str, group: str) -> Context:
     }
 
 
-def _heat_row(group: str, units: Iterable[AssignmentRow], most: int) -> HeatRow:
+def _heat_row(
+    group: str, units: Iterable[AssignmentRow], most: int, levels: Mapping[Unit, str]
+) -> HeatRow:
     own = sorted((each for each in units if each.group == group), key=lambda each: each.partition)
-    return HeatRow(group, [_cell(each, most) for each in own[:CELLS_MAX]], len(own[CELLS_MAX:]))
+    cells = [_cell(each, most, levels.get(each.unit, "")) for each in own[:CELLS_MAX]]
+    return HeatRow(group, cells, len(own[CELLS_MAX:]))
 
 
-def _cell(unit: AssignmentRow, most: int) -> HeatCell:
-    level = level_of(unit)
+def _cell(unit: AssignmentRow, most: int, level: str) -> HeatCell:
     lag = _least(unit)
     heat = 0 if not lag else 1 + round((HEAT_STEPS - 1) * math.log1p(lag) / math.log1p(most))
     unread = f"{'at least ' if unit.lag is None else ''}{lag:,} unread"
@@ -126,16 +135,6 @@ def _cell(unit: AssignmentRow, most: int) -> HeatCell:
 
 def _least(unit: AssignmentRow) -> int:
     return max(unit.lag or 0, unit.lag_at_least)
-
-
-def level_of(unit: AssignmentRow) -> str:
-    """Return the level of an assignment: alarm for a problem, note if it is paused, or ''."""
-    if unit.condition in ("paused", "stopped"):
-        return NOTE
-    if unit.condition in ALARMING:
-        return ALARM
-    failed, runs = unit.failed or 0.0, (unit.failed or 0.0) + (unit.acked or 0.0)
-    return ALARM if failed and failed / runs >= why.FAILING_SHARE else ""
 
 
 def show_data(visit: Visit) -> Context:
@@ -158,13 +157,12 @@ def show_data(visit: Visit) -> Context:
     }
 
 
-def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each set setting with its dotted name."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{before}{name}.")
-        elif value is not None:
-            yield f"{before}{name}", value
+def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each setting that is not "none": its dotted name, and its value as in a file."""
+    for line in topics_settings.lines(values):
+        name, _, value = line.partition(" = ")
+        if value != '"none"':
+            yield name, value
 
 
 def show_assignment(visit: Visit) -> Context:
@@ -187,9 +185,14 @@ def show_assignment(visit: Visit) -> Context:
         "now": visit.now,
         "answer": found,
         "unit": unit,
-        "level": "" if found.moves else level_of(unit) if unit else WARN,
+        "level": LEVELS[why.grade(found.row, found.causes[0].word)],
         "condition": in_words(unit.condition) if unit else "",
+        "wider_pause": wider_pause(visit, Scope(topic, int(text), group)),
         "running": _uid(unit),
+        "reload": next(
+            (each.reload for each in visit.now.seen.instances if each.instance == found.row.owner),
+            None,
+        ),
     }
 
 
