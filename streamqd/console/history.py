@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from streamqd.scoreboard import BUCKETS
@@ -23,8 +23,8 @@ SPARK_MINUTES = 60
 FRESH_SECONDS = 5.0  # between two reads of new entries
 READ_SECONDS = 3.0  # of one call. The next call continues.
 MINUTES_MAX = 200_000  # figures of a group and minute, about 300 bytes each
-_ADDED, _ACKED, _FAILED, _LAG = range(4)
-_FIGURES = 4
+_ADDED, _ACKED, _FAILED, _LAG, _MEASURED = range(5)
+_FIGURES = 5
 _MOST = 2**32 - 1
 
 Pair = tuple[str, str]
@@ -34,8 +34,9 @@ Pair = tuple[str, str]
 class HistoryPoint:
     """A group in the step that starts at `at_unix_ms`. None is unknown: no entry covers it.
 
-    Rates are messages per second. `lag` is the highest of the step, in messages. `p95` is the upper
-    bound of a bucket in seconds, None without runs.
+    Rates are messages per second. `lag` is the highest of the step, in messages. `arriving` and
+    `lag` are also unknown while no instance owns a partition of the group, and `lag` while some
+    partitions have no owner. `p95` is the upper bound of a bucket in seconds, None without runs.
     """
 
     at_unix_ms: int
@@ -62,7 +63,8 @@ class ConsoleHistory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[Pair, dict[int, array[int]]] = {}
-        self._lags: dict[str, tuple[int, dict[Pair, int]]] = {}  # of the last minute of instances
+        # Lag and measured partitions of each group in the last minute of each instance.
+        self._lags: dict[str, tuple[int, dict[Pair, tuple[int, int]]]] = {}
         self._covered: set[int] = set()  # minutes with an entry of any instance
         self._since = 0  # unix ms: from here on, entries are read
         self._last = ""  # ID of the newest entry that was read
@@ -86,17 +88,27 @@ class ConsoleHistory:
             }
 
     def points(
-        self, store: Store, fleet: str, now_unix_ms: int, pair: Pair, minutes: int, step: int
+        self,
+        store: Store,
+        fleet: str,
+        now_unix_ms: int,
+        pair: Pair,
+        minutes: int,
+        step: int,
+        partitions: int,
     ) -> Sequence[HistoryPoint]:
         """Return a group in the last minutes, in steps of `step` minutes, oldest first.
 
-        Raises RedisRefused, RedisUnavailable.
+        `partitions` is the number that the group has now. Raises RedisRefused, RedisUnavailable.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, minutes)
             last = now_unix_ms // MINUTE_MS // step * step
             some = self._groups.get(pair, {})
-            return [self._point(some, first, step) for first in range(last - minutes, last, step)]
+            whole = _measured(some, partitions)
+            return [
+                self._point(some, whole, first, step) for first in range(last - minutes, last, step)
+            ]
 
     def runs(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, dict[int, int]]:
         """Return the runs of the last hour by topic and group, and by bucket of handling times.
@@ -149,25 +161,36 @@ class ConsoleHistory:
         self._earlier = None
 
     def _add(self, entry: history.Interval) -> None:
-        # An entry is written just after its minute: its middle lies in the minute that it covers.
-        minute = max(0, entry.until_unix_ms - MINUTE_MS // 2) // MINUTE_MS
-        if entry.bad is None:
-            self._covered.add(minute)
+        if entry.bad is not None:
+            return
+        # An entry is written just after its minute. A housekeeper that ends or starts within a
+        # minute writes one for a part of it. After an outage, one covers several minutes.
+        spread = max(1, round(entry.seconds / 60))
+        middle = entry.until_unix_ms - min(entry.seconds, 60.0) * 500
+        minute = max(0, round(middle)) // MINUTE_MS
+        minutes = range(max(0, minute + 1 - spread), minute + 1)
+        self._covered.update(minutes)
         before, lags = self._lags.get(entry.instance, (minute, {}))
         if before != minute:
             lags = {}
-        # A housekeeper that ends writes an entry at once. Its lag is also in the entry before it,
-        # or in that of the next owner at the end of the minute.
-        whole = entry.until_unix_ms % MINUTE_MS < MINUTE_MS // 2
+        # The lag of a minute is that at its end, of the owners at that time.
+        ends = entry.until_unix_ms >= (minute + 1) * MINUTE_MS
         for row in entry.rows:
-            pair = row.topic, row.group
-            figures = self._groups.setdefault(pair, {}).setdefault(
-                minute, array("I", bytes(4 * (_FIGURES + len(BUCKETS))))
-            )
-            known = lags.get(pair, 0)
-            lags[pair] = max(known, row.lag) if whole else known
-            _sum(figures, row, lags[pair] - known)
+            for at, each in enumerate(minutes):
+                _sum(self._figures((row.topic, row.group), each), row, at, len(minutes))
+        at_end = {(row.topic, row.group): row.lag for row in entry.rows}
+        for pair, measured in entry.measured.items() if ends else ():
+            known = lags.get(pair, (0, 0))
+            lags[pair] = max(known[0], at_end.get(pair, 0)), max(known[1], measured)
+            figures = self._figures(pair, minute)
+            figures[_LAG] = min(_MOST, figures[_LAG] + lags[pair][0] - known[0])
+            figures[_MEASURED] = min(_MOST, figures[_MEASURED] + lags[pair][1] - known[1])
         self._lags[entry.instance] = minute, lags
+
+    def _figures(self, pair: Pair, minute: int) -> array[int]:
+        """Return the figures of a group and minute, zeros at first."""
+        size = 4 * (_FIGURES + len(BUCKETS))
+        return self._groups.setdefault(pair, {}).setdefault(minute, array("I", bytes(size)))
 
     def _forget(self, now_unix_ms: int) -> None:
         """Drop the minutes older than a day or of the future, and more if too many are kept."""
@@ -184,31 +207,49 @@ class ConsoleHistory:
                 del self._groups[pair]
         self._lags = {name: each for name, each in self._lags.items() if each[0] >= last - 2}
 
-    def _point(self, some: Mapping[int, array[int]], first: int, step: int) -> HistoryPoint:
+    def _point(
+        self, some: Mapping[int, array[int]], whole: Set[int], first: int, step: int
+    ) -> HistoryPoint:
         known = sum(each in self._covered for each in range(first, first + step))
         if not known:
             return HistoryPoint(first * MINUTE_MS)
         rows = [some[each] for each in range(first, first + step) if each in some]
+        lags = [some[each][_LAG] for each in range(first, first + step) if each in whole]
         seconds = known * 60.0
         return HistoryPoint(
             first * MINUTE_MS,
-            sum(each[_ADDED] for each in rows) / seconds,
+            sum(each[_ADDED] for each in rows) / seconds if rows else None,
             sum(each[_ACKED] for each in rows) / seconds,
             sum(each[_FAILED] for each in rows) / seconds,
-            max((each[_LAG] for each in rows), default=0),
+            max(lags, default=None),
             quantile(_runs(rows), 0.95),
         )
 
 
-def _sum(figures: array[int], row: GroupMinute, lag: int) -> None:
-    """Add the row of an instance and its new lag to the figures of a minute."""
+def _sum(figures: array[int], row: GroupMinute, at: int, minutes: int) -> None:
+    """Add the counts of an instance to the figures of one of the minutes that they cover."""
     counts = row.counts
-    added = [counts["added"], counts["acked"], counts["failed"], lag]
-    for index, each in enumerate(added):
-        figures[index] = min(_MOST, figures[index] + each)
+    added = {_ADDED: counts["added"], _ACKED: counts["acked"], _FAILED: counts["failed"]}
     for bucket, runs in row.handled.items():
         index = _FIGURES + min(bucket, len(BUCKETS) - 1)
-        figures[index] = min(_MOST, figures[index] + runs)
+        added[index] = added.get(index, 0) + runs
+    for index, each in added.items():
+        share = each * (at + 1) // minutes - each * at // minutes
+        figures[index] = min(_MOST, figures[index] + share)
+
+
+def _measured(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:
+    """Return the minutes in which the lag of all partitions that existed then was measured.
+
+    A topic only grows, so the most partitions that were measured before are those that existed.
+    """
+    most, found = 0, set[int]()
+    for minute in sorted(some):
+        measured = some[minute][_MEASURED]
+        most = max(most, min(measured, partitions))
+        if measured and measured >= most:
+            found.add(minute)
+    return frozenset(found)
 
 
 def _runs(rows: Sequence[array[int]]) -> dict[int, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 
 from streamqd.config import Settings
 from streamqd.isolate import Isolate
@@ -15,6 +16,7 @@ from streamqd.store.store import Store
 
 MINUTE = 60.0
 MINUTE_MS = 60_000
+LOOK_SECONDS = 3.0  # between two looks at what was written to the partitions
 _COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "added"}
 
 
@@ -32,7 +34,8 @@ class HistoryWriter:
     """Appends one entry a minute, on the minute of the server's clock.
 
     An entry covers the time since the last one, and the first entry the time since the start of
-    this process. The time between two housekeepers is therefore missing.
+    this process. The time between two housekeepers is therefore missing. Messages written to a
+    partition count from its first measurement on, and until its last one if it was released.
     """
 
     def __init__(
@@ -46,34 +49,38 @@ class HistoryWriter:
             (each.topic, each.unit_group): each.handler for each in settings.consumers
         }
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
-        self._added: Mapping[Unit, int] = {}
+        self._ever_added: dict[Unit, int] = {}  # to the partitions owned now, as last measured
+        self._added: Counter[Unit] = Counter()  # since the last entry
         self._since_ns = now_ns()
         self._minute = 0  # minutes since 1970 at the last entry, server's clock
 
     def run(self) -> float:
-        """Write an entry once a minute is over. Return the seconds until the next entry."""
+        """Write an entry once a minute is over. Return the seconds until the next look or entry."""
+        self._look()
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
             if self._minute:
                 self.write()
             self._minute = now // MINUTE_MS
-        return MINUTE - now % MINUTE_MS / 1000
+        return min(LOOK_SECONDS, MINUTE - now % MINUTE_MS / 1000)
 
     def write(self) -> None:
         """Write the entry for the time since the last one. After an error, the next one covers it.
 
         Raises RedisRefused, RedisUnavailable.
         """
+        self._look()
         view = self._view
         slots = dict(self._slots)
-        added: dict[Unit, int] = {}
+        measured: Counter[tuple[str, str]] = Counter()
         units: list[UnitMinute] = []
         for slot, unit in view.named():
             handler = self._handlers.get((unit.topic, unit.group), "")[:HANDLER_MAX]
             row = UnitMinute(unit.topic, unit.group, unit.partition, handler)
             self._isolate(unit, self._count, row, slot, slots)
+            row.counts["added"] = self._added[unit]
             if slot.owned:
-                self._isolate(unit, self._backlog, row, unit, added)
+                self._isolate(unit, self._backlog, row, unit, measured)
             if not row.idle:
                 units.append(row)
         now = now_ns()
@@ -87,10 +94,21 @@ class HistoryWriter:
                 (now - self._since_ns) / 1e9,
                 _summed(units),
                 units=units,
+                measured=measured,
             ),
             self._daemon.history,
         )
-        self._slots, self._added, self._since_ns = slots, added, now
+        self._slots, self._since_ns = slots, now
+        self._added.clear()
+
+    def _look(self) -> None:
+        """Count what was written to the owned partitions since the last look."""
+        before, self._ever_added = self._ever_added, {}
+        for _, unit in self._view.owned():
+            partition = self._view.partitions.get((unit.topic, unit.partition))
+            if partition is not None:
+                added = self._ever_added[unit] = partition.added
+                self._added[unit] += max(0, added - before.get(unit, added))
 
     def _count(self, row: UnitMinute, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
         """Add the counts of a slot since the last entry. A new slot starts at zero."""
@@ -103,14 +121,11 @@ class HistoryWriter:
             if new > 0:
                 row.handled[index] = new
 
-    def _backlog(self, row: UnitMinute, unit: Unit, added: dict[Unit, int]) -> None:
-        """Add the messages written to a partition since the last entry, and its backlog."""
-        partition = self._view.partitions.get((unit.topic, unit.partition))
-        if partition is not None:
-            added[unit] = partition.added
-            row.counts["added"] = max(0, partition.added - self._added.get(unit, partition.added))
+    def _backlog(self, row: UnitMinute, unit: Unit, measured: Counter[tuple[str, str]]) -> None:
+        """Set the backlog of a partition, and count the partition if its lag is known."""
         figures = self._view.units.get(unit)
         if figures is not None:
+            measured[unit.topic, unit.group] += figures.lag is not None
             row.lag = figures.lag or 0
             row.oldest_ms = round(self._view.age(figures.oldest_unix_ms()) * 1000)
 

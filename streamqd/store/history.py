@@ -23,6 +23,7 @@ UNITS_MAX = 1_000  # assignments in one entry, about 70 bytes each
 BUCKETS_MAX = 64
 HANDLER_MAX = 300  # characters of the name of a handler
 PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
+MEASURED_MAX = 10_000  # groups in one entry whose partitions were measured, about 25 bytes each
 ENTRIES_AT_ONCE = 200  # entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
 COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
@@ -78,8 +79,10 @@ class UnitMinute:
 class Interval:
     """One entry of one instance, for the `seconds` seconds before `until_unix_ms`.
 
-    `rows` are sums of groups, and `units` the figures of assignments. An entry of an older version
-    has no units. An entry that cannot be read has its error in `bad`, and neither.
+    `rows` are sums of groups, and `units` the figures of assignments. `measured` is the number of
+    partitions of a topic and group that the instance owned at the end, and whose lag it measured,
+    also of those that were idle and have no row. An entry of an older version has neither units nor
+    that. An entry that cannot be read has its error in `bad`, and nothing else.
     """
 
     id: str
@@ -89,6 +92,7 @@ class Interval:
     rows: Sequence[GroupMinute] = ()
     bad: BadValue | None = None
     units: Sequence[UnitMinute] = ()
+    measured: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def by_unit(self) -> list[UnitMinute]:
         """Return the figures of assignments, and for each group the rest of its row, if any."""
@@ -112,6 +116,7 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
     RedisUnavailable.
     """
     rows, units = _busiest(interval.rows, ROWS_MAX), _busiest(interval.units, UNITS_MAX)
+    measured = [[*pair, number] for pair, number in interval.measured.items()][:MEASURED_MAX]
     since = max(0, interval.until_unix_ms - round(keep_seconds * 1000))
     store.execute(
         *("XADD", store.keys.history(fleet), "MINID", "~", since, "*"),
@@ -119,6 +124,7 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
         *("seconds", f"{interval.seconds:.3f}"),
         *("rows", json.dumps([_packed(row) for row in rows], separators=(",", ":"))),
         *("units", json.dumps(_packed_units(units), separators=(",", ":"))),
+        *("measured", json.dumps(measured, separators=(",", ":"))),
     )
 
 
@@ -191,6 +197,7 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
             untrusted.number(fields.get(b"seconds"), key, "seconds", high=86_400.0),
             _rows(key, fields.get(b"rows", b"")),
             units=_units(key, fields.get(b"units", b"[]")),
+            measured=_measured(key, fields.get(b"measured", b"[]")),
         )
     except BadValue as error:
         return Interval(entry_id, bad=error)
@@ -212,6 +219,17 @@ def _units(key: str, raw: bytes) -> list[UnitMinute]:
             raise _bad(key, "units", raw)
         units += found
     return units
+
+
+def _measured(key: str, raw: bytes) -> dict[tuple[str, str], int]:
+    found = {}
+    for each in _listed(key, "measured", raw, MEASURED_MAX):
+        if not (
+            isinstance(each, list) and len(each) == 3 and _are_names(*each[:2])
+        ) or not _is_count(each[2], PARTITIONS_MAX):
+            raise _bad(key, "measured", raw)
+        found[each[0], each[1]] = each[2]
+    return found
 
 
 def _listed(key: str, name: str, raw: bytes, most: int) -> list[Any]:

@@ -25,11 +25,19 @@ def now_of(store) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def append(store, fleet: str, instance: str, until: int, acked: int, lag: int = 0) -> None:
+def append(
+    store, fleet: str, instance: str, until: int, acked: int, lag: int = 0,
+    *, measured: int = 1, seconds: float = 60.0, pair=PAIR,
+) -> None:  # fmt: skip
     """Append an entry with the ID that it would have had at its time."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": acked, "acked": acked}
-    row = GroupMinute(*PAIR, counts, lag, 0, {10: acked})
-    history.append(store, "scratch", Interval("", instance, until, 60.0, [row]), 86_400)
+    row = GroupMinute(*pair, counts, lag, 0, {10: acked} if acked else {})
+    history.append(
+        store,
+        "scratch",
+        Interval("", instance, until, seconds, [row], measured={pair: measured}),
+        86_400,
+    )
     scratch = store.keys.history("scratch")
     [[_, fields]] = store.execute("XRANGE", scratch, "-", "+")
     store.execute("DEL", scratch)
@@ -63,12 +71,53 @@ def test_a_housekeeper_that_ends_within_a_minute_adds_no_lag(past, seconds):
     store, name, now = past
     begun = (now // MINUTE_MS - 1) * MINUTE_MS
     store.execute("DEL", store.keys.history(name))
-    for until in (begun, begun + seconds * 1000, begun + MINUTE_MS):
-        append(store, name, "a", until, acked=20, lag=5)
+    for until, covered in ((0, 60), (seconds, seconds), (60, 60 - seconds)):
+        append(
+            *(store, name, "a", begun + until * 1000 + 200),
+            *(covered * 2, 5),
+            seconds=covered,
+        )
 
-    points = ConsoleHistory().points(store, name, now, PAIR, 5, 1)
+    points = ConsoleHistory().points(store, name, now, PAIR, 5, 1, 1)
 
-    assert [each.lag for each in points if each.acked is not None] == [5, 5]
+    known = [each for each in points if each.acked is not None]
+    assert [each.lag for each in known] == [5, 5]
+    assert [each.acked for each in known] == [2.0, 2.0], "the minute has both parts"
+    assert [each.arriving for each in known] == [2.0, 2.0]
+
+
+def test_an_entry_of_several_minutes_is_their_average(past):
+    """Redis was away, or the housekeeper was held up."""
+    store, name, now = past
+    store.execute("DEL", store.keys.history(name))
+    append(store, name, "a", now // MINUTE_MS * MINUTE_MS + 200, acked=900, lag=5, seconds=180.2)
+
+    points = ConsoleHistory().points(store, name, now, PAIR, 5, 1, 1)
+
+    assert [each.acked for each in points] == [None, None, 5.0, 5.0, 5.0]
+    assert [each.lag for each in points] == [None, None, None, None, 5]
+    assert sum(each.p95 is not None for each in points) == 3
+
+
+def test_a_group_without_an_owner_has_no_lag(past):
+    """Another group keeps its owner, so that the minutes are covered."""
+    store, name, now = past
+    store.execute("DEL", store.keys.history(name))
+    first = now // MINUTE_MS - 4
+    for minute, measured in enumerate((2, 2, 1, 0), first):
+        until = (minute + 1) * MINUTE_MS + 200
+        append(store, name, "a", until, acked=60, pair=("orders", "ship"))
+        if measured:
+            append(store, name, "b", until, acked=60, lag=5, measured=measured)
+
+    points = ConsoleHistory().points(store, name, now, PAIR, 4, 1, 2)
+
+    assert [each.lag for each in points] == [5, 5, None, None]
+    assert [each.acked for each in points] == [1.0, 1.0, 1.0, 0.0]
+    assert [each.arriving for each in points] == [1.0, 1.0, 1.0, None]
+    # One partition, of which one minute has two reports: its owner changed.
+    points = ConsoleHistory().points(store, name, now, PAIR, 4, 1, 1)
+    assert [each.lag for each in points] == [5, 5, 5, None]
 
 
 def test_longer_range_reads_the_earlier_entries_once(past):
@@ -77,7 +126,7 @@ def test_longer_range_reads_the_earlier_entries_once(past):
     seen.sparks(store, name, now)
 
     for _ in range(2):
-        points = seen.points(store, name, now, PAIR, 360, 5)
+        points = seen.points(store, name, now, PAIR, 360, 5, 2)
         known = [each for each in points if each.acked is not None]
 
         assert len(points) == 72

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from streamqd.config import Consumer, Daemon, Settings
-from streamqd.housekeeper.history import HistoryWriter
+from streamqd.housekeeper.history import LOOK_SECONDS, HistoryWriter
 from streamqd.isolate import directly
 from streamqd.metrics import MetricsView
 from streamqd.model import Unit
@@ -88,6 +88,7 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     writer.write()
     started, [row] = entries(store)[0], entries(store)[1].rows
     assert not started.rows  # nothing happened, nothing waits
+    assert started.measured == entries(store)[1].measured == {("orders", "billing"): 2}
     assert (row.topic, row.group) == ("orders", "billing")
     expected = {
         "added": 40,
@@ -145,18 +146,48 @@ def test_row_of_an_assignment_takes_about_70_bytes(store: Store) -> None:
 
 def test_history_entry_is_written_after_each_server_minute(store: Store, view: MetricsView) -> None:
     writer = writer_of(store, view)
-    assert 29 < writer.run() <= 30
+    assert writer.run() == LOOK_SECONDS
     at(view, NOW + 29_000)
     assert 0 < writer.run() <= 1
     assert entries(store) == []
     at(view, NOW + 30_500)
-    assert 59 < writer.run() <= 59.5
+    assert writer.run() == LOOK_SECONDS
     [entry] = entries(store)
     assert entry.instance == "web-1"
     assert entry.until_unix_ms // 60_000 == NOW // 60_000 + 1
     at(view, NOW + 31_000)
     writer.run()
     assert len(entries(store)) == 1
+
+
+def test_messages_count_from_the_first_measurement_of_a_partition(
+    store: Store, view: MetricsView
+) -> None:
+    """A new housekeeper, and a partition that comes and goes within a minute."""
+    writer = writer_of(store, view)
+    writer.run()  # nothing is measured yet
+    for added in (500, 512):
+        figures(view, added)
+        writer.run()
+    view.board.slots()[1].owned = 0
+    figures(view, added=530)
+    writer.run()
+    writer.write()
+    [entry] = entries(store)
+    assert [(each.partition, each.counts["added"]) for each in entry.units] == [(0, 30), (1, 12)]
+    assert entry.measured == {("orders", "billing"): 1}
+
+
+def test_a_group_without_a_partition_here_is_not_measured(store: Store, view: MetricsView) -> None:
+    figures(view, added=3)
+    writer = writer_of(store, view)
+    counted(view.board.slots()[0], acked=3)
+    for slot in view.board.slots()[:2]:
+        slot.owned = 0
+    writer.write()
+    [entry] = entries(store)
+    assert entry.rows[0].counts["acked"] == 3
+    assert entry.measured == {}
 
 
 def test_unwritten_figures_are_in_the_next_history_entry(store: Store, view: MetricsView) -> None:
@@ -220,6 +251,10 @@ def test_the_busiest_rows_are_kept(store: Store) -> None:
         {"rows": '[["orders","billing",1,1,1,1,1,1,1,1,64,1]]'},
         {"rows": '[["orders","billing",1,1,1,1,1,1,1,1,3]]'},
         {"rows": b"\xff"},
+        {"measured": '[["orders","billing"]]'},
+        {"measured": '[["orders","billing",-1]]'},
+        {"measured": '[["orders","<b>",1]]'},
+        {"measured": '{"orders":1}'},
         {"units": "{}"},
         {"units": "[[1]]"},
         {"units": '[["orders","billing","h",[[0,1]]]]'},

@@ -49,6 +49,7 @@ def post(message):
 """
 HANDLERS = {"ledger": "work:post", "mailer": "work:mail"}
 MINUTE_MS = 60_000
+MEASURED = {(topic, group): 4 for topic, group, _ in GROUPS}
 
 
 def past(daemon: Daemon) -> None:
@@ -62,7 +63,9 @@ def past(daemon: Daemon) -> None:
             counts = dict.fromkeys(history.COUNTS, 0) | {"added": acked, "acked": acked}
             rows.append(GroupMinute(topic, group, counts, chance.randrange(40), 0, {12: acked}))
         history.append(
-            daemon.store, "shots", Interval("", "web-1", minute * MINUTE_MS, 60.0, rows), 86_400
+            *(daemon.store, "shots"),
+            Interval("", "web-1", minute * MINUTE_MS, 60.0, rows, measured=MEASURED),
+            86_400,
         )
         scratch = daemon.store.keys.history("shots")
         [[_, fields]] = daemon.store.execute("XRANGE", scratch, "-", "+")

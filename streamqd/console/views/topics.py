@@ -89,11 +89,11 @@ def show_topic(visit: Visit) -> Context:
         "busiest": max((each.least_lag for each in groups), default=0),
         "troubles": [each for each in now.troubles if each.topic == name],
         "charted": charted,
-        **_charts(visit, name, charted),
+        **_charts(visit, name, charted, sum(each.group == charted for each in units)),
     }
 
 
-def _charts(visit: Visit, topic: str, group: str) -> Context:
+def _charts(visit: Visit, topic: str, group: str, partitions: int) -> Context:
     """Return the history of a group in the range of the URL, as points and as columns."""
     chosen = visit.text("range", "1h")
     if chosen not in RANGES:
@@ -101,7 +101,7 @@ def _charts(visit: Visit, topic: str, group: str) -> Context:
     minutes, step = RANGES[chosen]
     desk, now = visit.desk, visit.now
     points = desk.backend.history.points(
-        desk.store, now.seen.fleet, now.now_unix_ms, (topic, group), minutes, step
+        desk.store, now.seen.fleet, now.now_unix_ms, (topic, group), minutes, step, partitions
     )
     columns: dict[str, list[float | None]] = {"at": [each.at_unix_ms // 1000 for each in points]}
     for figure in ("arriving", "acked", "failed", "lag", "p95"):
@@ -113,6 +113,7 @@ def _charts(visit: Visit, topic: str, group: str) -> Context:
         "points": points,
         "columns": json.dumps(columns),
         "charted_before": any(each.acked is not None for each in points),
+        "gaps": any(each.lag is None for each in points if each.acked is not None),
     }
 
 
