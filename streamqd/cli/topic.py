@@ -184,14 +184,14 @@ def _show_settings(seen: topics_settings.TopicSettings) -> None:
 @click.argument("name", metavar="TOPIC")
 @click.option("--force", is_flag=True, help="Delete it even if its partitions are owned.")
 @click.option(
-    "--while-offered", is_flag=True,
-    help="Delete it even if live instances offer it. They recreate it empty.",
+    "--while-consumed", is_flag=True,
+    help="Delete it even if a live instance has a consumer for it, and creates it again, empty.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the effect, but delete nothing.")
 @yes_option
 @answering
 def delete(
-    session: Session, *, name: str, force: bool, while_offered: bool, dry_run: bool, yes: bool
+    session: Session, *, name: str, force: bool, while_consumed: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
     """Delete a topic and all its data permanently.
 
@@ -210,10 +210,10 @@ def delete(
     offering = directives.offering(session.fleet, name)
     if dry_run:
         return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
-    if offering and not while_offered:
+    if offering and not while_consumed:
         raise Refused(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances,"
-            " or remove the consumer and reload, or pass --while-offered"
+            " or remove the consumer and reload, or pass --while-consumed"
         )
     confirm(f"Delete {_doomed(doomed)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)

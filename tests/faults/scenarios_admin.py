@@ -30,7 +30,7 @@ VERBS = (
     "topic create fresh --partitions 3",
     "topic settings access retention.max_age=1h",
     "topic grow idle 4 --no-wait --yes",
-    "topic delete access --force --while-offered --yes",
+    "topic delete access --force --while-consumed --yes",
     "group reset access hits --to earliest --drop-retries --force --yes",
     "group delete access hits --force --yes",
     "group adopt access legacy --yes",

@@ -165,7 +165,7 @@ def test_topic_delete_refuses_a_topic_in_use(
     assert refused.stderr.startswith("Error: west-1 would create the topic again, empty; ")
     assert "in use: offered by west-1\n" in run("topic", "delete", "access", "--dry-run").stdout
     assert topics.partition_count(store, "access") == 3
-    run("topic", "delete", "access", "--yes", "--force", "--while-offered")
+    run("topic", "delete", "access", "--yes", "--force", "--while-consumed")
     assert topics.registered(store) == []
 
 
