@@ -115,11 +115,11 @@ class Keys:
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
     def scheduled(self, topic: str, partition: int) -> str:
-        """ZSET due unix ms -> send id, for `delay=` sends."""
+        """ZSET due unix ms -> send ID of delayed sends."""
         return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
 
     def scheduled_items(self, topic: str, partition: int) -> str:
-        """HASH send id -> packed fields, for `delay=` sends."""
+        """HASH send ID -> packed fields of delayed sends."""
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
 
     def schedules(self, topic: str, partition: int) -> str:
@@ -175,11 +175,11 @@ class Keys:
         return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
 
     def retry(self, topic: str, partition: int, group: str) -> str:
-        """ZSET due unix ms -> place."""
+        """ZSET due unix ms -> place of waiting retries."""
         return f"{self.control}:retry:{{{topic}:p:{partition}}}:{group}"
 
     def retry_items(self, topic: str, partition: int, group: str) -> str:
-        """HASH place -> packed fields."""
+        """HASH place -> packed fields of waiting retries."""
         return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
 
     def attempts(self, topic: str, partition: int, group: str) -> str:

@@ -78,7 +78,9 @@ def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, die
     assert "2 of 2" in page.inner_text(".verdict")
     assert page.locator(".done").count() == 0, "the page itself shows that it runs or has finished"
     assert re.search(r"Started by otto .* finished after", page.inner_text("#live"))
-    page.wait_for_selector("text=2 replayed messages have died again", timeout=30_000)
+    page.wait_for_selector(
+        "text=2 replayed messages have become dead letters again", timeout=30_000
+    )
     rows = [
         e for e in audit.page(fleet.store, TOPIC, limit=50).entries if e.command == "dlq replay"
     ]
