@@ -15,7 +15,7 @@ SECONDS = 0.3  # after which it stops anyway
 
 
 def show_job(visit: Visit) -> Context:
-    """Return one job with its progress, and the number of replayed messages that became dead letters again."""
+    """Return one job, with the number of replayed messages that became dead letters again."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     again, complete = _again(visit, job)
     return {
