@@ -39,7 +39,7 @@ local function in_retry_stream(retry, group, id)
   return false
 end
 
--- Search the delayed entries: the message itself, and its copies.
+-- Search the waiting retries: the message itself, and its copies.
 local function waits(delayed, items, id)
   if redis.call('ZSCORE', delayed, 'm:' .. id) then
     return true

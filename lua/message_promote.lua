@@ -1,4 +1,4 @@
--- message_promote: delayed, due -> ready
+-- message_promote: waiting, due -> ready
 --
 -- Move due entries: retries of a group into its retry stream, delayed sends into the partition.
 -- Not fenced: each move is atomic and idempotent, so any process may run it, repeatedly or
@@ -15,7 +15,7 @@
 --                   '' [5] members with an unreadable item, postponed by a minute [6] 1 = more are
 --                   due
 --
--- Cost     O(count x log n) + at most 512 KiB of bodies plus one more, n = delayed entries
+-- Cost     O(count x log n) + at most 512 KiB of bodies plus one more, n = waiting entries
 -- Repeat   safe: moves the next due entries
 -- @include _clock
 -- @include _bytes

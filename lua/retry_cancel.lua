@@ -1,4 +1,4 @@
--- retry_cancel: delayed -> dead, or delayed -> nothing
+-- retry_cancel: waiting -> dead, or waiting -> nothing
 --
 -- Remove waiting retries before they are due. Each becomes a dead letter: its body plus the fields
 -- that describe the failure. With `drop`, no dead letter is written. Scheduled sends can

@@ -1,4 +1,4 @@
--- retry_hasten: delayed -> delayed, due now
+-- retry_hasten: waiting -> waiting, due now
 --
 -- Make waiting retries or delayed sends due immediately. message_promote then moves them with all
 -- other due entries.

@@ -1,7 +1,7 @@
--- settle_retry: in-flight -> delayed
+-- settle_retry: in-flight -> waiting
 --
--- Move failed entries to the delayed set, each with its delay. policy/settlement.py decides, and this
--- script executes the decision or refuses. The body moves from the stream to the delayed set inside the
+-- Move failed entries to the retry set, each with its delay. policy/settlement.py decides, and this
+-- script executes the decision or refuses. The body moves from the stream to the retry set inside the
 -- server. The attempts of the entry are removed: its crash count continues in its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
@@ -19,16 +19,16 @@
 --                            values that change in it. If they include `payload`, they are the
 --                            whole body of an entry that has lost its own
 --
--- Returns  OK      [2] a word for each entry [3] earliest due time of all delayed entries, unix ms,
+-- Returns  OK      [2] a word for each entry [3] earliest due time of all waiting retries, unix ms,
 --                  or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Entry    MOVED    moved to the delayed set
+-- Entry    MOVED    moved to the retry set
 -- Entry    GONE     not pending. Nothing done (already settled, or passed twice in this call)
 -- Entry    MISSING  pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat
 --                   with all fields, or, beyond 7,000 names and values, with the important ones
 --
--- Cost     O(e x (log n + size of a body)), e = entries, n = pending and delayed entries
+-- Cost     O(e x (log n + size of a body)), e = entries, n = pending entries and retries
 -- Repeat   idempotent: the second call returns GONE for each
 -- @include _clock
 -- @include _fence

@@ -1,6 +1,6 @@
 """`on_error = "hold-key"`: a failed message delays all messages of its key, and no others.
 
-Held messages stay pending and in this process. They do not go through the delayed set, so no
+Held messages stay pending and in this process. They do not go through the retry set, so no
 message of a key can overtake another. The failure count and due time of a key's first message are
 written to Redis, and a new owner waits for the remaining time. A message without a key has no order
 to keep. It is delayed as with requeue.

@@ -337,7 +337,7 @@ class Settler:
         self.slot.add("dead_lettered" if dead else "retried", moved)
         due = settled.next_due_unix_ms
         if due is not None:
-            # The earliest due time of all delayed entries of the group.
+            # The earliest due time of all waiting retries of the group.
             self.slot.next_due_unix_ms = due
         return again
 

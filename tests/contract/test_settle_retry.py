@@ -1,4 +1,4 @@
-"""settle_retry: in-flight -> delayed."""
+"""settle_retry: in-flight -> waiting."""
 
 from __future__ import annotations
 
