@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.protocol.trace import TOLD
+from tests.protocol.trace import STEPS
 from tests.protocol.variants import Variant
 
 NAMES = ("partition", "rounds", "schedule", "outbox")
@@ -53,7 +53,7 @@ def check(variant: Variant) -> Checked:
             ["spin", *variant.flags, "-t", "-k", f"{model.name}.trail", "-p", str(model)], folder
         )
     return Checked(
-        variant, states, transitions, _invariant(replayed), TOLD[variant.model](replayed)
+        variant, states, transitions, _invariant(replayed), STEPS[variant.model](replayed)
     )
 
 

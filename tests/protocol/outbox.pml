@@ -1,16 +1,17 @@
 /*
- * One outbox and two relays, as docs/explanation/decisions/0034-an-outbox-with-its-record-in-the-partition.md
- * describes them, for the model checker Spin. A topic of one partition may grow to two. Rows with
- * even numbers have one key and rows with odd numbers another, which moves when the topic grows.
+ * A model for Spin of one outbox and two relays, as in
+ * docs/explanation/decisions/0035-an-outbox-with-its-record-in-the-partition.md. A topic of one
+ * partition may grow to two. Rows with even numbers have one key and rows with odd numbers another,
+ * which moves to the new partition when the topic grows.
  *
- * Every script is one atomic step of the server, and every statement one of the database. A process
- * may stand still for any time, also past its lease. What costs a fault of the budget: a relay dies,
- * the reply of a publish or of a delete is lost, or one of them is executed LATE - at any later time,
- * after newer calls.
+ * Every script is one atomic step of the server, and every statement is one of the database. A
+ * process may pause for any time, even past its lease. These faults cost one of the budget each: a
+ * relay dies, the reply of a publish or of a delete is lost, or one of them is executed LATE, at any
+ * later time and after newer calls.
  *
  * Checked: (1) no row is in the topic twice; (2) the rows of a key are in the order in which they were
- * committed; (3) no row is deleted that is not in the topic; (4) once nothing more happens by itself,
- * every row is in the topic and the table is empty.
+ * committed; (3) no row is deleted that is not in the topic; (4) in every final state, every committed
+ * row is in the topic and the table is empty.
  */
 
 #ifndef N
@@ -39,10 +40,10 @@ byte record_epoch[2], record[2];
 /* --- the database --- */
 byte table, committed;
 
-/* --- what only the checker knows --- */
+/* --- known to the checker only --- */
 byte sent, faults, expiries;
 
-/* --- the call that is still under way --- */
+/* --- the call that is still in transit --- */
 bit late, late_delete;
 byte late_p, late_rows, late_epoch, late_parts;
 
@@ -217,7 +218,7 @@ deletes:
   fi;
 
 again:
-  /* A reply was lost: a new epoch, so that the lost call is refused if it is executed later. */
+  /* After a lost reply, take a new epoch, so that the server refuses the lost call if it runs late. */
   atomic {
     answer = 0; part = 0; p = 0; rows = 0; fenced = 0;
 #ifndef SAME_EPOCH

@@ -182,7 +182,7 @@ def scope(result: Checked) -> str:
 
 
 def digest() -> str:
-    """Return a hash of the model and its variants, without comments."""
+    """Return a hash of the models and the checked variants, without comments and titles."""
     texts = "".join(each.read_text() for each in MODELS.values())
     model = re.sub(r"/\*.*?\*/", "", texts, flags=re.DOTALL)
     checked = (
@@ -194,7 +194,8 @@ def digest() -> str:
         *OUTBOX,
         *OUTBOX_MUTATIONS,
     )
-    return hashlib.sha256(f"{model}{checked}".encode()).hexdigest()[:16]
+    scopes = [(each.model, each.defines, each.breaks) for each in checked]
+    return hashlib.sha256(f"{model}{scopes}".encode()).hexdigest()[:16]
 
 
 def render(results: list[Checked]) -> str:

@@ -1,19 +1,21 @@
 /*
- * One partition, one group, two instances: lease, fence, takeover, fetch, settle and late renewal,
- * as docs/explanation/leases-and-fencing.md describes them, for the model checker Spin.
+ * A model for Spin of one partition, one group and two instances: lease, fence, takeover, fetch,
+ * settle and late renewal, as in docs/explanation/leases-and-fencing.md.
  *
- * Every script is one atomic step of the server. A process may stand still for any time: that is
- * what interleaving means. What costs a fault of the budget: a worker dies, a host is lost, the
- * reply of a call is lost, a call is executed LATE - at any later time, after its sender gave up and
- * after newer calls. Without late packets the worst flaws stay invisible.
+ * Every script is one atomic step of the server. A process may pause for any time, because Spin
+ * interleaves the steps in every order. These faults cost one of the budget each: a worker dies, a
+ * host is lost, the reply of a call is lost, or a call is executed LATE. A late call runs at any
+ * later time, after its sender gave up and after newer calls. Without late calls, the model would
+ * miss the worst bugs.
  *
  * Checked: (1) each message is in exactly one place; (2) a superseded token changes nothing; (3) the
- * owner starts nothing that is not pending; (4) handler starts <= 1 + causes (failure, own crash,
- * loss of the owner while begun); (5) charges <= true crashes, but for marks of the replaced owner;
- * (6) first starts of the owner are in order; (7) a run without further faults settles everything.
+ * owner starts nothing that is not pending; (4) a handler starts at most 1 + causes times, where a
+ * cause is a failure, an own crash, or the loss of the owner after the start; (5) a message is
+ * charged at most as often as it crashed, except for marks of the replaced owner; (6) the first
+ * starts of the owner are in order; (7) a run without further faults settles all messages.
  *
- * What is not modelled is said in page.py. A mutation is switched on by -DNAME; variants.py lists
- * them.
+ * page.py lists the parts of the protocol that the model leaves out. -DNAME enables a mutation;
+ * variants.py lists them.
  */
 
 #ifndef N
@@ -35,12 +37,12 @@
 #define RELOADS 0
 #endif
 #ifndef FOREIGN
-#define FOREIGN 0      /* entries that a foreign client reads and leaves */
+#define FOREIGN 0      /* entries that another client reads and never acknowledges */
 #endif
 #define MAX_CRASHES 2
 
-/* Where a message is: unread, pending, delayed, retry unread, retry pending, dead, acknowledged,
-   pending under a foreign name. One bit each, so that "in two places" can be said. */
+/* The place of a message: unread, pending, delayed, retry unread, retry pending, dead, acknowledged,
+   pending at another client. One bit each, so that a message in two places is visible. */
 #define UNREAD 1
 #define PENDING 2
 #define DELAYED 4
@@ -50,7 +52,7 @@
 #define ACKED 64
 #define ALIEN 128
 
-/* In a worker's hand. */
+/* The state of a message in a worker. */
 #define NOT_HELD 0
 #define WAITING 1
 #define RUNNING 2
@@ -81,8 +83,8 @@
 
 /* Answers. */
 #define OK 1
-#define REFUSED 2      /* FENCED, HELD, MOVED: somebody else's */
-#define STALE 3        /* the session is another */
+#define REFUSED 2      /* FENCED, HELD, MOVED: another owner */
+#define STALE 3        /* another session is current */
 
 /* --- the server --- */
 byte where[N];
@@ -90,14 +92,14 @@ byte token, epoch, session, marked, marked_by, lease;
 bit solo;
 byte charges[N];
 
-/* --- what only the checker knows --- */
+/* --- known to the checker only --- */
 byte starts[N], causes[N], crashes[N];
 bit begun[N];
 
-/* --- budgets and fresh names --- */
+/* --- budgets, and the next new names --- */
 byte faults, acquisitions, expiries, releases, reloads, foreigns, tokens, sessions;
 
-/* --- the packet that is still under way --- */
+/* --- the call that is still in transit --- */
 byte late_kind, late_token, late_arg, late_mains, late_retries, late_one;
 
 /* --- the instances --- */
@@ -110,7 +112,7 @@ byte hand[2 * N], place[2 * N];
 byte word, got;
 byte x, y;
 
-/* Spin's replay prints which invariant it was. */
+/* Spin's replay prints the violated invariant. */
 #define holds(number, condition) \
   if :: (condition) :: else -> printf("broken %d\n", number); assert(false) fi
 
@@ -146,7 +148,7 @@ inline acknowledge(mains, retries) {
   od
 }
 
-/* What the server does with the call k(t, a, mains, retries, one). */
+/* The effect of the call k(t, a, mains, retries, one) on the server. */
 inline execute() {
   word = OK; got = 0;
   if
@@ -323,7 +325,7 @@ inline forget() {
   done_mains[i] = 0; done_retries[i] = 0; charged[i] = 0
 }
 
-/* Which entries in hand have ended: for an acknowledgement, and for the supervisor after a death. */
+/* The finished entries of a worker: for an acknowledgement, and for the supervisor after a crash. */
 inline ended(mains_out, retries_out) {
   mains_out = 0; retries_out = 0; y = 0;
   do
@@ -358,7 +360,7 @@ inline reaped(blame) {
 #endif
 }
 
-/* The oldest entry that waits, and whether a handler runs. */
+/* The oldest waiting entry, and whether a handler runs. */
 #define first_waiting (H(0) == WAITING -> 0 : (H(1) == WAITING -> 1 : (N > 2 && H(N - 1) == WAITING -> N - 1 : N)))
 #define running (H(0) == RUNNING -> 0 : (H(1) == RUNNING -> 1 : (N > 2 && H(N - 1) == RUNNING -> N - 1 : N)))
 #define failed (H(0) == FAILED -> 0 : (H(1) == FAILED -> 1 : (N > 2 && H(N - 1) == FAILED -> N - 1 : N)))
@@ -402,7 +404,7 @@ proctype Instance(bit i) {
      :: serving && failed == N && first_waiting < N ->
         m = first_waiting;
         if
-        :: charges[m] >= MAX_CRASHES ->                      /* buried before it runs */
+        :: charges[m] >= MAX_CRASHES ->                      /* dead-lettered before it runs */
            H(m) = FAILED; printf("bury %d %d\n", i, m)
         :: charges[m] < MAX_CRASHES && careful[i] && worker_mark[i] != m + 1 ->
            if
@@ -424,7 +426,7 @@ proctype Instance(bit i) {
               :: else
               fi;
               begun[m] = 1
-           :: else -> causes[m]++          /* not the owner any more, and cannot know it yet */
+           :: else -> causes[m]++          /* no longer the owner, without knowing it */
            fi;
            holds(4, starts[m] <= 1 + causes[m])
         fi
@@ -455,7 +457,7 @@ proctype Instance(bit i) {
 #endif
      fi;
 
-     /* --- the call, if there is one, and its answer --- */
+     /* --- the call, if any, and its answer --- */
      if
      :: k == NONE
      :: k != NONE ->
@@ -550,7 +552,7 @@ proctype Instance(bit i) {
   od
 }
 
-/* Time, the housekeeper, a foreign client, and the packet that comes late. */
+/* Time, the housekeeper, another client, and the late call. */
 active proctype World() {
   byte k, t, a, mains, retries, one;
   atomic {
@@ -582,7 +584,7 @@ end:
        late_mains = 0; late_retries = 0; late_one = 0
      }
   :: atomic {
-       timeout ->                            /* nothing more will happen by itself */
+       timeout ->                            /* no process can take another step */
        if
        :: (alive[0] && worker_token[0] == token) || (alive[1] && worker_token[1] == token) ->
           x = 0;

@@ -1,18 +1,18 @@
 /*
- * How the suspects of a crash run again (docs/explanation/decisions/0029), for the model checker
- * Spin: the partitions of one group on one host, and several runs at a time in each worker. Another
- * host takes over from a lost one.
+ * A model for Spin of the recovery in rounds after a crash (docs/explanation/decisions/0029): the
+ * partitions of one group on one host, and several runs at a time in each worker. Another host takes
+ * over from a lost one.
  *
  * Any message may be guilty: it kills its process (POISONS) or its host (KILLERS) whenever it runs.
  * A budget pays for external faults: a process is killed (KILLS), a host is lost (LOSSES).
  *
  * Checked: (1) an innocent message is charged only for an external fault while it ran alone; (2) a
  * message starts at most STARTS times, once more for each crash that it causes, and STARTS times more
- * for each lost host; (3) without kills, a message ends at most three
- * hosts; (4) a message starts only after earlier messages of
- * its key; (5) at the end of each run, all messages are acknowledged or dead.
+ * for each lost host; (3) without kills, a message takes down at most three hosts; (4) a message
+ * starts only after earlier messages of its key; (5) in every final state, all messages are
+ * acknowledged or dead-lettered.
  *
- * No run is endless: (2) bounds the starts. A mutation is switched on by -DNAME; variants.py lists
+ * Every run is finite, because (2) bounds the starts. -DNAME enables a mutation; variants.py lists
  * them.
  */
 
@@ -44,12 +44,12 @@
 #define KEYED 0        /* 1: the first two messages of each partition have the same key */
 #endif
 #ifndef BATCH
-#define BATCH 0        /* 1: messages that run together end together */
+#define BATCH 0        /* 1: messages that run together finish together */
 #endif
 #define MAX_CRASHES 3
 #define ALL (PARTITIONS * N)
 
-/* What a message does when it runs. */
+/* The effect of a message when it runs. */
 #define INNOCENT 0
 #define POISON 1
 #define KILLER 2
@@ -63,7 +63,7 @@ byte waiting[PARTITIONS], running[PARTITIONS], ended[PARTITIONS], dead[PARTITION
 byte charges[ALL];
 
 /* --- the supervisor --- */
-byte limit[ALL];       /* the largest round of a suspect, 0 = no suspect */
+byte limit[ALL];       /* the largest round of a suspect, 0 = not a suspect */
 byte suspects[PARTITIONS];
 
 /* --- the fence --- */
@@ -74,13 +74,13 @@ bit solo[PARTITIONS];
 bit alive[PARTITIONS], inherited[PARTITIONS];
 byte round[PARTITIONS], growing[PARTITIONS], turn[PARTITIONS];
 
-/* --- what only the checker uses --- */
+/* --- used by the checker only --- */
 byte kind[ALL], starts[ALL], excuses[ALL], chargeable[ALL], lost_hosts[ALL];
 byte kills, losses;
 byte x, y, size, most;
 bit enough;
 
-/* Spin's replay prints which invariant it was. */
+/* Spin's replay prints the violated invariant. */
 #define holds(number, condition) \
   if :: (condition) :: else -> printf("broken %d\n", number); assert(false) fi
 
@@ -101,7 +101,7 @@ inline charge(m, hits) {
   holds(1, kind[m] != INNOCENT || charges[m] <= chargeable[m])
 }
 
-/* The process of p ends. Its supervisor reads in the scoreboard what ran. */
+/* The process of p dies. Its supervisor reads the running messages from the scoreboard. */
 inline crash() {
 #ifdef NOT_HALVED
   most = COUNT(running[p]);
@@ -201,7 +201,7 @@ inline acquire() {
   x = 0
 }
 
-/* The next round: the first messages that wait, as many as each of them allows. */
+/* The next round: the first waiting messages, as many as each of them allows. */
 inline choose() {
   size = 0; most = 255; enough = 0; x = 0;
   do
@@ -245,7 +245,7 @@ inline start(mask) {
 
 #define others_turn (PARTITIONS > 1 -> turn[PARTITIONS - 1 - p] : 0)
 #define left(p) (waiting[p] & round[p])
-/* At most one message of a round of suspects is accused or charged: it is alone. */
+/* A round with an accused or charged message has no other member. */
 #define is_alone(p) ((left(p) & accused[p]) || (COUNT(left(p)) == 1 && charged_one(p)))
 #define charged_one(p) ((HAS(left(p), 0) && charges[p * N]) || (N > 1 && HAS(left(p), 1) && charges[p * N + 1 % N]) \
   || (N > 2 && HAS(left(p), 2) && charges[p * N + 2 % N]) || (N > 3 && HAS(left(p), 3) && charges[p * N + 3 % N]))
@@ -303,7 +303,7 @@ proctype Worker(bit p) {
   :: atomic { alive[p] && solo[p] && is_marked && startable(p, round[p]) -> start(startable(p, round[p])) }
   :: atomic { alive[p] && !solo[p] && startable(p, round[p]) -> start(startable(p, round[p])) }
 
-  /* --- no suspect is left: whatever waits, up to LANES --- */
+  /* --- no suspect is left: any waiting message, up to LANES --- */
   :: atomic { alive[p] && !solo[p] && is_fresh && COUNT(running[p]) < LANES &&
        startable(p, ~suspects[p]) -> start(startable(p, ~suspects[p])) }
 

@@ -1,16 +1,17 @@
 /*
- * One schedule and two housekeepers, as docs/explanation/decisions/0032-schedules-without-a-leader.md
- * describes them, for the model checker Spin. A tick is a number, and so is the server's clock.
+ * A model for Spin of one schedule and two housekeepers, as in
+ * docs/explanation/decisions/0032-schedules-without-a-leader.md. Ticks and the server's clock are
+ * numbers.
  *
- * Every script is one atomic step of the server. A process may stand still for any time. What costs
- * a fault of the budget: a housekeeper dies between two steps, or a call is executed LATE - at any
- * later time, after newer calls.
+ * Every script is one atomic step of the server. A process may pause for any time. These faults cost
+ * one of the budget each: a housekeeper dies between two steps, or a call is executed LATE, at any
+ * later time and after newer calls.
  *
  * Checked: (1) no tick is sent twice; (2) nothing is sent before it is due; (3) nothing is sent while
- * it is paused; (4) nothing is sent by a specification that was replaced; (5) once nothing more
- * happens by itself, each tick that has come was sent, or left out by misfire or by an edit.
+ * the schedule is paused; (4) a specification that was replaced sends nothing; (5) in every final
+ * state, each past tick was sent, or skipped because of misfire or an edit.
  *
- * A housekeeper remembers nothing after the call, so a lost reply is the same as none that is lost.
+ * A housekeeper keeps no state after a call, so the model needs no lost replies.
  */
 
 #ifndef TICKS
@@ -26,10 +27,10 @@
 #define PAUSES 1
 #endif
 #ifndef BACKS
-#define BACKS 1        /* how often the clock is set back */
+#define BACKS 1        /* number of times that the clock is set back */
 #endif
 #ifndef MISSED
-#define MISSED 0       /* misfire: 0 sends each, 1 sends the newest */
+#define MISSED 0       /* misfire: 0 sends each missed tick, 1 sends the newest */
 #endif
 
 /* --- the server --- */
@@ -37,12 +38,12 @@ byte clock, due, spec, last;
 byte held_due;
 bit held;
 
-/* --- what only the checker knows --- */
+/* --- known to the checker only --- */
 byte sent[TICKS + 2];
 bit left[TICKS + 2];
 byte faults, edits, pauses, backs;
 
-/* --- the call that is still under way: of schedule_fire --- */
+/* --- the call of schedule_fire that is still in transit --- */
 bit late;
 byte late_due, late_tick, late_spec;
 
@@ -51,7 +52,7 @@ byte x;
 #define holds(number, condition) \
   if :: (condition) :: else -> printf("broken %d\n", number); assert(false) fi
 
-/* The tick after one, 0 for none. */
+/* The tick after a tick, 0 after the last one. */
 #define after(tick) ((tick) < TICKS -> (tick) + 1 : 0)
 
 /* schedule_fire for one tick: d is the due time that was seen, m the tick that is sent. */

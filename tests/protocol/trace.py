@@ -11,7 +11,7 @@ _WITHOUT = {
     "start": "{who} starts {message}",
     "return": "its handler returns",
     "raise": "its handler raises",
-    "bury": "{who} buries {message}",
+    "bury": "{who} dead-letters {message}",
     "host": "host {who} is lost",
     "reload": "{who} reloads",
     "drain": "{who} drains",
@@ -37,7 +37,7 @@ _OF_SCHEDULE = {
 }
 
 
-def told_of_schedule(replayed: str) -> list[str]:
+def schedule_steps(replayed: str) -> list[str]:
     """Return the steps of the model of schedules."""
     sentences = []
     for line in replayed.splitlines():
@@ -62,7 +62,7 @@ _OF_ROUNDS = {
 }
 
 
-def told_of_rounds(replayed: str) -> list[str]:
+def round_steps(replayed: str) -> list[str]:
     """Return the steps of the model of rounds."""
     sentences = []
     for line in replayed.splitlines():
@@ -94,7 +94,7 @@ _OF_OUTBOX = {
 }
 
 
-def told_of_outbox(replayed: str) -> list[str]:
+def outbox_steps(replayed: str) -> list[str]:
     """Return the steps of the model of an outbox."""
     sentences = []
     for line in replayed.splitlines():
@@ -107,7 +107,7 @@ def told_of_outbox(replayed: str) -> list[str]:
     return sentences
 
 
-def told(replayed: str) -> list[str]:
+def partition_steps(replayed: str) -> list[str]:
     """Return the steps, one sentence each. Other lines of the replay are skipped."""
     sentences = []
     for line in replayed.splitlines():
@@ -132,17 +132,17 @@ def _sentence(word: str, numbers: list[int]) -> str:
         return f"{name} times out, still in transit"
     answer = ANSWERS[numbers[3]]
     read = _bits(numbers[5])
-    said = f"{name} {answer}" + (f", {read}" if read else "")
-    return said if word == "call" else f"{said}, reply lost"
+    text = f"{name} {answer}" + (f", {read}" if read else "")
+    return text if word == "call" else f"{text}, reply lost"
 
 
 def _bits(mask: int) -> str:
     return " and ".join(str(m) for m in range(8) if mask >> m & 1)
 
 
-TOLD = {
-    "partition": told,
-    "rounds": told_of_rounds,
-    "schedule": told_of_schedule,
-    "outbox": told_of_outbox,
+STEPS = {
+    "partition": partition_steps,
+    "rounds": round_steps,
+    "schedule": schedule_steps,
+    "outbox": outbox_steps,
 }
