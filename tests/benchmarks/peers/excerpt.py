@@ -16,8 +16,8 @@ from tests.benchmarks import markdown
 ROOT = Path(__file__).parents[3]
 BEGIN = "<!-- figures: written by make bench NAME=page -->"
 END = "<!-- end of the figures -->"
-LIMIT = "the limit: a bare loop"  # of redis-py
-RAW = "the limit: raw hiredis"
+LIMIT = "baseline: redis-py loop"
+RAW = "baseline: raw hiredis"
 SHOWN = (
     "streamqd",
     "FastStream, batch handler",
@@ -76,7 +76,7 @@ PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
 
 
 def version(name: str, about: Results) -> str:
-    """Return the version shown in a row; the limit shows its client library."""
+    """Return the version shown in a row; the baseline shows its client library."""
     return f"redis-py {about['version']}" if name == LIMIT else str(about["version"])
 
 

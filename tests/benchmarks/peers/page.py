@@ -23,8 +23,8 @@ COLUMNS = (
     ("handled/s", "handled/s", ",.0f"),
     ("sent/s, one by one", "sent/s, one by one", ",.0f"),
     ("sent/s, in bulk", "sent/s, in bulk", ",.0f"),
-    ("worker CPU us/job", "worker CPU, us/job", ",.1f"),
-    ("Redis CPU us/job", "Redis CPU, us/job", ",.1f"),
+    ("worker CPU us/job", "worker CPU, µs/job", ",.1f"),
+    ("Redis CPU us/job", "Redis CPU, µs/job", ",.1f"),
     ("Redis commands/job", "Redis commands/job", ",.2f"),
     ("latency p50 ms", "latency p50, ms", ",.2f"),
     ("latency p99 ms", "latency p99, ms", ",.2f"),
@@ -60,9 +60,9 @@ ranges as equal.{unmeasured}
 The jobs, the server and the number of processes are the same. The systems do different work per
 job.
 
-- *The limit: a bare loop* is redis-py with streamqd's access pattern: one stream per process, and
+- *Baseline: redis-py loop* is redis-py with streamqd's access pattern: one stream per process, and
   one round trip per batch, which also acknowledges the previous batch. It has no fencing, no
-  crash detection, no retries and no metrics. The column *of the limit* is relative to this
+  crash detection, no retries and no metrics. The column *vs. redis-py loop* is relative to this
   loop.{raw}
 - **streamqd and FastStream** read a stream with a consumer group, many entries at a time. Celery,
   Dramatiq, RQ, arq, streaq and BullMQ keep a record of each job, which some of these systems let
@@ -104,7 +104,7 @@ server.
   with all its packages.{recorded}
 """
 RAW_TEXT = """
-- *The limit: raw hiredis* is the same loop without redis-py: a socket and hiredis's parser. It
+- *Baseline: raw hiredis* is the same loop without redis-py: a socket and hiredis's parser. It
   shows the most that a Python process can reach on this machine and server."""
 CHASQUIMQ_TEXT = """
 - **ChasquiMQ** cannot run on Valkey, because each send uses `XADD` with `IDMP`, which needs Redis
@@ -204,7 +204,7 @@ def tables(results: dict[str, Any]) -> str:
         ]
         made.append((head, rows))
     head, rows = made[0]
-    head.insert(1, "of the limit")
+    head.insert(1, "vs. redis-py loop")
     for row, each in zip(rows, systems.values(), strict=True):
         row.insert(1, _share(each, systems.get(LIMIT)))
     return "\n\n".join(markdown.table(head, rows) for head, rows in made)
@@ -215,7 +215,7 @@ def _label(name: str, about: dict[str, Any]) -> str:
 
 
 def _share(about: dict[str, Any], limit: dict[str, Any] | None) -> str:
-    """Return the part of the limit, '-' if there is no limit on the system's own server."""
+    """Return the share of the baseline, '-' if no baseline ran on the system's own server."""
     if limit is None or about.get("server") != limit.get("server"):
         return "-"
     handled, most = (each["figures"]["handled/s"]["median"] for each in (about, limit))

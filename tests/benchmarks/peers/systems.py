@@ -81,8 +81,8 @@ def _ours(name: str, handler: str, jobs: int, server: str = "") -> System:
 
 
 SYSTEMS = (
-    _limit("the limit: raw hiredis", "raw_app", "hiredis", tuning.RAW, ("hiredis",)),
-    _limit("the limit: a bare loop", "bare_app", "redis", tuning.BARE, ("redis", "hiredis")),
+    _limit("baseline: raw hiredis", "raw_app", "hiredis", tuning.RAW, ("hiredis",)),
+    _limit("baseline: redis-py loop", "bare_app", "redis", tuning.BARE, ("redis", "hiredis")),
     _ours("streamqd", "job", 1_000_000),
     _ours("streamqd, batch handler", "jobs", 1_000_000),
     System("Celery, prefork", "celery_app", "celery", "celery",

@@ -32,7 +32,7 @@ BARE = Tuning(
     ("https://redis.io/docs/latest/commands/xreadgroup/",),
 )
 RAW = Tuning(
-    "a blocking socket, hiredis's parser and packer, no redis-py, otherwise like the bare loop",
+    "a blocking socket, hiredis's parser and packer, no redis-py, otherwise like the redis-py loop",
     BARE.acknowledges,
     (*BARE.pages, "https://github.com/redis/hiredis-py"),
 )
