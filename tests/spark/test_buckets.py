@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from streamqd import config
+from streamqd.cli import cli
 from streamqd.config import ArchiveStore, Pipeline, Topic
-from streamqd.errors import Refused
+from streamqd.errors import Refused, SparkError
 from streamqd.spark import read_topic
+from streamqd.spark.location import location
 from streamqd.spark.pipelines import standing, tables
 from streamqd.spark.pipelines.archive import Archiver, Done
 from streamqd.spark.pipelines.compact import compact
@@ -28,6 +32,8 @@ from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.queries import PipelineError
 from streamqd.spark.pipelines.reparse import reparse
 from streamqd.spark.pipelines.replay import ReplayFilter, replay
+from streamqd.spark.pipelines.report import report
+from streamqd.spark.pipelines.report_queries import ReportScope
 from streamqd.spark.pipelines.standing import Standing
 from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, TableKind
 from streamqd.store import topics
@@ -42,6 +48,10 @@ pytest.importorskip("moto")
 ROOT = Path(__file__).parents[2]
 START = 1_763_683_195_000  # five seconds before midnight, UTC
 SCHEMA = "id int, tags map<string,string>"
+JOB = """
+def count(job):
+    return {"rows": job.read("orders").count(), "archive": str(job.archive.root)}
+"""
 
 
 class KilledError(Exception):
@@ -225,6 +235,64 @@ def test_quarantine_of_a_bucket_is_parsed_again(case: BucketCase) -> None:
     assert (done.parsed, done.quarantined) == (1, 1)
     assert (len(case.rows(PARSED)), len(case.rows(QUARANTINE))) == (4, 1)
     assert case.ask("SELECT count(*) FROM parsed_orders WHERE id IS NULL") == [(1,)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_commands_on_a_bucket(case: BucketCase, tmp_path: Path) -> None:
+    """Report, prompt and job are processes with options from the configuration."""
+    case.add(12, wrong=2)
+    case.run()
+    case.shop.link.execute("XTRIM", case.shop.keys.stream("orders", 0), "MAXLEN", 0)
+    case.add(3)
+    file = case.configured(tmp_path)
+    (tmp_path / "job.py").write_text(JOB, "utf-8")
+    out = f"{case.url}-report"
+
+    def call(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "streamqd", "--config", str(file), "pipeline"]
+        ended = subprocess.run(
+            [*command, *arguments, "--archive", case.url, "--master", "local[2]", *QUICK],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            input=text,
+            timeout=250,
+        )
+        assert not any(each in ended.stdout + ended.stderr for each in (KEY, SECRET, "Traceback"))
+        return ended
+
+    counts = [f"SELECT count(*) AS n FROM {each}_orders" for each in ("topic", "parsed")]
+    shown = call("shell", "--format", "json", text="; ".join(counts))
+    assert shown.stdout.splitlines() == ['{"n": 15}', '{"n": 10}'], shown.stderr
+    ran = call("run", "job:count", "--checkpoints", str(tmp_path / "checkpoints"), "--json")
+    assert json.loads(ran.stdout) == {"rows": 15, "archive": case.url}, ran.stderr
+    reported = call("report", "--out", out, "--json")
+    assert json.loads(reported.stdout)["topics"][0]["entries"] == 15, reported.stderr
+    assert sorted(location(out, case.store.options).names()) == ["report.html", "report.json"]
+
+
+def test_report_with_expired_credentials_is_one_sentence(case: BucketCase, tmp_path: Path) -> None:
+    case.add(4)
+    case.run()
+    out = location(f"{case.url}-report", case.store.options)
+    scope = ReportScope(archive=case.archive)
+    for method, path in (("GET", r"\.parquet"), ("PUT", "report.html")):
+        case.store.fail(method, path, Trouble.EXPIRED, times=10_000)
+        with pytest.raises(SparkError) as caught:
+            report(case.settings, lambda: case.shop.spark, out, scope)
+        assert "ExpiredToken" in str(caught.value)
+        assert not any(each in str(caught.value) for each in (KEY, SECRET, "\n"))
+        case.store.heal()
+    # The command opens the archive before it starts Spark.
+    case.store.fail("GET", "_archive.json", Trouble.EXPIRED, times=10_000)
+    command = ["-c", str(case.configured(tmp_path)), "pipeline", "report", "--archive", case.url]
+    ended = CliRunner().invoke(cli, [*command, "--out", out.address])
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"Error: {case.url} cannot be an archive: ")
+    assert ended.stderr.count("\n") == 1
+    assert KEY not in ended.stderr
 
 
 @pytest.mark.parametrize("point", POINTS)
