@@ -14,6 +14,7 @@ NONE = "\u2013"
 # First words of clauses. Any other first word may be a name, which stays as it is.
 _STARTS = frozenset(
     {
+        "append-only",
         *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "make", "messages"),
         *("more", "no", "none", "nothing", "on", "paused", "read", "report", "run", "schedules"),
         *("send", "start", "stop", "stopped", "the", "wait", "write"),
