@@ -42,6 +42,7 @@ TOPIC = "hits"
 PARTITIONS = 3
 PAGE = 500
 PATIENCE = 600  # seconds for all rows
+SLOW_START = "Python worker failed to connect back"
 
 Entry = tuple[int, str]  # partition, ID
 
@@ -54,6 +55,7 @@ class Figures:
     live: int = 0  # entries written while it ran
     batches: int = 0
     stops: int = 0
+    slow_starts: int = 0  # of Python processes, for which Spark waits ten seconds
     archive_runs: int = 0  # while the query ran
     trimmed: int = 0  # entries removed from Redis
     rows: int = 0
@@ -185,6 +187,11 @@ class BackfillTrial:
 
     def _query_until(self, rows: int) -> None:
         """Run the query until its batches have this number of rows, and stop it in a batch."""
+        while not self._runs_until(rows):
+            self.figures.slow_starts += 1
+
+    def _runs_until(self, rows: int) -> bool:
+        """Do the same once. Return False if Spark did not wait for a Python process."""
         query = self._started()
         try:
             wait_until(
@@ -194,8 +201,10 @@ class BackfillTrial:
             )
         finally:
             query.stop()
-        if error := query.exception():
+        error = query.exception()
+        if error is not None and SLOW_START not in str(error):
             raise error
+        return error is None
 
     def _started(self) -> StreamingQuery:
         settings = replace(
