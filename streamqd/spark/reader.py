@@ -92,8 +92,7 @@ class EntryReader:
                 self._broken = self._taken() or "trimmed"
             elif self._uncounted:
                 self._broken = self._taken()
-            stops = self._options.fail_on_data_loss or not self._report_loss
-            if self._broken and self._uncounted and stops:
+            if self._broken and self._uncounted and self._options.fail_on_data_loss:
                 self._note_gap(last, None)
                 return  # `_settle` will report it
             if not joined:

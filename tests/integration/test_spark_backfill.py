@@ -232,6 +232,44 @@ def test_entries_trimmed_during_a_task_are_read_from_the_archive(
         shop.fill(0, last + 1, last + 350)
 
 
+@pytest.mark.parametrize("archived", [False, True])
+def test_only_trimmed_entries_are_lost_without_failing(
+    shop: Shop, archived: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start has no count, so only a gap between two pages shows a loss during a task."""
+    Archive(shop.folder, create=True)
+    shop.fill(0, 1, 400)
+    fetch, fetched = EntryReader._fetch, []
+
+    def slow(self: EntryReader, cursor: str, end: str, count: int) -> Any:
+        fetched.append(cursor)
+        if len(fetched) == 2:
+            with monkeypatch.context() as plain:
+                plain.setattr(EntryReader, "_fetch", fetch)
+                if archived:
+                    shop.archive()
+            shop.trim(0, "101-0")
+        return fetch(self, cursor, end, count)
+
+    reader = shop.reader(fetchSize=20, failOnDataLoss="false", assign='{"access": [0]}',
+                         subscribe="")  # fmt: skip
+    start = {"access": {"0": "0-0"}}
+    [planned] = reader.partitions(start, reader.latestOffset(start, ALL))
+    assert planned.span.rows is None
+    with monkeypatch.context() as patched:
+        patched.setattr(EntryReader, "_fetch", slow)
+        found = [
+            (row["partition"], row["id"])
+            for batch in reader.read(planned)
+            for row in batch.to_pylist()
+        ]
+    assert len(fetched) > 3
+    wanted = numbered(0, 1, 400) if archived else numbered(0, 1, 20) + numbered(0, 101, 400)
+    assert sorted(found) == sorted(wanted)
+    lost = "an unknown number of entries of access partition 0 after 0-0 were trimmed"
+    assert (lost in caplog.text) is not archived
+
+
 def test_available_now_ends_at_its_target(shop: Shop) -> None:
     """The archive may reach beyond it."""
     shop.fill(0, 1, 100)
