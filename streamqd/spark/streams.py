@@ -440,14 +440,22 @@ class Catalog:
             counts = offsets.pieces(weights, options.min_partitions)
         found: list[Span] = []
         for place, each in spans.items():
-            if options.max_per_partition:
-                most = min(options.max_per_partition, -(-weights[place] // counts[place]))
-                found += self._counted_pieces(each, max(1, most))
+            if most := options.max_per_partition:
+                if counts[place] > 1:
+                    rows = self._number(each, facts[place].length)
+                    most = min(most, max(1, -(-rows // counts[place])))
+                found += self._counted_pieces(each, most)
             elif counts[place] > 1:
                 found += self._even_pieces(each, counts[place], weights[place], facts[place].first)
             else:
                 found.append(each)
         return found
+
+    def _number(self, whole: Span, length: int) -> int:
+        """Return the number of entries of a span in a stream of `length` entries."""
+        if whole.rows is not None:
+            return whole.rows
+        return self.walk({whole.place: (whole.start, whole.end, length)})[whole.place].passed
 
     def _counted_pieces(self, whole: Span, most: int) -> list[Span]:
         ends: list[Id] = []
@@ -463,15 +471,18 @@ class Catalog:
         """Return pieces with about the same number of entries. `rows` is the expected total.
 
         A few entries of each of many slices of time show how dense the slices are. Where that does
-        not account for all entries, the server counts them, in about a second for a million.
+        not account for all entries, the server counts them, in about a second for a million. If
+        the span has no count, `rows` says nothing, so the slices replace it.
         """
         slices = offsets.split(whole, count * _SLICES, first)
-        if rows > len(slices) * _PROBED:
+        least = len(slices) * _PROBED  # entries for which slices are more exact than a count
+        if whole.rows is None or rows > least:
             weights = self._densities(slices)
-            if whole.rows is None or abs(sum(weights) - rows) <= rows * _MISJUDGED:
+            seen = sum(weights)
+            rows = round(seen) if whole.rows is None else rows
+            if rows > least and abs(seen - rows) <= rows * _MISJUDGED:
                 return offsets.cut_at(whole, offsets.even_cuts(slices, weights, count), None)
-        marks = self._marks(whole, max(1, min(store.STEP_MAX, rows // (count * _SLICES))))
-        return offsets.cut_at_marks(whole, marks, count)
+        return offsets.cut_at_marks(whole, self._marks(whole, rows, count * _SLICES), count)
 
     def _densities(self, slices: Sequence[Span]) -> list[float]:
         """Return the estimated entries of each slice, from its first few entries."""
@@ -491,9 +502,14 @@ class Catalog:
             found.append(offsets.density(each, offsets.read_id(reached), passed, more=bool(more)))
         return found
 
-    def _marks(self, whole: Span, stride: int) -> list[Position]:
-        """Return the position after each `stride` entries, and at last that of the last entry."""
+    def _marks(self, whole: Span, rows: int, wanted: int) -> list[Position]:
+        """Return positions with equal numbers of entries between them, up to the last entry.
+
+        About `wanted` of them, more where the server counts fewer entries at a time. With more
+        than the expected `rows`, the distance doubles, so that no span takes a step per entry.
+        """
         marks: list[Position] = []
+        stride = max(1, min(store.STEP_MAX, rows // wanted))
         at = Position(whole.start, 0)
         while at.id < whole.end:
             gone = self.walk({whole.place: (at.id, whole.end, stride)})[whole.place]
@@ -501,6 +517,8 @@ class Catalog:
                 break
             at = Position(gone.id, (at.passed or 0) + gone.passed)
             marks.append(at)
+            if len(marks) >= 2 * wanted and stride < store.STEP_MAX:
+                marks, stride = marks[1::2], min(store.STEP_MAX, 2 * stride)
         return marks
 
     def report_gap(self, place: TopicPartition, after: Position, loss: Loss) -> None:

@@ -422,6 +422,40 @@ def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
     assert len(capped.partitions(start, end)) == 5
 
 
+def test_dense_entries_without_a_count_take_few_steps(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By time, 1 entry is expected after the start: neither steps nor tasks follow that."""
+    count, burst = 20_000, 1_795_180_000_000
+    shop.fill(0, 1, 1)
+    shop.fill(0, burst, burst + count // 100)
+    key = shop.keys.stream("access", 0)
+    dense = [("XADD", key, f"{burst + count}-{n}", "payload", "x") for n in range(count)]
+    shop.link.pipeline(dense)
+    walked, walk = [], Catalog.walk
+
+    def counted(self: Catalog, wanted: Any) -> Any:
+        walked.append(wanted)
+        return walk(self, wanted)
+
+    monkeypatch.setattr(Catalog, "walk", counted)
+    start = {"access": {"0": f"{burst}-0", "1": "0-0"}}
+    entries = count // 100 + count
+    for options, tasks in (
+        ({"minPartitions": 8}, 8),
+        ({"maxRecordsPerPartition": 3_000}, 7),
+        ({"maxRecordsPerPartition": 3_000, "minPartitions": 2}, 7),
+        ({"maxRecordsPerPartition": 30_000, "minPartitions": 6}, 6),
+    ):
+        walked.clear()
+        reader = shop.reader(**options)
+        planned = reader.partitions(start, reader.latestOffset(start, ALL))
+        sizes = [sum(len(batch) for batch in reader.read(each)) for each in planned]
+        assert (len(sizes), sum(sizes)) == (tasks, entries), options
+        assert max(sizes) <= 1.25 * entries / tasks, options
+        assert len(walked) <= 800, options
+
+
 def test_even_entries_are_cut_without_a_count(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.fill(0, 1, 20_000)
     monkeypatch.setattr(Catalog, "walk", None)
