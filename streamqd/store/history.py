@@ -259,7 +259,7 @@ def _units_of(raw: Any) -> list[UnitMinute] | None:
     if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
         return None
     topic, group, handler, rows = raw
-    if not isinstance(handler, str) or len(handler) > HANDLER_MAX or not isinstance(rows, list):
+    if not _is_handler(handler) or not isinstance(rows, list):
         return None
     units = []
     for row in rows:
@@ -277,6 +277,13 @@ def _are_names(topic: Any, group: Any) -> bool:
     if not (isinstance(topic, str) and isinstance(group, str)):
         return False
     return all(NAME.fullmatch(name) for name in (topic, group.removesuffix(LETTERS)))
+
+
+def _is_handler(value: Any) -> bool:
+    """Return True for a name in UTF-8. JSON also writes half a character, which no file takes."""
+    if not isinstance(value, str) or len(value) > HANDLER_MAX:
+        return False
+    return not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _is_count(value: Any, most: int) -> bool:

@@ -261,6 +261,7 @@ def test_the_busiest_rows_are_kept(store: Store) -> None:
         {"units": '[["orders","billing","h",[[-1,1,1,1,1,1,1,1,1]]]]'},
         {"units": '[["orders","billing",1,[[0,1,1,1,1,1,1,1,1]]]]'},
         {"units": '[["orders","b@x","h",[[0,1,1,1,1,1,1,1,1]]]]'},
+        {"units": r'[["orders","billing","\ud800",[[0,1,1,1,1,1,1,1,1]]]]'},
         {"units": json.dumps([["orders", "billing", "h", [[0] * 9] * 1_001]])},
     ],
 )

@@ -360,9 +360,10 @@ def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
     assert found == [(None, 10, 2, 5, 10), (1, 4, 0, 5, 4), (None, 6, 2, 0, 6)]
 
 
-def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase) -> None:
+@pytest.mark.parametrize("units", ["[[1]]", r'[["t","g","\ud800",[[0,1,1,0,0,0,0,0,0]]]]'])
+def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, units: str) -> None:
     case.minute("web-1", 0, unit(0, 1))
-    fields = ("instance", "web-1", "until", "1", "seconds", "60", "rows", "[]", "units", "[[1]]")
+    fields = ("instance", "web-1", "until", "1", "seconds", "60", "rows", "[]", "units", units)
     case.link.execute("XADD", case.keys.history(FLEET), "*", *fields)
     case.minute("web-1", 1, unit(0, 2))
     told: list[str] = []
