@@ -94,8 +94,12 @@ class HistoryCase:
             self.minutes[key] += unit.counts["acked"]
 
     def run(self, *wanted: str) -> dict[str, Done]:
+        """Archive, and raise the first problem like the command."""
         with closing(Archiver(self.settings, self.folder, unasked, lambda _: None)) as archiver:
-            return {each.topic: each for each in archiver.run(wanted)}
+            done = {each.topic: each for each in archiver.run(wanted)}
+            for problem in archiver.problems.values():
+                raise problem
+            return done
 
     def rows(self, kind: Any, name: str) -> list[dict[str, Any]]:
         """Return the rows that an independent reader of Delta tables sees."""
@@ -207,6 +211,36 @@ def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase
     file.write_bytes(kept)
     case.run()
     assert case.mark("access", 0) is not None
+
+
+def test_bad_dead_letters_and_history_harm_only_themselves(case: HistoryCase) -> None:
+    topics.create(case.store, "orders", Topic(partitions=1))
+    for topic in ("access", "orders"):
+        case.bury(topic, 0, 3)
+    case.minute("web-1", 0, unit(0, 1))
+    Archive(case.folder, create=True)
+    for table in (f"history/{FLEET}", "dead_letters/access"):
+        folder = Path(case.folder) / table
+        folder.mkdir(parents=True)
+        (folder / "stray").write_text("x", "utf-8")
+    with closing(Archiver(case.settings, case.folder, unasked, lambda _: None)) as archiver:
+        done = {each.topic: each.dead_letters for each in archiver.run()}
+    assert done == {"access": 0, "orders": 3}
+    assert list(archiver.problems) == ["access:dlq", case.keys.history(FLEET)]
+    texts = [str(each) for each in archiver.problems.values()]
+    assert "dead letters of access are not archived: " in texts[0]
+    assert "the history is not archived: " in texts[1]
+    assert all("is neither empty nor a table" in each for each in texts), texts
+
+    def started() -> Any:
+        raise KilledError
+
+    # Entries are archived before dead letters.
+    case.link.execute("XADD", case.keys.stream("access", 0), "*", "payload", "p")
+    with closing(Archiver(case.settings, case.folder, started, lambda _: None)) as archiver:
+        with pytest.raises(KilledError):
+            archiver.run()
+        assert not archiver.problems
 
 
 @pytest.mark.parametrize("point", LETTER_POINTS)

@@ -10,19 +10,19 @@ import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import Refused, SparkError
+from streamqd.errors import BadValue, RedisRefused, RefusalKind, Refused, SparkError
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register_once
 from streamqd.spark.location import Location, source_name
 from streamqd.spark.offsets import Offsets, Position, StreamFacts
-from streamqd.spark.options import of_settings, read_options
+from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.letters import LetterArchiver
@@ -69,11 +69,12 @@ class Archiver:
 
     1. `run` processes the topics once, each under its lease. 2. It first reports committed entries
     to Redis, which a killed run may not have done. A stream that was created again is excluded. 3.
-    Dead letters are archived, without Spark. 4. A stream follows until all entries present at the
-    start are archived: Spark's tasks write the files of a batch, a commit adds them to the table,
-    and the archived position is sent to Redis. 5. Payloads are parsed if the configuration has a
-    schema. Schema problems never keep entries from being archived, of this topic or the next. 6.
-    Small files are merged, and files that no reader needs any longer are deleted.
+    A stream follows until all entries present at the start are archived: Spark's tasks write the
+    files of a batch, a commit adds them to the table, and the archived position is sent to Redis.
+    4. Dead letters are archived, without Spark. 5. Payloads are parsed if the configuration has a
+    schema. Problems of 4, of 5 and of the history never keep entries from being archived, of this
+    topic or the next. 6. Small files are merged, and files that no reader needs any longer are
+    deleted.
     """
 
     def __init__(
@@ -104,13 +105,13 @@ class Archiver:
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True, options=settings.archive.pairs)
         self.history_rows = 0  # of the last run
-        self.problems: dict[str, Refused | SparkError] = {}  # of this run, by topic
+        self.problems: dict[str, Refused | SparkError] = {}  # of this run, by topic or key
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
         """Archive all entries present now, for the given topics or for all. Raises the first error.
 
-        Problems of parsing payloads do not stop the run: see `problems`.
+        Problems of parsed payloads, dead letters and the history do not stop it: see `problems`.
         """
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
@@ -123,7 +124,10 @@ class Archiver:
         done = [self._topic(name) for name in names]
         for each in done:
             each.problem = str(self.problems.get(each.topic, ""))
-        self.history_rows = self._history()
+        self.history_rows = 0
+        key = self.keys.history(self.settings.daemon.fleet)
+        with self._apart(key, "the history is not archived"):
+            self.history_rows = self._history()
         return done
 
     def _history(self) -> int:
@@ -161,6 +165,18 @@ class Archiver:
     def _noted(self, topic: str, error: Refused | SparkError) -> Refused | SparkError:
         return self.problems.setdefault(topic, type(error)(f"pipelines.{topic}: {error}"))
 
+    @contextmanager
+    def _apart(self, about: str, text: str) -> Iterator[None]:
+        """Note an error of one table or key, so that the run continues with the others."""
+        try:
+            yield
+        except (Refused, SparkError) as error:
+            self.problems[about] = type(error)(f"{text}: {error}")
+        except (BadValue, RedisRefused) as error:
+            if isinstance(error, RedisRefused) and error.kind is not RefusalKind.OF_A_KEY:
+                raise
+            self.problems[about] = Refused(f"{text}: {error}")
+
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
@@ -183,7 +199,6 @@ class Archiver:
             run = _Run(self, table, lease)
             facts = run.facts()
             self.advance(_of_same_streams(table.positions, facts))
-            run.done.dead_letters = self._dead_letters(topic, lease)
             total = run.backlog(facts)
             if total:
                 spark = self._started()
@@ -192,6 +207,8 @@ class Archiver:
                 run.run(spark, meter)
                 meter.end()
                 compact.tidy(table, run.done.batches)
+            with self._apart(topic + DLQ, f"dead letters of {topic} are not archived"):
+                run.done.dead_letters = self._dead_letters(topic, lease)
             self._parse(table, lease, run.done)
         run.done.seconds = round(time.monotonic() - began, 3)
         run.done.archived = {
