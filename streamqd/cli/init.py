@@ -28,7 +28,7 @@ state_dir = "./var"
 handlers = ["weblog"]          # modules to import; weblog.py is in this directory
 
 [topics.access]
-partitions = 4                 # one worker process per partition; can grow, not shrink
+partitions = 4                 # one worker process per partition and group; can grow, not shrink
 retention = { max_age = "24h" } # trim older messages that all groups have handled
 
 [[consumers]]                  # overrides the arguments of @handler

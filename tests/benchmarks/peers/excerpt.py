@@ -36,7 +36,7 @@ HEADS = (
     "messages/s",
     "latency p50",
     "latency p99",
-    "CPU per message",
+    "worker CPU per message",
     "memory per worker",
 )
 UNITS = ("", " ms", " ms", " µs", " MiB")
@@ -44,17 +44,19 @@ UNITS = ("", " ms", " ms", " µs", " MiB")
 ENGLISH = """\
 {table}
 
-Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}: \
+Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}{killed}: \
 [Benchmarks](docs/explanation/benchmarks.md).
 """
 CHINESE = """\
 {table}
 
-{rounds} 轮测试的中位数（{date}，{cores} 核 {cpu}，{server}）。
+{rounds} 轮测试的中位数（{date}，{cores} 核 {cpu}，{server}）{killed}。
 全部系统与数据见[基准测试](explanation/benchmarks.md)。
 """  # noqa: RUF001 - Chinese punctuation
-CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息 CPU", "每个工作进程内存")
+CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息的工作进程 CPU", "每个工作进程内存")
 KILLED_HEAD = "killed worker's message reruns"
+KILLED_TEXT = ", and one run of `make bench NAME=survival` for the last column"
+KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
 KILLED_CHINESE_HEAD = "工作进程被杀后的消息"
 MINUTE_S = 60.0
 
@@ -62,11 +64,12 @@ Results = dict[str, Any]
 
 
 def _english(results: Results, survival: Results | None) -> str:
-    return _filled(ENGLISH, results, survival, ("", *HEADS, KILLED_HEAD))
+    return _filled(ENGLISH, results, survival, ("", *HEADS, KILLED_HEAD), KILLED_TEXT)
 
 
 def _chinese(results: Results, survival: Results | None) -> str:
-    return _filled(CHINESE, results, survival, ("", *CHINESE_HEADS, KILLED_CHINESE_HEAD))
+    heads = ("", *CHINESE_HEADS, KILLED_CHINESE_HEAD)
+    return _filled(CHINESE, results, survival, heads, KILLED_CHINESE_TEXT)
 
 
 PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
@@ -84,7 +87,7 @@ def again(name: str, survival: Results) -> str:
     """Return when the killed worker's job ran again, or that it did not within the patience."""
     after = survival["systems"][name]["struck_again_s"]
     if after is None:
-        return f"not in {survival['patience_minutes']:g} min"
+        return f"not within {survival['patience_minutes']:g} min"
     return f"after {seconds(after)}"
 
 
@@ -95,11 +98,13 @@ def seconds(time_s: float) -> str:
     return f"{time_s:.1f} s" if time_s < MINUTE_S else f"{time_s / MINUTE_S:.1f} min"
 
 
-def _filled(text: str, results: Results, survival: Results | None, heads: tuple[str, ...]) -> str:
+def _filled(
+    text: str, results: Results, survival: Results | None, heads: tuple[str, ...], killed: str
+) -> str:
     rows = _rows(results["systems"], survival)
     table = markdown.table(heads if survival else heads[:-1], rows)
     told = {"rounds": results["rounds"], "date": results["date"], **results["machine"]}
-    return text.format(table=table, **told)
+    return text.format(table=table, killed=killed if survival else "", **told)
 
 
 def _rows(systems: Results, survival: Results | None) -> Iterator[list[str]]:
