@@ -44,7 +44,10 @@ class RedisUnavailable(StreamqdError):
 
 
 class SilentConnection(RedisUnavailable):
-    """A connection is dead: it got no answer, but the server answered a new one. Try again."""
+    """A connection is dead: it got no answer, but the server answered a new one.
+
+    `sent` shows whether the command may have run, as for `RedisUnavailable`.
+    """
 
 
 class UnknownOutcome(RedisUnavailable):

@@ -145,7 +145,10 @@ class AssignmentRow:
 
     @property
     def state(self) -> str:
-        """The state of the worker, or free or expired without an owner."""
+        """The worker's state, or the lease's: free or expired.
+
+        unknown if no instance reports a worker, as for the assignment of a query.
+        """
         return self.lease if self.lease in ("free", "expired") else self.worker or "unknown"
 
     @property

@@ -2,7 +2,7 @@
 
 A worker in a long poll gets no answer without a new entry, so it cannot detect that its
 connection is dead. Here one command on another connection checks for all workers together. A worker
-that missed an entry is notified, and opens a new connection. Two looks are needed, because a new
+that missed an entry is notified, and opens a new connection. Two checks are needed, because a new
 entry may still be on its way to the worker.
 """
 
@@ -18,7 +18,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
-LOOK_SECONDS = 0.5  # between two looks
+LOOK_SECONDS = 0.5  # between two checks
 SURE_SECONDS = 0.25  # time in which a worker should receive an entry
 STREAMS_MAX = 128  # streams of one command, which takes Redis about a microsecond for each
 
@@ -26,7 +26,10 @@ StreamPosition = tuple[str, bytes]  # a stream, and the id after which a worker 
 
 
 class Listener:
-    """Finds workers that wait and miss entries. `wake` makes the supervisor wake them."""
+    """Finds workers that wait and miss entries.
+
+    `wake` asks the supervisor to notify the workers whose missed entry was recorded.
+    """
 
     def __init__(
         self, store: Store, wake: Callable[[], None], isolate: Isolate[Unit] = directly
@@ -34,10 +37,10 @@ class Listener:
         self._store = store
         self._isolate = isolate
         self._wake = wake
-        self._overdue: dict[Unit, Poll] = {}  # waits for which the last look found an entry
+        self._overdue: dict[Unit, Poll] = {}  # waits for which the last check found an entry
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
-        """Look at the waiting workers. Return the seconds to the next look, if that is sooner."""
+        """Check the waiting workers. Return the seconds to the next check if that is sooner."""
         waiting: dict[Unit, Poll] = {}
         for slot, unit in owned:
             poll = self._isolate(unit, self._look, unit, slot)
@@ -52,7 +55,10 @@ class Listener:
         return SURE_SECONDS if self._overdue else None
 
     def _look(self, unit: Unit, slot: WorkerSlot) -> Poll | None:
-        """Return the wait of a worker, None if it does not wait or was just notified."""
+        """Return a worker's wait, None if it does not wait.
+
+        If the previous check found an entry for the same wait, notify the worker, and return None.
+        """
         words = slot.poll
         poll = words.waiting()
         if poll is None or poll.since_ns == words.missed:

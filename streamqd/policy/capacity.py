@@ -45,7 +45,10 @@ class Capacity:
         return min(max(0, self.limit - running) + self._more, TOGETHER_MAX)
 
     def tried(self, now: float, running: int, count: int, wanted: int) -> None:
-        """Record that `count` more can be started. Room for `wanted` removes the limit."""
+        """Record that `count` more processes were started.
+
+        The limit is removed when it reaches `wanted` partitions, or after a trial of TOGETHER_MAX.
+        """
         self.limit = max(running + count, self.limit or 0)
         self._more = min(2 * self._more, TOGETHER_MAX)
         self._try_at = now + MORE_SECONDS

@@ -1,6 +1,6 @@
-"""The only path of messages to Redis, with the outcome of each message when a reply is lost.
+"""Send the messages of all producers to Redis. Report each outcome, even if a reply is lost.
 
-All producers send through it, over one connection and in one thread at a time. It routes messages,
+A producer has one connection, which one thread at a time uses. This module routes messages,
 builds the commands and writes them in one transaction. A write is repeated only if this cannot
 write a message twice.
 """

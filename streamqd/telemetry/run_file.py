@@ -86,7 +86,7 @@ class RunFile:
             self._free.append(cell)
 
     def remove(self) -> None:
-        """Delete the file, because no span is left."""
+        """Delete the file. A missing file is ignored."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 

@@ -574,7 +574,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     notes = "\n".join(plan.notes)
     assert "the worker that failed still runs on 1 of 2 partitions" in notes
     assert "no instance owns 1 of 2 partitions" in notes
-    assert "1 of 2 partitions are paused" in notes
+    assert "1 of 2 partitions is paused" in notes
     assert "order of the key is not kept" in notes
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(until_unix_ms=plan.until_unix_ms))

@@ -342,7 +342,7 @@ def test_dominant_cause_comes_first_and_others_stay() -> None:
     assert words == ["paused", "slow-handler", "other-client"]
 
 
-def test_stopped_group_lists_only_other_clients_too() -> None:
+def test_stopped_group_still_lists_other_clients() -> None:
     known = facts(
         **FREE,
         control=replace(STOP, pauses=PAUSES),

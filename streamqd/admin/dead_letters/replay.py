@@ -601,7 +601,8 @@ def _notes(
                 " letters wait there for an owner"
             )
         if each.paused:
-            warnings.append(f"{who}: {each.paused} {of} are paused, and dead letters wait there")
+            are = "is" if each.paused == 1 else "are"
+            warnings.append(f"{who}: {each.paused} {of} {are} paused, and dead letters wait there")
     if not receivers:
         warnings.append("no group reads the target, so the messages stay unread")
     if any(each.reason == "crashes" for each in causes):
