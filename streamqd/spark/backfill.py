@@ -102,6 +102,13 @@ class Backfill:
         """Return the number of rows in `(after, upto]`, estimated for files partly in it."""
         return sum(_share(each, after, upto) for each in self._within(place, after, upto))
 
+    def estimates(self, place: TopicPartition, after: Id, upto: Id) -> bool:
+        """Return True if `waiting` is not exact, because a file is partly in `(after, upto]`."""
+        return any(
+            not after < each.first <= each.last <= upto or each.last[0] >= LONG_MAX
+            for each in self._within(place, after, upto)
+        )
+
     def walk(self, place: TopicPartition, after: Id, upto: Id, count: int) -> Id:
         """Return the ID of the `count`-th row in `(after, upto]`, `upto` if there are fewer.
 

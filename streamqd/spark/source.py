@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -290,6 +290,7 @@ class FilteringReader(TopicReader):
 
 LOOK_SECONDS = 60.0  # seconds after which an archive that is read is opened again
 SHOW_SECONDS = 10.0  # seconds between two reports of a waiting query
+_NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read in full
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -316,8 +317,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """Return the start of a query without a checkpoint. Spark calls it more than once."""
         if self._initial is None:
             catalog = Catalog(self.options)
-            facts = catalog.facts(catalog.places())
-            starts = catalog.counted(catalog.starts(facts, offsets.LATEST), facts)
+            places = catalog.places()
+            archived = {} if self.backfill is None else self._looked(self.backfill, places)
+            facts = catalog.facts(places)
+            starts = catalog.starts(facts, offsets.LATEST, archived)
+            starts = catalog.counted(starts, facts)
             self._initial = offsets.to_json(starts)
         return self._initial
 
@@ -338,26 +342,32 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         catalog = Catalog(self.options)
         begun = offsets.from_json(start)
         places = catalog.places(begun, strict=self.options.fail_on_data_loss)
-        gone = catalog.vanished(begun, places)
-        begun = {place: each for place, each in begun.items() if place not in gone}
-        self._show(catalog, begun)
+        gone = set(catalog.vanished(begun, places))
+        self._show(catalog, {place: each for place, each in begun.items() if place not in gone})
         if self._target is not None:
             places = [place for place in places if place in self._target]
-        hot, facts = self._borders(catalog, begun, places)
+        hot, facts = self._borders(catalog, begun, [*places, *gone])
         recreated = {p for p in places if p in hot and offsets.replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
+        # The archive of a stream that is lost is read first. The loss is reported afterwards.
+        ended = {p for p in gone | recreated if _later(begun, hot, p)}
+        begun = {place: each for place, each in begun.items() if place not in gone - ended}
+        facts = {place: facts[place] for place in places if place not in ended}
         facts, _, waiting = self._waiting(hot, facts)
-        cold = self._archived(begun, hot, facts)
+        cold = self._archived(begun, hot, [*facts, *ended])
         total = sum(waiting.values()) + sum(cold.values())
         if not (gone or recreated) and self._holds_back(total):
             return start
         self._took_at = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        if most is None or isinstance(limit, ReadAllAvailable) or total <= most:
-            ends = {place: facts[place].latest for place in places}
+        guessed = self._guessed(begun, hot, cold)
+        ends = {place: hot[place] for place in ended}
+        if most is None or isinstance(limit, ReadAllAvailable) or (total <= most and not guessed):
+            ends |= {place: each.latest for place, each in facts.items()}
         else:
-            ends = self._limited(catalog, begun, hot, cold, most, facts)
-        self._end = begun | _forward(begun, ends, recreated)
+            ends = {place: each for place, each in ends.items() if place not in cold}
+            ends |= self._limited(catalog, begun, hot, cold, guessed, most, facts)
+        self._end = begun | _forward(begun, ends, recreated - ended)
         return offsets.to_json(self._end)
 
     def _borders(
@@ -366,40 +376,52 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """Return where the query reads on in Redis, which is after the archive, and the facts.
 
         The archive is opened first, so later entries are still in Redis. It is opened again if some
-        are already trimmed, because they are then archived, or lost.
+        are already trimmed, because they are then archived, or lost. A query that has left the
+        archive needs only Redis.
         """
         if self.backfill is None:
             return begun, catalog.facts(places)
-        new = Position(offsets.ZERO, 0)
+        archived = self._archived_to
         late = time.monotonic() - self._looked_at >= LOOK_SECONDS
+        if archived is None or (late and any(_later(begun, archived, each) for each in places)):
+            archived = self._looked(self.backfill, places)
         while True:
-            if self._archived_to is None or late:
-                self._archived_to = self.backfill.look(name for name, _ in places)
-                self._looked_at = time.monotonic()
-            archived, facts = self._archived_to, catalog.facts(places)
+            facts = catalog.facts(places)
             hot = dict(begun)
             for place in archived.keys() & facts.keys():
                 end = archived[place]
                 target = end if self._target is None else self._target.get(place, end)
                 end = min(end, target, key=lambda each: each.id)
-                if end.id > begun.get(place, new).id:
+                start = begun.get(place, _NEW)
+                if end.id > start.id and not self._has_restarted(start, end, facts[place]):
                     hot[place] = end
-            if not any(offsets.lost(hot.get(place, new), each) for place, each in facts.items()):
+            if not any(offsets.lost(hot.get(place, _NEW), each) for place, each in facts.items()):
                 return hot, facts
-            newer = self.backfill.look(name for name, _ in places)
+            newer = self._looked(self.backfill, places)
             if newer == archived:
                 return hot, facts
-            self._archived_to, late = newer, False
+            archived = newer
+
+    def _has_restarted(self, start: Position, end: Position, facts: StreamFacts) -> bool:
+        """Return True if a query reads a new stream, and the archive has entries of another."""
+        known = bool(start.passed) and not offsets.replaced(start, facts)
+        return known and not self.options.fail_on_data_loss and offsets.replaced(end, facts)
+
+    def _looked(self, backfill: Backfill, places: Iterable[TopicPartition]) -> Offsets:
+        """Return the ends of the tables as they are now."""
+        self._archived_to = backfill.look(name for name, _ in places)
+        self._looked_at = time.monotonic()
+        return self._archived_to
 
     def _archived(
-        self, begun: Offsets, hot: Offsets, facts: Mapping[TopicPartition, StreamFacts]
+        self, begun: Offsets, hot: Offsets, places: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Return the entries to read from the archive, for each partition that has some."""
         if self.backfill is None:
             return {}
-        new, found = Position(offsets.ZERO), {}
-        for place in facts:
-            after, upto = begun.get(place, new).id, hot.get(place, new).id
+        found = {}
+        for place in places:
+            after, upto = begun.get(place, _NEW).id, hot.get(place, _NEW).id
             found[place] = self.backfill.waiting(place, after, upto)
         return {place: count for place, count in found.items() if count}
 
@@ -409,6 +431,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         begun: Offsets,
         hot: Offsets,
         cold: Mapping[TopicPartition, int],
+        guessed: Container[TopicPartition],
         most: int,
         facts: Mapping[TopicPartition, StreamFacts],
     ) -> Offsets:
@@ -418,8 +441,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """
         for _ in range(LOOKS):
             facts, starts, waiting = self._waiting(hot, facts)
-            waiting |= {place: waiting[place] + count for place, count in cold.items()}
-            oldest = sorted(waiting, key=lambda place: (begun.get(place, starts[place]).id, place))
+            waiting |= {place: waiting.get(place, 0) + count for place, count in cold.items()}
+            oldest = sorted(waiting, key=lambda p: (begun.get(p, starts.get(p, _NEW)).id, p))
             shares = offsets.shares(waiting, most, oldest)
             live = {place: count for place, count in shares.items() if place not in cold}
             walked = catalog.walk({p: (starts[p].id, facts[p].last, n) for p, n in live.items()})
@@ -431,12 +454,25 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             for place, to in walked.items()
             for before in (starts[place].passed,)
         }
-        for place in cold.keys() & shares.keys():
+        left = cold.keys() & shares.keys()
+        spare = (most - sum(shares.values())) // max(1, sum(each in guessed for each in left))
+        for place in left:
             assert self.backfill is not None
-            after, border = begun.get(place, Position(offsets.ZERO)).id, hot[place]
-            end = self.backfill.walk(place, after, border.id, shares[place])
+            after, border = begun.get(place, _NEW).id, hot[place]
+            # Where the number is estimated, only the rows show where the limit is.
+            count = shares[place] + (spare if place in guessed else 0)
+            end = self.backfill.walk(place, after, border.id, count)
             ends[place] = border if end == border.id else Position(end)
         return ends
+
+    def _guessed(
+        self, begun: Offsets, hot: Offsets, cold: Iterable[TopicPartition]
+    ) -> set[TopicPartition]:
+        """Return the partitions whose number of archived entries is an estimate."""
+        backfill, places = self.backfill, set(cold)
+        if backfill is None:
+            return set()
+        return {p for p in places if backfill.estimates(p, begun.get(p, _NEW).id, hot[p].id)}
 
     def _waiting(
         self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
@@ -460,12 +496,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             entries = offsets.unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
         hot, facts = self._borders(catalog, starts, sorted(ends))
+        # A batch that ends in the archive, or at its end, reads nothing from Redis.
         live = {
             place: end
             for place, end in ends.items()
-            if hot.get(place) == starts.get(place)
-            or end.id > hot[place].id
-            or offsets.replaced(hot[place], facts[place])
+            if hot.get(place) == starts.get(place) or end.id > hot[place].id
         }
         spans = catalog.spans(hot, live, facts, self._seen)
         return [
@@ -501,7 +536,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
 
     def _as_of_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
         """Return the facts as of the target, without later entries. The stream is the same."""
-        if self._target is None:
+        if self._target is None or place not in self._target:
             return facts
         if offsets.replaced(self._target[place], facts):
             self._target[place] = facts.latest
@@ -520,6 +555,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         if self._target is not None or total >= self.options.min_per_trigger:
             return False
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
+
+
+def _later(begun: Offsets, ends: Offsets, place: TopicPartition) -> bool:
+    """Return True if a partition has an end after its start."""
+    return ends.get(place, _NEW).id > begun.get(place, _NEW).id
 
 
 def _forward(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:

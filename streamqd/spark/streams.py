@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import methodcaller
@@ -289,16 +289,28 @@ class Catalog:
 
     # --- positions ---
 
-    def starts(self, facts: Mapping[TopicPartition, StreamFacts], default: Bound) -> Offsets:
-        """Return the start positions. Raises Refused if the options omit a partition."""
-        return self._resolved("starting", facts, default)
+    def starts(
+        self,
+        facts: Mapping[TopicPartition, StreamFacts],
+        default: Bound,
+        archived: Container[TopicPartition] = (),
+    ) -> Offsets:
+        """Return the start positions. Raises Refused if the options omit a partition.
+
+        Those of `archived` may be before the oldest entry.
+        """
+        return self._resolved("starting", facts, default, archived)
 
     def ends(self, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
         """Return the end positions of a batch read."""
         return self._resolved("ending", facts, offsets.LATEST)
 
     def _resolved(
-        self, edge: str, facts: Mapping[TopicPartition, StreamFacts], default: Bound
+        self,
+        edge: str,
+        facts: Mapping[TopicPartition, StreamFacts],
+        default: Bound,
+        archived: Container[TopicPartition] = (),
     ) -> Offsets:
         single: Mapping[TopicPartition, Bound] | None = getattr(self._options, edge)
         chosen: Bound = getattr(self._options, f"{edge}_default") or default
@@ -314,7 +326,7 @@ class Catalog:
         settled = self._settled(grouped) if grouped else {}
         return {
             place: offsets.resolve(
-                bound, facts[place], settled.get(place), archived=bool(self._options.archive)
+                bound, facts[place], settled.get(place), archived=place in archived
             )
             for place, bound in bounds.items()
         }
@@ -346,13 +358,14 @@ class Catalog:
             place: position
             for place, position in positions.items()
             if position.passed is None and facts[place].exact and position.id < facts[place].last
+            if offsets.lost(position, facts[place]) is None
         }
         behind = self.walk({p: (unknown[p].id, facts[p].last, facts[p].length) for p in unknown})
         gone = self.overtaken(unknown, facts)
         return dict(positions) | {
             p: at._replace(passed=facts[p].added - behind[p].passed)
             for p, at in unknown.items()
-            if p not in gone and offsets.lost(at, facts[p]) is None
+            if p not in gone
         }
 
     def overtaken(

@@ -110,9 +110,11 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Found:
     return found
 
 
-def to_the_end(reader: Any, start: dict[str, Any], limit: Any = ALL) -> list[Found]:
-    """Return the rows of each batch until there is no more."""
-    found = []
+def to_the_end(
+    reader: Any, start: dict[str, Any], limit: Any = ALL, found: list[Found] | None = None
+) -> list[Found]:
+    """Return the rows of each batch until there is no more. `found` has those before an error."""
+    found = [] if found is None else found
     while (end := reader.latestOffset(start, limit)) != start:
         found.append(rows(reader, start, end))
         start = end
@@ -341,16 +343,94 @@ def test_entries_in_neither_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixt
     assert "50 entries of access partition 0" in caplog.text
 
 
-def test_recreated_stream_is_not_continued(shop: Shop) -> None:
+@pytest.mark.parametrize("limit", [ALL, streaming.ReadMaxRows(30)])
+def test_recreated_stream_follows_the_archive_after_a_loss(
+    shop: Shop, limit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new stream has smaller IDs than the archive, or larger ones."""
     shop.fill(0, 1, 100)
     shop.archive()
     for first in (1, 201):
         shop.link.execute("DEL", shop.keys.stream("access", 0))
         shop.fill(0, first, first + 20)
-        reader = shop.reader()
-        end = reader.latestOffset(BEGIN, ALL)
+        found: list[Found] = []
         with pytest.raises(DataLossError, match="is not the stream that was read before"):
-            reader.partitions(BEGIN, end)
+            to_the_end(shop.reader(), BEGIN, limit, found)
+        assert flat(found) == numbered(0, 1, 100)
+        caplog.clear()
+        lenient = flat(to_the_end(shop.reader(failOnDataLoss="false"), BEGIN, limit))
+        assert lenient == sorted(numbered(0, 1, 100) + numbered(0, first, first + 20))
+        assert "is not the stream that was read before" in caplog.text
+
+
+@pytest.mark.parametrize("limit", [ALL, streaming.ReadMaxRows(30)])
+def test_archive_of_a_deleted_topic_is_read_before_its_loss(
+    shop: Shop, limit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.fill(0, 1, 100)
+    shop.archive()
+    one = {"assign": '{"access": [0]}', "subscribe": ""}
+    reader, lenient = shop.reader(**one), shop.reader(**one, failOnDataLoss="false")
+    begin = {"access": {"0": "0-0"}, "#": {"access": {"0": 0}}}
+    start = reader.latestOffset(begin, streaming.ReadMaxRows(10))
+    first = rows(reader, begin, start)
+    shop.link.execute("DEL", shop.keys.meta("access"), shop.keys.stream("access", 0))
+    found = [first]
+    with pytest.raises(DataLossError, match="no longer exists"):
+        to_the_end(reader, start, limit, found)
+    assert flat(found) == numbered(0, 1, 100)
+    assert flat([first, *to_the_end(lenient, start, limit)]) == numbered(0, 1, 100)
+    assert "no longer exists" in caplog.text
+
+
+def test_start_by_time_without_a_table_is_the_oldest_entry(shop: Shop, store: Store) -> None:
+    """Another topic is archived, so an archive has entries before the oldest ones in Redis."""
+    shop.fill(0, 1, 100)
+    shop.archive()
+    topics.create(store, "other", config.Topic(partitions=1))
+    key = shop.keys.stream("other", 0)
+    shop.link.pipeline([("XADD", key, f"{n}-0", "payload", f"0:{n}-0") for n in range(1, 31)])
+    shop.link.execute("XTRIM", key, "MINID", "=", "21-0")
+    shop.trim(0, "81-0")
+    reader = shop.reader(subscribe="access,other", startingTimestamp=11, startingOffsets="")
+    start = reader.initialOffset()
+    assert start["other"]["0"] == f"20-{PART_MAX}"
+    found = flat(to_the_end(reader, start))
+    assert found == sorted(numbered(0, 11, 100) + numbered(0, 21, 30))
+
+
+def test_stream_that_has_left_the_archive_needs_only_redis(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> Any:
+        raise ArchiveError("the object store does not answer")
+
+    shop.fill(0, 1, 100)
+    shop.archive()
+    reader = shop.reader()
+    end = reader.latestOffset(BEGIN, ALL)
+    assert rows(reader, BEGIN, end)
+    shop.fill(0, 101, 120)
+    monkeypatch.setattr(source, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(Backfill, "look", away)
+    last = reader.latestOffset(end, ALL)
+    found = [batch for each in reader.partitions(end, last) for batch in reader.read(each)]
+    assert sum(batch.num_rows for batch in found) == 20
+    shop.trim(0, "111-0")
+    with pytest.raises(ArchiveError, match="does not answer"):
+        reader.latestOffset(end, ALL)
+
+
+def test_limit_holds_in_a_file_with_a_dense_end(shop: Shop) -> None:
+    """By time, few of the rows are after the start."""
+    day = 86_400_000
+    shop.add(0, *(f"{day * number}-0" for number in range(1, 11)))
+    shop.add(0, *(f"{day * 10}-{number}" for number in range(1, 500)))
+    shop.archive()
+    shop.trim(0, f"{day * 11}-0")
+    start = {"access": {"0": f"{day * 5}-0", "1": "0-0"}}
+    batches = to_the_end(shop.reader(), start, streaming.ReadMaxRows(300))
+    assert [len(each) for each in batches] == [300, 204]
 
 
 def test_topic_without_a_table_starts_in_redis(shop: Shop) -> None:
