@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,21 +118,23 @@ def lua() -> str:
     """All scripts, by their contract headers."""
     parts = []
     for script in scripts.load().values():
-        keys = (
-            (f"`{key.name}`", key.type, f"`{key.pattern}`{' (optional)' * key.optional}")
+        keys = [
+            (f"`{key.name}`{' (optional)' * key.optional}", key.type, *_key_cells(key.pattern))
             for key in script.keys
-        )
+        ]
+        columns = 4 if any(remark for *_, remark in keys) else 3
         arguments = ((f"`{arg.name}`", arg.type, arg.meaning) for arg in script.args)
         parts.append(f"## {script.name}")
         parts.append(f"{script.summary}")
         parts.append(script.prose)
-        parts.append(_table(("Key", "Type", "Name"), keys))
+        head = ("Key", "Type", "Name", "Contents or condition")[:columns]
+        parts.append(_table(head, (row[:columns] for row in keys)))
         if script.args:
             parts.append(_table(("Argument", "Type", "Meaning"), arguments))
-        answers = ((f"`{word}`", text) for word, text in script.returns.items())
+        answers = ((f"`{word}`", _reply_cell(text)) for word, text in script.returns.items())
         parts.append(_table(("Reply", "Meaning"), answers))
         if script.entry_returns:
-            each = ((f"`{word}`", text) for word, text in script.entry_returns.items())
+            each = ((f"`{word}`", _reply_cell(text)) for word, text in script.entry_returns.items())
             parts.append(_table(("For each entry", "Meaning"), each))
         parts.append(f"Cost: {script.cost}  \nRepeat: {script.repeat}")
     return _page(
@@ -139,13 +142,37 @@ def lua() -> str:
         "the headers of lua/*.lua",
         """
 Each transition of a message or a lease is one Lua script. A script completes the transition, or
-refuses it and writes nothing. In key names, `T` is the topic, `i` the partition, `G` the group. A
-reply is a word with its values, and `[2]` is the second element.
+refuses it and writes nothing. A reply is a word with its values, and `[2]` is the second element.
+
+In key names, the letter `p` and the prefixes are literal (the prefixes are
+[settings](keys.md)). The rest stands for a value: `T` is the topic, `i` the partition, `G` the
+group, `F` the fleet, `N` the name of an outbox or a pipeline, `Q` a Spark query, `A` an attempt to
+write a batch, and `<id>` a deduplication ID. For example, `{T:p:i}` is `{orders:p:0}` for partition
+0 of orders.
 
 A script with a new meaning gets a new name, so that old and new daemons can run together.
 """,
         *parts,
     )
+
+
+_KEY_NAME = re.compile(r"(?:streaming:mq|stream:topic):\S*[^\s,]")
+_POSITION = re.compile(r"\s+(?=\[\d\])")
+
+
+def _key_cells(pattern: str) -> tuple[str, str]:
+    """Return the possible names of a key, and the remark after them."""
+    names = _KEY_NAME.findall(pattern)
+    if not names:
+        return pattern, ""
+    remark = pattern.rpartition(names[-1])[2].strip()
+    return " or ".join(f"`{name}`" for name in names), remark
+
+
+def _reply_cell(text: str) -> str:
+    """Return the meaning of a reply, with each position as code in a sentence of its own."""
+    parts = [re.sub(r"^(\[\d\]) ", r"`\1`: ", part) for part in _POSITION.split(text)]
+    return ". ".join(part.rstrip(".") for part in parts)
 
 
 def keys() -> str:
@@ -275,7 +302,7 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
     yield f"## {' '.join(path)}"
     pieces = each.collect_usage_pieces(click.Context(each))
     yield f"```text\n{' '.join([*path, *pieces])}\n```"
-    yield inspect.cleandoc(each.help or "").partition("\f")[0]
+    yield _help_text(inspect.cleandoc(each.help or "").partition("\f")[0])
     options = [one for one in each.params if isinstance(one, click.Option) and not one.hidden]
     if options:
         rows = ((_option_names(one), _option_meaning(one)) for one in options)
@@ -286,6 +313,18 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
             child = each.get_command(context, name)
             if child is not None and not child.hidden:
                 yield from _command_parts(child, [*path, name])
+
+
+def _help_text(text: str) -> str:
+    """Return the help of a command, with its indented lines as blocks of commands."""
+    lines: list[str] = []
+    inside = False
+    for line in text.replace("\b", "").rstrip().splitlines():
+        if line.startswith("  ") != inside:
+            inside = not inside
+            lines += ["", "```sh"] if inside else ["```", ""]
+        lines.append(line[2:] if inside else line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join([*lines, *["```"] * inside]))
 
 
 def _option_names(option: click.Option) -> str:

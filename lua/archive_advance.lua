@@ -1,8 +1,7 @@
 -- archive_advance: stored -> free to be removed
 --
 -- Record up to which entry a partition is archived, or up to which dead letter. The mark only moves
--- forward. A slower archive or a late copy of this call must neither keep archived entries from
--- being removed nor mark an entry as stored when it is not.
+-- forward, so a slower archive or a late copy of this call changes nothing.
 --
 -- KEYS[1]  trim    HASH  streaming:mq:trim:{T:p:i}
 --

@@ -9,9 +9,9 @@
 --
 -- ARGV[1]  group    str     consumer group
 --
--- Returns  OK       [2] for the partition and [3] for the retry stream: {pending, oldest pending id
---                   or '', unread or '' if unknown, oldest unread id or '', length} [4] delayed [5]
---                   next due time, unix ms, or ''
+-- Returns  OK       [2] figures of the partition: {pending, oldest pending id or '', unread or '' if
+--                   unknown, oldest unread id or '', length} [3] the same of the retry stream
+--                   [4] waiting retries [5] next due time, unix ms, or ''
 -- Returns  NOGROUP  the group does not exist on the partition
 --
 -- Cost     O(g + log n) + size of two bodies, g = groups, n = pending entries

@@ -6,13 +6,13 @@
 --
 -- KEYS[1]  control    HASH  streaming:mq:control:{F}     directive -> JSON
 --
--- ARGV[1]  orders_max int   maximum number of directives
+-- ARGV[1]  directives_max int   maximum number of directives
 -- ARGV[2]  field      str   the directive to write, '' = none
 -- ARGV[3]  body       str   its JSON object, without the time
 -- ARGV[4..] removed   list  directives to remove
 --
 -- Returns  OK    written                         [2] time, unix ms [3] number removed
--- Returns  FULL  there are already `orders_max` directives; nothing was written     [2] how many
+-- Returns  FULL  there are already `directives_max` directives; nothing was written     [2] how many
 --
 -- Cost     O(n), n = directives removed
 -- Repeat   safe: a repeated reload or rebalance runs twice. Works when memory is full
@@ -20,7 +20,7 @@
 -- @include _numbers
 
 local control = KEYS[1]
-local orders_max, field, body = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local directives_max, field, body = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 local LAST_MAX = 4503599627370496
 
@@ -31,7 +31,7 @@ if last >= LAST_MAX then
   last = 0
 end
 local count = redis.call('HLEN', control)
-if field ~= '' and count > orders_max and redis.call('HEXISTS', control, field) == 0 then
+if field ~= '' and count > directives_max and redis.call('HEXISTS', control, field) == 0 then
   return {'FULL', text(count - 1)}
 end
 

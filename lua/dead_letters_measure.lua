@@ -5,13 +5,13 @@
 --
 -- KEYS[1]  dlq    STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  after  id   last letter of the previous page, '' = start
--- ARGV[2]  count  int  at most this many letters
+-- ARGV[1]  after  id   last dead letter of the previous page, '' = start
+-- ARGV[2]  count  int  at most this many dead letters
 --
--- Returns  OK  [2] group names and their counts in turn [3] last letter of the page, or `after` [4]
---              1 = there may be more [5] total number of letters
+-- Returns  OK  [2] group names and their counts in turn [3] last dead letter of the page, or
+--              `after` [4] 1 = there may be more [5] total number of dead letters
 --
--- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = letters
+-- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = dead letters
 -- Repeat   safe: reads only
 -- @include _bytes
 -- @include _groups

@@ -1,8 +1,8 @@
 -- dead_purge: dead -> gone
 --
--- Delete dead letters by id, or the oldest ones before an id. The dead-letter stream is the only
--- stream with deletions, so it is never trimmed. The mark of a dead letter that moves to another
--- slot is deleted with it, so this is also the last step of a move.
+-- Delete dead letters by id, or the oldest ones before an id. Entries of this stream are deleted
+-- one by one (XDEL), and it is never trimmed (XTRIM). The mark of a dead letter that moves to
+-- another slot is deleted with it, so this is also the last step of a move.
 --
 -- KEYS[1]  dlq      STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving   HASH    streaming:mq:moving:{T:p:i}

@@ -6,7 +6,7 @@
 -- does.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
--- KEYS[2]  source  STREAM  stream:topic:{T:p:i}, or its :retry:G
+-- KEYS[2]  source  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  group   str     consumer group
 -- ARGV[2]  cursor  id      where the page starts, 0-0 for the first

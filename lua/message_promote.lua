@@ -6,7 +6,7 @@
 -- only the fields of streamqd are moved. An item that cannot be read is postponed and stays.
 --
 -- KEYS[1]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
--- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
+-- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or streaming:mq:delayed:item:{T:p:i}
 -- KEYS[3]  target   STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 --
 -- ARGV[1]  count    int     at most this many

@@ -1,18 +1,20 @@
 -- message_reclaim: in-flight (another client) -> in-flight (the owner)
 --
--- Take over entries that a client other than streamqd read from the group and left pending. The
--- owner's own consumer is never examined, because its slow entries are idle too, and running. An
--- idle entry without a body is acknowledged and counted. An entry without a consumer (XNACK of
--- Redis 8.8 leaves it with the name '' and an idle time of -1) counts as idle forever. No list of
--- consumers includes it, so all pending entries are searched for it if the server counts more of
--- them than the consumers hold. Each call examines one page of the other clients' entries, busy or
--- not, and returns where the next page starts: for a request of idle entries alone, the server
--- would scan all others. A missing group raises the server's own error NOGROUP, as a read does. The
--- session is compared because a late copy from an abandoned connection would take over entries
--- after the list of pending ones was read, and no worker would handle them.
+-- Take over entries that a client other than streamqd read from the group and left pending.
+--
+-- - The owner's own consumer is never examined. Its slow entries are idle too, but running.
+-- - An idle entry without a body is acknowledged and counted.
+-- - An entry without a consumer counts as idle forever. XNACK of Redis 8.8 leaves it with the name
+--   '' and an idle time of -1. No list of consumers includes it, so all pending entries are searched
+--   for it if the server counts more of them than the consumers have.
+-- - Each call examines one page of the other clients' entries, busy or not, and returns where the
+--   next page starts. For a request of idle entries alone, the server would scan all others.
+-- - A missing group raises the server's own error NOGROUP, as a read does.
+-- - The session is compared. A late copy from an abandoned connection would otherwise take over
+--   entries after the list of pending ones was read, and no worker would handle them.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
--- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or its :retry:G
+-- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  token    token   the owner's
 -- ARGV[2]  session  token   the session that message_recover opened

@@ -23,8 +23,9 @@
 --                  the same in the retry stream [5] entries of the partition stream [6] of the
 --                  retry stream; each id, fields or nil, crashes, failures, crash context, ms until
 --                  its next run in place is due (a number that cannot be read is -1) [7] 1 = there
---                  may be more in the partition stream [8] the same for the retry stream [9] places
---                  of a round during which a host was lost, separated by spaces, '' = none
+--                  may be more in the partition stream [8] the same for the retry stream [9]
+--                  entries (`m:ID` or `r:ID`) that were running when a host was lost, separated by
+--                  spaces, '' = none
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(count x log n) + at most 1 MiB of bodies plus two more, n = pending entries

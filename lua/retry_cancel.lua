@@ -1,11 +1,12 @@
 -- retry_cancel: waiting -> dead, or waiting -> nothing
 --
 -- Remove waiting retries before they are due. Each becomes a dead letter: its body plus the fields
--- that describe the failure. With `drop`, no dead letter is written. Scheduled sends can
+-- that describe the failure. With `drop`, no dead letter is written. Delayed sends can
 -- only be canceled with `drop`.
 --
 -- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
--- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
+-- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or
+--                            streaming:mq:delayed:item:{T:p:i}
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
 -- ARGV[1]  drop      flag    1 = no dead letter is written

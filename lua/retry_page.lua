@@ -4,7 +4,8 @@
 -- measured here, so that no body is transferred.
 --
 -- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
--- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
+-- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G, or
+--                             streaming:mq:delayed:item:{T:p:i}
 --
 -- ARGV[1]  after_due    int   due time of the last row of the previous page, unix ms; 0 = start
 -- ARGV[2]  after_place  str   place of that row, '' = start

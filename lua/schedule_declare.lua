@@ -5,7 +5,7 @@
 -- declared the later one for `takeover_ms`.
 --
 -- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+-- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
 --
 -- ARGV[1]  name         str   name of the schedule
 -- ARGV[2]  hash         str   hash of its specification

@@ -3,8 +3,8 @@
 -- Remove a schedule and all its state.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         of each name: specification, …
--- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         name -> specification, …
+-- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    name -> last tick, counts
 --
 -- ARGV[1]  name       str   name of the schedule
 --
@@ -21,7 +21,7 @@ local score = redis.call('ZSCORE', due, name)
 if redis.call('HEXISTS', schedules, name .. ':hash') == 0 and not score then
   return {'GONE'}
 end
-redis.call('HLEN', last)
+redis.call('HLEN', last)  -- fails here, before any write, if the key has another type
 
 -- Guards end here
 redis.call('HDEL', last, name .. ':tick', name .. ':id', name .. ':late', name .. ':fired',

@@ -6,8 +6,8 @@
 -- come.
 --
 -- KEYS[1]  due        ZSET    streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
--- KEYS[2]  schedules  HASH    streaming:mq:schedule:{T:p:i}         of each name: specification, …
--- KEYS[3]  last       HASH    streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
+-- KEYS[2]  schedules  HASH    streaming:mq:schedule:{T:p:i}         name -> specification, …
+-- KEYS[3]  last       HASH    streaming:mq:schedule:last:{T:p:i}    name -> last tick, counts
 -- KEYS[4]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[5]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
 -- KEYS[6]? retry      STREAM  stream:topic:{T:p:i}:retry:G          with a group

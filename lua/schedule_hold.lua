@@ -3,7 +3,7 @@
 -- Stop a schedule and keep its due time. A schedule that is already held gets the new reason.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
 --
 -- ARGV[1]  name       str   name of the schedule
 -- ARGV[2]  reason     str   paused, orphaned, unreadable or moving

@@ -3,7 +3,7 @@
 -- List the schedules of a partition that are due by the server's clock, earliest first.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
 --
 -- ARGV[1]  count      int   at most this many
 --

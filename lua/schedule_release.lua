@@ -3,7 +3,7 @@
 -- Make a held schedule due again at its stored due time. Ticks missed since then are misfires.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
 --
 -- ARGV[1]  name       str   name of the schedule
 --

@@ -4,7 +4,7 @@
 -- again at its stored due time.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
 --
 -- ARGV[1..] declared  list  for each: name, hash
 --

@@ -3,7 +3,7 @@
 -- Return the position `count` entries after another. A stream has no ranks, so entries must be
 -- counted. Counting them in a script transfers no body.
 --
--- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or its :dlq
+-- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
 -- ARGV[1]  after   id      position, exclusive. 0-0 is before every entry
 -- ARGV[2]  upto    id      do not go beyond this id

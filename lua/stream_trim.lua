@@ -7,7 +7,7 @@
 -- only if the query asked for it. Limits apply independently: an entry is removed when it exceeds
 -- any one limit.
 --
--- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or its :retry:G
+-- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 -- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}       the record; none for a retry stream
 --
 -- ARGV[1]  keep_from  id      entries from this id on stay, '' = no age limit

@@ -63,7 +63,7 @@ def console(
     address that other hosts can reach requires a users file or a proxy that names the person.
 
     \b
-    Example:
+    Examples:
       streamqd console
       streamqd console --users users.txt --add-user anna --role operator
       streamqd console --users users.txt --bind 0.0.0.0:9466

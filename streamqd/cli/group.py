@@ -290,7 +290,7 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
     --timeout.
 
     \b
-    Example:
+    Examples:
       streamqd group stop orders billing --wait --reason "wrong prices"
       streamqd group reset orders billing --to 2h
       streamqd group start orders billing --wait

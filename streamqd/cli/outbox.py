@@ -136,7 +136,7 @@ def create(
     Existing tables are checked, not changed. The exit code is 1 if the relay cannot use them.
 
     \b
-    Example:
+    Examples:
       streamqd outbox create --database sqlite:///shop.db
       streamqd outbox create shop --sql | psql shop
     """

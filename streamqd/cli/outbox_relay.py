@@ -63,7 +63,7 @@ def run(
     of max_backlog, and 4 if the database or Redis returns an error.
 
     \b
-    Example:
+    Examples:
       streamqd outbox run shop
       streamqd outbox run --database sqlite:///shop.db --burst
     """

@@ -60,7 +60,7 @@ def scale(
     token, the names of hosts, and allow_public.
 
     \b
-    Example:
+    Examples:
       streamqd scale
       streamqd scale orders/billing --json
       streamqd scale --bind 127.0.0.1:9465

@@ -30,7 +30,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
     last heartbeat, and UPTIME the time since its start.
 
     \b
-    Example:
+    Examples:
       streamqd status
       streamqd status orders
     """

@@ -38,8 +38,9 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
     never written". Up to 20,000 later entries of each stream are searched for copies.
 
-    \b
     Exit codes: 0 found, or possibly removed; 2 not a uid; 8 never written.
+
+    \b
     Example:
       streamqd trace orders/3/1700000000000-0
     """

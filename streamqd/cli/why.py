@@ -24,7 +24,7 @@ def why(session: Session, *, place: str) -> CommandResult:
     further findings below it. The exit code is 1 if something blocks progress, otherwise 0.
 
     \b
-    Example:
+    Examples:
       streamqd why orders
       streamqd why orders/3/billing
     """

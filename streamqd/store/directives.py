@@ -183,7 +183,7 @@ def change(
     body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
     return scripts.get("control_change").call(
         {"control": keys.orders(fleet)},
-        orders_max=ORDERS_MAX,
+        directives_max=ORDERS_MAX,
         field=name,
         body=json.dumps(body, separators=(",", ":")),
         removed=list(remove),
