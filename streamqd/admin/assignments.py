@@ -44,98 +44,78 @@ class RecentFailure:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentRow:
-    """One group on one partition. None is unknown.
+    """One group on one partition. None means unknown.
 
-    `lease` is owned, expired (not renewed in time, and not taken over yet), free, or query: the
-    group shows the position of a Spark query, which no instance owns. `owner` and `since_unix_ms`
-    describe the owner, '' and None without one. `epoch` grows with each change of owner. An
-    assignment in `quarantine` runs the messages of a lost owner in rounds.
-
-    `exists` is false if the group does not exist on the partition. `position` is the ID delivered
-    last, '' if it was not read. `lag` counts unread messages, also those in the group's retry
-    stream (`retry_unread`). It is None when the server keeps no count and there are too many to
-    count them here: there are at least `lag_at_least`. `pending` messages were delivered and not
-    acknowledged. `waiting_retries` wait for their next attempt, the first until `next_due_unix_ms`.
-    `oldest_unix_ms` is the write time of the oldest unread or pending message, `oldest_seconds` its
-    age, `oldest_unread_unix_ms` and `oldest_pending_unix_ms` the times of each kind. `dead_letters`
-    belong to the group, `partition_dead_letters` to all groups of the partition.
-
-    The rest is published by `reporter`: the owner, or the last one after a crash loop, '' without.
-    `worker` is the state of its worker process (booting, ready, paused, quiet, broken, failed,
-    gone), for a ready one the reason of its wait (blocked, full, halted, probing, flooded,
-    throttled) or recovering. `waits_seconds` is the remaining wait. `in_flight` entries are fetched
-    and not handled. `held` messages of `held_keys` keys wait for an earlier message of their key.
-    `suspects_left` of `suspects` messages of a crash or a lost host are left to run in rounds, and
-    a round of `round_size` runs now. Rates are per second: `acked`, `failed` and `dead_lettered`
-    averaged over 10 s, `arriving` (entries written to the partition) over 20 s, `lag_per_second`
-    the median change in that time. `p50_seconds` and `p99_seconds` cover the handler runs of the
-    last minute. The event loop is blocked for `loop_blocked_seconds`, 0 while it turns, or was
-    until `loop_blocked_seconds_ago`, by the code `loop_blocker` (FILE:LINE in FUNCTION).
-    `longest_run_seconds` is the age of the oldest handler run, `running` the place of its message,
-    `progress_seconds` the time since a handler called `Message.progress`, if any did. `rate` limits
-    the runs per second of the partition, or as a share of the group (`rate_per`).
-
-    `paused` and `stopped` are set by a directive, applied or not yet. `failures` are the recent
-    kinds of failure, on any instance, the latest first.
+    The first fields are read from Redis. The fields from `worker` to `hard_timeout` are published
+    by the instance `reporter`: the owner, or the last owner after a crash loop, '' without one.
+    `paused` and `stopped` are set by a directive, even if it is not applied yet.
     """
 
     topic: str
     partition: int
     group: str
+    #: owned, expired (not renewed in time, and not taken over yet), free, or query: the group
+    #: shows the position of a Spark query, and no instance owns it.
     lease: str = "free"
-    owner: str = ""
-    epoch: int = 0
-    since_unix_ms: int | None = None
-    quarantine: bool = False
-    exists: bool = True
-    position: str = ""
+    owner: str = ""  #: instance, '' without an owner
+    epoch: int = 0  #: number that grows with each change of owner
+    since_unix_ms: int | None = None  #: start of the ownership, None without an owner
+    quarantine: bool = False  #: True while messages of a lost owner run in rounds
+    exists: bool = True  #: False if the group does not exist on the partition
+    position: str = ""  #: ID delivered last, '' if it was not read
+    #: Unread messages, including `retry_unread`. None if the server keeps no count, and there are
+    #: too many to count: at least `lag_at_least`.
     lag: int | None = None
     lag_at_least: int = 0
-    retry_unread: int = 0
-    pending: int | None = None
-    waiting_retries: int | None = None
-    oldest_unix_ms: int | None = None
-    oldest_unread_unix_ms: int | None = None
-    oldest_pending_unix_ms: int | None = None
-    oldest_seconds: float | None = None
-    next_due_unix_ms: int | None = None
-    dead_letters: int | None = None
-    partition_dead_letters: int | None = None
+    retry_unread: int = 0  #: unread messages in the group's retry stream
+    pending: int | None = None  #: messages that were delivered and not acknowledged
+    waiting_retries: int | None = None  #: messages that wait for their next attempt
+    oldest_unix_ms: int | None = None  #: write time of the oldest unread or pending message
+    oldest_unread_unix_ms: int | None = None  #: write time of the oldest unread message
+    oldest_pending_unix_ms: int | None = None  #: write time of the oldest pending message
+    oldest_seconds: float | None = None  #: age of the oldest unread or pending message
+    next_due_unix_ms: int | None = None  #: due time of the first waiting retry
+    dead_letters: int | None = None  #: dead letters of the group
+    partition_dead_letters: int | None = None  #: dead letters of all groups of the partition
     reporter: str = ""
+    #: State of the worker process: booting, ready, paused, quiet, broken, failed or gone. Instead
+    #: of ready, the reason of its wait (blocked, full, halted, probing, flooded, throttled), or
+    #: recovering.
     worker: str = ""
     handler: str = ""
-    in_flight: int | None = None
-    held: int | None = None
-    held_keys: int | None = None
-    suspects_left: int | None = None
-    suspects: int | None = None
-    round_size: int | None = None
-    acked: float | None = None
-    failed: float | None = None
-    dead_lettered: float | None = None
-    arriving: float | None = None
-    lag_per_second: float | None = None
-    p50_seconds: float | None = None
-    p99_seconds: float | None = None
-    mean_seconds: float | None = None
-    longest_run_seconds: float | None = None
-    progress_seconds: float | None = None
-    waits_seconds: float | None = None
-    rate: float | None = None
-    rate_per: str = ""
+    in_flight: int | None = None  #: entries that are fetched and not handled
+    held: int | None = None  #: messages that wait for an earlier message of their key
+    held_keys: int | None = None  #: keys of the held messages
+    suspects_left: int | None = None  #: `suspects` that have not run in a round yet
+    suspects: int | None = None  #: messages of a crash or a lost host that run in rounds
+    round_size: int | None = None  #: suspects in the round that runs now
+    acked: float | None = None  #: messages per second, averaged over 10 s
+    failed: float | None = None  #: messages per second, averaged over 10 s
+    dead_lettered: float | None = None  #: messages per second, averaged over 10 s
+    arriving: float | None = None  #: entries written to the partition per second, over 20 s
+    lag_per_second: float | None = None  #: median change over 20 s
+    p50_seconds: float | None = None  #: median handler run of the last minute
+    p99_seconds: float | None = None  #: 99th percentile of the handler runs of the last minute
+    mean_seconds: float | None = None  #: mean handler run of the last minute
+    longest_run_seconds: float | None = None  #: age of the oldest current handler run
+    progress_seconds: float | None = None  #: time since a handler called `Message.progress`
+    waits_seconds: float | None = None  #: remaining wait
+    rate: float | None = None  #: limit of the runs per second of the partition
+    rate_per: str = ""  #: group if `rate` is the partition's share of a limit of the group
+    #: Time for which the event loop is blocked, 0 while it runs.
     loop_blocked_seconds: float | None = None
-    loop_blocked_seconds_ago: float | None = None
-    loop_blocker: str = ""
-    running: str = ""
-    timeout: float | None = None
-    hard_timeout: float | None = None
+    loop_blocked_seconds_ago: float | None = None  #: time since the last block ended
+    loop_blocker: str = ""  #: code of the current or last block, FILE:LINE in FUNCTION
+    running: str = ""  #: place of the message of the oldest handler run
+    timeout: float | None = None  #: seconds
+    hard_timeout: float | None = None  #: seconds
     paused: bool = False
     stopped: bool = False
-    failures: tuple[RecentFailure, ...] = ()
+    failures: tuple[RecentFailure, ...] = ()  #: kinds of failure on any instance, latest first
 
     @property
     def unit(self) -> Unit:
-        """Its unit."""
+        """The assignment as a value."""
         return Unit(self.topic, self.partition, self.group)
 
     @property
@@ -153,7 +133,7 @@ class AssignmentRow:
 
     @property
     def condition(self) -> str:
-        """The condition, as `condition` names it."""
+        """The condition: see the function `condition`."""
         run = self.longest_run_seconds
         return condition(self.lease, self.worker, run, paused=self.paused, stopped=self.stopped)
 
@@ -174,7 +154,7 @@ class OfUnit(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """Its unit."""
+        """The assignment that these facts describe."""
 
 
 AnyUnit = TypeVar("AnyUnit", bound=OfUnit)
@@ -207,7 +187,7 @@ def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow
 
 
 def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
-    """Return the same, as the values of the rows: a reader adds others before it makes a row."""
+    """Return each assignment with its published values, for callers that add others to the row."""
     tables = published.tables(summary.get("assignments"))
     return [(_unit_of(raw), _published_values(instance, raw)) for raw in tables]
 

@@ -1,4 +1,4 @@
-"""The summary of an instance: one JSON document for Redis, for /status and for the page.
+"""The summary of an instance: one JSON document for Redis, `/status` and the status page.
 
 `status`, `top` and `partitions` on any host read it from Redis, for every instance of the fleet.
 """
@@ -30,7 +30,7 @@ from streamqd.scoreboard import (
 from streamqd.store.statistics import DeadLetterCount
 from streamqd.version import __version__
 
-RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
+RATE_SECONDS = 10.0  # time constant of the exponential average of each rate
 FAILURES_MAX = 4  # kinds of failure that are shown for each unit
 RATED = ("fetched", "acked", "retried", "dead_lettered", "failed")
 _RATED = [COUNTERS.index(name) for name in RATED]
@@ -45,7 +45,7 @@ class Rates:
         self._rates: dict[int, list[float]] = {}
 
     def observe(self, view: MetricsView) -> None:
-        """Take the counters as they are now."""
+        """Sample the current counters of every slot."""
         now = now_ns()
         for slot, unit in view.named():
             self._isolate(unit, self._take, slot, now)
@@ -95,7 +95,7 @@ class Summary:
         self._consumers = {(each.topic, each.unit_group): each for each in settings.consumers}
 
     def observe(self) -> None:
-        """Take a look, from which the next document's rates follow. Call it before each."""
+        """Sample the counters for the rates. Call it once before each `document`."""
         self.rates.observe(self._view)
         self.pace.observe(self._view)
 
@@ -126,7 +126,7 @@ class Summary:
         }
 
     def _refused_board(self) -> str:
-        """Return the name of a predecessor's scoreboard that was put aside and is still there."""
+        """Return the path of a predecessor's refused scoreboard file, '' if none exists."""
         path = self._view.board.refused_file
         return str(path) if path is not None and path.exists() else ""
 

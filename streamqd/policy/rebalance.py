@@ -17,11 +17,11 @@ from typing import NamedTuple
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member, assign
 
-# Free units that one instance acquires together, and per second after that. Otherwise, when a fleet
-# starts, the first instance would acquire everything and hand over nearly everything again.
-ACQUIRES_AT_ONCE = 16
-ACQUIRES_PER_SECOND = 64.0
-MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next look, if there are more
+# Without these limits, the first instance of a fleet would acquire all units, and then hand over
+# most of them.
+ACQUIRES_AT_ONCE = 16  # free units acquired in one step
+ACQUIRES_PER_SECOND = 64.0  # further free units per second
+MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next check, if there are more
 
 
 class MemberView(NamedTuple):
@@ -70,7 +70,7 @@ class Constraints(NamedTuple):
 class Decision(NamedTuple):
     """Units to acquire and units to hand over, each in a stable order.
 
-    `more` is True if further units may follow, as long as the next look confirms them.
+    `more` is True if further units may follow, as long as the next `decide` confirms them.
     """
 
     acquire: list[Unit]
@@ -99,7 +99,7 @@ class Rebalancer:
     _allowed_at: float = 0.0
 
     def hurry(self) -> None:
-        """Let the units that the next look finds misplaced move without delay and hold, once."""
+        """Skip `delay` and `hold` once, for the units that the next `decide` finds misplaced."""
         self._hurry = True
 
     def decide(
@@ -162,7 +162,7 @@ class Rebalancer:
         owners: Mapping[Unit, str],
         constraints: Constraints,
     ) -> Mapping[Unit, str]:
-        """Return `place`, computed again only if its input changed. At rest nothing changes."""
+        """Return the result of `place`, the previous one if the input is the same."""
         moves = {unit: to for unit, (to, _) in constraints.moves.items()}
         asked = ([(one.member, one.broken) for one in present], list(units), owners, moves)
         if self._asked != asked:

@@ -68,7 +68,7 @@ HOME = Target()
 
 
 class Destination(NamedTuple):
-    """A stream: a partition, or with a group its retry stream there."""
+    """A destination stream: a partition, or the retry stream of a group on it."""
 
     topic: str
     partition: int
@@ -186,7 +186,7 @@ class ReplayResult:
 
 
 def over_replayed(most: int) -> str:
-    """Return the reason why a letter stays that was replayed too often."""
+    """Return the refusal of a dead letter that was replayed `most` times or more."""
     times = "before" if most == 1 else f"{most} times or more already"
     return f"it was replayed {times}, and was dead-lettered again"
 
@@ -246,7 +246,7 @@ def replay(
 
 
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
-    """Return the reason why a letter stays, from the letter alone, '' when it may be replayed."""
+    """Return the refusal of a dead letter, from its entry alone, '' if it may be replayed."""
     to = route.of(entry)
     if to is None:
         return NO_GROUP_NAMED
@@ -429,8 +429,8 @@ class ReplayPlan:
 
     `dead_letters` would be replayed. Those in `refused` would stay, by reason. `replayed_before`
     counts the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
-    `receivers` are the groups that would get them. `notes` are sentences to consider first, and
-    those of them that speak against the replay are also in `warnings`.
+    `receivers` are the groups that would get them. `notes` are sentences to consider first.
+    Those that are reasons not to replay are also in `warnings`.
     `until_unix_ms` limits the same replay to the letters counted here.
 
     `examined` of the `total` letters of the topic were read. If `complete` is false, the budget was
@@ -579,7 +579,7 @@ def _receivers(
 def _notes(
     letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
 ) -> tuple[list[str], list[str]]:
-    """Return what speaks against a replay, and notes to consider, the most important first."""
+    """Return the warnings (reasons not to replay) and the notes, the most important first."""
     if not letters:
         return [], []
     warnings, notes = list[str](), list[str]()

@@ -1,4 +1,4 @@
-"""Judge payloads without Spark, if the verdict is certain."""
+"""Validate payloads without Spark, where the result is certain to equal Spark's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATES_MAX = 16  # in one batch. Spark sorts batches with more, so that each date
 
 
 class Prover:
-    """The function that judges rows of a raw table. An instance is a value: each task gets a copy.
+    """The function that validates rows of a raw table. Each task gets a copy of the instance.
 
     Most payloads are decoded once, and their values are converted column by column. If only Spark
     can convert a value, its row stays undecided.
