@@ -194,11 +194,14 @@ class DatabaseUnavailable(StreamqdError):
 
 
 class DatabaseRefused(DatabaseUnavailable):
-    """The database of an outbox returned an error, and nothing was done. The text has the fix."""
+    """The database of an outbox returned an error, and nothing was done.
+
+    The message contains the remedy.
+    """
 
 
 class SparkError(StreamqdError):
-    """A Spark job lacks a requirement or cannot continue. The message describes the remedy."""
+    """A Spark job lacks a requirement or cannot continue. The message contains the remedy."""
 
 
 class StartRefused(StreamqdError):

@@ -88,9 +88,9 @@ class ScheduleList:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDetail:
-    """One schedule whole.
+    """All details of one schedule.
 
-    `specification` are its settings, null when they cannot be read. `problem` is then the reason.
+    `specification` contains its settings, null if they cannot be read for the reason `problem`.
     `declared_unix_ms` is when an instance last declared it, null for one of an operator.
     `last_uid` is the uid of its last message.
     """
@@ -166,14 +166,14 @@ class _SeenSchedule:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Its specification, None when that is missing or cannot be read."""
+        """The specification, None if it is missing or cannot be read."""
         try:
             return self.specification()
         except ValueError:
             return None
 
     def specification(self) -> Schedule:
-        """Its specification. Raises ValueError when that is missing or cannot be read."""
+        """Return the specification. Raises ValueError if it is missing or cannot be read."""
         text = self.kept.text if self.kept is not None else None
         if text is None:
             raise ValueError("it is missing")
@@ -185,7 +185,7 @@ class _SeenSchedule:
         return found
 
     def state(self, now_unix_ms: int) -> str:
-        """Its state, as `ScheduleRow` lists them."""
+        """Return the state, one of those that `ScheduleRow` lists."""
         kept = self.kept
         if kept is None:
             return MISSING
@@ -198,7 +198,7 @@ class _SeenSchedule:
         return ACTIVE if kept.due_unix_ms is not None else FINISHED
 
     def row(self, now_unix_ms: int) -> ScheduleRow:
-        """Its row."""
+        """Return the row for lists."""
         kept, schedule = self.kept, self.schedule
         return ScheduleRow(
             name=self.name,
@@ -234,7 +234,7 @@ def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = 
 
 
 def show(store: Store, name: str) -> ScheduleDetail:
-    """One schedule. Raises Malformed, Refused, BadValue."""
+    """Return the details of a schedule. Raises Malformed, Refused, BadValue."""
     found = _one(store, name)
     now, kept, schedule = server_unix_ms(store.connection), found.kept, found.schedule
     problem = None
@@ -304,7 +304,7 @@ def when(schedule: Schedule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTotals:
-    """The schedules of a look, by state.
+    """The number of schedules in each state, when they were read.
 
     `late` were due more than a minute ago. `next_due_unix_ms` is the earliest due time of the
     others, null without one.
@@ -384,15 +384,16 @@ def add(
     number = sum(line.place[0] == place[0] for line in lines.values())
     if number >= PER_TOPIC_MAX:
         raise Refused(
-            f"topic {place[0]} has {number:,} schedules, the maximum is {PER_TOPIC_MAX:,};"
-            " remove some, or send to another topic"
+            f"topic {place[0]} has {number:,} schedules, and {PER_TOPIC_MAX:,} is the maximum;"
+            " remove schedules, or send to another topic"
         )
     now = server_unix_ms(store.connection)
     if not dry_run:
         line = calls.enter(store, schedule.name, wanted, new=True)
         if line != wanted:
             raise Refused(
-                f"schedule {schedule.name} was added by another client, so nothing was done"
+                f"schedule {schedule.name} was added by another client at the same time, so nothing"
+                f" was changed; run `streamqd schedule show {schedule.name}`"
             )
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
         # A prune at the same time may have deleted the line as a leftover.
@@ -450,12 +451,12 @@ def edit(
 
 
 def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
-    """Hold schedules. Each keeps its due time. Raises Malformed, Refused, BadValue."""
+    """Pause schedules. Each keeps its due time. Raises Malformed, Refused, BadValue."""
     return _each(store, names, _pausable, PAUSED, _hold, dry_run)
 
 
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
-    """Resume paused schedules. `misfire` decides about the missed ticks.
+    """Resume paused schedules. Their `misfire` setting determines whether missed ticks are sent.
 
     Raises Malformed, BadValue, and Refused for a schedule held for another reason.
     """

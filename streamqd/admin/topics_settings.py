@@ -65,7 +65,9 @@ def change(
             raise Refused(f"the topic {topic} was deleted by another client")
         if reply.word == "OK":
             return _seen(topic, after, configured, changed=after != before)
-    raise Refused(f"another client keeps changing the settings of {topic}; try again")
+    raise Refused(
+        f"another client keeps changing the settings of {topic}, so nothing was changed; try again"
+    )
 
 
 def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:

@@ -685,14 +685,14 @@ _OTHERWISE = (
     CauseRule(
         "lag-growing",
         lambda f: f.acked > MOVING and f.slope > STEADY,
-        "{unit} is behind: {waiting}, growing by {slope}/s, while {owner} handles {acked}{takes}",
+        "{unit} lags: {waiting}, growing by {slope}/s, while {owner} handles {acked}{takes}",
         "messages arrive faster than one worker handles them: make the handler faster, or grow the"
         " topic",
     ),
     CauseRule(
         "lagging",
         lambda f: f.acked > MOVING and f.late,
-        "{unit} is behind: {waiting}, while {owner} handles {acked}{takes}{caught_up}",
+        "{unit} lags: {waiting}, while {owner} handles {acked}{takes}{caught_up}",
         "{catch_up}",
     ),
     CauseRule(

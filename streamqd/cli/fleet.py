@@ -330,7 +330,7 @@ def reload(
         return [f"{name} refused: {problem}" for name, problem in found.items()]
 
     def show(done: Any, waited: bool) -> None:
-        verb = "would reload" if done.dry_run else "has reloaded" if waited else "shall reload"
+        verb = "would reload" if done.dry_run else "reloaded" if waited else "reload requested"
         if not done.waiting:
             click.echo(printable(f"{verb}: {', '.join(who)}"))
         if not done.dry_run:

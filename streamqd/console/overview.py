@@ -347,7 +347,7 @@ def _of_lag(
         if each.level != level or pair in explained or not each.is_behind(now_unix_ms):
             continue
         unread = f"{each.least_lag:,}{' or more' if each.lag is None else ''} unread"
-        text = f"{each.topic}/{each.group} is behind: {unread}"
+        text = f"{each.topic}/{each.group} lags: {unread}"
         if each.arriving is not None and each.acked is not None:
             text += f", {each.arriving:,.1f}/s arrive and {each.acked:,.1f}/s are handled"
         if each.mean_seconds is not None:

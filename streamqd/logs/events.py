@@ -56,7 +56,7 @@ EVENTS: dict[str, str] = {
     "housekeeper.recovered": "A housekeeping task that had failed works again.",
     "housekeeper.started": "The housekeeper runs.",
     "housekeeper.stopped": "The housekeeper received a stop request, or lost its supervisor.",
-    "http.failed": "A page could not be generated. The others are served.",
+    "http.failed": "An HTTP endpoint could not be generated. Other endpoints still answer.",
     "http.listening": "Metrics and health are served at this address.",
     "http.unavailable": "The HTTP address cannot be bound. The daemon retries, and handles"
     " messages in the meantime.",
@@ -68,8 +68,8 @@ EVENTS: dict[str, str] = {
     " `daemon.instance`, so this one owns nothing yet. It starts when that run's last"
     " heartbeat is older than `lease_ttl`, waits while that run drains, and exits with code 5"
     " after two more heartbeats.",
-    "instance.frozen": "This instance was suspended or got no CPU time for a while. No message is"
-    " charged.",
+    "instance.frozen": "This instance was suspended or got no CPU time for more than 5 s. No"
+    " message is charged.",
     "lease.acquired": "This instance owns the partition.",
     "lease.lost": "The partition has another owner. Its worker is stopped.",
     "lease.released": "This instance released the partition.",

@@ -166,8 +166,11 @@ class Sender:
             )
         try:
             if not lock.acquire(timeout=max(0.0, end - time.monotonic())):
-                text = "other threads used the producer until the timeout"
-                raise RedisUnavailable(text, sent=False)
+                raise RedisUnavailable(
+                    "other threads used the producer until the timeout, so nothing was sent; use"
+                    " one producer per thread, or set a longer timeout",
+                    sent=False,
+                )
             self._connection.until(end)
             return work()
         finally:
@@ -450,7 +453,10 @@ class Sender:
                 if by_source:  # the next attempt may find the script
                     chunk.commands = self._writer.packed(chunk.calls)
                 return _of_messages(chunk, transaction.replies, by_source=by_source)
-        text = f"the topic {chunk.topic} keeps changing, so nothing was sent"
+        text = (
+            f"topic {chunk.topic} changed {REROUTES_MAX} times during one send, so nothing was"
+            " sent; send again"
+        )
         raise RedisUnavailable(text, sent=False)
 
     def _answered(self, chunk: Chunk, end: float) -> publishing.Transaction:
@@ -641,8 +647,8 @@ def _result(
         )
     if reply.word == "FULL":
         return BacklogFull(
-            f"{int(reply.rest[0]):,} messages wait in {topic}/{partition}, which is max_backlog"
-            " or more, so the message was not sent"
+            f"{topic}/{partition} has a backlog of {int(reply.rest[0]):,} messages, max_backlog or"
+            " more, so the message was not sent; send it later"
         )
     send_id = expanded(envelope).send_id
     if reply.word == "DUP":

@@ -73,7 +73,7 @@ def test_a_group_whose_lag_grows_beyond_what_is_counted_is_behind():
     [found] = troubles(behind())
 
     assert found.text == (
-        "clicks/analytics is behind: 1,500 or more unread, 5.0/s arrive and 4.0/s are handled,"
+        "clicks/analytics lags: 1,500 or more unread, 5.0/s arrive and 4.0/s are handled,"
         " a run takes 250ms"
     )
     assert found.fix.startswith("make the handler faster")

@@ -151,7 +151,7 @@ def test_a_bad_setting_adds_nothing(
 def test_a_topic_has_a_most_of_schedules(added: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PER_TOPIC_MAX", 1)
     told = added("add", "other", "--topic", TOPIC, "--every", "1h", code=8).stderr
-    assert "the maximum is 1" in told
+    assert "1 is the maximum" in told
     added("add", "other", "--topic", "others", "--every", "1h")
 
 

@@ -80,13 +80,13 @@ CASES = [
         "lag-growing",  # the server cannot count the lag
         True,
         facts(worker=worker(rates={"acked": 10.0}, arriving=12.0), lag=None, lag_at_least=1_500),
-        "is behind: 1,500 or more unread",
+        "lags: 1,500 or more unread",
     ),
     (
         "lagging",
         True,
         facts(worker=MOVING, oldest_unread_unix_ms=NOW - 90_000),
-        "is behind: 100 unread",
+        "lags: 100 unread",
     ),
     (
         "lagging",
