@@ -563,7 +563,7 @@ class Scoreboard:
     _flags = _Field(1)
     progress_ns = _Field(2)  # end of the supervisor's last tick (`now_ns` clock)
     housekeeper_progress_ns = _Field(3)  # end of the housekeeper's last round, or its fork
-    unowned = _Field(4)  # wanted units that no instance owned at the supervisor's last look
+    unowned = _Field(4)  # wanted units that no instance owned at the supervisor's last check
 
     def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
         self._descriptor = descriptor

@@ -85,7 +85,7 @@ def grow(
         _expect(store.run(growth_calls.switch(store.keys, topic, found.token, new)).word, topic)
         found = found._replace(phase=growth_calls.SWITCHED)
     if found.phase == growth_calls.SWITCHED:
-        # Groups that were created between the look and the switch.
+        # Groups that were created between the check and the switch.
         _keep(store, topic, found, _groups(store, topic, found), new)
         reply = store.run(
             growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))

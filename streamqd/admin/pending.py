@@ -54,7 +54,7 @@ def messages(
 
     By id (the oldest first) pages fit together exactly. By idle time (the longest first) and by
     deliveries (the most first) they are a ranking of a moment, of at most 100,000 entries: entries
-    move between two looks. Raises TopicMissing, Refused.
+    move between two checks. Raises TopicMissing, Refused.
     """
     reader = ViewReader(store)
     partitions = groups.known(store, topic, group, reader)

@@ -153,7 +153,7 @@ class ScheduleRan:
 
 @dataclass(frozen=True, slots=True)
 class _SeenSchedule:
-    """A schedule as one look found it. `kept` is None when nothing is kept at its place."""
+    """A schedule as one check found it. `kept` is None when nothing is kept at its place."""
 
     name: str
     line: IndexLine

@@ -326,7 +326,7 @@ def _letters(
             found[place] = (
                 statistics.dead_letters_counted(known, reply) if reply else DeadLetterCount()
             )
-        # A counter that started again lost letters in between: the next read counts them.
+        # A counter that started again lost dead letters in between: the next read counts them.
         left = [place for place in left if found[place].after and not found[place].whole]
         read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found

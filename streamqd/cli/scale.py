@@ -20,7 +20,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable, Refused, StreamqdErr
 from streamqd.http import HttpRequest, HttpResponse, HttpServer
 from streamqd.http.access import JSON_TYPE, Access
 
-SHARED_SECONDS = 1.0  # age up to which one look answers all requests
+SHARED_SECONDS = 1.0  # age up to which one check answers all requests
 LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis, which an autoscaler waits for
 LISTEN_SECONDS = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -146,7 +146,7 @@ class ScaleServer:
     def _scale(self, _request: HttpRequest) -> HttpResponse:
         if time.monotonic() >= self._next_look:
             self._response = self._measured()
-            # From the end of the look, so that a slow server is asked less often.
+            # From the end of the check, so that a slow server is asked less often.
             self._next_look = time.monotonic() + SHARED_SECONDS
             logs.flush()
         return self._response

@@ -32,7 +32,7 @@ class ExportFile:
     """The lines of one export of a topic. Used by one thread, except for `stop`."""
 
     def __init__(self, backend: Backend, topic: str, choice: MessageFilter, person: str) -> None:
-        """Fix which letters are exported. Raises TopicMissing, Refused, TooBusyError."""
+        """Fix which dead letters are exported. Raises TopicMissing, Refused, TooBusyError."""
         if not _running.acquire(blocking=False):
             raise TooBusyError(f"{EXPORTS_MAX} exports are running; repeat this one later")
         self._person = person

@@ -163,7 +163,7 @@ class FleetNow:
 
 
 def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
-    """Read the fleet. `before` is the previous look. Raises RedisUnavailable, RedisRefused."""
+    """Read the fleet. `before` is the previous check. Raises RedisUnavailable, RedisRefused."""
     taken = time.monotonic()
     seen = snapshot.read(fleet)
     slow = before.slow if before is not None else None

@@ -1,7 +1,7 @@
 """Deletes dead letters that are older than their topic's retention.
 
 Without `dlq_retention` no dead letter is deleted automatically. The stream of dead letters is never
-trimmed: the oldest letters are deleted one by one, a bounded number at a time. If the topic
+trimmed: the oldest dead letters are deleted one by one, a bounded number at a time. If the topic
 requires an archive, dead letters that are not archived stay.
 """
 
@@ -21,12 +21,12 @@ from streamqd.store import dead
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 64  # letters deleted by one script, at most: in less than 1 ms
+PAGE = 64  # dead letters deleted by one script, at most: in less than 1 ms
 ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed again
 
 
 class DeadLetterExpirer:
-    """Deletes expired letters of the partitions of which this instance owns anything."""
+    """Deletes expired dead letters of the partitions of which this instance owns anything."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DeadLetterExpirer:
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Delete letters for one turn. Return 0 if more letters are due now."""
+        """Delete dead letters for one turn. Return 0 if more dead letters are due now."""
         return self._turns.run()
 
     def _steps(self) -> Steps:

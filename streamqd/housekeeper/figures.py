@@ -81,7 +81,7 @@ def _letters(
 ) -> Generator[None, None, dict[tuple[str, int], statistics.DeadLetterCount]]:
     """Count dead letters by group, if there are any: pages of each partition in turn.
 
-    Counted letters stay counted, so that only new ones are read. Starts no page later than
+    Counted dead letters stay counted, so that only new ones are read. Starts no page later than
     DEAD_LETTERS_SECONDS after the first one. The next measurement continues.
     """
     left = [place for place, figures in partitions.items() if figures.dead]

@@ -102,7 +102,7 @@ class HistoryWriter:
         self._added.clear()
 
     def _look(self) -> None:
-        """Count what was written to the owned partitions since the last look."""
+        """Count what was written to the owned partitions since the last check."""
         before, self._ever_added = self._ever_added, {}
         for _, unit in self._view.owned():
             partition = self._view.partitions.get((unit.topic, unit.partition))

@@ -18,13 +18,13 @@ from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
 
 TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
-DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of looks
+DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of checks
 LATENCY_SECONDS = 60.0
 QUIET = 0.01  # runs, below which no durations are reported
 
 
 class Trend:
-    """The change of numbers per second, smoothed. None before the second look."""
+    """The change of numbers per second, smoothed. None before the second check."""
 
     def __init__(self, seconds: float = TREND_SECONDS) -> None:
         self._seconds = seconds
@@ -56,7 +56,7 @@ class Drift:
     """The typical change of numbers per second: the median of the last changes.
 
     A burst is one change among many, but it would raise an average for a long time.
-    None before the third look, as one change alone may be a burst.
+    None before the third check, as one change alone may be a burst.
     """
 
     def __init__(self, looks: int = DRIFT_LOOKS) -> None:
@@ -99,7 +99,7 @@ class Latency:
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
-        self._ran: dict[int, int] = {}  # when the last run of a slot finished, as seen by the looks
+        self._ran: dict[int, int] = {}  # when the last run of a slot finished, as checks found it
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
         """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""
@@ -137,7 +137,7 @@ def _quantile(counts: Sequence[float], share: float) -> float:
 
 
 class Pace:
-    """The pace figures of the summary, updated at each look."""
+    """The pace figures of the summary, updated at each check."""
 
     def __init__(self, isolate: Isolate[Unit] = directly) -> None:
         self._isolate = isolate

@@ -44,8 +44,8 @@ class Promoter(Generic[Target]):
     last minute. A quiet target is not asked. The figures, measured every three seconds, show when
     that changes.
 
-    Only a look goes through all targets. Between two looks, only the targets with messages due
-    before the next look count, so a busy target adds no cost for the others.
+    Only a check goes through all targets. Between two checks, only the targets with messages due
+    before the next check count, so a busy target adds no cost for the others.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Promoter(Generic[Target]):
         look: float = LOOK_SECONDS,
         isolate: Isolate[Target] = directly,
     ) -> None:
-        """`measured`: the next due time by the view's figures. `look`: seconds between looks."""
+        """`measured`: the next due time by the view's figures. `look`: seconds between checks."""
         self._store = store
         self._view = view
         self._call = call
@@ -67,9 +67,9 @@ class Promoter(Generic[Target]):
         self._look = look
         self._isolate = isolate
         self._look_at = 0.0  # when to look again
-        self._looked_ns = 0  # how old the figures were at the last look
+        self._looked_ns = 0  # how old the figures were at the last check
         self._wanted: set[Target] = set()  # targets to ask immediately
-        self._near: dict[Target, int] = {}  # due times before the next look
+        self._near: dict[Target, int] = {}  # due times before the next check
         self._asked: dict[Target, float] = {}  # when a script has asked last
         self._lively: dict[Target, float] = {}  # when the target last had waiting messages
         self._due: dict[Target, int | None] = {}
@@ -187,7 +187,7 @@ class Promoter(Generic[Target]):
         return done.more
 
     def _horizon_unix_ms(self) -> float:
-        """Return the server's clock at the next look."""
+        """Return the server's clock at the next check."""
         return self._view.now_unix_ms() + (self._look_at - time.monotonic()) * 1000
 
     def _next_turn(self) -> float:

@@ -21,8 +21,8 @@ from streamqd.store.store import Store
 OUR_CONSUMER = b"w"  # the only consumer name of all owners. The fence identifies the owner.
 # With an IDLE filter, the server would scan all entries that are not idle, in one command.
 PAGE = 500  # pending entries of one consumer in one answer
-PAGES_MAX = 32  # pages in one look
-GO_ON_SECONDS = 1.0  # until the next look while lists are not read to their end
+PAGES_MAX = 32  # pages in one check
+GO_ON_SECONDS = 1.0  # until the next check while lists are not read to their end
 BEGIN = b"0-0"
 
 
@@ -53,7 +53,7 @@ class Reclaimer:
 
     @property
     def every(self) -> float:
-        """Seconds between two looks: a quarter of the shortest idle time."""
+        """Seconds between two checks: a quarter of the shortest idle time."""
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:

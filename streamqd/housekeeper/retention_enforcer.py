@@ -111,7 +111,7 @@ class RetentionEnforcer:
         if dropped.removed:
             self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
         if dropped.removed or place not in self._seen:
-            # Also at the first look: the process that dropped may have died before it settled.
+            # Also at the first check: the process that dropped may have died before it settled.
             self._seen.add(place)
             affected |= {Unit(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():

@@ -54,7 +54,7 @@ __all__ = [
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
 
 LINES_PER_SECOND = 20  # per process, for an event that messages cause
-LINES_AT_ONCE = 10  # per look, as a client may have written ten thousand
+LINES_AT_ONCE = 10  # per check, as a client may have written ten thousand
 
 _LOGGER = logging.getLogger("streamqd")
 _interpreter = Interpreter(
@@ -109,7 +109,7 @@ def _fields_of(error: BadValue) -> dict[str, object]:
 
 
 def bad_values() -> Once:
-    """Return a log for the bad values of each look, each once until it changes."""
+    """Return a log for the bad values of each check, each once until it changes."""
     return Once("redis.bad_value")
 
 

@@ -249,7 +249,7 @@ def with_elsewhere(
 
 
 def _owning(member: Member, elsewhere: int) -> Member:
-    # `replace` is slow, and this is done for every member at every look.
+    # `replace` is slow, and this is done for every member at every check.
     return Member(member.id, member.weight, member.cap, member.offers, max(0, elsewhere))
 
 

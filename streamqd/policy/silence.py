@@ -2,8 +2,8 @@
 
 Redis reports when a member sent its last heartbeat and when a lease expires, both on the server's
 clock. If that clock is set back by an hour, dead members seem alive for an hour. So silence is also
-measured here, on our own clock and between our own looks. A live process sends heartbeats and
-renews its leases. A value that stays unchanged for long enough between our looks belongs to a dead
+measured here, on our own clock and between our own checks. A live process sends heartbeats and
+renews its leases. A value that stays unchanged for long enough between our checks belongs to a dead
 one.
 """
 
@@ -22,10 +22,10 @@ from streamqd.policy.rebalance import MemberView, PartitionView
 SILENT_HEARTBEATS = 2
 # One heartbeat of another run may be a late packet of a killed process. A second proves it alive.
 DUPLICATE_HEARTBEATS = 2
-# A member that was silent for this many looks may be forgotten, FORGET_MAX per heartbeat.
+# A member that was silent for this many checks may be forgotten, FORGET_MAX per heartbeat.
 FORGET_HEARTBEATS, FORGET_MAX = 10, 100
-# A lease counts as expired after this many looks and this many TTLs. If it is still renewed, that
-# shows earlier, even if its remaining time is slightly shorter at each look.
+# A lease counts as expired after this many checks and this many TTLs. If it is still renewed, that
+# shows earlier, even if its remaining time is slightly shorter at each check.
 LEASE_LOOKS, LEASE_TTLS = 10, 2.0
 
 Key = TypeVar("Key", bound=Hashable)
@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class Unchanged(NamedTuple, Generic[Value]):
-    """The last value, the looks since it last changed, and since when (seconds, our clock)."""
+    """The last value, the checks since it last changed, and since when (seconds, our clock)."""
 
     value: Value
     looks: int
@@ -44,7 +44,7 @@ class Unchanged(NamedTuple, Generic[Value]):
 class SilenceWatch(Generic[Key, Value]):
     """Counts for how long each of many values has not changed. Times are seconds.
 
-    `interval` is the approximate time between two looks. `alive` compares the earlier value with
+    `interval` is the approximate time between two checks. `alive` compares the earlier value with
     the present one, and returns True for a sign of life.
     """
 
@@ -79,7 +79,7 @@ def _is_renewed(before: PartitionView, now: PartitionView) -> bool:
 
 
 class SilenceDetector:
-    """This instance's observations of the others, look by look. `now` is any monotonic clock."""
+    """This instance's observations of the others, check by check. `now` is any monotonic clock."""
 
     def __init__(self, me: str, ttl: float, interval: float) -> None:
         """`interval` is the approximate time between our heartbeats, `ttl` the TTL of a lease."""

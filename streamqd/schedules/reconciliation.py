@@ -271,7 +271,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
 class MoveFinisher:
     """Finishes moves that a killed process left, of schedules that no live instance declares.
 
-    A move that has not advanced since the last look is finished, so looks must be far apart.
+    A move that has not advanced since the last check is finished, so checks must be far apart.
     """
 
     def __init__(self, store: Store, isolate: Isolate[TopicPartition] = directly) -> None:

@@ -16,7 +16,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call, Reply
 
-DELIVER_MAX = 4_000  # names and values of a letter that may leave its slot
+DELIVER_MAX = 4_000  # names and values of a dead letter that may leave its slot
 
 
 def replay(
@@ -27,7 +27,7 @@ def replay(
     group: str | None,
     changed: Mapping[bytes, bytes],
 ) -> Call:
-    """Put a letter back for its own group, or with None into the partition for every group.
+    """Put a dead letter back for its own group, or with None into the partition for every group.
 
     `changed` are fields to set: retryCount 0, crashCount 0, replayCount + 1.
     """
@@ -45,7 +45,7 @@ def replay(
 
 
 def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: str) -> Call:
-    """Record that a letter is moving to `target`: the first step out of its slot.
+    """Record that a dead letter is moving to `target`: the first step out of its slot.
 
     The next steps are `deliver`, and `purge` of the letter.
     """
@@ -76,7 +76,7 @@ def deliver(
     name: str,
     window: float,
 ) -> Call:
-    """Write a letter from another slot, for one group, or with None for all groups.
+    """Write a dead letter from another slot, for one group, or with None for all groups.
 
     `name` is remembered for `window` seconds. A second call within them writes nothing.
     """
@@ -97,7 +97,7 @@ def deliver(
 class PurgeReply(NamedTuple):
     """The number of deleted letters, and of named ones that stay because they are not archived.
 
-    With `more`, there may be more letters before the given id.
+    With `more`, there may be more dead letters before the given id.
     """
 
     removed: int
@@ -139,9 +139,9 @@ def purge_before(
     *,
     archived_only: bool = False,
 ) -> Call:
-    """Delete the oldest letters before the id `before`, at most `count`.
+    """Delete the oldest dead letters before the id `before`, at most `count`.
 
-    With `archived_only`, letters not archived stay.
+    With `archived_only`, dead letters not archived stay.
     """
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} letters before {before!r}")

@@ -294,7 +294,7 @@ def dead(
 ) -> Call:
     """Give up entries, each (place, changed fields). Fields and `adjacent` are as for `retry`.
 
-    Not for a group that reads dead letters, because it would read its own letters forever.
+    Not for a group that reads dead letters, because it would read its own dead letters forever.
     """
     _bounded("settle_dead", len(items))
     if lease.unit.reads_dead_letters:

@@ -19,7 +19,7 @@ UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
 _ROW_DIGITS = UID_DIGITS + ID_DIGITS
 _ID_RANGE = 1 << 4 * ID_DIGITS
 ROWS_MAX = 4096  # rows of one call
-OUTBOXES_MAX = 1000  # outboxes that one look reads
+OUTBOXES_MAX = 1000  # outboxes that one check reads
 # Fields that a relay publishes.
 FIGURES = (
     *("rows", "more", "oldest_ms", "sent", "dead"),

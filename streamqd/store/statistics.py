@@ -174,14 +174,14 @@ def unit_figures(reply: Reply, key: str = RETRIES) -> UnitFigures | None:
 
 DEAD_LETTERS_AT_ONCE = 500  # dead letters counted by one call
 GROUP_BYTES_MAX = 256  # bytes of a group's name in a dead letter
-GROUPS_MAX = 1_000  # groups that letters may name. Beyond that, all counts are unknown.
+GROUPS_MAX = 1_000  # groups that dead letters may name. Beyond that, all counts are unknown.
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCount:
     """Dead letters of one partition by group, counted from the oldest one to `after`.
 
-    `whole`: all letters are counted, so the counts are current.
+    `whole`: all dead letters are counted, so the counts are current.
     """
 
     by_group: Mapping[str, int] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class DeadLetterCount:
     whole: bool = False
 
     def of(self, group: str) -> int | None:
-        """Return the number of a group's letters, or None until all are counted."""
+        """Return the number of a group's dead letters, or None until all are counted."""
         return self.by_group.get(group, 0) if self.whole else None
 
 

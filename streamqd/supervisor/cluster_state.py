@@ -50,13 +50,13 @@ class OwnershipCache:
         self._keys = keys
         self._isolate = isolate
         self._held: dict[Unit, LeaseView] = {}
-        self.bad: list[BadValue] = []  # invalid values of the last look, except those of units
+        self.bad: list[BadValue] = []  # invalid values of the last check, except those of units
 
     def take(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
         """Return the views of the units, except those with a silent node or an unreadable fence.
 
         `live` are the owners known to be alive. If such an owner still holds a unit, its `ttl` is
-        that of an earlier look. Raises the errors of `ask`.
+        that of an earlier check. Raises the errors of `ask`.
         """
         held = {unit: view for unit, view in self._held.items() if view.owner in live}
         found: dict[Unit, LeaseView] = {}

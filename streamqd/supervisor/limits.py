@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.25  # until an exceeded limit is noticed
 # Longer than any wait of a worker between two messages: a long poll and a reply.
 STALLED_SECONDS = 30.0
 DEAF_SECONDS = 1.0  # for a worker to exit after it closed its control socket
-# A gap between two looks that no wait of this process explains: it and its workers were frozen.
+# A gap between two checks that no wait of this process explains: it and its workers were frozen.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
 AHEAD_SECONDS = 3.0  # left to `max_messages` when the successor starts to boot
@@ -51,7 +51,7 @@ class Replacement(NamedTuple):
 
 
 class LimitsExceeded(NamedTuple):
-    """The results of one look, and when to look again (monotonic seconds)."""
+    """The results of one check, and when to look again (monotonic seconds)."""
 
     actions: list[Action]
     replacements: list[Replacement]
@@ -59,7 +59,7 @@ class LimitsExceeded(NamedTuple):
 
 
 class Limits:
-    """Checks all workers against their limits, look by look."""
+    """Checks all workers against their limits, check by check."""
 
     def __init__(self, isolate: Isolate[Unit] = directly) -> None:
         self._isolate = isolate
@@ -251,7 +251,7 @@ class Limits:
 
 def _note_ready(partition: PartitionState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
-        # This includes a worker that already runs a handler: under load it does at every look.
+        # This includes a worker that already runs a handler: under load it does at every check.
         worker.became_ready(now, _rss(worker.child.pid))
         logs.event("worker.ready", unit=partition.unit, child=worker.child.pid)
 

@@ -58,7 +58,7 @@ class _Silence:
 
 @dataclass
 class LoopWatch:
-    """Watches the event loops of all workers, look by look."""
+    """Watches the event loops of all workers, check by check."""
 
     isolate: Isolate[Unit] = directly
     _silent: dict[Unit, _Silence] = field(default_factory=dict)

@@ -24,7 +24,7 @@ def decide(
     constraints: Constraints,
     isolate: Isolate[Unit] = directly,
 ) -> tuple[list[Action], bool]:
-    """Return the moves for a new view of the fleet, and True if another look should follow soon.
+    """Return the moves for a new view of the fleet, and True if another check should follow soon.
 
     `wanted` are the units of all present consumers. Those in `blocked` have a process that cannot
     be killed. `room` is how many more partitions may be owned. It is negative after a reload has

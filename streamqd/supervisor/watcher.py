@@ -26,7 +26,7 @@ Signature = tuple[int, int, int] | None  # None: the file does not exist
 
 
 class Edits:
-    """Finds edited files, look by look. Waits until an editor has finished saving."""
+    """Finds edited files, check by check. Waits until an editor has finished saving."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -50,7 +50,7 @@ class Edits:
     def look(self) -> str:
         """Return a file that has changed since the last edit, '' for none.
 
-        Returns a file only after two equal looks, so that no file is read while it is written or
+        Returns a file only after two equal checks, so that no file is read while it is written or
         renamed.
         """
         now = self._look()

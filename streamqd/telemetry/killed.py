@@ -53,7 +53,7 @@ class KilledRuns:
     def run(self) -> None:
         """Look for files of dead workers, and export their spans. Returns immediately.
 
-        A file whose exit is not known waits for one more look, because the message may be on its
+        A file whose exit is not known waits for one more check, because the message may be on its
         way.
         """
         if self._worker is not None and self._worker.is_alive():

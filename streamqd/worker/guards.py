@@ -183,7 +183,7 @@ class Guards:
             self.stand_still()
             now = now_ns()
         if not self.probing or self._probe_succeeded:
-            return now  # the next look closes the circuit
+            return now  # the next check closes the circuit
         while left := self._seconds():
             self._settler.flush()
             self._channel.sleep(left, self._slot.unfinished)

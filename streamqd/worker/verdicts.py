@@ -324,7 +324,7 @@ class Verdicts:
     def _give_up(
         self, entry: FetchedEntry, reason: str, error: str, judged: Judged | None = None
     ) -> None:
-        """Acknowledge a dead letter and keep it: as another letter it would return forever."""
+        """Acknowledge a dead letter and keep it: as another dead letter it would return forever."""
         self._slot.add("given_up")
         self._settler.skip(entry)
         self._say_end(self._given_up_lines, entry.message, reason, error, judged)

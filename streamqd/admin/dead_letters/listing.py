@@ -51,7 +51,7 @@ class DeadLetterRow:
 
     `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or cancelled.
     `uid` names the message over all its copies, `fingerprint` the failure, the same for
-    letters that died alike. Numbers are null when the letter does not have them.
+    dead letters with the same cause. Numbers are null when the dead letter does not have them.
     """
 
     id: str
@@ -141,13 +141,13 @@ def overview(store: Store) -> list[TopicDeadLetters]:
 
 
 def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
-    """Return the letters of a topic, of all groups, the newest first. Raises TopicMissing."""
+    """Return the dead letters of a topic, of all groups, the newest first. Raises TopicMissing."""
     streams = list(streams_of(store, topic).values())
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
 def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
-    """Return one letter in full. Raises TopicMissing, and Refused for an unknown letter."""
+    """Return one dead letter in full. Raises TopicMissing, and Refused for an unknown letter."""
     entry = find(store, streams_of(store, topic), dead_letter_id)
     row = _row(topic, entry)
     known = DeadLetterFields(entry.fields).known(DeadLetterDetail)
@@ -172,7 +172,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
 
 
 def masked(letter: DeadLetterDetail) -> DeadLetterDetail:
-    """Return the letter with `***` in place of each key, header and text of users."""
+    """Return the dead letter with `***` in place of each key, header and text of users."""
     return replace(
         letter,
         key=letter.key and MASK.encode(),
@@ -206,7 +206,7 @@ class FailureCause:
     """Letters of one group with the same cause.
 
     `fingerprint` is the same for the same exception class, frame of user code and handler. `frame`
-    is `file:function`, '' when the letters lack it. `first_unix_ms` and `last_unix_ms` are the
+    is `file:function`, '' when the dead letters lack it. `first_unix_ms` and `last_unix_ms` are the
     times of the oldest and the newest letter, and `example` is the newest. `instances` are up to 8
     of the instances where they failed. `replayed` counts letters with earlier replays, `replays` is
     the highest count.
@@ -230,12 +230,12 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """The chosen letters by cause, most frequent first.
+    """The chosen dead letters by cause, most frequent first.
 
     `total` counts all letters of the topic, and `looked_at` the chosen and counted letters among
     the newest `examined`. `complete` is false when there may be more chosen letters: all counts are
     lower bounds then. `others` are letters of further causes, beyond the first 1,000. `unreadable`
-    are keys of letters that cannot be read.
+    are keys of dead letters that cannot be read.
     """
 
     topic: str
@@ -249,7 +249,7 @@ class Causes:
 
 
 class FailureTally:
-    """Count letters by cause, in bounded memory for any number of letters."""
+    """Count dead letters by cause, in bounded memory for any number of letters."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _Alike] = {}
@@ -275,7 +275,7 @@ class FailureTally:
 
 
 class _Alike:
-    """The remembered facts about the letters of one cause."""
+    """The remembered facts about the dead letters of one cause."""
 
     def __init__(self, entry: Entry) -> None:
         self.count = self.replayed = self.replays = 0
@@ -321,7 +321,7 @@ def causes(
     budget: int | None = None,
     stop: Stop = never,
 ) -> Causes:
-    """Count the chosen letters by their cause, the newest first.
+    """Count the chosen dead letters by their cause, the newest first.
 
     At most `last` letters are counted and `budget` letters examined, fewer when `stop` returns
     True. Raises TopicMissing, Refused.
@@ -330,7 +330,7 @@ def causes(
 
 
 class LetterSurvey(NamedTuple):
-    """The causes of the chosen letters, and the first page of these letters."""
+    """The causes of the chosen dead letters, and the first page of these letters."""
 
     causes: Causes
     page: MessagePage[DeadLetterRow]
@@ -346,7 +346,7 @@ def survey(
     budget: int | None = None,
     stop: Stop = never,
 ) -> LetterSurvey:
-    """Count causes as `causes` does, and return `limit` letters. Reads each letter once."""
+    """Count causes as `causes` does, and return `limit` letters. Reads each dead letter once."""
     letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
     rows: list[FoundMessage[Entry]] = []
     place: MessagePosition | None = None

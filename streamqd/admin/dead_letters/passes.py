@@ -69,7 +69,7 @@ class ReplayPace:
 
 
 class Pass:
-    """Walks over letters, counts the outcomes, and stops when it must."""
+    """Walks over dead letters, counts the outcomes, and stops when it must."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Pass:
         progress: Progress = silent,
         examining: Progress = silent,
     ) -> None:
-        """Fix which letters there are. Raises TopicMissing, Refused."""
+        """Fix which dead letters there are. Raises TopicMissing, Refused."""
         self.topic = topic
         self._store, self._choice = store, choice
         self._pages = pages(store, topic, choice)
@@ -97,7 +97,7 @@ class Pass:
     ) -> Iterator[list[Entry]]:
         """Yield the letters in batches at `rate` letters per second, until `stop` returns true.
 
-        `room` returns how many letters the next batch may have, None without a limit. The last
+        `room` returns how many dead letters the next batch may have, None without a limit. The last
         batch before a limit counts as progress. Letters that the filter leaves out are examined at
         full speed.
         """
@@ -124,7 +124,7 @@ class Pass:
             self.fail(error)
 
     def touched(self, entry: Entry) -> None:
-        """Record a letter as handled."""
+        """Record a dead letter as handled."""
         self.first = self.first or str(entry.place)
         self.last = str(entry.place)
 
@@ -197,13 +197,13 @@ def purge(
     progress: Progress = silent,
     examining: Progress = silent,
 ) -> Purged:
-    """Delete letters for good. A lost connection stops the purge and does not raise.
+    """Delete dead letters for good. A lost connection stops the purge and does not raise.
 
     If the topic requires an archive, letters that are not archived stay, unless `unarchived` is
     true. `configured` are the settings of the topic in the file, which override registered ones.
     The callbacks are those of `replay`.
 
-    Raises TopicMissing, and Refused when a named letter does not exist or the filter does not
+    Raises TopicMissing, and Refused when a named dead letter does not exist or the filter does not
     choose it. Raises RedisUnavailable when nothing was deleted.
     """
     holds, _ = retention.settings(store, topic, configured)
@@ -261,7 +261,7 @@ class Export:
         stop: Stop = never,
         progress: Progress = silent,
     ) -> None:
-        """Fix which letters there are. Raises TopicMissing, Refused."""
+        """Fix which dead letters there are. Raises TopicMissing, Refused."""
         self._done = Pass(store, topic, choice, stop, progress)
 
     def lines(self) -> Iterator[str]:
@@ -288,7 +288,7 @@ class Export:
 
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
-    """Return a letter as a JSON document."""
+    """Return a dead letter as a JSON document."""
     letter = DeadLetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
@@ -306,7 +306,7 @@ def document(topic: str, entry: Entry) -> dict[str, Any]:
 
 
 def fields_of(document: dict[str, Any]) -> dict[bytes, bytes]:
-    """Return the fields of a letter, given its document."""
+    """Return the fields of a dead letter, given its document."""
     return {_raw(each["name"]): _raw(each["value"]) for each in document["fields"]}
 
 

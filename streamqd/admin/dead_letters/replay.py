@@ -1,8 +1,8 @@
 """Replaying dead letters: their destinations, the replay itself, and its plan.
 
-Within its slot, a letter moves in one step. A move to another partition or topic takes three
+Within its slot, a dead letter moves in one step. A move to another partition or topic takes three
 repeatable steps: the letter is marked as moving, written at the destination under its own name, and
-deleted here. After an interruption, the same replay continues. No letter is lost, and none is
+deleted here. After an interruption, the same replay continues. No dead letter is lost, and none is
 written twice if the replay continues within `RESUME_SECONDS`.
 """
 
@@ -40,12 +40,12 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.words import plural
 
-_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # the counters of a replayed letter
+_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # the counters of a replayed dead letter
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The destination of letters. The default is each letter's own group on its partition.
+    """The destination of letters. The default is each dead letter's own group on its partition.
 
     `everyone` is every group of the topic. `partition` is another partition of the topic. `topic`
     is another topic, for all its groups. Letters for another topic go to `partition` there, else to
@@ -89,7 +89,7 @@ def read_destination(text: str) -> Destination | None:
 
 
 class Route:
-    """Determines the destination of each letter of a topic. Raises TopicMissing, Refused."""
+    """Determines the destination of each dead letter of a topic. Raises TopicMissing, Refused."""
 
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
@@ -103,7 +103,7 @@ class Route:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def of(self, entry: Entry) -> Destination | None:
-        """Return the destination of a letter, None when the dead letter has no group."""
+        """Return the destination of a dead letter, None when the dead letter has no group."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
         if target.topic is not None:
@@ -118,17 +118,17 @@ class Route:
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:
-        """Return True if the letter stays in its slot, so that it moves in one step."""
+        """Return True if the dead letter stays in its slot, so that it moves in one step."""
         return (to.topic, to.partition) == (self.topic, entry.partition)
 
     def matches(self, mark: Destination, to: Destination) -> bool:
-        """Return True if a letter marked for one destination may continue to the other."""
+        """Return True if a dead letter marked for one destination may continue to the other."""
         same = (mark.topic, mark.group) == (to.topic, to.group)
         return same and (self.target.partition is None or mark.partition == to.partition)
 
 
 def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return the fields that a letter gets when it becomes a message again."""
+    """Return the fields that a dead letter gets when it becomes a message again."""
     replays = replays_of(entry) + 1
     fields = {**_FRESH, b"replayCount": b"%d" % replays}
     origin_topic, origin_partition, original_id = origin_of(topic, entry)
@@ -143,7 +143,7 @@ def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
 
 
 def moved(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return all fields of a letter that becomes a message in another slot."""
+    """Return all fields of a dead letter that becomes a message in another slot."""
     kept = {name: value for name, value in entry.fields.items() if name not in DEAD_ONLY}
     return kept | changed(topic, entry, to)
 
@@ -163,7 +163,7 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay.
 
-    `missing` letters were replayed or purged by another client. `refused` maps a reason to the
+    `missing` dead letters were replayed or purged by another client. `refused` maps a reason to the
     number of letters that stayed. `unknown` letters had no reply when the connection was lost: they
     were replayed or stay. `result` is done, limit (reached), stopped or failed, and `error` the
     reason of a failure. Only letters that existed at `started_unix_ms` were chosen. `first_id` and
@@ -204,12 +204,12 @@ def replay(
     progress: Progress = silent,
     examining: Progress = silent,
 ) -> ReplayResult:
-    """Replay letters, the oldest of each partition first.
+    """Replay dead letters, the oldest of each partition first.
 
     `rate` spaces them evenly, in letters per second. At most `limit` are replayed. A letter with
     `max_replays` replays stays. `stop` is called between two batches, `progress` with the number
     of letters of each batch, and `examining` with the number of letters of each page, including
-    letters that do not match. A lost connection stops the replay and does not raise.
+    dead letters that do not match. A lost connection stops the replay and does not raise.
 
     Raises TopicMissing. Raises Refused when a named letter does not exist or belongs to another
     group, or when the destination does not exist. Raises RedisUnavailable when nothing was
@@ -260,14 +260,14 @@ def refusal(route: Route, entry: Entry, max_replays: int) -> str:
 
 
 class _Going(NamedTuple):
-    """A letter and its destination."""
+    """A dead letter and its destination."""
 
     entry: Entry
     to: Destination
 
 
 class _Replay:
-    """Replays batches of letters of one topic."""
+    """Replays batches of dead letters of one topic."""
 
     def __init__(self, store: Store, route: Route, done: Pass, max_replays: int) -> None:
         self._store = store
@@ -276,7 +276,7 @@ class _Replay:
         self._max_replays = max_replays
 
     def run(self, piece: list[Entry]) -> None:
-        """Replay the letters of one partition."""
+        """Replay the dead letters of one partition."""
         near: list[_Going] = []
         far: list[_Going] = []
         for entry in piece:
@@ -329,7 +329,7 @@ class _Replay:
             self._deliver(going)
 
     def _judge(self, to: Destination, reply: Reply) -> Destination | None:
-        """Return the destination of a marked letter, None when it stays."""
+        """Return the destination of a marked dead letter, None when it stays."""
         if reply.word == "GONE":
             self._done.counts["missing"] += 1
             return None
@@ -407,7 +407,7 @@ GroupPartition = tuple[str, int]  # group, partition
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A group that would receive letters, with the state of the destination partitions.
+    """A group that would receive dead letters, with the state of the destination partitions.
 
     `owned` and `paused` count those partitions. `owners` are the instances. `same_worker` counts
     partitions whose worker already ran when the newest of the letters there failed: no restart,
@@ -431,7 +431,7 @@ class ReplayPlan:
     counts the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
     `receivers` are the groups that would get them. `notes` are sentences to consider first.
     Those that are reasons not to replay are also in `warnings`.
-    `until_unix_ms` limits the same replay to the letters counted here.
+    `until_unix_ms` limits the same replay to the dead letters counted here.
 
     `examined` of the `total` letters of the topic were read. If `complete` is false, the budget was
     spent before the last letter, and a replay may reach more letters: all counts are lower bounds.
@@ -466,7 +466,7 @@ def plan(
 ) -> ReplayPlan:
     """Count what `replay` would do, in the same order. Raises TopicMissing, Refused.
 
-    Examines at most `budget` letters, fewer when `stop` returns True.
+    Examines at most `budget` dead letters, fewer when `stop` returns True.
     """
     route = Route(store, topic, target)
     receiving = target.topic or topic
@@ -519,11 +519,11 @@ class _PlanTally:
 
     @property
     def is_full(self) -> bool:
-        """True once `limit` letters would be replayed."""
+        """True once `limit` dead letters would be replayed."""
         return self._limit is not None and self.alike.count >= self._limit
 
     def add(self, examined: int, letters: Sequence[Entry]) -> None:
-        """Count the letters of a page, among `examined`."""
+        """Count the dead letters of a page, among `examined`."""
         self.examined += examined
         for entry in letters:
             if self.is_full:

@@ -1,7 +1,7 @@
 """Choosing dead letters, parsing their fields, and reading them page by page.
 
-A walk sees the letters that existed at its start and no later ones, so that it never meets a
-replayed letter again that fails in the meantime. It holds one page in memory.
+A walk sees the dead letters that existed at its start and no later ones, so that it never meets a
+replayed dead letter again that fails in the meantime. It holds one page in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KNOWN = DEAD_ONLY | frozenset(
 )
 
 
-# Fields of a letter, by the names that views give them.
+# Fields of a dead letter, by the names that views give them.
 _TEXTS = (
     *("group", "reason", "error_class", "error_message"),
     *("handler", "instance", "traceback", "signal"),
@@ -59,7 +59,7 @@ def _in_redis(name: str) -> bytes:
 
 
 class DeadLetterFields:
-    """A letter's fields as text and numbers. An unreadable one counts as missing."""
+    """A dead letter's fields as text and numbers. An unreadable one counts as missing."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
@@ -81,10 +81,10 @@ class DeadLetterFields:
 
 
 def replays_of(entry: Entry) -> int:
-    """Return the number of replays of a letter, of any kind."""
+    """Return the number of replays of a dead letter, of any kind."""
     found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     raw = entry.fields.get(b"headers", b"")
-    if b"x-replays" not in raw and b"\\" not in raw:  # most letters: not worth a parser
+    if b"x-replays" not in raw and b"\\" not in raw:  # most dead letters: not worth a parser
         return found
     with contextlib.suppress(ValueError):
         found = max(found, int((entry.headers or {}).get(REPLAYS_HEADER, "0")))
@@ -102,7 +102,7 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 
 
 def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
-    """Return one letter by its name. Raises Refused."""
+    """Return one dead letter by its name. Raises Refused."""
     place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
@@ -113,13 +113,13 @@ def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
 
 
 def streams_of(store: Store, topic: str) -> dict[int, str]:
-    """Return the streams of a topic's letters by partition. Raises TopicMissing."""
+    """Return the streams of a topic's dead letters by partition. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
     return {number: store.keys.dlq(topic, number) for number in range(count)}
 
 
 def total(store: Store, topic: str) -> int:
-    """Return the number of letters of a topic. Raises TopicMissing."""
+    """Return the number of dead letters of a topic. Raises TopicMissing."""
     streams = streams_of(store, topic)
     return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
@@ -150,8 +150,8 @@ def pages(
 ) -> Iterator[LetterPage]:
     """Yield the chosen letters by partition, oldest first, in pages of at most `size` examined.
 
-    The set of letters is fixed before this returns. Raises TopicMissing. Raises Refused when a
-    named letter does not exist or does not match, or for a missing partition.
+    The set of dead letters is fixed before this returns. Raises TopicMissing. Raises Refused when a
+    named dead letter does not exist or does not match, or for a missing partition.
     """
     streams = streams_of(store, topic)
     if choice.partition is not None:
@@ -206,7 +206,7 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
 
 
 class LetterCount(NamedTuple):
-    """The number of chosen letters among `examined` of `total` letters of the topic.
+    """The number of chosen dead letters among `examined` of `total` dead letters of the topic.
 
     If `complete` is False, there may be more of them.
     """
@@ -230,7 +230,7 @@ def counted(
     budget: int | None = None,
     stop: Stop = never,
 ) -> LetterCount:
-    """Count the chosen letters among the first `budget` in the order of `pages`.
+    """Count the chosen dead letters among the first `budget` in the order of `pages`.
 
     The count ends earlier when `stop` returns True. Without a filter, it is exact and examines no
     letter. Raises TopicMissing, Refused.
@@ -255,7 +255,7 @@ def size_of(budget: int | None) -> int:
 def within(
     walk: Iterator[LetterPage], budget: int | None, stop: Stop
 ) -> Iterator[LetterPage | None]:
-    """Yield pages until `budget` letters are examined or `stop` returns True, and then None.
+    """Yield pages until `budget` dead letters are examined or `stop` returns True, and then None.
 
     Nothing follows None. It is not yielded at the end of the walk.
     """

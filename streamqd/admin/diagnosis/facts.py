@@ -77,7 +77,7 @@ def _no_fleet() -> FleetState:
 class FleetHealth:
     """Members, directives and published summaries.
 
-    `changed` are instances whose run changed during the look. `duplicates` are the summaries of
+    `changed` are instances whose run changed during the check. `duplicates` are the summaries of
     second runs under an instance's name.
     """
 
@@ -145,7 +145,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Fence and lease at one look. `lease_matches` is None without a lease."""
+    """Fence and lease at one check. `lease_matches` is None without a lease."""
 
     fence: LeaseView
     lease_matches: bool | None
@@ -503,7 +503,7 @@ Pair = tuple[str, str]  # the keys of due times and of messages
 def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     """Compare pairs of keys.
 
-    The commands of one look do not run at one instant, so a mismatch counts only when two looks
+    The commands of one check do not run at one instant, so a mismatch counts only when two checks
     show it with the same names.
     """
     looks = [_look_at_delays(reader, pair) for pair in _sized(reader, pairs)]
@@ -686,7 +686,7 @@ def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
 def _looks(reader: ViewReader, units: Sequence[Unit]) -> list[list[Look]]:
     """Read fence and lease, twice where they disagree.
 
-    The commands of one look do not run at one instant: an owner may change between them.
+    The commands of one check do not run at one instant: an owner may change between them.
     """
     looks = [[look] if look else [] for look in _look(reader, units)]
     unusual = [at for at, some in enumerate(looks) if some and _unusual(some[0])]

@@ -292,7 +292,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _expired(each: UnitFacts) -> bool:
-    """Return True if an owner is named, and both looks found no lease."""
+    """Return True if an owner is named, and both checks found no lease."""
     return bool(each.looks) and all(holder(look.fence)[0] == "expired" for look in each.looks)
 
 

@@ -373,7 +373,7 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 MANY = 1_000
 LATE_SECONDS = 3_600.0  # tolerance after dlq_retention, because deletion is done in bounded steps
-GROWING = 0.01  # letters per second, an average of about 10 s
+GROWING = 0.01  # dead letters per second, an average of about 10 s
 
 
 @check("partitions.dead-letters-many", Severity.WARNING, Need.ASSIGNMENTS)

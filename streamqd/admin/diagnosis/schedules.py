@@ -14,7 +14,7 @@ from streamqd.schedules.reconciliation import Declaration, objection
 from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
 from streamqd.words import plural, roughly
 
-SCHEDULES_MAX = 10_000  # schedules that one look reads
+SCHEDULES_MAX = 10_000  # schedules that one check reads
 NAMES_SHOWN = 8
 
 

@@ -75,7 +75,7 @@ def show_topics(visit: Visit) -> Context:
 
 
 def show(visit: Visit) -> Context:
-    """Return the causes of a topic's letters, and a page of the letters that match.
+    """Return the causes of a topic's dead letters, and a page of the dead letters that match.
 
     The causes are counted on the first page only, among the newest `examine` letters.
     """
@@ -129,7 +129,7 @@ def show_letter(visit: Visit) -> Context:
 
 
 def export(visit: Visit) -> tuple[str, str, ExportFile]:
-    """Return all letters that match, as JSON lines."""
+    """Return all dead letters that match, as JSON lines."""
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
         raise Refused("you may not see the bodies of messages, so you cannot export them")

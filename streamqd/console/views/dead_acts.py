@@ -1,7 +1,7 @@
 """Change dead letters: replay and purge them, each in a job of the console.
 
 A dry run examines a limited number of letters and states this number. The form contains the time of
-its dry run, so the job applies to the letters that existed then. It reads them page by page.
+its dry run, so the job applies to the dead letters that existed then. It reads them page by page.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _how_many(number: int, *, complete: bool) -> str:
 
 
 def _examined(seen: ReplayPlan | LetterCount, act: str) -> str:
-    """Return the sentences about the letters that a dry run has not examined."""
+    """Return the sentences about the dead letters that a dry run has not examined."""
     return (
         f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
         " examines the others too. To learn the exact number, narrow the filter or raise Examine."
@@ -344,7 +344,7 @@ def _started(
     """
     topic, store = visit.path["topic"], visit.desk.store
     if choice.ids:
-        dead_letters.count(store, topic, choice)  # raises Refused for a missing letter
+        dead_letters.count(store, topic, choice)  # raises Refused for a missing dead letter
     person, backend = audit.who(), visit.desk.backend
 
     def run(job: ConsoleJob) -> str:

@@ -124,6 +124,6 @@ def _time(unix_ms: int | None) -> str | None:
 
 
 def _plot(topic: Mapping[str, Any], of: str) -> Markup:
-    """Return entries or letters over time as SVG, '' without times or with invalid ones."""
+    """Return entries or dead letters over time as SVG, '' without times or with invalid ones."""
     found = {row["at_unix_ms"]: row[of] for row in topic["timeline"]}
     return Markup(bars(found, topic["width_ms"], of))  # noqa: S704 - numbers and times

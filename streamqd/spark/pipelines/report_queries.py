@@ -115,7 +115,7 @@ def _entries(rows: DataFrame) -> DataFrame:
 
 def _letters(letters: DataFrame) -> DataFrame:
     """Group, fingerprint, ms (of the id: when it died), took_ms (from the first write to there)
-    and `newest` of each letter: its name and its recorded failure.
+    and `newest` of each dead letter: its name and its recorded failure.
     """
     cause = f.udf(_cause, "fingerprint string, place string", useArrow=False)
     texts = ("error_class", "error_message", "reason", "handler")
