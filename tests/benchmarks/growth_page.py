@@ -28,7 +28,8 @@ cores, Python {python}, {server}. Server and daemon share these cores. The data 
 
 CPU is in milliseconds per second, or in microseconds per message. 10 milliseconds per second are
 1 % of a core. *Ours* is the CPU time of supervisor, housekeeper and all workers together. The
-figures are from one run on one machine, so compare the first with the last, not neighbors.
+figures are from one run on one machine, so compare the first and the last row, and not
+adjacent rows.
 
 Results:
 
@@ -146,10 +147,10 @@ def _by_units(what: str, rows: list[Row]) -> str:
     return (
         f"- **More {what}**, from {few['units']:,} to {many['units']:,} assignments. Idle,"
         f" streamqd uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f} ms"
-        f" of each second. Each further assignment adds {ours:,.0f} µs, and {redis:,.0f} µs in"
-        f" Redis. Per assignment, streamqd uses {per_unit[0]:,.0f} µs with the fewest and"
-        f" {per_unit[1]:,.0f} µs with the most. Under load, worker and Redis together use"
-        f" {cost(few):,.1f} µs per message with {few['units']:,} and {cost(many):,.1f} µs with"
+        f" of each second. Each further assignment adds {ours:,.0f} µs per second, and"
+        f" {redis:,.0f} µs in Redis. Per assignment, streamqd uses {per_unit[0]:,.0f} µs with the"
+        f" fewest and {per_unit[1]:,.0f} µs with the most. Under load, worker and Redis together"
+        f" use {cost(few):,.1f} µs per message with {few['units']:,} and {cost(many):,.1f} µs with"
         f" {many['units']:,} ({_change(cost(few), cost(many))})."
     )
 

@@ -167,8 +167,8 @@ DEATH = (
         ("secrets.token_hex(16), batch.done, blame", "secrets.token_hex(16), [], blame"),
         tests={
             "unit/test_holding.py": [
-                "test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left",
-                "test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released",
+                "test_crash_charges_only_the_running_entry",
+                "test_worker_exit_with_unconfirmed_acks_refences_then_releases",
             ]
         },
     ),
@@ -461,7 +461,7 @@ LIMITS = (
         "streamqd/supervisor/partition.py",
         ("unexpected = kill is None and not (", "unexpected = not ("),
         tests={
-            "unit/test_holding.py": "test_ordered_kill_charges_nothing",
+            "unit/test_holding.py": "test_kill_by_the_supervisor_charges_nothing",
             "unit/test_mutant_gaps.py": ("test_drain_deadline_kills_without_a_charge"),
         },
     ),

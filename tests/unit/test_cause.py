@@ -376,7 +376,7 @@ def test_cause_ignores_old_failures() -> None:
 def test_failing_names_the_command_that_shows_the_messages(
     more: dict[str, Any], advice: str
 ) -> None:
-    """U10: the fix was `dlq stats` while 10,000 messages waited and no dead letter existed."""
+    """The fix was `dlq stats` while 10,000 messages waited and no dead letter existed."""
     (cause, *_others) = causes(facts(**{"worker": worker(rates={"failed": 3.0})} | more))
 
     assert cause.word == "failing"
@@ -385,7 +385,7 @@ def test_failing_names_the_command_that_shows_the_messages(
 
 
 def test_an_open_circuit_names_a_failure_that_can_open_it() -> None:
-    """U10: a Retry never opens the circuit, even if it was the last failure."""
+    """A Retry never opens the circuit, even if it was the last failure."""
     mixed = (failed("shop.BankDown", 9.0), failed("streamqd.handlers.Retry", 1.0))
 
     (cause, *_others) = causes(facts(worker=worker(state="halted"), failures=mixed))

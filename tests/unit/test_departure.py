@@ -61,7 +61,7 @@ def test_units_broken_elsewhere_are_left() -> None:
     assert taken[HITS[1]] == ("b", "")
 
 
-def test_a_move_that_was_ordered_is_kept_to() -> None:
+def test_move_directive_overrides_the_balance() -> None:
     owners = dict.fromkeys(HITS[:2], "a")
 
     taken = takers("a", [seen("b"), seen("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c"))

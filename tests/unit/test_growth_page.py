@@ -64,7 +64,7 @@ def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> N
     text = words(growth_page.text(RESULTS))
 
     assert "partitions**, from 1 to 256 assignments. Idle, streamqd uses 10.0 to 61.0 ms of" in text
-    assert "Each further assignment adds 200 µs, and 100 µs in Redis." in text
+    assert "Each further assignment adds 200 µs per second, and 100 µs in Redis." in text
     assert "10,000 µs with the fewest and 238 µs with the most." in text
     assert "4.0 µs per message with 1 and 5.0 µs with 256 (+25%)" in text
 
@@ -74,7 +74,7 @@ def test_growth_page_compares_groups_on_the_same_partitions() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert "groups**, from 16 to 128 assignments. Idle, streamqd uses 13.0 to 24.2 ms" in text
-    assert "Each further assignment adds 100 µs, and 50 µs in Redis." in text
+    assert "Each further assignment adds 100 µs per second, and 50 µs in Redis." in text
     assert "4.0 µs per message with 16 and 3.0 µs with 128 (-25%)" in text
 
 

@@ -94,7 +94,7 @@ def driver() -> StateDriver:
     return StateDriver()
 
 
-# --- taking ---------------------------------------------------------------------------------------
+# --- acquire --------------------------------------------------------------------------------------
 
 
 def test_free_unit_has_no_next_call(driver: StateDriver):
@@ -116,7 +116,7 @@ def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
 
 
 @pytest.mark.parametrize("word", ["OK", "MINE"])
-def test_taken_now_or_by_a_call_whose_reply_was_lost(driver: StateDriver, word: str):
+def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
     driver.holding.take(seen_epoch=5)
     assert driver.answer(word, b"1763640000000", 0, b"") == "acquired"
     assert driver.holding.phase is Phase.HELD
@@ -175,7 +175,7 @@ def test_unit_taken_by_another_instance_is_not_owned(
 
 
 def test_every_acquire_has_a_new_token(driver: StateDriver):
-    """T13: a token is void as soon as its release is sent."""
+    """A token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
         driver.holding.take(seen_epoch=5)
@@ -193,7 +193,7 @@ def test_abandoned_acquire_is_released_with_its_token(driver: StateDriver):
     assert (driver.script(), driver.argument("token")) == ("lease_release", token)
 
 
-# --- giving back ----------------------------------------------------------------------------------
+# --- release --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", ["OK", "FENCED"])
@@ -210,7 +210,7 @@ def test_release_is_repeated_until_any_reply(driver: StateDriver, word: str):
     assert driver.slot.trusted_until_ns == 0
 
 
-def test_a_worker_that_leaves_clean_is_released_without_a_refence(driver: StateDriver):
+def test_clean_worker_exit_releases_without_a_refence(driver: StateDriver):
     driver.hold().run().mark(CLEARED, CLEARED).quiet()
     driver.worker.stop_reason = "drain"
     verdict = driver.holding.ended(Exit(ExitCode.STOPPED, None))
@@ -218,7 +218,7 @@ def test_a_worker_that_leaves_clean_is_released_without_a_refence(driver: StateD
     assert driver.script() == "lease_release"
 
 
-def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(driver: StateDriver):
+def test_worker_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
     """The connection may have lost its acknowledgements, so the refence repeats them."""
     driver.hold().run().mark(CLEARED, DONE).quiet()
     driver.worker.stop_reason = "shed"
@@ -240,11 +240,11 @@ def test_release_during_a_refence_waits_for_its_reply(driver: StateDriver):
     assert driver.argument("token") == driver.holding.lease.token
 
 
-# --- blame ----------------------------------------------------------------------------------------
+# --- crash accounting -----------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F1", "F2")
-def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left(
+def test_crash_charges_only_the_running_entry(
     driver: StateDriver,
 ):
     driver.hold().run().mark(DONE, FAILED, RUNNING)
@@ -295,7 +295,7 @@ def test_several_running_entries_are_not_charged(driver: StateDriver):
 
 
 @pytest.mark.parametrize("reason", ["quit", "deadline"])
-def test_ordered_kill_charges_nothing(driver: StateDriver, reason: str):
+def test_kill_by_the_supervisor_charges_nothing(driver: StateDriver, reason: str):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill(reason, driver.slot.run_seq, 103.0)
     verdict = driver.holding.ended(KILLED)
@@ -313,7 +313,7 @@ def test_hard_limit_charges_its_own_run(driver: StateDriver):
 
 
 def test_late_hard_limit_charges_nothing(driver: StateDriver):
-    """T11: when the signal arrives, the next entry is already running."""
+    """When the signal arrives, the next entry is already running."""
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
     driver.slot.run_seq += 1
@@ -337,7 +337,7 @@ def test_a_process_that_vanishes_between_two_messages_has_crashed(driver: StateD
 
 
 @pytest.mark.parametrize("code", [ExitCode.STOPPED, ExitCode.RECYCLE, ExitCode.NO_GROUP])
-def test_orderly_exit_is_no_crash(driver: StateDriver, code: ExitCode):
+def test_clean_exit_does_not_count_as_a_crash(driver: StateDriver, code: ExitCode):
     driver.hold().run().mark(DONE).quiet()
     verdict = driver.holding.ended(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (False, ExitCause.ORDERED, None)
@@ -385,10 +385,10 @@ def test_processes_that_die_with_nothing_to_blame_are_counted(driver: StateDrive
     assert driver.holding.uncharged == 0
 
 
-# --- losing ---------------------------------------------------------------------------------------
+# --- loss -----------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(driver: StateDriver):
+def test_process_exit_after_the_loss_of_its_unit_settles_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.holding.become_free()
     found = driver.holding.ended(KILLED)
@@ -427,7 +427,7 @@ def test_lost_unit_is_no_longer_trusted(driver: StateDriver):
     assert (driver.slot.trusted_until_ns, driver.slot.owned) == (0, 0)
 
 
-def test_a_refusal_that_was_logged_does_not_hurry(driver: StateDriver):
+def test_logged_refusal_is_not_retried_early(driver: StateDriver):
     driver.holding.take(seen_epoch=5)
     assert driver.holding.wants_exchange
     driver.holding.refusal = "WRONGTYPE"

@@ -30,7 +30,7 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 @pytest.mark.fault("F5")
 @every_unit
 def test_service_survives_an_oom_killed_worker(unit: Path) -> None:
-    """Without this setting, systemd stops the service after the first OOM kill of a process."""
+    """With any other value, systemd stops the service after the first OOM kill of a process."""
     assert settings(unit)["OOMPolicy"] == ["continue"]
 
 
