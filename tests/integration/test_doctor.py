@@ -75,7 +75,7 @@ def test_doctor_text_output_shows_problems_and_fixes(doctor_case: DoctorCase) ->
     assert shown[1].startswith("  problem topics.without-meta: ghost is in the registry")
     assert shown[2].startswith("    fix: `streamqd topic create ghost")
     assert shown[3].startswith("    seen: registered=true")
-    assert shown[-1] == "25 checks: 1 problem, no warnings"
+    assert shown[-1] == "26 checks: 1 problem, no warnings"
 
 
 def test_doctor_exit_codes_match_its_findings(doctor_case: DoctorCase, tmp_path: Path) -> None:

@@ -134,6 +134,19 @@ def test_doctor_finds_an_instance_that_cannot_fork(doctor_case: DoctorCase) -> N
     doctor_case.silent("fleet.limited")
 
 
+def test_doctor_finds_a_reload_that_waits(doctor_case: DoctorCase) -> None:
+    reload = {"directive_unix_ms": 0, "assignment": [TOPIC, 0, GROUP], "step": "finish"}
+    doctor_case.heartbeat(reloading=reload | {"since_unix_ms": doctor_case.ago(5)})
+    doctor_case.silent("fleet.reload-waiting")
+    doctor_case.heartbeat(reloading=reload | {"since_unix_ms": doctor_case.ago(300)})
+    found = doctor_case.finding("fleet.reload-waiting")
+    assert found["about"] == "one"
+    assert "one was asked to reload 5 min" in found["text"]
+    assert f"`streamqd why {TOPIC}/0/{GROUP}`" in found["fix"]
+    doctor_case.heartbeat(reloading="spoiled")
+    doctor_case.silent("fleet.reload-waiting")
+
+
 def test_doctor_names_a_failed_assignment_and_its_instance(doctor_case: DoctorCase) -> None:
     """B3: doctor names the abandoned assignment, and does not report a crash loop."""
     doctor_case.silent("fleet.assignment-failed")

@@ -87,7 +87,7 @@ def arguments(code: str) -> list[str]:
 def _is_bounded(call: list[str]) -> bool:
     name, *rest = call
     if not name.startswith("'"):
-        return rest[-2:] == ["'COUNT'", "1"]  # the command's name is in a variable
+        return rest[-2] == "'COUNT'"  # the command's name is in a variable
     command = name.strip("'")
     if command not in _LISTS:
         return True
@@ -236,6 +236,7 @@ TIED: dict[str, int | str] = {
     "message_reclaim.LOOKED_MAX": "rows that one page looks at",
     "retry_page.PAGES": "steps of a walk",
     "sink_publish.PIECE": "rows of one step of a walk",
+    "stream_page.AT_ONCE": "entries of one step of a walk",
 }
 
 
