@@ -23,7 +23,7 @@ class Pipeline:
 
     schema: str | None = setting(
         None,
-        "Columns of the topic's JSON, written as in Spark SQL's CREATE TABLE:"
+        "Columns of the topic's payloads, written as in Spark SQL's CREATE TABLE:"
         ' "id long, amount decimal(10,2), at timestamp". `pipeline archive` then also writes a'
         " parsed table, and `pipeline report` describes its columns. Empty: payloads stay bytes.",
     )
@@ -44,4 +44,9 @@ class Pipeline:
         "More columns of that table: entry_key is the key of the entry, entry_headers has its"
         " headers, and _rescued has the fields of the payload that are no columns, as JSON.",
         shape=_EXTRA,
+    )
+    codec: str = setting(
+        "json",
+        "Encoding of the topic's payloads in that table and in `pipeline report`.",
+        choices=("json", "msgpack"),
     )

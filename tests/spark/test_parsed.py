@@ -68,9 +68,10 @@ class Press:
         event_time: str | None = None,
         extra: tuple[str, ...] = (),
         times: tuple[str, ...] = (),
+        codec: str = "json",
         **changes: Any,
     ) -> Done:
-        pipelines = {"orders": Pipeline(schema or None, event_time, times, extra)}
+        pipelines = {"orders": Pipeline(schema or None, event_time, times, extra, codec)}
         settings = replace(self.settings, pipelines=pipelines)
 
         def ask() -> Any:
@@ -92,10 +93,11 @@ class Press:
         *,
         times: tuple[str, ...] = (),
         extra: tuple[str, ...] = (),
+        codec: str = "json",
         **options: bool,
     ) -> tuple[int, int]:
         """Parse archived entries again. Return the numbers of rows that fit, and of the others."""
-        pipelines = {"orders": Pipeline(schema or None, None, times, extra)}
+        pipelines = {"orders": Pipeline(schema or None, None, times, extra, codec)}
         settings = replace(self.settings, pipelines=pipelines)
         done = reparse(settings, self.folder, "orders", lambda: self.shop.spark, **options)
         return done.parsed, done.quarantined

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from streamqd.spark.pipelines import fitting, proofs
+from streamqd.spark.pipelines.packed import reader
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.schemas import read_schema
 from tests.benchmarks import spark_parsing
@@ -57,20 +58,22 @@ def compare(
     event_time: str,
     payloads: Sequence[bytes | None],
     times: Sequence[str] = (),
+    codec: str = "json",
 ) -> list[bytes | None]:
     """Compare verdict, reason, value and date of each payload. Return the undecided payloads."""
     kind, batch = read_schema(schema, times), raw(payloads)
-    found = Prover(kind, event_time, NOW_US)(batch)
+    read = reader(codec, kind)
+    found = Prover(kind, event_time, NOW_US, read)(batch)
     rows = spark.createDataFrame(batch.to_pylist(), COLUMNS)
-    exact = exact_judge.judged(rows, kind, event_time, NOW_US).select("id", "reason").collect()
+    judged = exact_judge.judged(rows, kind, event_time, NOW_US, read)
+    exact = judged.select("id", "reason").collect()
     reasons = {row["id"]: row["reason"] for row in exact}
     decided = sorted(set(range(len(payloads))).difference(found.undecided))
     for at in decided:
         assert found.reasons[at].as_py() == reasons[f"{at}-0"], payloads[at]
     fitting_rows = [at for at in decided if not found.reasons[at].is_valid]
-    table = (
-        fitting.judged(rows, kind, event_time, NOW_US).select("id", "event_date", "row").toArrow()
-    )
+    converted = fitting.judged(rows, kind, event_time, NOW_US, read=read)
+    table = converted.select("id", "event_date", "row").toArrow()
     places = {each: at for at, each in enumerate(table["id"].to_pylist())}
     wanted = _taken(table, [places[f"{at}-0"] for at in fitting_rows])
     ours = _taken(found.rows.select(KEPT), fitting_rows)

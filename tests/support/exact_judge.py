@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from streamqd.spark.pipelines import fitting
+from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.reasons import FIRST_DAY, LAST_DAY, last_day
 from streamqd.spark.pipelines.schemas import BAD, out_of_range, unlike
 
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
+def judged(
+    rows: DataFrame, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
+) -> DataFrame:
     """Return the rows of a raw table, each with its `reason`."""
-    rows = fitting.converted(rows, kind)
+    rows = fitting.converted(rows, kind, read)
     wrong = f.col("wrong")
     told = []
     for each in kind.fields:

@@ -298,6 +298,7 @@ MISTAKES = [
     ("[pipelines.a]\nschema = 3", "pipelines.a.schema: 3 must be a string"),
     ('[pipelines.a]\nevent_time = "at"', "pipelines.a.event_time: needs a schema"),
     ('[pipelines.a]\ntimes = ["at seconds"]', "pipelines.a.times: needs a schema"),
+    ('[pipelines.a]\ncodec = "avro"', 'pipelines.a.codec: "avro" is not one of "json", "msgpack"'),
     ('[pipelines.a]\nschema = "at date"\ntimes = ["at"]', "write a column and a unit or a"),
     (
         '[pipelines.a]\nschema = "at timestamp"\ntimes = ["at seconds", "at milliseconds"]',

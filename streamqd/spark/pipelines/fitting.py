@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd.spark.location import Location
 from streamqd.spark.pipelines.conversion import BEYOND_US
 from streamqd.spark.pipelines.derived import HEADERS, KEY, OWN, RESCUED
+from streamqd.spark.pipelines.packed import Reader, json_texts, texts
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, bounded_with_nan, remove
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
@@ -48,22 +49,27 @@ class PairFolders(NamedTuple):
 
 
 def fitted(
-    rows: DataFrame, kind: StructType, event_time: str, now_us: int, into: PairFolders
+    rows: DataFrame,
+    kind: StructType,
+    event_time: str,
+    now_us: int,
+    into: PairFolders,
+    read: Reader = json_texts,
 ) -> FittedFiles:
     """Return new files with the rows that fit, and with the others.
 
     Files of undecided rows exist only in between. After a kill, they are purged like all files
     without a commit.
     """
-    begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra)
-    prover = Prover(kind, event_time, now_us)
+    begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra, read=read)
+    prover = Prover(kind, event_time, now_us, read)
     kept = [*KEPT, *(name for name in ("headers",) if name in into.quarantine[1].names)]
     first = written(rows.select(*kept), partial(begin, prover))
     if not first.undecided:
         return first
     try:
-        rest = judged(into.read(first.undecided), kind, event_time, now_us, kept)
-        second = written(rest, partial(begin, Reasons(kind, event_time, now_us)))
+        rest = judged(into.read(first.undecided), kind, event_time, now_us, kept, read)
+        second = written(rest, partial(begin, Reasons(kind, event_time, now_us, read)))
     finally:
         remove(into.quarantine[0], first.undecided)
     return FittedFiles(first.fit + second.fit, first.unfit + second.unfit, [], first.alike)
@@ -75,6 +81,7 @@ def judged(
     event_time: str,
     now_us: int,
     kept: Sequence[str] = KEPT,
+    read: Reader = json_texts,
 ) -> DataFrame:
     """Return converted rows of a raw table, ordered by the dates that fitting rows will have.
 
@@ -84,7 +91,7 @@ def judged(
     """
     from pyspark.sql import functions as f
 
-    rows = converted(rows, kind)
+    rows = converted(rows, kind, read)
     date = f.col("date")
     if event_time:
         at = f.col("row").getField(event_time)
@@ -104,7 +111,7 @@ def judged(
     return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
-def converted(rows: DataFrame, kind: StructType) -> DataFrame:
+def converted(rows: DataFrame, kind: StructType, read: Reader = json_texts) -> DataFrame:
     """Return rows with a payload as `value`, and its columns of the schema as `row`.
 
     `fault` is the reason why Spark must not convert a payload. `text` is then null, otherwise the
@@ -112,8 +119,13 @@ def converted(rows: DataFrame, kind: StructType) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    rows = rows.withColumn("fault", faults(f.col("value"), kind))
-    text = f.when(f.col("fault").isNull(), f.col("value").cast("string"))
+    json = f.col("value")
+    if read is json_texts:
+        rows = rows.withColumn("fault", faults(json, kind))
+    else:
+        rows, json = rows.withColumn("json", texts(f.col("value"), read)), f.col("json.text")
+        rows = rows.withColumn("fault", f.coalesce("json.fault", faults(json, kind)))
+    text = f.when(f.col("fault").isNull(), json.cast("string"))
     row = f.col("row")
     rows = rows.withColumn("text", text).withColumn("row", _from_json("text", kind.fields))
     return rows.withColumn("wrong", row.isNull() | row.getField(BAD).isNotNull())
@@ -221,12 +233,13 @@ class Fitter:
         quarantine: tuple[Location, pa.Schema],
         judge: Callable[[pa.RecordBatch], JudgedRows],
         extra: Sequence[str] = (),
+        read: Reader = json_texts,
     ) -> None:
         """Open the writer. Each schema is that of the files, without the partition column.
 
         `extra` are the additional columns of the parsed table, of `derived.extra_columns`.
         """
-        self._extra = extra
+        self._extra, self._read = extra, read
         self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))
         self._bad, self._undecided = (
             _ByDate(DateWriter(quarantine[0], "date", quarantine[1])) for _ in range(2)
@@ -265,8 +278,9 @@ class Fitter:
         if HEADERS in self._extra:
             own[HEADERS] = rows["headers"]
         if RESCUED in self._extra:
-            values = rows["value"].to_pylist()
-            own[RESCUED] = pa.array([rescued(each, has) for each in values], pa.string())
+            values = self._read(rows["value"].to_pylist()).texts
+            found = [each and rescued(each, has) for each in values]
+            own[RESCUED] = pa.array(found, pa.string())
         # A column that the schema has no longer stays in the table.
         return _as(
             schema,

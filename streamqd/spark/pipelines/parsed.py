@@ -18,7 +18,7 @@ from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Offsets, Position
-from streamqd.spark.pipelines import compact, derived, fitting, schemas, tables
+from streamqd.spark.pipelines import compact, derived, fitting, packed, schemas, tables
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import WrittenFile, last_id
 from streamqd.spark.pipelines.queries import failure
@@ -124,8 +124,9 @@ def _fitted(
         pipeline.extra,
     )
     now_us = round(time.time() * 1e6)
+    read = packed.reader(pipeline.codec, kind)
     try:
-        return fitting.fitted(rows, kind, pipeline.event_time or "", now_us, into)
+        return fitting.fitted(rows, kind, pipeline.event_time or "", now_us, into, read)
     except (Py4JError, PySparkException) as error:
         raise failure(error) from error
 

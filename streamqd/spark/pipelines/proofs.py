@@ -10,6 +10,7 @@ from pyarrow import compute
 
 from streamqd.spark.pipelines import schemas
 from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave
+from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.reasons import JudgedRows, Reasons, days_of, last_day
 from streamqd.spark.pipelines.strict import decoded, is_ordinary
 
@@ -27,17 +28,20 @@ class Prover:
     can convert a value, its row stays undecided.
     """
 
-    def __init__(self, kind: StructType, event_time: str, now_us: int) -> None:
+    def __init__(
+        self, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
+    ) -> None:
         self._kind = kind
+        self._read = read
         self._event_time = event_time
         self._last_day = last_day(now_us)
-        self._reasons = Reasons(kind, event_time, now_us)
+        self._reasons = Reasons(kind, event_time, now_us, read)
         self._columns = list(schemas.stored(kind))
         self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
 
     def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
         """Return the rows of a batch with their verdicts."""
-        objects, faults, undecided = _read(batch["value"].to_pylist())
+        objects, faults, undecided = _objects(*self._read(batch["value"].to_pylist()))
         fields = self._columns
         columns: dict[str, pa.Array] = {}
         wrong: dict[str, set[int]] = {}
@@ -81,16 +85,19 @@ class Prover:
         return compute.if_else(possible, found, None).cast(pa.int32()).cast(pa.date32())
 
 
-def _read(
-    payloads: Sequence[bytes | None],
+def _objects(
+    texts: Sequence[bytes | None], unread: Sequence[str | None]
 ) -> tuple[list[dict[str, Any]], list[str | None], set[int]]:
-    """Return the objects of payloads, the faults of the others, and the rows that are undecided."""
+    """Return the objects of JSON texts, the faults of the others, and the rows that are undecided.
+
+    `unread` are the faults of payloads without a text.
+    """
     objects: list[dict[str, Any]] = []
     faults: list[str | None] = []
     undecided: set[int] = set()
-    for at, payload in enumerate(payloads):
-        found, why = decoded(payload)
-        if payload and why is None and not is_ordinary(payload, found):
+    for at, (text, unreadable) in enumerate(zip(texts, unread, strict=True)):
+        found, why = ({}, unreadable) if unreadable else decoded(text)
+        if text and why is None and not is_ordinary(text, found):
             undecided.add(at)
             found = {}
         objects.append(found)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.schemas import BAD, derails, out_of_range, unlike
 from streamqd.spark.pipelines.strict import decoded
 
@@ -48,8 +49,11 @@ class JudgedRows(NamedTuple):
 class Reasons:
     """Finds the reasons why rows of `fitting.judged` do not fit. A value: each task gets a copy."""
 
-    def __init__(self, kind: StructType, event_time: str, now_us: int) -> None:
+    def __init__(
+        self, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
+    ) -> None:
         self._kind = kind
+        self._read = read
         self._event_time = event_time
         self._last_day = last_day(now_us)
         self._apart = [each.name for each in kind.fields if derails(each.dataType)]
@@ -98,13 +102,13 @@ class Reasons:
         if not rows:
             return {}
         picked = pa.array(rows, pa.int64())
-        payloads = batch["value"].take(picked).to_pylist()
+        payloads, _ = self._read(batch["value"].take(picked).to_pylist())
         objects = [decoded(each)[0] for each in payloads]
         row, alone = batch["row"].take(picked), None
         if self._apart:
             alone = batch["alone"].take(picked)
             row = _field(alone, 0)
-        unread = {at for at, each in enumerate(payloads) if _has_long_number(each)}
+        unread = {at for at, each in enumerate(payloads) if each and _has_long_number(each)}
         found: dict[str, set[int]] = {}
         for field in self._kind.fields:
             if field.name in self._apart:

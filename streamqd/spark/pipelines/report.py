@@ -131,7 +131,7 @@ def _topic(
         letters = tables.dead_letter_table(spark, settings, name) if dead else none
         pipeline = settings.pipelines.get(name, config.Pipeline())
         if name in scope.schemas:
-            pipeline = config.Pipeline(scope.schemas[name])
+            pipeline = config.Pipeline(scope.schemas[name], codec=pipeline.codec)
         found = queries.figures(scope.within(entries), scope.within(letters), pipeline)
     except PySparkException as error:
         raise failure(error) from error

@@ -18,6 +18,7 @@ from pyspark.sql.types import AtomicType, DataType
 from streamqd import config
 from streamqd.policy import fingerprint as fingerprints
 from streamqd.spark.pipelines import fitting
+from streamqd.spark.pipelines.packed import reader
 from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.storage import Archive
 
@@ -162,7 +163,7 @@ def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """
     kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
-    counted = fitting.converted(rows, kind).agg(
+    counted = fitting.converted(rows, kind, reader(pipeline.codec, kind)).agg(
         f.count_if(~f.col("wrong")).alias("fits"),
         f.count_if("wrong").alias("bad"),
         every.alias("rows"),

@@ -1,0 +1,193 @@
+"""Msgpack payloads as JSON: the same values as JSON, a reason for each of the others."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.quick import examples
+
+msgspec = pytest.importorskip("msgspec")
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import (  # noqa: E402
+    ArrayType,
+    BinaryType,
+    DecimalType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+)
+
+from streamqd.spark.pipelines import packed  # noqa: E402
+from streamqd.spark.pipelines.packed import MsgpackTexts, reader  # noqa: E402
+
+KIND = (
+    StructType()
+    .add("id", LongType())
+    .add("note", StringType())
+    .add("raw", BinaryType())
+    .add("money", DecimalType(10, 2))
+    .add("many", ArrayType(BinaryType()))
+    .add("tags", MapType(StringType(), StructType().add("n", LongType()).add("b", BinaryType())))
+)
+pack = msgspec.msgpack.encode
+DEEPEST: Any = 1
+for _ in range(packed.DEPTH_MAX - 1):
+    DEEPEST = [DEEPEST]
+
+
+def read(payload: bytes | None) -> tuple[bytes | None, str | None]:
+    (text,), (why,) = MsgpackTexts(KIND)([payload])
+    assert (text is None) != (why is None)
+    return text, why
+
+
+def under(value: bytes, name: bytes = b"x") -> bytes:
+    """Return a map of one name with an encoded value."""
+    return b"\x81" + bytes([0xA0 + len(name)]) + name + value
+
+
+def timestamp(seconds: int, nanoseconds: int = 0) -> bytes:
+    return b"\xc7\x0c\xff" + struct.pack(">Iq", nanoseconds, seconds)
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (b"\x80", "{}"),
+        (pack({"a": [None, True, -1, 2**64 - 1, 1.5, "ü\x00"], "b": {"c": {}}}), None),
+        (under(b"\xca\x3f\x80\x00\x00"), '{"x":1.0}'),  # a float of 4 bytes
+        (under(b"\xca\x3d\xcc\xcc\xcd"), '{"x":0.10000000149011612}'),
+        (under(b"\xd3" + struct.pack(">q", 5)), '{"x":5}'),  # longer than it has to be
+        (under(b"\xd9\x01a"), '{"x":"a"}'),
+        (under(b"\xdd\x00\x00\x00\x01\xde\x00\x01\xa1a\xcc\x01"), '{"x":[{"a":1}]}'),
+        (under(b"\xc4\x02hi"), '{"x":"aGk="}'),  # in a name that is no column
+        (under(b"\xc4\x02hi", b"raw"), '{"raw":"aGk="}'),
+        (under(b"\xc5\x00\x02hi", b"raw"), '{"raw":"aGk="}'),
+        (under(b"\x92\xc4\x02hi\xc0", b"many"), '{"many":["aGk=",null]}'),
+        (under(b"\x81\xa1k\x81\xa1b\xc4\x02hi", b"tags"), '{"tags":{"k":{"b":"aGk="}}}'),
+        (under(b"\xd6\xff\x00\x00\x00\x01"), '{"x":"1970-01-01T00:00:01Z"}'),
+        (
+            under(b"\xd7\xff" + struct.pack(">Q", 123_456_789 << 34 | 1)),
+            '{"x":"1970-01-01T00:00:01.123456789Z"}',
+        ),
+        (under(timestamp(-1, 500_000_000)), '{"x":"1969-12-31T23:59:59.500000Z"}'),
+        (under(timestamp(-1, 999_999_999)), '{"x":"1969-12-31T23:59:59.999999999Z"}'),
+        (under(timestamp(-62_135_596_800)), '{"x":"0001-01-01T00:00:00Z"}'),
+        (under(timestamp(253_402_300_799, 1)), '{"x":"9999-12-31T23:59:59.000000001Z"}'),
+        (pack({"x": DEEPEST}), None),
+    ],
+)
+def test_msgpack_is_the_json_of_the_same_value(payload: bytes, text: str | None) -> None:
+    wanted = msgspec.msgpack.decode(payload) if text is None else json.loads(text)
+    found, why = read(payload)
+    assert (json.loads(found or b"null"), why) == (wanted, None)
+    if text is not None:
+        assert found == text.encode()
+
+
+BROKEN = "it is not msgpack"
+KEY = "it contains a map with a key that is not a string"
+NUMBER = "it contains NaN or an infinity"
+DEEP = "it is nested more than 200 levels deep"
+YEARS = "it contains a timestamp outside the years 1 to 9999"
+TEXT = "it contains a string that is not UTF-8"
+HOSTILE = [
+    (None, "it has no payload"),
+    (b"", "it has no payload"),
+    (b"\xc1", BROKEN),
+    (b'{"id": 1}', BROKEN),  # JSON: an integer, and more bytes
+    (b"\x81\xa1x", BROKEN),
+    (pack({"x": "text"})[:-1], BROKEN),
+    (b"\x80\x80", BROKEN),
+    (b"\x80\n", BROKEN),
+    (under(b"\xc1"), BROKEN),
+    (under(b"\xdb\xff\xff\xff\xff"), BROKEN),
+    (under(b"\xc6\xff\xff\xff\xff"), BROKEN),
+    (b"\xdd\xff\xff\xff\xff" * 100, BROKEN),
+    (b"\xdf\xff\xff\xff\xff", BROKEN),
+    (b"\x91" * 100_000, DEEP),
+    (b"\x81\xa1x" * 100_000, DEEP),
+    (pack({"x": [DEEPEST]}), DEEP),
+    (pack([{"id": 1}]), "it is msgpack, but not a map"),
+    (b"\xc0", "it is msgpack, but not a map"),
+    (b"\x82\xa2id\x01\xa2id\x02", "the name 'id' occurs twice"),
+    (b"\x82\xa2id\x01\xd9\x02id\x02", "the name 'id' occurs twice"),
+    # As long as the map without the first value, because a float of 4 bytes becomes one of 8.
+    (b"\x82\xa1a\xcd\x01\x00\xa1a\xca\x3f\x80\x00\x00", "the name 'a' occurs twice"),
+    (under(b"\x82\xa2\xc3\xbc\x01\xa2\xc3\xbc\x02"), "the name '\\xfc' occurs twice"),
+    (b"\x81\x01\x02", KEY),
+    (b"\x81\xc4\x01a\x02", KEY),
+    (b"\x81\xc0\x02", KEY),
+    (under(b"\x91\x81\x01\x02"), KEY),
+    (b"\x81\x91\x01\x02", KEY),
+    (b"\x81\x80\x02", KEY),
+    (pack({"x": math.nan}), NUMBER),
+    (pack({"x": [{"y": -math.inf}]}), NUMBER),
+    (under(b"\xca\x7f\x80\x00\x00"), NUMBER),
+    (under(b"\xa1\xff"), TEXT),
+    (b"\x81\xa1\xff\x01", TEXT),
+    (under(b"\xa3\xed\xa0\x80"), TEXT),  # half of a surrogate pair
+    (under(b"\xd4\x05\x00"), "it contains a value of the extension type 5"),
+    (under(b"\xc7\x00\x80"), "it contains a value of the extension type -128"),
+    (under(b"\xd4\xff\x00"), BROKEN),  # a timestamp of one byte
+    (under(timestamp(1, 1_000_000_000)), BROKEN),
+    (under(timestamp(1 << 62)), YEARS),
+    (under(timestamp(-62_135_596_801)), YEARS),
+    (under(b"\xc4\x02hi", b"note"), "note is not string"),
+    (under(b"\xc4\x03\xd7\x6d\xf8", b"money"), "money is not decimal(10,2)"),  # base64 of "1234"
+    (
+        b"\x82\xa2id\xc4\x00\xa4tags\x81\xa1k\x81\xa1n\xc4\x00",
+        "id is not bigint; tags is not map<string,struct<n:bigint,b:binary>>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("payload", "reason"), HOSTILE)
+def test_msgpack_that_has_no_json_has_a_reason(payload: bytes | None, reason: str) -> None:
+    assert read(payload) == (None, reason)
+
+
+def test_a_payload_harms_only_its_own_row() -> None:
+    payloads = [each for each, _ in HOSTILE]
+    found = reader("msgpack", KIND)([b"\x80", *payloads, b"\x80"])
+    assert (found.texts[0], found.texts[-1]) == (b"{}", b"{}")
+    assert found.faults[1:-1] == [read(each)[1] for each in payloads]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_text_or_a_reason(payload: bytes) -> None:
+    for each in (payload, under(payload), b"\x82" + payload):
+        text, _ = read(each)
+        if text is not None:
+            assert isinstance(json.loads(text), dict)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.dictionaries(st.text(max_size=3), VALUES))
+def test_both_readers_return_the_same_values(value: dict[str, Any]) -> None:
+    payload = pack(value)
+    assert packed._read(payload) == (value, False)
+    assert packed._ExactReader(payload).document() == value
+    text, _ = read(payload)
+    assert msgspec.json.decode(text) == value
