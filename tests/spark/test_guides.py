@@ -6,11 +6,12 @@ Python and SQL in the session of the tests, settings in the configuration.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.pages.test_pages import README, ROOT, TUTORIALS, make_reader
 from tests.pages.test_snippets import PAGES
 from tests.spark.conftest import Shop
 from tests.support import tls
+from tests.support.optional import skip_without
 from tests.support.servers import ProcessServer, needed
 from tests.support.warm import warm
 
@@ -41,12 +43,13 @@ pytestmark = [
 
 PATIENCE = 150.0  # seconds; Spark needs only a few on an idle machine
 HOW_TO, REFERENCE = ROOT / "docs" / "how-to", ROOT / "docs" / "reference"
-READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT = (
+READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT = (
     HOW_TO / f"{name}.md"
     for name in (
         "read-from-spark",
         "archive-topics",
         "parse-payloads",
+        "decode-payloads",
         "query-with-sql",
         "replay-messages",
         "report-on-topics",
@@ -58,6 +61,7 @@ SECURE = "secure = {"
 LEFT_OUT = {
     "# in a clone of streamqd": "it makes the environment that the tests run in",
     SECURE: "it needs a server with TLS: see test_the_block_about_tls",
+    "from pyspark.sql.avro.functions import from_avro": "it needs jars that PyPI does not have",
 }
 TYPED = {"sh", "text", "toml", "python", "sql"}
 SPARK = re.compile(r"streamqd pipeline|import spark|streamqd\.spark|spark\.read")
@@ -279,6 +283,67 @@ def test_the_guide_to_archives_is_true(typing: Guide) -> None:
     assert set(shop.payloads("errors", 2)) == {line(500).encode()}
 
 
+def test_the_guide_to_other_encodings_is_true(guide: Guide) -> None:
+    """A payload that cannot be decoded has a sentence, and its neighbors have their fields."""
+    for package in ("fastavro", "google"):
+        skip_without(package)
+    avro, protobuf = encoders(guide.home / "data")
+    wanted = {"1-0": ("north", 1.5), "9-0": ("süd", -3.0)}
+    for topic, encode in (("readings", avro), ("measured", protobuf)):
+        guide.shop.topic(topic, 1)
+        north, south = (encode(*values) for values in wanted.values())
+        payloads = (north, north[:-1], north + b"\x02", b"\xff" * 20, b"no", b"\x0a\x01\xff", south)
+        for number, payload in zip((1, 2, 3, 4, 5, 6, 9), payloads, strict=True):
+            key = guide.shop.keys.stream(topic, 0)
+            guide.shop.link.execute("XADD", key, f"{number}-0", "payload", payload)
+
+    guide.follow(DECODE)
+
+    names = guide.names
+    assert {row["id"]: (row["sensor"], row["celsius"]) for row in names["good"].collect()} == wanted
+    bad = {row["id"]: row["reading"]["error"] for row in names["bad"].collect()}
+    assert {*bad} == {f"{number}-0" for number in (2, 3, 4, 5, 6)}
+    assert bad["3-0"] == "ValueError: the record is followed by more bytes"
+    rows = {row["id"]: row["reading"] for row in names["values"].collect()}
+    found = {key: (row["sensor"], row["celsius"]) for key, row in rows.items() if not row["error"]}
+    assert found == wanted
+    assert rows["2-0"]["error"].startswith("DecodeError: ")
+
+
+def encoders(folder: Path) -> tuple[Callable[..., bytes], Callable[..., bytes]]:
+    """Write the schemas of the guide to a folder. Return an encoder for each."""
+    import fastavro
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    fields = [{"name": "sensor", "type": "string"}, {"name": "celsius", "type": "double"}]
+    more = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+    schema = {"type": "record", "name": "Reading", "fields": [*fields, more]}
+    (folder / "reading.avsc").write_text(json.dumps(schema))
+    file = descriptor_pb2.FileDescriptorProto(name="reading.proto", package="weather")
+    file.syntax = "proto3"
+    message = file.message_type.add(name="Reading")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    one, optional = kinds.TYPE_STRING, kinds.LABEL_OPTIONAL
+    message.field.add(name="sensor", number=1, type=one, label=optional)
+    message.field.add(name="celsius", number=2, type=kinds.TYPE_DOUBLE, label=optional)
+    every = descriptor_pb2.FileDescriptorSet(file=[file])
+    (folder / "reading.desc").write_bytes(every.SerializeToString())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    reading: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("weather.Reading"))
+
+    def avro(sensor: str, celsius: float) -> bytes:
+        stream = io.BytesIO()
+        row = {"sensor": sensor, "celsius": celsius, "at": 0}
+        fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), row)
+        return stream.getvalue()
+
+    def protobuf(sensor: str, celsius: float) -> bytes:
+        return bytes(reading(sensor=sensor, celsius=celsius).SerializeToString())
+
+    return avro, protobuf
+
+
 def test_the_guide_to_reports_is_true(typing: Guide) -> None:
     typing.reader.obey(
         Fence("sh", [], {}, "streamqd pipeline archive --archive /data/archive\n", 0)
@@ -318,7 +383,8 @@ def test_the_block_about_tls(shop: Shop, state_dir: Path) -> None:
 
 def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
     pages = {
-        page: [*fences(page)] for page in (READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT, OPTIONS)
+        page: [*fences(page)]
+        for page in (READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT, OPTIONS)
     }
     every = [first_line(fence) for found in pages.values() for fence in found]
     assert len(every) > 30
@@ -334,7 +400,7 @@ def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
 
 def test_no_other_page_has_blocks_for_spark() -> None:
     """test_tutorial.py covers the tutorial and the README. The Chinese one has the same code."""
-    typed = {READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT, TUTORIALS["first-archive"]}
+    typed = {READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT, TUTORIALS["first-archive"]}
     typed |= {README, ROOT / "docs" / "README.zh-CN.md"}
     found = [
         f"{page.name}:{fence.line}"

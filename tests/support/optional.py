@@ -22,7 +22,9 @@ PACKAGES = frozenset(
             "duckdb",
             "django",
             "fastapi",
+            "fastavro",
             "flask",
+            "google",  # protobuf
             "jinja2",
             "moto",
         ),
