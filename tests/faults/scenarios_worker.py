@@ -253,8 +253,8 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
             # The connection was lost before it knew of the group, so its reads are in doubt, and
             # it starts at its floor. Later losses do not lead here.
             assert context.struck
-            assert context.strike is not None
-            assert context.strike.kind not in ("group_restore", "message_recover")
+            assert context.lost is not None
+            assert context.lost.kind not in ("group_restore", "message_recover")
             harness.groups()
             code = life.run(life.worker("t1", prefetch_max=2), work)
         assert code == ExitCode.STOPPED
