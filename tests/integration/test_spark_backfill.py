@@ -78,6 +78,11 @@ class Shop:
             table.append(*writer.received(found))
         return table
 
+    def need_counts(self) -> None:
+        """Skip a test whose result depends on a foreign XTRIM."""
+        if self.server.version < (7,):
+            pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+
     def trim(self, partition: int, keep_from: str) -> None:
         self.link.execute("XTRIM", self.keys.stream("access", partition), "MINID", "=", keep_from)
 
@@ -133,6 +138,7 @@ def numbered(partition: int, first: int, last: int) -> Found:
 
 
 def test_stream_reads_the_archive_and_then_redis(shop: Shop) -> None:
+    shop.need_counts()
     shop.fill(0, 1, 300)
     shop.fill(1, 1, 100)
     shop.archive(rows_max=90)
@@ -158,6 +164,7 @@ def test_stream_reads_the_archive_and_then_redis(shop: Shop) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_limits_hold_in_both_phases(shop: Shop, compacted: bool) -> None:
+    shop.need_counts()
     shop.fill(0, 1, 300)
     shop.fill(1, 1, 100)
     table = shop.archive(rows_max=70)
@@ -201,6 +208,7 @@ def test_entries_trimmed_during_a_task_are_read_from_the_archive(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task has read a page when its next entries are archived and trimmed."""
+    shop.need_counts()
     shop.fill(0, 1, 50)
     shop.archive()
     shop.fill(0, 51, 400)
@@ -274,6 +282,7 @@ def test_only_trimmed_entries_are_lost_without_failing(
 
 def test_available_now_ends_at_its_target(shop: Shop) -> None:
     """The archive may reach beyond it."""
+    shop.need_counts()
     shop.fill(0, 1, 100)
     shop.archive()
     reader = shop.reader()
@@ -328,8 +337,7 @@ def test_entries_in_neither_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixt
     shop.archive()
     shop.fill(0, 101, 200)
     shop.trim(0, "151-0")
-    if shop.server.version < (7,):
-        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+    shop.need_counts()
     reader = shop.reader()
     end = reader.latestOffset(BEGIN, ALL)
     with pytest.raises(DataLossError, match="50 entries of access partition 0 after 100-0 were"):
@@ -385,6 +393,7 @@ def test_archive_of_a_deleted_topic_is_read_before_its_loss(
 
 def test_start_by_time_without_a_table_is_the_oldest_entry(shop: Shop, store: Store) -> None:
     """Another topic is archived, so an archive has entries before the oldest ones in Redis."""
+    shop.need_counts()
     shop.fill(0, 1, 100)
     shop.archive()
     topics.create(store, "other", config.Topic(partitions=1))
