@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from streamqd.scoreboard import BUCKETS
 from streamqd.store import history
-from streamqd.store.history import GroupMinute
+from streamqd.store.history import HistoryRow
 from streamqd.store.store import Store
 
 MINUTE_MS = 60_000
@@ -226,7 +226,7 @@ class ConsoleHistory:
         )
 
 
-def _sum(figures: array[int], row: GroupMinute, at: int, minutes: int) -> None:
+def _sum(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
     """Add the counts of an instance to the figures of one of the minutes that they cover."""
     counts = row.counts
     added = {_ADDED: counts["added"], _ACKED: counts["acked"], _FAILED: counts["failed"]}

@@ -11,7 +11,7 @@ from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import COUNTERS, WorkerSlot, now_ns
 from streamqd.store import history
-from streamqd.store.history import HANDLER_MAX, GroupMinute, Interval, UnitMinute
+from streamqd.store.history import HANDLER_MAX, HistoryRow, Interval
 from streamqd.store.store import Store
 
 MINUTE = 60.0
@@ -73,10 +73,10 @@ class HistoryWriter:
         view = self._view
         slots = dict(self._slots)
         measured: Counter[tuple[str, str]] = Counter()
-        units: list[UnitMinute] = []
+        units: list[HistoryRow] = []
         for slot, unit in view.named():
             handler = self._handlers.get((unit.topic, unit.group), "")[:HANDLER_MAX]
-            row = UnitMinute(unit.topic, unit.group, unit.partition, handler)
+            row = HistoryRow(unit.topic, unit.group, unit.partition, handler)
             self._isolate(unit, self._count, row, slot, slots)
             row.counts["added"] = self._added[unit]
             if slot.owned:
@@ -110,7 +110,7 @@ class HistoryWriter:
                 added = self._ever_added[unit] = partition.added
                 self._added[unit] += max(0, added - before.get(unit, added))
 
-    def _count(self, row: UnitMinute, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
+    def _count(self, row: HistoryRow, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
         """Add the counts of a slot since the last entry. A new slot starts at zero."""
         before, seen = slots.get(slot.index), _SlotCounts(slot)
         slots[slot.index] = seen
@@ -121,7 +121,7 @@ class HistoryWriter:
             if new > 0:
                 row.handled[index] = new
 
-    def _backlog(self, row: UnitMinute, unit: Unit, measured: Counter[tuple[str, str]]) -> None:
+    def _backlog(self, row: HistoryRow, unit: Unit, measured: Counter[tuple[str, str]]) -> None:
         """Set the backlog of a partition, and count the partition if its lag is known."""
         figures = self._view.units.get(unit)
         if figures is not None:
@@ -130,11 +130,11 @@ class HistoryWriter:
             row.oldest_ms = round(self._view.age(figures.oldest_unix_ms()) * 1000)
 
 
-def _summed(units: Iterable[UnitMinute]) -> list[GroupMinute]:
+def _summed(units: Iterable[HistoryRow]) -> list[HistoryRow]:
     """Return the sums of each topic and group, with the age of the oldest message."""
-    rows: dict[tuple[str, str], GroupMinute] = {}
+    rows: dict[tuple[str, str], HistoryRow] = {}
     for unit in units:
-        row = rows.setdefault((unit.topic, unit.group), GroupMinute(unit.topic, unit.group))
+        row = rows.setdefault((unit.topic, unit.group), HistoryRow(unit.topic, unit.group))
         for name in history.COUNTS:
             row.counts[name] += unit.counts[name]
         for index, runs in unit.handled.items():

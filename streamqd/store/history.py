@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamqd.config.setting import NAME
 from streamqd.errors import BadValue
@@ -30,8 +30,11 @@ COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 
 
 @dataclass(slots=True)
-class GroupMinute:
-    """The figures of one group and topic in one interval, on one instance.
+class HistoryRow:
+    """The figures of an assignment, or of a topic and group, in one interval on one instance.
+
+    `partition` is None for a group: all its assignments, or those without a row of their own.
+    `handler` is `module:function`, or '' if unknown.
 
     `added`, the messages written to the partitions that the instance owns for the group, includes
     those of other producers. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
@@ -41,28 +44,7 @@ class GroupMinute:
 
     topic: str
     group: str
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    lag: int = 0
-    oldest_ms: int = 0
-    handled: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing happened and nothing waits."""
-        return not (any(self.counts.values()) or self.lag or self.oldest_ms or self.handled)
-
-
-@dataclass(slots=True)
-class UnitMinute:
-    """The figures of one assignment in one interval, as those of `GroupMinute`.
-
-    `partition` is None for the sum of all assignments of the group without a row of their own.
-    `handler` is `module:function`, or '' if unknown.
-    """
-
-    topic: str
-    group: str
-    partition: int | None
+    partition: int | None = None
     handler: str = ""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     lag: int = 0
@@ -89,18 +71,15 @@ class Interval:
     instance: str = ""
     until_unix_ms: int = 0
     seconds: float = 0.0
-    rows: Sequence[GroupMinute] = ()
+    rows: Sequence[HistoryRow] = ()
     bad: BadValue | None = None
-    units: Sequence[UnitMinute] = ()
+    units: Sequence[HistoryRow] = ()
     measured: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
-    def by_unit(self) -> list[UnitMinute]:
+    def by_unit(self) -> list[HistoryRow]:
         """Return the figures of assignments, and for each group the rest of its row, if any."""
         rest = {
-            (row.topic, row.group): UnitMinute(
-                *(row.topic, row.group, None, ""),
-                *(dict(row.counts), row.lag, row.oldest_ms, dict(row.handled)),
-            )
+            (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))
             for row in self.rows
         }
         for unit in self.units:
@@ -144,14 +123,11 @@ def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Itera
         start = f"({page[-1][0].decode()}"
 
 
-_Minute = TypeVar("_Minute", GroupMinute, UnitMinute)
-
-
-def _busiest(rows: Iterable[_Minute], most: int) -> list[_Minute]:
+def _busiest(rows: Iterable[HistoryRow], most: int) -> list[HistoryRow]:
     return sorted(rows, key=lambda row: -sum(row.counts.values()) - row.lag)[:most]
 
 
-def _subtract(rest: UnitMinute, unit: UnitMinute) -> None:
+def _subtract(rest: HistoryRow, unit: HistoryRow) -> None:
     """Take the figures of an assignment out of the sums of its group."""
     for name in COUNTS:
         rest.counts[name] = max(0, rest.counts[name] - unit.counts[name])
@@ -164,16 +140,16 @@ def _subtract(rest: UnitMinute, unit: UnitMinute) -> None:
         rest.oldest_ms = 0
 
 
-def _packed(row: GroupMinute) -> list[Any]:
+def _packed(row: HistoryRow) -> list[Any]:
     return [row.topic, row.group, *_figures(row)]
 
 
-def _figures(row: GroupMinute | UnitMinute) -> list[int]:
+def _figures(row: HistoryRow) -> list[int]:
     counts = [row.counts[name] for name in COUNTS]
     return [*counts, row.lag, row.oldest_ms, *_flat(row.handled)]
 
 
-def _packed_units(units: Iterable[UnitMinute]) -> list[Any]:
+def _packed_units(units: Iterable[HistoryRow]) -> list[Any]:
     """Return lists of topic, group, handler, and a list of figures for each partition."""
     found: dict[tuple[str, str, str], list[Any]] = {}
     for each in units:
@@ -203,7 +179,7 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
         return Interval(entry_id, bad=error)
 
 
-def _rows(key: str, raw: bytes) -> list[GroupMinute]:
+def _rows(key: str, raw: bytes) -> list[HistoryRow]:
     found = _listed(key, "rows", raw, ROWS_MAX)
     rows = [_row(each) for each in found]
     if None in rows:
@@ -211,8 +187,8 @@ def _rows(key: str, raw: bytes) -> list[GroupMinute]:
     return [row for row in rows if row is not None]
 
 
-def _units(key: str, raw: bytes) -> list[UnitMinute]:
-    units: list[UnitMinute] = []
+def _units(key: str, raw: bytes) -> list[HistoryRow]:
+    units: list[HistoryRow] = []
     for group in _listed(key, "units", raw, UNITS_MAX):
         found = _units_of(group)
         if found is None or len(units) + len(found) > UNITS_MAX:
@@ -246,15 +222,15 @@ def _bad(key: str, name: str, raw: bytes) -> BadValue:
     return BadValue(key, name, untrusted.shown(raw), f"at most {ROWS_MAX} lists of figures")
 
 
-def _row(raw: Any) -> GroupMinute | None:
+def _row(raw: Any) -> HistoryRow | None:
     """Return a row, or None for anything else."""
     if not isinstance(raw, list) or len(raw) < 2 or not _are_names(*raw[:2]):
         return None
     figures = _read_figures(raw[2:])
-    return None if figures is None else GroupMinute(raw[0], raw[1], *figures)
+    return None if figures is None else HistoryRow(raw[0], raw[1], None, "", *figures)
 
 
-def _units_of(raw: Any) -> list[UnitMinute] | None:
+def _units_of(raw: Any) -> list[HistoryRow] | None:
     """Return the assignments of a group, or None for anything else."""
     if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
         return None
@@ -268,7 +244,7 @@ def _units_of(raw: Any) -> list[UnitMinute] | None:
         figures = _read_figures(row[1:])
         if figures is None:
             return None
-        units.append(UnitMinute(topic, group, row[0], handler, *figures))
+        units.append(HistoryRow(topic, group, row[0], handler, *figures))
     return units
 
 

@@ -12,7 +12,7 @@ pytestmark = [optional.need("starlette")]
 
 from streamqd.console.history import MINUTE_MS, ConsoleHistory  # noqa: E402
 from streamqd.store import history  # noqa: E402
-from streamqd.store.history import GroupMinute, Interval  # noqa: E402
+from streamqd.store.history import HistoryRow, Interval  # noqa: E402
 from tests.support.console import NO_BROWSER  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
 
@@ -31,7 +31,7 @@ def append(
 ) -> None:  # fmt: skip
     """Append an entry with the ID that it would have had at its time."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": acked, "acked": acked}
-    row = GroupMinute(*pair, counts, lag, 0, {10: acked} if acked else {})
+    row = HistoryRow(*pair, None, "", counts, lag, 0, {10: acked} if acked else {})
     history.append(
         store,
         "scratch",

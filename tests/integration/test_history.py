@@ -15,7 +15,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import COUNTERS, Scoreboard, WorkerSlot, now_ns
 from streamqd.store import history
 from streamqd.store.client import Connection
-from streamqd.store.history import GroupMinute, Interval, UnitMinute
+from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
 from streamqd.store.store import Store
@@ -113,8 +113,8 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
 
 def test_group_that_reads_dead_letters_is_read(store: Store) -> None:
     """Its name has an @, which the names of configured groups cannot have."""
-    rows = [GroupMinute("orders", "tickets@dlq", lag=1), GroupMinute("orders", "billing", lag=2)]
-    units = [UnitMinute("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
+    rows = [HistoryRow("orders", "tickets@dlq", lag=1), HistoryRow("orders", "billing", lag=2)]
+    units = [HistoryRow("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, rows, units=units), 86_400)
     [entry] = entries(store)
     assert entry.bad is None
@@ -123,7 +123,7 @@ def test_group_that_reads_dead_letters_is_read(store: Store) -> None:
 
 
 def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
-    units = [UnitMinute("orders", "billing", number, lag=number) for number in range(1_200)]
+    units = [HistoryRow("orders", "billing", number, lag=number) for number in range(1_200)]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
     [entry] = entries(store)
     assert len(entry.units) == history.UNITS_MAX
@@ -135,7 +135,7 @@ def test_row_of_an_assignment_takes_about_70_bytes(store: Store) -> None:
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
     handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
     units = [
-        UnitMinute("orders", "billing", number, "shop:bill", counts, 120, 1_500, handled)
+        HistoryRow("orders", "billing", number, "shop:bill", counts, 120, 1_500, handled)
         for number in range(64)
     ]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
@@ -204,7 +204,7 @@ def test_unwritten_figures_are_in_the_next_history_entry(store: Store, view: Met
 
 
 def test_old_entries_go(store: Store) -> None:
-    rows = [GroupMinute("orders", "billing", lag=1)]
+    rows = [HistoryRow("orders", "billing", lag=1)]
     now = int(store.execute("TIME")[0]) * 1000
     for minute in range(500):
         # The id of an entry is the server's time, so what is past is written with an id of its own.
@@ -229,7 +229,7 @@ def test_history_is_read_in_pages_and_after_an_id(store: Store) -> None:
 
 
 def test_the_busiest_rows_are_kept(store: Store) -> None:
-    rows = [GroupMinute(f"topic-{number}", "g", lag=number) for number in range(1, 1_200)]
+    rows = [HistoryRow(f"topic-{number}", "g", lag=number) for number in range(1, 1_200)]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, rows), 86_400)
     [entry] = entries(store)
     assert len(entry.rows) == history.ROWS_MAX
@@ -268,7 +268,7 @@ def test_the_busiest_rows_are_kept(store: Store) -> None:
 def test_an_unreadable_entry_is_named_and_the_others_are_read(
     store: Store, changed: dict[str, str | bytes]
 ) -> None:
-    good = Interval("", "web-1", 1, 60.0, [GroupMinute("orders", "billing", lag=1)])
+    good = Interval("", "web-1", 1, 60.0, [HistoryRow("orders", "billing", lag=1)])
     history.append(store, FLEET, good, 86_400)
     fields = {"instance": "web-1", "until": "1", "seconds": "60", "rows": "[]"} | changed
     flat = [each for pair in fields.items() for each in pair]

@@ -20,7 +20,7 @@ from streamqd.config import Topic
 from streamqd.policy.fingerprint import of_dead_letter
 from streamqd.store import history, topics
 from streamqd.store.client import Connection
-from streamqd.store.history import GroupMinute, Interval, UnitMinute
+from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support import optional
@@ -79,9 +79,9 @@ class HistoryCase:
             made.append(entry)
         return made
 
-    def minute(self, instance: str, number: int, *units: UnitMinute) -> None:
+    def minute(self, instance: str, number: int, *units: HistoryRow) -> None:
         """Write an entry of an instance for the minute with this number since START."""
-        rows = [GroupMinute(*each) for each in sorted({(unit.topic, unit.group) for unit in units})]
+        rows = [HistoryRow(*each) for each in sorted({(unit.topic, unit.group) for unit in units})]
         for row in rows:
             for unit in units:
                 if (unit.topic, unit.group) == (row.topic, row.group):
@@ -100,6 +100,19 @@ class HistoryCase:
             for problem in archiver.problems.values():
                 raise problem
             return done
+
+    def break_off(self, point: str) -> None:
+        """Archive, and fail at a point of the first commit."""
+
+        def blow() -> None:
+            raise KilledError
+
+        undo = strike(point, 1, blow)
+        try:
+            with pytest.raises(KilledError):
+                self.run()
+        finally:
+            undo()
 
     def rows(self, kind: Any, name: str) -> list[dict[str, Any]]:
         """Return the rows that an independent reader of Delta tables sees."""
@@ -138,9 +151,9 @@ def case(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterat
     link.execute("DEL", keys.history(FLEET))
 
 
-def unit(partition: int, acked: int, **figures: Any) -> UnitMinute:
+def unit(partition: int, acked: int, **figures: Any) -> HistoryRow:
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": acked}
-    return UnitMinute("access", "hits", partition, "weblog:count", counts, **figures)
+    return HistoryRow("access", "hits", partition, "weblog:count", counts, **figures)
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -193,15 +206,7 @@ def test_row_of_a_dead_letter_has_its_failure(case: HistoryCase) -> None:
 def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase) -> None:
     case.bury("access", 0, 2)
 
-    def blow() -> None:
-        raise KilledError
-
-    undo = strike("committed", 1, blow)
-    try:
-        with pytest.raises(KilledError):
-            case.run()
-    finally:
-        undo()
+    case.break_off("committed")
     [file] = (Path(case.folder) / "dead_letters" / "access").rglob("*.parquet")
     kept = file.read_bytes()
     file.unlink()
@@ -250,15 +255,7 @@ def test_dead_letters_are_exact_after_an_error_at(case: HistoryCase, point: str)
     case.bury("access", 0, 3)
     case.bury("access", 1, 2)
 
-    def blow() -> None:
-        raise KilledError
-
-    undo = strike(point, 1, blow)
-    try:
-        with pytest.raises(KilledError):
-            case.run()
-    finally:
-        undo()
+    case.break_off(point)
     seen = case.archived_letters()
     assert seen <= case.letters
     told = case.mark("access", 0)
@@ -318,9 +315,6 @@ def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
     pytest.importorskip("moto")
     from tests.support.s3 import BucketServer
 
-    def blow() -> None:
-        raise KilledError
-
     with BucketServer() as buckets:
         case.folder, case.options = "s3://bucket/history", dict(buckets.options)
         stored = config.ArchiveStore(json.dumps(case.options))
@@ -328,12 +322,7 @@ def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
         for number, point in enumerate(LETTER_POINTS):
             case.bury("access", number % 2, 2)
             case.minute("web-1", number, unit(0, 3))
-            undo = strike(point, 1, blow)
-            try:
-                with pytest.raises(KilledError):
-                    case.run()
-            finally:
-                undo()
+            case.break_off(point)
             assert case.archived_letters() <= case.letters
         case.run()
         assert case.run()["access"].dead_letters == 0
@@ -381,7 +370,7 @@ def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> No
 def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
     """Entries of an older version have only sums of groups."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
-    row = GroupMinute("access", "hits", counts, 5, 900, {3: 10})
+    row = HistoryRow("access", "hits", None, "", counts, 5, 900, {3: 10})
     one = unit(1, 4, lag=5, oldest_ms=900, handled={3: 4})
     for units in ((), (one,)):
         written = Interval("", "web-1", START, 60.0, [row], units=units)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from streamqd import Producer, config
 from streamqd.store import history
-from streamqd.store.history import GroupMinute, Interval
+from streamqd.store.history import HistoryRow, Interval
 from tests.support import servers
 from tests.support.console import CHROMIUM, CHROMIUM_OPTIONS, ConsoleProcess
 from tests.support.daemon import Daemon
@@ -61,7 +61,8 @@ def past(daemon: Daemon) -> None:
         for topic, group, rate in GROUPS:
             acked = round(rate * 60 * (1 + 0.4 * math.sin(minute / 9)) * chance.uniform(0.9, 1.1))
             counts = dict.fromkeys(history.COUNTS, 0) | {"added": acked, "acked": acked}
-            rows.append(GroupMinute(topic, group, counts, chance.randrange(40), 0, {12: acked}))
+            row = HistoryRow(topic, group, None, "", counts, chance.randrange(40), 0, {12: acked})
+            rows.append(row)
         history.append(
             *(daemon.store, "shots"),
             Interval("", "web-1", minute * MINUTE_MS, 60.0, rows, measured=MEASURED),

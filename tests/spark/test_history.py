@@ -15,7 +15,7 @@ from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import history
-from streamqd.store.history import Interval, UnitMinute
+from streamqd.store.history import HistoryRow, Interval
 from tests.pages.reader import fences
 from tests.spark.test_guides import QUERY
 
@@ -32,14 +32,14 @@ def settings(server: Server) -> config.Settings:
     return replace(config.Settings(), redis=server.settings)
 
 
-def minute(shop: Shop, until: int, *units: UnitMinute) -> None:
+def minute(shop: Shop, until: int, *units: HistoryRow) -> None:
     written = Interval("", "web-1", until, 60.0, units=units)
     history.append(shop.store, "default", written, 10 * 365 * 86_400.0)
 
 
-def figures(topic: str, handler: str, partition: int = 0, **given: Any) -> UnitMinute:
+def figures(topic: str, handler: str, partition: int = 0, **given: Any) -> HistoryRow:
     counts = dict.fromkeys(history.COUNTS, 0) | given.pop("counts", {})
-    return UnitMinute(topic, "hits", partition, handler, counts, **given)
+    return HistoryRow(topic, "hits", partition, handler, counts, **given)
 
 
 def bury(shop: Shop, topic: str, partition: int, *ids: str) -> None:

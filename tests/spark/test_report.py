@@ -26,7 +26,7 @@ from streamqd.spark.pipelines.report_queries import ReportScope
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import history, topics
 from streamqd.store.client import Connection
-from streamqd.store.history import Interval, UnitMinute
+from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.store import Store
 from tests.support.servers import Server
 
@@ -281,7 +281,7 @@ def test_history_and_quarantine_are_in_the_report(
             until = BEGIN - BEGIN % 60_000 + (30 * half + number) * 60_000 + 60_100
             counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 100, "failed": number % 2}
             runs = {fast: 97, slow: 3} if half else {fast: 100}
-            row = UnitMinute("orders", "bill", 0, "shop:bill", counts, 10 + number, 0, runs)
+            row = HistoryRow("orders", "bill", 0, "shop:bill", counts, 10 + number, 0, runs)
             written = Interval("", "web-1", until, 60.0, units=[row])
             history.append(shop.store, "default", written, 10 * 365 * 86_400.0)
         if not half:

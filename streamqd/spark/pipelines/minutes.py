@@ -19,7 +19,7 @@ from streamqd.spark.pipelines import compact
 from streamqd.spark.pipelines.kinds import COUNTS, HISTORY, QUANTILES, minute_columns
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable
 from streamqd.store import history
-from streamqd.store.history import Interval, UnitMinute
+from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
     return [shared | _figures(unit) for unit in entry.by_unit()]
 
 
-def _figures(unit: UnitMinute) -> dict[str, Any]:
+def _figures(unit: HistoryRow) -> dict[str, Any]:
     runs = _by_bound(unit.handled)
     return {
         "topic": unit.topic,
