@@ -170,8 +170,7 @@ def read_topic(
     object store are those of `settings`, in addition to the environment.
     """
     register(spark)
-    given = of_settings(settings) if settings is not None else {}
-    given |= {name: _text(value) for name, value in options.items()}
+    given = _given(settings, options)
     folder, tier = given.pop("archivePath", ""), given.pop("tier", "")
     if folder or tier:
         from streamqd.spark.pipelines import tables
@@ -198,8 +197,7 @@ def stream_topic(
     addition to the environment.
     """
     register(spark)
-    given = of_settings(settings) if settings is not None else {}
-    given |= {name: _text(value) for name, value in options.items()}
+    given = _given(settings, options)
     source = "streamq"
     if given.get("archivePath"):
         from streamqd.spark.location import location, source_name
@@ -214,8 +212,13 @@ def stream_topic(
     return reader.option("subscribe", topic).load()
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _given(settings: config.Settings | None, options: Mapping[str, object]) -> dict[str, str]:
+    """Return the options of a read as Spark takes them. Those of the caller go first."""
+    given = of_settings(settings) if settings is not None else {}
+    return given | {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
 
 
 def need_spark(*more: str) -> None:
