@@ -68,8 +68,12 @@ def pause(visit: Visit) -> ActResult:
 def preview_resume(visit: Visit) -> Preview:
     """Return what a resume would do."""
     scope = scope_of(visit)
+    return _resume_preview(visit, scope, _name(scope))
+
+
+def _resume_preview(visit: Visit, scope: Scope, whose: str) -> Preview:
     done = directives.resume(visit.desk.fleet, scope, dry_run=True)
-    return _previewed(done, f"{_name(scope)} would fetch messages again.")
+    return _previewed(done, f"{whose} would fetch messages again.")
 
 
 def resume(visit: Visit) -> ActResult:
@@ -99,8 +103,7 @@ def _stated_scope(visit: Visit) -> Scope:
 def preview_resume_pause(visit: Visit) -> Preview:
     """Return what the removal of a pause would do."""
     scope = _stated_scope(visit)
-    done = directives.resume(visit.desk.fleet, scope, dry_run=True)
-    return _previewed(done, f"The assignments of {scope} would fetch messages again.")
+    return _resume_preview(visit, scope, f"The assignments of {scope}")
 
 
 def resume_pause(visit: Visit) -> ActResult:
