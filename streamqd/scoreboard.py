@@ -27,7 +27,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +49,19 @@ _BUCKET_COUNT = 34
 # Histogram bucket k holds durations below 1024 ns << k: the index is one shift and one
 # bit_length, far cheaper per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
+
+
+def quantile(runs: Mapping[int, int], share: float) -> float | None:
+    """Return the upper bound (seconds) of the bucket of a quantile, None without runs.
+
+    `runs` has the number of runs of each bucket by its index.
+    """
+    total, seen = sum(runs.values()), 0
+    for index in sorted(runs):
+        seen += runs[index]
+        if seen and seen >= total * share:
+            return BUCKETS[min(index, len(BUCKETS) - 1)]
+    return None
 
 
 def _paged(offset: int) -> int:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from streamqd.scoreboard import BUCKETS
+from streamqd.scoreboard import BUCKETS, quantile
 from streamqd.store import history
 from streamqd.store.history import HistoryRow
 from streamqd.store.store import Store
@@ -45,16 +45,6 @@ class HistoryPoint:
     failed: float | None = None
     lag: int | None = None
     p95: float | None = None
-
-
-def quantile(runs: Mapping[int, int], share: float) -> float | None:
-    """Return the upper bound (seconds) of the bucket of a quantile, None without runs."""
-    total, seen = sum(runs.values()), 0
-    for index in sorted(runs):
-        seen += runs[index]
-        if seen and seen >= total * share:
-            return BUCKETS[min(index, len(BUCKETS) - 1)]
-    return None
 
 
 class ConsoleHistory:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from streamqd.admin.assignments import AssignmentRow, RecentFailure
-from streamqd.console.history import quantile
 from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.scoreboard import quantile
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from streamqd.scoreboard import BUCKETS
+from streamqd.scoreboard import BUCKETS, quantile
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import compact
@@ -121,7 +121,6 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 
 
 def _figures(unit: HistoryRow) -> dict[str, Any]:
-    runs = _by_bound(unit.handled)
     return {
         "topic": unit.topic,
         "group": unit.group,
@@ -130,8 +129,8 @@ def _figures(unit: HistoryRow) -> dict[str, Any]:
         **{column: unit.counts[name] for column, name in COUNTS.items()},
         "lag": unit.lag,
         "oldest_seconds": unit.oldest_ms / 1000,
-        **{name: _quantile(runs, share) for name, share in QUANTILES.items()},
-        "handling": list(runs.items()),
+        **{name: quantile(unit.handled, share) for name, share in QUANTILES.items()},
+        "handling": list(_by_bound(unit.handled).items()),
     }
 
 
@@ -142,13 +141,3 @@ def _by_bound(handled: Mapping[int, int]) -> dict[float, int]:
         bound = BUCKETS[min(index, len(BUCKETS) - 1)]
         runs[bound] = runs.get(bound, 0) + count
     return runs
-
-
-def _quantile(runs: Mapping[float, int], share: float) -> float | None:
-    """Return the upper bound of the bucket of a quantile, None without runs."""
-    total, seen = sum(runs.values()), 0
-    for bound, count in runs.items():
-        seen += count
-        if seen and seen >= total * share:
-            return bound
-    return None
