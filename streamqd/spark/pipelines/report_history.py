@@ -9,7 +9,6 @@ from collections import defaultdict
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from streamqd import config
 from streamqd.spark.pipelines import overviews
@@ -55,11 +54,7 @@ def histories(
     seconds. `timeline` has the sums and the 99th percentile of buckets of `width_ms`.
     """
     minutes = overviews.messages(spark, settings, scope.archive)
-    if scope.since is not None:
-        minutes = minutes.where(f.col("minute") >= f.lit(scope.since))
-    if scope.until is not None:
-        minutes = minutes.where(f.col("minute") < f.lit(scope.until))
-    with kept(minutes) as found:
+    with kept(scope.within(minutes, "minute")) as found:
         return _histories(spark, found)
 
 

@@ -35,7 +35,7 @@ def page(document: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"age": age, "in_words": in_words, "memory": memory}
     environment.filters |= {"plot": _plot, "time": _time, "breakable": _breakable}
-    environment.filters |= {"period": period, "took": _took, "bars": _bars}
+    environment.filters |= {"period": period, "took": _took}
     environment.filters |= {"slowest": _slowest, "run_time": run_time}
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(template).render(document)
@@ -51,14 +51,6 @@ def _shown(value: Any) -> Any:
         return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
     text = str(value)
     return harmless(text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…")
-
-
-def _bars(history: Mapping[str, Any], of: str) -> Markup:
-    """Return a count of the history over time as SVG, '' for one that is always zero."""
-    found = {row["at_unix_ms"]: row[of] for row in history["timeline"]}
-    if not any(found.values()):
-        return Markup("")
-    return Markup(bars(found, history["width_ms"], of))  # noqa: S704 - numbers and times
 
 
 def _slowest(history: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -82,14 +74,10 @@ def run_time(seconds: float | None) -> str | None:
     """Return a run time with two digits and its unit: 34 ms, 1.1 s, 4.1 µs."""
     if seconds is None:
         return None
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return (
-                f"{seconds / size:,.2g} {unit}"
-                if seconds < 100 * size
-                else f"{seconds / size:,.0f} {unit}"
-            )
-    return f"{seconds / 1e-6:,.2g} µs"
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, size = next((each for each in units if seconds >= each[1]), units[-1])
+    number = seconds / size
+    return f"{number:,.2g} {unit}" if number < 99.5 else f"{number:,.0f} {unit}"
 
 
 def period(milliseconds: int) -> str:

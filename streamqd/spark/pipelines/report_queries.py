@@ -64,12 +64,12 @@ class ReportScope:
     until: dt.datetime | None = None
     schemas: Mapping[str, str] = field(default_factory=dict)
 
-    def within(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of a frame that are in the window."""
+    def within(self, frame: DataFrame, column: str = "timestamp") -> DataFrame:
+        """Return the rows of a frame that are in the window, by a column of times."""
         if self.since is not None:
-            frame = frame.where(f.col("timestamp") >= f.lit(self.since))
+            frame = frame.where(f.col(column) >= f.lit(self.since))
         if self.until is not None:
-            frame = frame.where(f.col("timestamp") < f.lit(self.until))
+            frame = frame.where(f.col(column) < f.lit(self.until))
         return frame
 
 
