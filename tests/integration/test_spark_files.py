@@ -20,6 +20,7 @@ from streamqd.spark.offsets import Position
 from streamqd.spark.options import read_options
 from streamqd.spark.pipelines import batches, parts
 from streamqd.spark.pipelines.derived import PARSED, RESULTS, parsed_columns
+from streamqd.spark.pipelines.kinds import DEAD
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, ArchiveTable
 from streamqd.spark.streams import DataLossError
@@ -297,7 +298,7 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
     for name in ("aaa", "bbb"):
         assert archive.table(name, create=True)
     archive.derived("bbb", PARSED, parsed_columns())
-    for kind, name in ((RAW, "aaa"), (PARSED, "bbb"), (RESULTS, "ccc")):
+    for kind, name in ((RAW, "aaa"), (DEAD, "bbb"), (PARSED, "bbb"), (RESULTS, "ccc")):
         archive.derived(name, kind, columns)
         (archive.folder(name, kind).path / "_delta_log" / f"{0:020d}.json").write_text("{")
     archive.derived("ddd", RESULTS, columns)
@@ -308,14 +309,14 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
     done = CliRunner().invoke(cli, [*command, "--json"])
 
     found = json.loads(done.stdout)
-    names = ["tables/aaa", "parsed/bbb", "results/ccc"]
+    names = ["tables/aaa", "dead_letters/bbb", "parsed/bbb", "results/ccc"]
     assert [each["topic"] for each in found["topics"]] == ["access", "bbb", "results/ddd"]
     assert (found["topics"][0]["files_before"], found["topics"][0]["files_after"]) == (3, 1)
     for each, name in zip(found["problems"], names, strict=True):
         assert each.startswith(f"{archive.root}/{name} cannot be read: ")
     assert done.exit_code == 1
-    assert done.stderr.count("Error: ") == 3
-    assert done.stderr.count("\n") == 3
+    assert done.stderr.count("Error: ") == 4
+    assert done.stderr.count("\n") == 4
     with PipelineLease(shop.connect, shop.keys, "access", archive.lease_name):
         refused = CliRunner().invoke(cli, [*command, "--topic", "access", "--topic", "bbb"])
     assert (refused.exit_code, refused.stdout.split()[6:8]) == (8, ["bbb", "0"])

@@ -96,12 +96,11 @@ def compact(
                 assert table is not None
                 done.append(_compacted(table, topic, target, grace))
             with _noted(problems):
-                letters = archive.derived(topic, DEAD)
-                made = (letters,) if letters else ()
-                for each in (*made, *(derived.opened(archive, topic) or ())):
-                    with _noted(problems):
-                        name = f"{each.kind.folder}/{topic}"
-                        done.append(_compacted(each, name, target, grace))
+                if letters := archive.derived(topic, DEAD):
+                    done.append(_compacted(letters, f"{DEAD.folder}/{topic}", target, grace))
+            for made in derived.opened(archive, topic) or ():
+                with _noted(problems):
+                    done.append(_compacted(made, f"{made.kind.folder}/{topic}", target, grace))
     for kind in () if wanted else (derived.RESULTS, HISTORY):
         # Without the lease, which a standing query may hold for weeks: Delta keeps them apart.
         for name in archive.names(kind):
