@@ -31,12 +31,12 @@ local archive, listed = ARGV[3], slice(ARGV, 4, #ARGV)
 
 redis.call('XLEN', dlq)
 redis.call('HLEN', moving)
--- If the mark is missing or not an id, all dead letters stay.
-local stored = archive == '1' and redis.call('HGET', trim, 'dead_archived')
-stored = archive == '1' and (is_id(stored) and stored or '0-0')
 
 local ids, kept = listed, 0
-if stored then
+if archive == '1' then
+  -- If the mark is missing or not an id, all dead letters stay.
+  local mark = redis.call('HGET', trim, 'dead_archived')
+  local stored = is_id(mark) and mark or '0-0'
   ids = {}
   for _, id in ipairs(listed) do
     if older(stored, id) then
@@ -45,8 +45,8 @@ if stored then
       ids[#ids + 1] = id
     end
   end
-  if before ~= '' and older(successor(stored), before) then
-    before = successor(stored)
+  if before ~= '' then
+    before = earlier(successor(stored), before)
   end
 end
 

@@ -158,7 +158,7 @@ def _check(topic: str, count: int, to: int) -> None:
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
     # Groups that read dead letters do not take part in the order of keys.
-    return topics.groups(store, topic, range(found.before), letters=False, queries=False)
+    return topics.groups(store, topic, range(found.before), only_messages=True)
 
 
 def _keep(
@@ -214,7 +214,7 @@ def _settle(
 def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
     """Return the new units that the growth still owns, by group."""
     new = range(found.before, to)
-    names = topics.groups(store, topic, new, letters=False, queries=False)
+    names = topics.groups(store, topic, new, only_messages=True)
     units = [Unit(topic, number, name) for name in names for number in new]
     replies = ask(store, [("HGET", store.keys.fence(*unit), "token") for unit in units])
     kept: dict[str, list[Unit]] = {}

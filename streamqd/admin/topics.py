@@ -126,10 +126,7 @@ def partition_count(store: Store, topic: str) -> int:
 def check_partition(topic: str, partition: int, count: int) -> None:
     """Raise Refused when a topic has no such partition."""
     if partition not in range(count):
-        raise Refused(
-            f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
-            f" {count - 1}"
-        )
+        raise Refused(topics.no_partition(topic, partition, count))
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
@@ -317,19 +314,18 @@ def groups(
     topic: str,
     partitions: Iterable[int],
     *,
-    letters: bool = True,
-    queries: bool = True,
+    only_messages: bool = False,
 ) -> list[str]:
     """Return the sorted names of the groups that read any of the partitions.
 
-    `letters` adds the groups that read their dead letters, `queries` the groups that show the
+    `only_messages` leaves out the groups that read their dead letters, and those that show the
     position of a Spark query. A group whose name is not UTF-8 was made by another client: it is
     left out.
     """
     places = [(topic, each) for each in partitions]
-    found = groups_on(ViewReader(store), places, letters=letters)
+    found = groups_on(ViewReader(store), places, letters=not only_messages)
     names: frozenset[str] = frozenset().union(*found)
-    return sorted(name for name in names if queries or not name.startswith(QUERIES))
+    return sorted(name for name in names if not (only_messages and name.startswith(QUERIES)))
 
 
 def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ import click
 
 from streamqd import config
 from streamqd.admin import retention as admin
+from streamqd.admin.topics import check_partition
 from streamqd.cli.arguments import DURATION, SIZE, yes_option
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import ago, confirm, listing, unreadable
@@ -48,11 +49,8 @@ def trim(
     expected = session.settings.groups_of(topic)
     limits = (max_age, max_length, max_bytes)
     holds, partitions = admin.settings(session.store, topic, stated)
-    if partition is not None and partition >= partitions:
-        raise Refused(
-            f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
-            f" {partitions - 1}"
-        )
+    if partition is not None:
+        check_partition(topic, partition, partitions)
     if any(each is not None for each in limits):
         alone = config.Retention(*limits, without_groups=holds.retention.without_groups)
         holds = dataclasses.replace(holds, retention=alone)

@@ -35,6 +35,7 @@ from streamqd.policy.partitioning import crc32_partition
 from streamqd.process_token import is_gone, new_token
 from streamqd.store import outbox, topics, untrusted
 from streamqd.store.outbox import OutgoingRow, Published
+from streamqd.store.replies import whole
 from streamqd.store.scripts import Answer, Call, Reply
 from streamqd.store.store import Store
 
@@ -460,11 +461,7 @@ class Relay:
             elif topic is None:
                 continue  # it waits
             elif row.partition is not None and row.partition >= topic.count:
-                self._bury(
-                    row,
-                    f"partition {row.partition} of topic {row.topic} not found; partitions are"
-                    f" numbered 0 to {topic.count - 1}",
-                )
+                self._bury(row, topics.no_partition(row.topic, row.partition, topic.count))
                 found.more = True
             else:
                 routing = row.uid.encode() if row.key is None else row.key
@@ -539,10 +536,8 @@ class Relay:
                     max_backlog=self._options.max_backlog,
                 )
             )
-        replies = self._store.run_each(calls)
-        for reply in replies:  # first, because such a write may be executed late
-            if isinstance(reply, RedisUnavailable):
-                raise reply
+        # A missing answer comes first, because such a write may be executed late.
+        replies: list[Reply | RedisRefused | ContractError] = whole(self._store.run_each(calls))
         superseded: Reply | None = None
         for ((name, number), part), reply in zip(parts.items(), replies, strict=True):
             if isinstance(reply, Reply) and reply.word == "FENCED":
@@ -557,13 +552,11 @@ class Relay:
         name: str,
         number: int,
         part: Sequence[OutboxRow],
-        reply: Answer,
+        reply: Reply | RedisRefused | ContractError,
         found: _Pass,
     ) -> None:
         """Note the result of the call for one partition."""
         where = f"{name}/{number}"
-        if isinstance(reply, RedisUnavailable):
-            raise reply
         if isinstance(reply, RedisRefused | ContractError):
             if isinstance(reply, RedisRefused) and reply.kind in _AWAY:
                 raise reply

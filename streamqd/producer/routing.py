@@ -234,10 +234,7 @@ def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int
     if partition is None:
         return chooser.choose(envelope.key, envelope.dedup_id, count)
     if not 0 <= partition < count:
-        raise Refused(
-            f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
-            f" {count - 1}"
-        )
+        raise Refused(topics.no_partition(topic, partition, count))
     return partition
 
 

@@ -116,10 +116,7 @@ class Reconciler:
         if not count:
             problem = f"the topic {topic} no longer exists; create it, or restart the daemon"
         elif place[1] >= count:
-            problem = (
-                f"partition {place[1]} of topic {topic} not found; partitions are numbered 0 to"
-                f" {count - 1}"
-            )
+            problem = topics.no_partition(topic, place[1], count)
         else:
             if entry is None:
                 wanted = IndexLine(each.fleet, each.origin, place)

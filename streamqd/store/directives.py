@@ -72,8 +72,8 @@ class Directives:
     rebalance: Directive | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def pause_of(self, unit: Unit) -> tuple[Scope, Directive] | None:
-        """Return the widest pause that covers a unit, or None."""
+    def pause_of(self, unit: Unit | Scope) -> tuple[Scope, Directive] | None:
+        """Return the widest pause that covers a unit or a scope, or None."""
         found = [each for each in self.pauses if each.covers(unit)]
         scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
         return None if scope is None else (scope, self.pauses[scope])
@@ -82,10 +82,16 @@ class Directives:
         """Return the directive that stopped the group of a unit, or None."""
         return self.stops.get(stop_scope(unit.topic, unit.group))
 
-    def reload_of(self, instance: str) -> int:
-        """Return the time of the latest reload of the instance or of all (unix ms), 0 = never."""
+    def reload_for(self, instance: str) -> Directive | None:
+        """Return the latest reload of the instance or of all, None without one."""
         orders = (self.reloads.get(instance), self.reloads.get(ALL_INSTANCES))
-        return max((order.at_unix_ms for order in orders if order is not None), default=0)
+        some = [order for order in orders if order is not None]
+        return max(some, key=lambda order: order.at_unix_ms, default=None)
+
+    def reload_of(self, instance: str) -> int:
+        """Return the time of that reload (unix ms), 0 = never."""
+        found = self.reload_for(instance)
+        return found.at_unix_ms if found else 0
 
 
 def read(flat: Sequence[bytes]) -> Directives:

@@ -8,9 +8,9 @@ fleet, so a reader sums the entries of all instances.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from streamqd.config.setting import NAME
 from streamqd.errors import BadValue
@@ -26,6 +26,7 @@ PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
 MEASURED_MAX = 10_000  # groups in one entry whose partitions were measured, about 25 bytes each
 ENTRIES_AT_ONCE = 200  # entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
+_Item = TypeVar("_Item")
 COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 
 
@@ -171,80 +172,59 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
             untrusted.name(fields.get(b"instance"), key, "instance"),
             untrusted.integer(fields.get(b"until"), key, "until"),
             untrusted.number(fields.get(b"seconds"), key, "seconds", high=86_400.0),
-            _rows(key, fields.get(b"rows", b"")),
-            units=_units(key, fields.get(b"units", b"[]")),
-            measured=_measured(key, fields.get(b"measured", b"[]")),
+            _read(key, "rows", fields.get(b"rows", b""), ROWS_MAX, _row),
+            units=_read(key, "units", fields.get(b"units", b"[]"), UNITS_MAX, _units),
+            measured=dict(
+                _read(key, "measured", fields.get(b"measured", b"[]"), MEASURED_MAX, _measured)
+            ),
         )
     except BadValue as error:
         return Interval(entry_id, bad=error)
 
 
-def _rows(key: str, raw: bytes) -> list[HistoryRow]:
-    found = _listed(key, "rows", raw, ROWS_MAX)
-    rows = [_row(each) for each in found]
-    if None in rows:
-        raise _bad(key, "rows", raw)
-    return [row for row in rows if row is not None]
-
-
-def _units(key: str, raw: bytes) -> list[HistoryRow]:
-    units: list[HistoryRow] = []
-    for group in _listed(key, "units", raw, UNITS_MAX):
-        found = _units_of(group)
-        if found is None or len(units) + len(found) > UNITS_MAX:
-            raise _bad(key, "units", raw)
-        units += found
-    return units
-
-
-def _measured(key: str, raw: bytes) -> dict[tuple[str, str], int]:
-    found = {}
-    for each in _listed(key, "measured", raw, MEASURED_MAX):
-        if not (
-            isinstance(each, list) and len(each) == 3 and _are_names(*each[:2])
-        ) or not _is_count(each[2], PARTITIONS_MAX):
-            raise _bad(key, "measured", raw)
-        found[each[0], each[1]] = each[2]
-    return found
-
-
-def _listed(key: str, name: str, raw: bytes, most: int) -> list[Any]:
+def _read(
+    key: str, name: str, raw: bytes, most: int, read_one: Callable[[Any], Iterable[_Item]]
+) -> list[_Item]:
+    """Return what a list contains, at most `most`. `read_one` raises ValueError for bad items."""
     try:
-        found = json.loads(raw) if len(raw) <= _ENTRY_BYTES_MAX else None
+        listed = json.loads(raw) if len(raw) <= _ENTRY_BYTES_MAX else None
+        if isinstance(listed, list) and len(listed) <= most:
+            found = [each for one in listed for each in read_one(one)]
+            if len(found) <= most:
+                return found
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or len(found) > most:
-        raise _bad(key, name, raw)
-    return found
+        pass
+    raise BadValue(key, name, untrusted.shown(raw), f"at most {most} lists of figures")
 
 
-def _bad(key: str, name: str, raw: bytes) -> BadValue:
-    return BadValue(key, name, untrusted.shown(raw), f"at most {ROWS_MAX} lists of figures")
+def _measured(raw: Any) -> list[tuple[tuple[str, str], int]]:
+    """Return a topic and group with the number of measured partitions."""
+    if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
+        raise ValueError
+    if not _is_count(raw[2], PARTITIONS_MAX):
+        raise ValueError
+    return [((raw[0], raw[1]), raw[2])]
 
 
-def _row(raw: Any) -> HistoryRow | None:
-    """Return a row, or None for anything else."""
+def _row(raw: Any) -> list[HistoryRow]:
+    """Return the row of a group."""
     if not isinstance(raw, list) or len(raw) < 2 or not _are_names(*raw[:2]):
-        return None
-    figures = _read_figures(raw[2:])
-    return None if figures is None else HistoryRow(raw[0], raw[1], None, "", *figures)
+        raise ValueError
+    return [HistoryRow(raw[0], raw[1], None, "", *_read_figures(raw[2:]))]
 
 
-def _units_of(raw: Any) -> list[HistoryRow] | None:
-    """Return the assignments of a group, or None for anything else."""
+def _units(raw: Any) -> list[HistoryRow]:
+    """Return the rows of the assignments of a group."""
     if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
-        return None
+        raise ValueError
     topic, group, handler, rows = raw
     if not _is_handler(handler) or not isinstance(rows, list):
-        return None
+        raise ValueError
     units = []
     for row in rows:
         if not isinstance(row, list) or not row or not _is_count(row[0], PARTITIONS_MAX):
-            return None
-        figures = _read_figures(row[1:])
-        if figures is None:
-            return None
-        units.append(HistoryRow(topic, group, row[0], handler, *figures))
+            raise ValueError
+        units.append(HistoryRow(topic, group, row[0], handler, *_read_figures(row[1:])))
     return units
 
 
@@ -266,16 +246,16 @@ def _is_count(value: Any, most: int) -> bool:
     return type(value) is int and 0 <= value <= most
 
 
-def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[int, int]] | None:
-    """Return counts, lag, oldest_ms and handled runs of a list of figures, or None."""
+def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[int, int]]:
+    """Return counts, lag, oldest_ms and handled runs of a list of figures. Raises ValueError."""
     named = len(COUNTS) + 2
     if not named <= len(numbers) <= named + 2 * BUCKETS_MAX:
-        return None
+        raise ValueError
     if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):
-        return None
+        raise ValueError
     buckets = numbers[named:]
     if len(buckets) % 2 or any(index >= BUCKETS_MAX for index in buckets[::2]):
-        return None
+        raise ValueError
     return (
         dict(zip(COUNTS, numbers, strict=False)),
         *(numbers[len(COUNTS)], numbers[len(COUNTS) + 1]),

@@ -96,7 +96,7 @@ class Acquired(NamedTuple):
     def parse(cls, reply: Reply) -> Acquired:
         """Read OK or MINE. MINE never charges an entry again."""
         victim = reply.rest[2] if reply.word == "OK" else b""
-        return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), bool(reply.rest[1]), victim)
+        return cls(epoch_of(reply), bool(reply.rest[1]), victim)
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields for log events. `suspected`: the place that was charged."""
@@ -104,8 +104,8 @@ class Acquired(NamedTuple):
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
-def refenced_epoch(reply: Reply) -> int:
-    """Return the new epoch from the OK of a refence."""
+def epoch_of(reply: Reply) -> int:
+    """Return the epoch from the OK or MINE of an acquire, or the OK of a refence."""
     return untrusted.integer(reply.rest[0], FENCE, "epoch")
 
 

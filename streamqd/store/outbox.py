@@ -291,8 +291,10 @@ def sharing(store: Store, name: str, table: str) -> OutboxView | None:
 
     An outbox that cannot be read is left out.
     """
-    others = [each for each in registry(store)[0][:OUTBOXES_MAX] if each != name] if table else []
-    for found in views(store, others) if others else ():
+    if not table:
+        return None
+    others = [each for each in registry(store)[0][:OUTBOXES_MAX] if each != name]
+    for found in views(store, others):
         if isinstance(found, OutboxView) and found.relayed and found.table == table:
             return found
     return None

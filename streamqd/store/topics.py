@@ -115,6 +115,14 @@ def _names(store: Store) -> tuple[list[str], list[BadValue]]:
     return names, bad
 
 
+def no_partition(topic: str, partition: int, count: int) -> str:
+    """Return the text about a partition that a topic of `count` partitions does not have."""
+    return (
+        f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
+        f" {count - 1}"
+    )
+
+
 def partition_count(store: Store, name: str) -> int | None:
     """Return the partition count, or None if the topic does not exist. Raises BadValue."""
     raw = _read(store.connection, "a hash", "HGET", store.keys.meta(name), "partitionCount")

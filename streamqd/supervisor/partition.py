@@ -257,7 +257,7 @@ class PartitionState:
             self.step = Free()
             self._drop_token()
             return ""
-        epoch = leases.Acquired.parse(reply).epoch  # before any change: it may be unreadable
+        epoch = leases.epoch_of(reply)  # before any change: it may be unreadable
         self.step = Held()
         self.lease = self.lease._replace(epoch=epoch)
         resumed = acquisition.resumed
@@ -282,7 +282,7 @@ class PartitionState:
             self.slot.state = WorkerState.BOOTING  # the fork of its process follows
 
     def _refenced(self, refence: Refencing, reply: Reply, now: float) -> str:
-        epoch = leases.refenced_epoch(reply) if reply.word == "OK" else 0
+        epoch = leases.epoch_of(reply) if reply.word == "OK" else 0
         # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()
         if reply.word != "OK":

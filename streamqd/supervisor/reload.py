@@ -54,8 +54,7 @@ class Reload:
         self._only = only
         self._forget = forget
         self._notifier = notifier
-        self._requested = False
-        self._requested_unix_ms = 0
+        self._requested_unix_ms = 0  # when the next reload was requested, 0 = none is
         self._since_unix_ms = 0
         self._probe: SubprocessTask | None = None
         self._settings: Settings | None = None
@@ -65,21 +64,19 @@ class Reload:
 
     def request(self) -> None:
         """Request a reload. A request during a reload takes effect after it."""
-        if not self._requested:
-            self._requested_unix_ms = time.time_ns() // 1_000_000
-        self._requested = True
+        self._requested_unix_ms = self._requested_unix_ms or time.time_ns() // 1_000_000
 
     @property
     def since_unix_ms(self) -> int:
         """When the running reload was requested, or else the next one (unix ms), 0 if idle."""
         if self._probe is not None or self.rolling:
             return self._since_unix_ms
-        return self._requested_unix_ms if self._requested else 0
+        return self._requested_unix_ms
 
     @property
     def idle(self) -> bool:
         """True if no reload is requested or running."""
-        return not (self._requested or self._probe or self.rolling)
+        return not (self._requested_unix_ms or self._probe or self.rolling)
 
     @property
     def pids(self) -> set[int]:
@@ -94,9 +91,8 @@ class Reload:
                 return None
             self._probe = None
             return self._validated(found)
-        if self._requested and not self.rolling:
-            self._requested = False
-            self._since_unix_ms = self._requested_unix_ms
+        if self._requested_unix_ms and not self.rolling:
+            self._since_unix_ms, self._requested_unix_ms = self._requested_unix_ms, 0
             self._begin(running)
         return None
 

@@ -317,7 +317,7 @@ def _full_view(view: MetricsView, slot: WorkerSlot) -> MetricsView:
     slot.ack_histogram[3] = 1
     view.held["x", 1] = ("x", 1)
     for name in ("promoted", "failures", "sent", "trimmed", "dropped", "expired"):
-        metric = next(m for m in METRICS if name in m.name.replace("scheduled_sent", "sent"))
+        metric = next(m for m in METRICS if name in m.name.replace("delayed_sends_written", "sent"))
         if name == "failures":
             metric = next(m for m in METRICS if m.name == "streamqd_housekeeper_failures_total")
         view.count(name, tuple("x" for _ in metric.labels))

@@ -470,7 +470,7 @@ def plan(
     """
     route = Route(store, topic, target)
     receiving = target.topic or topic
-    groups = topics.groups(store, receiving, range(route.count), letters=False, queries=False)
+    groups = topics.groups(store, receiving, range(route.count), only_messages=True)
     found = pages(store, topic, choice, size_of(budget))
     until = server_unix_ms(store.connection) + 1
     everything = total(store, topic)
