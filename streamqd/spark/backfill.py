@@ -23,7 +23,7 @@ from streamqd.spark.entries import LONG_MAX
 from streamqd.spark.location import Location
 from streamqd.spark.offsets import PART_MAX, Id, Offsets
 from streamqd.spark.pipelines.parts import GROUP_ROWS, WrittenFile
-from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, ArchiveTable
+from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveTable, opened_alone
 
 TASK_ROWS = 250_000  # of files that one task reads
 TASK_BYTES = 64 << 20
@@ -74,7 +74,8 @@ class Backfill:
         self._folder = folder
         self._archive: Archive | None = None
         self._tables: dict[str, ArchiveTable] = {}
-        self._files: dict[str, tuple[int, list[WrittenFile]]] = {}  # by topic: version, files
+        # By topic: the table's version, and its files by partition.
+        self._files: dict[str, tuple[int, dict[int, list[WrittenFile]]]] = {}
         self._footers: dict[tuple[str, str], parquet.FileMetaData] = {}  # by topic and path
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -164,16 +165,16 @@ class Backfill:
         table = self._tables.get(topic)
         if table is None or after >= upto:
             return []
-        version, files = self._files.get(topic, (-1, []))
+        version, files = self._files.get(topic, (-1, {}))
         if version != table.version:
-            files = sorted(table.files(), key=lambda each: (each.first, each.path))
+            files = {}
+            for each in sorted(table.files(), key=lambda each: (each.first, each.path)):
+                files.setdefault(each.partition, []).append(each)
             self._files[topic] = table.version, files
         return [
             each
-            for each in files
-            if each.partition == partition
-            and _top(each.last[0]) >= after[0]
-            and each.first[0] <= upto[0]
+            for each in files.get(partition, ())
+            if _top(each.last[0]) >= after[0] and each.first[0] <= upto[0]
         ]
 
     def _footer(self, topic: str, path: str) -> parquet.FileMetaData:
@@ -215,15 +216,8 @@ class Backfill:
 def _opened(
     folder: Location, path: str, footer: parquet.FileMetaData | None = None
 ) -> Iterator[parquet.ParquetFile]:
-    """Open a file of a table. Converts errors inside to one sentence without credentials."""
-    try:
-        # Opened alone, so that the names of its folders add no columns.
-        with folder.open_input(path) as raw:
-            yield parquet.ParquetFile(raw, metadata=footer)
-    except (OSError, pa.ArrowException) as error:
-        raise ArchiveError(
-            f"{folder}/{path} cannot be read: {folder.said(error)}"
-        ) from folder.cause(error)
+    with opened_alone(folder, path) as raw:
+        yield parquet.ParquetFile(raw, metadata=footer)
 
 
 def _share(file: WrittenFile, after: Id, upto: Id) -> int:

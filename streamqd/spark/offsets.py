@@ -225,6 +225,15 @@ def replaced(position: Position, facts: StreamFacts) -> bool:
     return nothing_left and not same and facts.removed < position.passed
 
 
+def of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
+    """Return the positions that their streams reach. A recreated stream has other entries there."""
+    return {
+        place: end
+        for place, end in archived.items()
+        if place in facts and facts[place].last >= end.id and not replaced(end, facts[place])
+    }
+
+
 def unread(start: Position, seen: int | None) -> int | None:
     """Return the minimum number of unread entries, from `seen` issued ones. None: unknown."""
     if seen is None or start.passed is None or seen <= start.passed:

@@ -242,10 +242,7 @@ class Catalog:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
             if partition >= counts[name] and strict and name not in known:
-                raise Refused(
-                    f"partition {partition} of topic {name} not found; partitions are numbered 0 to"
-                    f" {counts[name] - 1}"
-                )
+                raise Refused(topics.no_partition(name, partition, counts[name]))
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:

@@ -198,7 +198,7 @@ class Archiver:
             self._verify_new(table, "archived")
             run = _Run(self, table, lease)
             facts = run.facts()
-            self.advance(_of_same_streams(table.positions, facts))
+            self.advance(offsets.of_same_streams(table.positions, facts))
             total = run.backlog(facts)
             if total:
                 spark = self._started()
@@ -268,17 +268,6 @@ class Archiver:
             for place, end in ends.items()
         ]
         accepted(self.link.run_many(calls))
-
-
-def _of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-    """Return the positions that their streams reach. A recreated stream has other entries there."""
-    return {
-        place: end
-        for place, end in archived.items()
-        if place in facts
-        and facts[place].last >= end.id
-        and not offsets.replaced(end, facts[place])
-    }
 
 
 class _Run:

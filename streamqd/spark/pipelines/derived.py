@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd.errors import Refused
+from streamqd.spark import rows
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def extra_columns(names: Sequence[str]) -> pa.Schema:
     """Return the additional columns of these names."""
     import pyarrow as pa
 
-    kinds = {KEY: pa.binary(), HEADERS: _headers(), RESCUED: pa.string()}
+    headers = rows.arrow_schema([rows.HEADERS]).types[0]
+    kinds = {KEY: pa.binary(), HEADERS: headers, RESCUED: pa.string()}
     return pa.schema([(name, kinds[name]) for name in dict.fromkeys(names)])
 
 
@@ -31,15 +33,7 @@ def quarantine_extra(names: Sequence[str]) -> pa.Schema:
 
     A row of the quarantine may fit a later schema. It then needs its headers.
     """
-    import pyarrow as pa
-
-    return pa.schema([("headers", _headers())] if HEADERS in names else [])
-
-
-def _headers() -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return rows.arrow_schema([rows.HEADERS] if HEADERS in names else [])
 
 
 def parsed_columns() -> pa.Schema:

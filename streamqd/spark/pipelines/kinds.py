@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from streamqd.spark import rows
-from streamqd.spark.pipelines.storage import TableKind
+from streamqd.spark.pipelines.storage import RAW, TableKind, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,16 +14,6 @@ COUNTS = {"handled": "acked"} | {
     name: name for name in ("added", "failed", "retried", "dead_lettered", "expired")
 }  # column of the history -> count of an entry in Redis
 QUANTILES = {"handling_p50": 0.5, "handling_p95": 0.95, "handling_p99": 0.99}
-
-
-def dead_letter_columns() -> pa.Schema:
-    """Return the columns of each table of dead letters."""
-    import pyarrow as pa
-
-    columns = rows.columns(dead=True, headers=True, fields=True)
-    stored = rows.arrow_schema([each for each in columns if each.name != "topic"])
-    own = [each for each in stored if each.name != "partition"]
-    return pa.schema([*own, pa.field("date", pa.date32()), stored.field("partition")])
 
 
 def minute_columns() -> pa.Schema:
@@ -44,5 +34,5 @@ def minute_columns() -> pa.Schema:
     )
 
 
-DEAD = TableKind("dead_letters", ("date", "partition"), dead_letter_columns, "id_ms,timestamp")
+DEAD = RAW._replace(folder="dead_letters", columns=partial(arrow_schema, dead=True))
 HISTORY = TableKind("history", ("date",), minute_columns, "minute,topic,group,partition")

@@ -8,7 +8,7 @@ in between reports the position of the table first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from streamqd.spark import offsets, rows
 from streamqd.spark.offsets import Offsets, Position, StreamFacts
 from streamqd.spark.options import DLQ, ReadOptions, of_settings, read_options
 from streamqd.spark.pipelines import compact
-from streamqd.spark.pipelines.kinds import DEAD, dead_letter_columns
+from streamqd.spark.pipelines.kinds import DEAD
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
@@ -60,10 +60,10 @@ class LetterArchiver:
         table = self._archive.derived(self._topic, DEAD)
         if table is None and not any(each.length for each in facts.values()):
             return 0
-        table = table or self._archive.derived(self._topic, DEAD, dead_letter_columns())
+        table = table or self._archive.derived(self._topic, DEAD, DEAD.columns())
         assert table is not None
         verify(table)
-        advance(_reached(table.positions, facts))
+        advance(offsets.of_same_streams(table.positions, facts))
         starts = {place: table.positions.get(place, Position(offsets.ZERO)) for place in facts}
         ends = {
             place: Position(each.last)
@@ -112,15 +112,6 @@ class LetterArchiver:
         for entries in EntryReader(self._options, span).batches():
             writer.write(_named(made.batch(entries), entries))
         return writer.finish()
-
-
-def _reached(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-    """Return the positions that their streams reach. A recreated stream has other letters there."""
-    return {
-        place: end
-        for place, end in archived.items()
-        if place in facts and facts[place].last >= end.id
-    }
 
 
 def _named(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:

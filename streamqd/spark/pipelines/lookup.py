@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyarrow import ArrowException, compute, parquet
+from pyarrow import compute, parquet
 
 from streamqd.spark.entries import LONG_MAX
 from streamqd.spark.location import Location
 from streamqd.spark.offsets import Id, read_id
 from streamqd.spark.pipelines.parts import WrittenFile
-from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, opened_alone
 
 _MS, _SEQ = compute.field("id_ms"), compute.field("id_seq")
 
@@ -65,12 +65,5 @@ def rows_up_to(table: ArchiveTable, file: WrittenFile, end: Id) -> int:
 
 def _count(table: ArchiveTable, file: WrittenFile, wanted: compute.Expression) -> int:
     """Return the number of rows of a file that fulfil a condition on the ID."""
-    try:
-        # Opened alone, so that the names of its folders add no columns.
-        with table.folder.open_input(file.path) as raw:
-            found = parquet.read_table(raw, columns=["id_ms"], filters=wanted)
-            return int(found.num_rows)
-    except (OSError, ArrowException) as error:
-        raise ArchiveError(
-            f"{table.locate(file)} cannot be read: {table.folder.said(error)}"
-        ) from table.folder.cause(error)
+    with opened_alone(table.folder, file.path) as raw:
+        return int(parquet.read_table(raw, columns=["id_ms"], filters=wanted).num_rows)

@@ -113,14 +113,31 @@ class TableKind(NamedTuple):
         return {"delta.dataSkippingStatsColumns": self.stats} if self.stats else {}
 
 
-def arrow_schema() -> pa.Schema:
-    """Return the Arrow schema of a table."""
+def arrow_schema(*, dead: bool = False) -> pa.Schema:
+    """Return the Arrow schema of a table of entries, or of dead letters."""
     import pyarrow as pa
 
-    columns = rows.columns(dead=False, headers=True, fields=True)
+    columns = rows.columns(dead=dead, headers=True, fields=True)
     stored = rows.arrow_schema([each for each in columns if each.name != "topic"])
     own = [each for each in stored if each.name != "partition"]
     return pa.schema([*own, pa.field("date", pa.date32()), stored.field("partition")])
+
+
+@contextmanager
+def opened_alone(folder: Location, path: str) -> Iterator[Any]:
+    """Open a file of a table alone, so that the names of its folders add no columns.
+
+    Converts errors inside to one sentence without credentials.
+    """
+    import pyarrow as pa
+
+    try:
+        with folder.open_input(path) as raw:
+            yield raw
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveError(
+            f"{folder}/{path} cannot be read: {folder.said(error)}"
+        ) from folder.cause(error)
 
 
 RAW = TableKind("tables", ("date", "partition"), arrow_schema, "id_ms,timestamp")
