@@ -194,12 +194,6 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
     return GroupDeleted(topic, group, count)
 
 
-def owner_of(store: Store, unit: Unit) -> str | None:
-    """Return the owner with a live lease on an assignment, None without one."""
-    (view,) = lease_views(ViewReader(store), [unit])
-    return view.owner if view.ttl is not None else None
-
-
 def owned_sentence(unit: Unit, owner: str) -> str:
     """Return the reason for a refusal while an instance or another command holds the unit."""
     if owner in KEEPERS:

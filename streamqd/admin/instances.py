@@ -196,7 +196,7 @@ def reload_waits(facts: SeesInstances) -> Iterator[CheckResult]:
     """A reload that was requested over a minute ago has not finished."""
     for each in facts.instances:
         waiting = each.reload
-        if waiting is None or each.state == "silent":
+        if waiting is None:
             continue
         seconds = (facts.now_unix_ms - waiting.asked_unix_ms) / 1000
         if seconds < RELOAD_SECONDS:

@@ -13,7 +13,6 @@ from streamqd.admin import published
 from streamqd.admin.published import FleetState
 from streamqd.model import Unit
 from streamqd.policy.rebalance import may_reload
-from streamqd.store.directives import ALL_INSTANCES
 from streamqd.words import lasting, plural
 
 
@@ -43,9 +42,7 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     seen = state.live.get(instance)
     if seen is None or seen.leaving:
         return None
-    named, everyone = (state.control.reloads.get(name) for name in (instance, ALL_INSTANCES))
-    orders = [each for each in (named, everyone) if each is not None]
-    order = max(orders, key=lambda each: each.at_unix_ms, default=None)
+    order = state.control.reload_for(instance)
     if order is not None and (seen.reloaded is None or seen.reloaded >= order.at_unix_ms):
         order = None
     raw = state.infos[instance].get("reloading")
@@ -54,11 +51,11 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
         at = published.whole(raw.get("directive_unix_ms")) or 0  # 0 for a signal
         unit = _unit_of(raw.get("assignment"))
         # A later directive waits until this reload has finished.
-        known = order is not None and order.at_unix_ms == at
+        mine = order if order is not None and order.at_unix_ms == at else None
         return PendingReload(
             at or since,
-            order.by if order is not None and known else "",
-            order.why if order is not None and known else "",
+            mine.by if mine else "",
+            mine.why if mine else "",
             unit,
             _waits_for(raw, unit, _run_seconds(summary, unit)),
         )
@@ -67,9 +64,9 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     before = [
         name
         for name, one in sorted(state.live.items())
-        if name < instance and not may_reload(instance, order.at_unix_ms, [one])
+        if not may_reload(instance, order.at_unix_ms, [one])
     ]
-    its_turn = order is named or not before
+    its_turn = order is state.control.reloads.get(instance) or not before
     waits = "its start" if its_turn else f"its turn, after {before[0]}"
     return PendingReload(order.at_unix_ms, order.by, order.why, None, waits, its_turn)
 

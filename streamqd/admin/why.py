@@ -116,7 +116,7 @@ class WaitFacts:
     @property
     def failing_share(self) -> float:
         """The share of runs that fail."""
-        return self.failed / (self.acked + self.failed) if self.failed else 0.0
+        return share_failing(self.row.acked, self.row.failed)
 
     @property
     def slope(self) -> float:
@@ -791,9 +791,13 @@ def grade(row: AssignmentRow, cause: str) -> Severity | None:
         return severity(cause)
     if row.condition in ("paused", "stopped"):
         return Severity.NOTE
-    failed, runs = row.failed or 0.0, (row.failed or 0.0) + (row.acked or 0.0)
-    fails = bool(failed) and failed / runs >= FAILING_SHARE
+    fails = share_failing(row.acked, row.failed) >= FAILING_SHARE
     return Severity.PROBLEM if fails or row.condition in ALARMING else None
+
+
+def share_failing(acked: float | None, failed: float | None) -> float:
+    """Return the share of runs that fail, from messages and failed runs per second."""
+    return failed / ((acked or 0.0) + failed) if failed else 0.0
 
 
 # --- parts of sentences ---------------------------------------------------------------------------
@@ -805,6 +809,8 @@ def _texts(f: WaitFacts) -> dict[str, object]:
     order = stop or (pause and pause[1])
     scope = str(pause[0]) if pause else ""
     silence = f"has been silent for {_silent_seconds(f, f.holder):.0f} s" if f.holder else ""
+    least = max(f.row.lag or 0, f.row.lag_at_least)
+    left = _catching_up(least, f.slope)
     return {
         "unit": f.row.unit,
         "topic": f.row.unit.topic,
@@ -840,20 +846,25 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "failed": f"{f.failed:.1f}",
         "slope": f"{f.slope:.1f}",
         "takes": f", and a run takes {short(f.row.mean_seconds)}" if f.row.mean_seconds else "",
-        "caught_up": f", caught up in about {_catches_up(f)}" if _catches_up(f) else "",
-        "catch_up": f"wait: at this rate it takes {_catches_up(f)} to catch up"
-        if _catches_up(f)
-        else "make the handler faster, or grow the topic",
+        "caught_up": f", caught up in about {left}" if left else "",
+        "catch_up": lag_advice(least, f.slope),
         "run": lasting(f.run_seconds),
         "running": _running(f),
         **_texts_of(f.row),
     }
 
 
-def _catches_up(f: WaitFacts) -> str:
+def _catching_up(least: int, slope: float) -> str:
     """Return how long it takes to handle all unread messages, '' if the lag does not fall."""
-    least = max(f.row.lag or 0, f.row.lag_at_least)
-    return lasting(least / -f.slope) if least and f.slope < -STEADY else ""
+    return lasting(least / -slope) if least and slope < -STEADY else ""
+
+
+def lag_advice(least: int, slope: float) -> str:
+    """Return what to do about a lag of at least so many messages, which grows by `slope`/s."""
+    left = _catching_up(least, slope)
+    if left:
+        return f"wait: at this rate it takes {left} to catch up"
+    return "make the handler faster, or grow the topic"
 
 
 def _silent_seconds(f: WaitFacts, member: InstanceRow) -> float:

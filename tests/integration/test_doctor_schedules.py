@@ -109,6 +109,16 @@ def test_overlap_with_a_group_that_does_not_read_the_topic(doctor_case: DoctorCa
     assert "so no tick is ever skipped" in result["text"]
 
 
+def test_overlap_of_a_topic_without_a_partition_count(doctor_case: DoctorCase) -> None:
+    """An unreadable topic hides the check of its own schedules only."""
+    declared = [Schedule("nightly", TOPIC, every=3600.0, overlap="skip:hist")]
+    Reconciler(doctor_case.store, "default", declared, 2, {}).run()
+    doctor_case.finding("schedules.overlap")
+    doctor_case.do("HSET", doctor_case.keys.meta(TOPIC), "partitionCount", "abc")
+    doctor_case.silent("schedules.overlap")
+    doctor_case.finding("values.unreadable")
+
+
 def test_doctor_accepts_a_paused_schedule(doctor_case: DoctorCase) -> None:
     delay(doctor_case)
     doctor_case.store.run(

@@ -9,7 +9,7 @@ from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
 from streamqd.admin.reading import SEQ_MAX, read_id
-from streamqd.admin.why import FAILING_SHARE
+from streamqd.admin.why import FAILING_SHARE, share_failing
 from streamqd.words import plural, roughly, spans
 
 AHEAD_MS = 86_400_000  # ahead of the server's clock; no producer's clock is that wrong
@@ -411,10 +411,18 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and each.oldest_dead_letter_unix_ms < limit
         }
         if old:
+            required = topic.holds.archive == "required"
             yield CheckResult(
                 f"{spans(old)} of {topic.name} hold dead letters older than its dlq_retention of"
-                f" {roughly(age)}: no housekeeper deletes them",
-                "the housekeeper of an owner deletes them: find the owners with `streamqd"
+                f" {roughly(age)}: "
+                + ("they are not archived, or " if required else "")
+                + "no housekeeper deletes them",
+                (
+                    f"`streamqd pipeline archive --topic {topic.name}`, after which "
+                    if required
+                    else ""
+                )
+                + "the housekeeper of an owner deletes them: find the owners with `streamqd"
                 f" partitions {topic.name}`, or `streamqd dlq purge {topic.name} --older-than"
                 f" {age:g}s`",
                 about=topic.name,
@@ -427,14 +435,15 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is producing dead letters now."""
     for (topic, group), rows in by_group(facts.published).items():
         rate = sum(row.dead_lettered or 0.0 for row in rows)
-        failed = sum(row.failed or 0.0 for row in rows)
-        runs = failed + sum(row.acked or 0.0 for row in rows)
         if rate >= GROWING:
+            share = share_failing(
+                sum(row.acked or 0.0 for row in rows), sum(row.failed or 0.0 for row in rows)
+            )
             yield CheckResult(
                 f"{group} produces {rate * 60:,.1f} dead letters of {topic} per minute",
                 f"`streamqd dlq stats {topic}` shows their errors. `streamqd pause"
                 f" {topic}/{group}` stops it until that is fixed",
                 about=f"{topic}/{group}",
                 evidence={"dead_letters_per_second": round(rate, 3)},
-                severity=Severity.PROBLEM if failed and failed >= FAILING_SHARE * runs else None,
+                severity=Severity.PROBLEM if share >= FAILING_SHARE else None,
             )

@@ -37,14 +37,12 @@ def gather(reader: ViewReader, unseen: list[str], *, wanted: bool) -> ScheduleFa
 def _without_group(reader: ViewReader, found: list[Schedule]) -> dict[str, str]:
     """Return the schedules whose `overlap` names a group that does not read their topic."""
     skipping = [each for each in found if each.overlap_group]
-    names = {each.topic for each in skipping}
-    readers = topics.groups_of(
-        reader, {name: topics.partition_count(reader.store, name) for name in names}
-    )
+    counts = {name: topics.known_count(reader, name) for name in {one.topic for one in skipping}}
+    readers = topics.groups_of(reader, {name: many for name, many in counts.items() if many})
     return {
         each.name: each.overlap_group
         for each in skipping
-        if each.overlap_group not in readers[each.topic]
+        if each.topic in readers and each.overlap_group not in readers[each.topic]
     }
 
 

@@ -153,6 +153,14 @@ _RULES = (
     ),
     ValueRule(
         "trim",
+        "dead_archived",
+        "dead letters stay where an archive is required. Without the value, the next run of the"
+        " archive checks its files and writes it again",
+        _DROP,
+        parse=untrusted.entry_id,
+    ),
+    ValueRule(
+        "trim",
         "first|shrink_from|shrink_next|floor:.*",
         "trimming, or its display, fails there",
         _DROP,
