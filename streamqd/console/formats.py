@@ -137,7 +137,7 @@ def reason(word: str) -> str:
 
 
 def setting(value: object) -> str:
-    """Return the value of a setting as a file has it: true and false, and lists with commas."""
+    """Return a value of a schedule or an audit entry: true and false, and lists with commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

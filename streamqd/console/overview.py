@@ -242,15 +242,14 @@ def _least(values: Iterable[int | None]) -> int | None:
 
 def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause: str) -> GroupNow:
     acked, failed = _sum(row.acked for row in rows), _sum(row.failed for row in rows)
-    runs = (acked or 0.0) + (failed or 0.0)
+    share = why.share_failing(acked, failed)
     failures = [each for row in rows if (each := row.last_failure) is not None]
     word = in_words(status.condition)
     if status.condition == "ready" and cause:
         word = cause.replace("-", " ")  # only some partitions have it, or it is not a condition
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
-    fails = runs and (failed or 0.0) / runs >= why.FAILING_SHARE
-    if fails and failures and status.condition == "ready":
+    if share >= why.FAILING_SHARE and failures and status.condition == "ready":
         word, level = FAILING, level or LEVELS[why.severity("failing")]
     return GroupNow(
         topic=status.topic,
@@ -268,7 +267,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
         arriving=_sum(row.arriving for row in rows),
         acked=acked,
         failed=failed,
-        failed_share=(failed or 0.0) / runs if runs else None,
+        failed_share=share if acked or failed else None,
         failure=min(failures, key=lambda each: each.seconds_ago, default=None),
         mean_seconds=max((row.mean_seconds or 0.0 for row in rows), default=0.0) or None,
         oldest_unix_ms=status.oldest_unix_ms,
@@ -352,10 +351,7 @@ def _of_lag(
             text += f", {each.arriving:,.1f}/s arrive and {each.acked:,.1f}/s are handled"
         if each.mean_seconds is not None:
             text += f", a run takes {short(each.mean_seconds)}"
-        fix = "make the handler faster, or grow the topic"
-        if each.growth < -STEADY:
-            left = lasting(each.least_lag / -each.growth)
-            fix = f"wait: at this rate it takes {left} to catch up"
+        fix = why.lag_advice(each.least_lag, each.growth)
         yield Trouble(
             level, text, fix, "group", each.topic, each.group, None, each.oldest_unread_unix_ms
         )

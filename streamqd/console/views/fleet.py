@@ -29,8 +29,7 @@ def show(visit: Visit) -> Context:
 def _place(row: DirectiveRow) -> dict[str, object]:
     """Return the topic, partition and group that a directive names, as parameters of a view."""
     named = row.kind in ("pause", "stop", "move")
-    scope = scope_of(row.target) if named else Scope()
-    return {"topic": scope.topic, "partition": scope.partition, "group": scope.group}
+    return (scope_of(row.target) if named else Scope())._asdict()
 
 
 def _reason(visit: Visit) -> Sequence[FormField]:

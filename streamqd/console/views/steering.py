@@ -88,14 +88,14 @@ def resume(visit: Visit) -> ActResult:
 
 def wider_pause(visit: Visit, scope: Scope) -> str:
     """Return the pause of more than a scope that covers it, such as `orders/*/*`, '' for none."""
-    pauses = visit.now.seen.state.control.pauses
-    return next((str(each) for each in pauses if each != scope and each.covers(scope)), "")
+    found = visit.now.seen.state.control.pause_of(scope)
+    return "" if found is None or found[0] == scope else str(found[0])
 
 
 def _stated_scope(visit: Visit) -> Scope:
     """Return the scope of the URL or form. Raises Malformed."""
     try:
-        return stored.scope_of(visit.text("scope", "*/*/*"))
+        return stored.scope_of(visit.text("scope"))
     except ValueError as error:
         raise Malformed(f"scope: {error}") from None
 
