@@ -19,7 +19,7 @@ from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
 from streamqd.config.schedules import check_schedules
 from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Redis, Settings
-from streamqd.config.secrets import has_password
+from streamqd.config.secrets import has_password, is_credential
 from streamqd.config.setting import NAME
 from streamqd.config.topics import Retention
 from streamqd.config.topology import EMBEDDED, SOCKET_BYTES_MAX
@@ -165,9 +165,7 @@ def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping
     elif empty:
         problems.add(path, f"{file} is empty")
     elif str(path[-1]).endswith(("password_file", "token_file")):
-        # systemd protects credentials with ACLs, which the mode shows as group permissions.
-        credentials = environ.get("CREDENTIALS_DIRECTORY")
-        if not (credentials and file.is_relative_to(credentials)):
+        if not is_credential(file, environ):
             _check_private(file, found, path, problems)
     elif path[-1] == "key_file" and found.st_mode & stat.S_IROTH:
         problems.add(path, f"all users may read {file} (chmod o-r)")

@@ -69,3 +69,12 @@ def credential(name: str, environ: Mapping[str, str] = os.environ) -> Path | Non
     directory = environ.get("CREDENTIALS_DIRECTORY")
     path = Path(directory) / name if directory else None
     return path if path is not None and path.exists() else None
+
+
+def is_credential(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if a file is a systemd credential.
+
+    systemd protects credentials with ACLs, which the mode shows as group permissions.
+    """
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    return bool(directory and path.is_relative_to(directory))

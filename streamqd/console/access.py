@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from streamqd import config
+from streamqd.config.secrets import is_credential
 from streamqd.errors import Refused
 
 SESSION_SECONDS = 12 * 3_600.0  # without a request
@@ -111,7 +112,7 @@ def read_users(path: Path) -> dict[str, UserRecord]:
             f"console.users_file {path} cannot be read ({reason}); run `streamqd console"
             " --add-user NAME` to create it"
         ) from None
-    if stat.S_IMODE(mode) & 0o077:
+    if stat.S_IMODE(mode) & 0o077 and not is_credential(path):
         raise Refused(f"console.users_file {path} can be read by others; run chmod 600 {path}")
     found = {}
     for number, line in enumerate(lines, 1):
