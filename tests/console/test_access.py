@@ -6,6 +6,7 @@ The numbers of the tests are those of the acceptance points of the console.
 from __future__ import annotations
 
 import http.client
+import re
 import signal
 import socket
 import stat
@@ -23,6 +24,7 @@ from tests.support.daemon import ROOT
 
 pytestmark = optional.need("starlette")
 
+from streamqd.admin import dead_letters  # noqa: E402
 from streamqd.console.access import Role  # noqa: E402
 from streamqd.console.views import ACTS, VIEWS  # noqa: E402
 from tests.console.conftest import PASSWORD  # noqa: E402
@@ -103,7 +105,9 @@ def test_the_token_of_the_link_works_once(fleet, new_console):
     assert Client(console.port).get("/").status == 401
 
 
-def test_sigterm_ends_the_console_with_0(fleet, new_console):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_console_with_0(fleet, new_console, number):
+    """With an open stream, which would last for hours."""
     console = new_console(fleet)
     client = Client(console.port)
     client.get(f"/?{console.link.partition('?')[2]}")
@@ -112,8 +116,23 @@ def test_sigterm_ends_the_console_with_0(fleet, new_console):
     stream.sendall(f"GET /live?page=/ HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
     assert stream.recv(100).startswith(b"HTTP/1.1 200")
 
-    assert console.stop(signal.SIGTERM) == 0
+    assert console.stop(number) == 0
     stream.close()
+
+
+def test_bind_listens_on_this_address_only(fleet, new_console):
+    console = new_console(fleet, "--bind", "127.0.0.2:9466")  # and --port 0
+
+    found = re.fullmatch(
+        r"console: http://127\.0\.0\.2:(\d+)/\?token=[\w-]{32}", console.first_line
+    )
+    assert found, console.first_line
+    assert int(found[1]) not in (0, 9466)
+    there = socket.create_connection(("127.0.0.2", console.port), 30)
+    there.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", console.port), 30)
+    assert console.stop() == 0
 
 
 def test_sigterm_after_the_first_line_ends_the_console(fleet, new_console):
@@ -144,16 +163,51 @@ def test_point_9_a_change_must_come_from_the_console(console, headers, status):
     assert answer.status == status
 
 
-def test_headers_of_all_responses(console):
+POLICY = {
+    "default-src": ["'none'"],
+    "script-src": ["'self'"],
+    "style-src": ["'self'"],
+    "img-src": ["'self'", "data:"],
+    "connect-src": ["'self'"],
+    "form-action": ["'self'"],
+    "frame-ancestors": ["'none'"],
+    "base-uri": ["'none'"],
+}
+
+
+def test_headers_of_all_responses(console, fleet):
+    """Of each kind of page, and of each entry of the registry."""
+    client = logged_in(console, "anna")
+    letter = dead_letters.messages(fleet.store, "orders").page(limit=1).rows[0]
+    entries = [each.example or each.path for each in (*VIEWS, *ACTS)]
+    entries += ["/topics/orders/dead/LETTER/payload", "/topics/orders/dead-export"]
+    others = ("/nothing", "/login", "/static/nothing", "/livez", "/?limit=x", "/jobs/0")
+    kept = ("/static/console.css", "/static/htmx.min.js")
+    for path in (*entries, *others, *kept):
+        answer = client.get(path.replace("LETTER", letter.id).replace("UID", letter.uid))
+        headers = answer.headers
+        policy = [each.split() for each in headers["content-security-policy"].split(";")]
+        assert {name: sources for name, *sources in policy} == POLICY, path
+        assert headers["x-content-type-options"] == "nosniff", path
+        assert headers["referrer-policy"] == "no-referrer", path
+        assert headers["cross-origin-opener-policy"] == "same-origin", path
+        assert (headers["cache-control"] == "no-store") == (path not in kept), path
+        assert answer.status == 200 or path in others or "JOB" in path, (path, answer.text)
+    refused = client.post(PAUSE, {}, {"Sec-Fetch-Site": "cross-site"})
+    assert refused.headers["content-security-policy"].startswith("default-src 'none';")
+
+
+def test_a_stream_is_not_stored(console):
     client = logged_in(console, "vera")
-    for path in ("/", "/static/console.css", "/nothing", "/login"):
-        headers = client.get(path).headers
-        policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
-    assert client.get("/").headers["cache-control"] == "no-store"
+    link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
+    cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    link.request("GET", "/live?page=/", headers={"Cookie": cookie})
+    answer = link.getresponse()
+
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-accel-buffering"] == "no"
+    link.close()
 
 
 def test_a_wrong_password_is_refused_and_many_are_slowed_down(fleet, users_file, new_console):
@@ -217,19 +271,32 @@ def test_a_proxy_names_the_person_only_if_it_is_trusted(fleet, new_console):
     assert answer.status == 403
 
 
-def test_over_https_the_cookie_is_secure(fleet, users_file, new_console):
+@pytest.mark.parametrize("peer", ["127.0.0.1", "10.9.8.7"])
+def test_cookie_is_secure_over_https_to_a_named_proxy(fleet, users_file, new_console, peer):
+    """The header of another peer counts for nothing."""
     console = new_console(
         fleet, "--users", str(users_file),
-        "--proxy-header", "X-Forwarded-User", "--proxy-from", "127.0.0.1",
+        "--proxy-header", "X-Forwarded-User", "--proxy-from", peer,
     )  # fmt: skip
-    secure = OWN | {"X-Forwarded-Proto": "https"}
+    https = {"X-Forwarded-Proto": "https"}
+    client = Client(console.port)
 
-    answer = Client(console.port).post("/login", {"name": "vera", "password": PASSWORD}, secure)
+    answer = client.post("/login", {"name": "vera", "password": PASSWORD}, OWN | https)
 
-    cookie = answer.headers["set-cookie"]
-    assert cookie.startswith("__Host-")
-    assert "; Secure" in cookie
-    assert "Path=/;" in cookie
+    name, value = next(iter(client.cookies.items()))
+    rest = answer.headers["set-cookie"].removeprefix(f"{name}={value}")
+    if peer == "127.0.0.1":
+        assert name == f"__Host-streamqd-{console.port}"
+        assert rest == "; Path=/; HttpOnly; SameSite=Strict; Secure"  # and no Domain
+    else:
+        assert name == f"streamqd-{console.port}"
+        assert rest == "; Path=/; HttpOnly; SameSite=Strict"
+    assert len(value) >= 43, "256 bits"
+    assert client.get("/", **https).status == 200
+    left = client.post("/logout", {}, OWN | https)
+    assert left.headers["set-cookie"] == f"{name}={rest}; Max-Age=0"
+    client.cookies = {name: value}
+    assert client.get("/", **https).status == 303, "the session itself has ended"
 
 
 def run(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:

@@ -517,6 +517,7 @@ def test_housekeeper_measures_publishes_and_serves(
     assert (status["instance"], status["not_ready"]) == ("web-1", [])
     front = running.get("/")[1].decode()
     assert "owns 1 partition " in front
+    assert "run <code>streamqd console</code> and open the link that it prints" in front
     links = re.findall(r'href="([^"]+)"', front)
     assert len(links) == 5
     assert [path for path in links if running.get(f"/{path}")[0] == 404] == []
