@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
@@ -23,7 +23,7 @@ from streamqd.console import overview
 from streamqd.console.history import ConsoleHistory
 from streamqd.console.jobs import Jobs
 from streamqd.console.overview import FleetNow
-from streamqd.errors import RedisUnavailable, StreamqdError
+from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -144,6 +144,22 @@ def acting(person: str, function: Callable[[], T]) -> T:
     """Run a function whose changes are audited with the name of a person."""
     with audit.acting_as(f"{person} (console)"):
         return function()
+
+
+def record(
+    desk: Desk,
+    topics: Iterable[str],
+    command: str,
+    arguments: Mapping[str, object],
+    counts: Mapping[str, int],
+) -> bool:
+    """Write an entry into the audit log of each topic. Return False if Redis did not take it."""
+    try:
+        for topic in topics:
+            audit.record(desk.store, topic, command, arguments=arguments, counts=counts)
+    except (RedisUnavailable, RedisRefused):
+        return False
+    return True
 
 
 def explained(error: StreamqdError) -> str:

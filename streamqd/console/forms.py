@@ -14,9 +14,10 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl
 
+from streamqd.console.backend import Desk, record
 from streamqd.console.view import ActResult, FormField, Preview
 from streamqd.errors import Malformed, Refused
 
@@ -25,6 +26,7 @@ FIELDS_MAX = 200
 REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
 OWN = "dry-run-"  # start of the names of fields that a dry run fills, and not a person
 SEEN = f"{OWN}of"
+NOT_AUDITED = "The audit log could not be written, so it does not contain this change."
 
 
 def new_request() -> str:
@@ -77,6 +79,14 @@ def check_typed(given: str, wanted: str) -> None:
     """Raise Refused unless the name that a destructive act demands was typed."""
     if wanted and given.strip() != wanted:
         raise Refused(f"nothing was changed: type {wanted} to confirm")
+
+
+def audited(desk: Desk, done: ActResult) -> ActResult:
+    """Write the note of a change into the audit log of each topic. Return the result."""
+    note = done.note
+    if note is None or record(desk, note.topics, note.command, note.arguments, note.counts):
+        return done
+    return replace(done, text=f"{done.text} {NOT_AUDITED}".strip())
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,11 @@ class FleetNow:
         return sum(each.level == level for each in self.troubles)
 
     @property
+    def topics(self) -> list[str]:
+        """The topics that a group reads, by name."""
+        return sorted({each.topic for each in self.seen.assignments})
+
+    @property
     def dead(self) -> int:
         """The number of dead letters."""
         return sum(self.slow.dead.values())

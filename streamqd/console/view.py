@@ -136,15 +136,27 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditNote:
+    """An entry for the audit logs of `topics`. `command` is the command that does the same."""
+
+    topics: Sequence[str]
+    command: str
+    arguments: Mapping[str, object]
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ActResult:
     """The result of an act: a sentence, and the view to which the browser goes.
 
-    The sentence is '' if that view shows the result itself.
+    The sentence is '' if that view shows the result itself. `note` is written into audit logs with
+    the name of the person, None if nothing changed or a job writes its own.
     """
 
     text: str
     view: str = "overview"
     parameters: Mapping[str, object] | None = None
+    note: AuditNote | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +165,10 @@ class Act:
 
     GET shows the fields, filled from the URL, and their dry run. POST checks role,
     origin, typed name and request id, then calls `run` once. `run` uses the functions of
-    `streamqd.admin`, which write the audit trail with the person's name. `submit` is the text of
-    the button. `fields` and `preview` get the values of the URL, `run` those of the form. `typed`
-    returns the name that a person must type to confirm a destructive act, '' for other acts. It
-    reads nothing. `back` is the view to which "Cancel" leads, with the parameters of the path.
+    `streamqd.admin` and returns the note for the audit log. `submit` is the text of the button.
+    `fields` and `preview` get the values of the URL, `run` those of the form. `typed` returns the
+    name that a person must type to confirm a destructive act, '' for other acts. It reads nothing.
+    `back` is the view to which "Cancel" leads, with the parameters of the path.
     """
 
     name: str

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from streamqd.admin import directives
 from streamqd.admin.directives import DirectiveRow, PlannedMove
 from streamqd.console.access import Role
-from streamqd.console.view import Act, ActResult, ConsoleView, Context, FormField, Preview, Visit
+from streamqd.console.view import (
+    Act,
+    ActResult,
+    AuditNote,
+    ConsoleView,
+    Context,
+    FormField,
+    Preview,
+    Visit,
+)
 from streamqd.store.directives import Scope, scope_of
 from streamqd.words import age, plural
 
@@ -34,6 +44,12 @@ def _place(row: DirectiveRow) -> dict[str, object]:
 
 def _reason(visit: Visit) -> Sequence[FormField]:
     return (FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview."),)
+
+
+def _note(visit: Visit, command: str, arguments: Mapping[str, object]) -> AuditNote:
+    """Return the entry about a change of the whole fleet, for the log of each of its topics."""
+    reason = {"reason": visit.text("reason")} if visit.text("reason") else {}
+    return AuditNote(visit.now.topics, command, {**arguments, **reason})
 
 
 def preview_drain(visit: Visit) -> Preview:
@@ -66,8 +82,9 @@ def preview_drain(visit: Visit) -> Preview:
 def drain(visit: Visit) -> ActResult:
     """Drain."""
     name = visit.path["instance"]
+    note = _note(visit, "drain", {"instance": name})
     directives.drain(visit.desk.fleet, name, visit.text("reason"))
-    return ActResult(f"{name} hands over its partitions.", "fleet")
+    return ActResult(f"{name} hands over its partitions.", "fleet", note=note)
 
 
 def preview_undrain(visit: Visit) -> Preview:
@@ -82,8 +99,10 @@ def preview_undrain(visit: Visit) -> Preview:
 def undrain(visit: Visit) -> ActResult:
     """Undrain."""
     name = visit.path["instance"]
-    directives.undrain(visit.desk.fleet, name)
-    return ActResult(f"{name} takes partitions again.", "fleet")
+    note = _note(visit, "drain --undo", {"instance": name})
+    done = directives.undrain(visit.desk.fleet, name)
+    text = f"{name} takes partitions again."
+    return ActResult(text, "fleet", note=note if done.changed else None)
 
 
 def preview_rebalance(visit: Visit) -> Preview:
@@ -102,8 +121,10 @@ def preview_rebalance(visit: Visit) -> Preview:
 
 def rebalance(visit: Visit) -> ActResult:
     """Rebalance."""
+    note = _note(visit, "rebalance", {})
     done = directives.rebalance(visit.desk.fleet, visit.text("reason"))
-    return ActResult(f"{plural(len(done.moves), 'partition')} move.", "fleet")
+    note = replace(note, counts={"moves": len(done.moves)})
+    return ActResult(f"{plural(len(done.moves), 'partition')} move.", "fleet", note=note)
 
 
 def _name(move: PlannedMove) -> str:

@@ -8,7 +8,7 @@ from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.console.access import Role
 from streamqd.console.jobs import ConsoleJob
-from streamqd.console.view import Act, ActResult, ConsoleView, Context, Preview, Visit
+from streamqd.console.view import Act, ActResult, AuditNote, ConsoleView, Context, Preview, Visit
 
 BUDGET = 1_000  # dead letters that the page of a replay examines, the newest first
 SECONDS = 0.3  # after which it stops anyway
@@ -53,7 +53,9 @@ def stop(visit: Visit) -> ActResult:
     """Stop a job."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     job.stopping.set()
-    return ActResult("", "job", {"job": job.id})  # its page shows that it stops
+    note = AuditNote([job.topic], "job stop", {"job": job.title, "started_by": job.person})
+    # Its page shows that it stops.
+    return ActResult("", "job", {"job": job.id}, note)
 
 
 VIEWS = (ConsoleView("job", "/jobs/{job}", "Job", show_job, live=True, example="/jobs/JOB"),)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from streamqd.admin import schedules
 from streamqd.console.access import Role
-from streamqd.console.view import Act, ActResult, ConsoleView, Context, Preview, Visit
+from streamqd.console.view import (
+    Act,
+    ActResult,
+    AuditNote,
+    ConsoleView,
+    Context,
+    Preview,
+    Visit,
+)
 from streamqd.errors import Refused
 
 TICKS_SHOWN = 5
@@ -45,6 +53,12 @@ def show_one(visit: Visit) -> Context:
     return {"detail": detail, "ticks": ticks, "stated": stated, "levels": LEVELS}
 
 
+def _note(visit: Visit, command: str) -> AuditNote:
+    name = visit.path["schedule"]
+    topic = schedules.show(visit.desk.store, name).row.topic
+    return AuditNote([topic], command, {"schedules": [name]}, {"changed": 1})
+
+
 def preview_pause(visit: Visit) -> Preview:
     """Return what a pause would do."""
     name = visit.path["schedule"]
@@ -55,8 +69,10 @@ def preview_pause(visit: Visit) -> Preview:
 def pause(visit: Visit) -> ActResult:
     """Pause."""
     name = visit.path["schedule"]
-    schedules.pause(visit.desk.store, [name])
-    return ActResult(f"{name} is paused.", "schedule", {"schedule": name})
+    note = _note(visit, "schedule pause")
+    done = schedules.pause(visit.desk.store, [name])
+    place = {"schedule": name}
+    return ActResult(f"{name} is paused.", "schedule", place, note if done.changed else None)
 
 
 def preview_resume(visit: Visit) -> Preview:
@@ -69,8 +85,10 @@ def preview_resume(visit: Visit) -> Preview:
 def resume(visit: Visit) -> ActResult:
     """Resume."""
     name = visit.path["schedule"]
-    schedules.resume(visit.desk.store, [name])
-    return ActResult(f"{name} is resumed.", "schedule", {"schedule": name})
+    note = _note(visit, "schedule resume")
+    done = schedules.resume(visit.desk.store, [name])
+    place = {"schedule": name}
+    return ActResult(f"{name} is resumed.", "schedule", place, note if done.changed else None)
 
 
 def preview_run(visit: Visit) -> Preview:
@@ -88,7 +106,8 @@ def run(visit: Visit) -> ActResult:
     """Send a message now."""
     name = visit.path["schedule"]
     done = schedules.run(visit.desk.store, name)
-    return ActResult(f"{name} sent {done.uid}.", "schedule", {"schedule": name})
+    note = AuditNote([done.topic], "schedule run", {"schedule": name}, {"sent": 1})
+    return ActResult(f"{name} sent {done.uid}.", "schedule", {"schedule": name}, note)
 
 
 def _act(name: str, title: str, submit: str, preview, run) -> Act:  # type: ignore[no-untyped-def]

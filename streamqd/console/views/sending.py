@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from streamqd.admin import audit, dead_letters
+from streamqd.admin import dead_letters
 from streamqd.admin.topics import partition_count
 from streamqd.console.access import Role
-from streamqd.console.view import Act, ActResult, FormField, Preview, Visit
+from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit
 from streamqd.errors import Malformed, Refused
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.producer import Producer
@@ -57,8 +57,8 @@ def send_message(visit: Visit) -> ActResult:
     topic = visit.path["topic"]
     headers, delay = _given(visit)
     uid = send(visit, topic, visit.query.get("payload", ""), visit.text("key"), headers, delay)
-    audit.record(visit.desk.store, topic, "produce", arguments={"uid": uid}, counts={"sent": 1})
-    return ActResult(f"Sent as {uid}.", "message", {"topic": topic, "uid": uid})
+    note = AuditNote([topic], "produce", {"uid": uid}, {"sent": 1})
+    return ActResult(f"Sent as {uid}.", "message", {"topic": topic, "uid": uid}, note)
 
 
 # --- edit and send --------------------------------------------------------------------------------
@@ -124,14 +124,8 @@ def edit(visit: Visit) -> ActResult:
     if b"\r\n" in letter.payload:
         payload = payload.replace("\n", "\r\n")
     uid = send(visit, topic, payload, visit.query.get("key", ""), headers)
-    audit.record(
-        visit.desk.store,
-        topic,
-        "dlq edit",
-        arguments={"letter": name, "uid": uid},
-        counts={"sent": 1},
-    )
-    return ActResult(f"Sent as {uid}.", "dead_letter", {"topic": topic, "letter": name})
+    note = AuditNote([topic], "dlq edit", {"letter": name, "uid": uid}, {"sent": 1})
+    return ActResult(f"Sent as {uid}.", "dead_letter", {"topic": topic, "letter": name}, note)
 
 
 def send(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from streamqd.admin import directives
 from streamqd.admin.directives import Steered
 from streamqd.console.access import Role
-from streamqd.console.view import Act, ActResult, FormField, Preview, Visit
+from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit
 from streamqd.errors import Malformed
 from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
@@ -42,9 +42,16 @@ def _previewed(done: Steered, text: str) -> Preview:
     return Preview([text, *unchanged, *(f"{note[:1].upper()}{note[1:]}." for note in done.notes)])
 
 
-def _done(scope: Scope, state: str) -> ActResult:
+def _done(scope: Scope, state: str, note: AuditNote | None) -> ActResult:
     place = {"topic": scope.topic, "group": scope.group}
-    return ActResult(f"{_name(scope)}: {state}.", "topic", place)
+    return ActResult(f"{_name(scope)}: {state}.", "topic", place, note)
+
+
+def _note(visit: Visit, command: str, scope: Scope) -> AuditNote:
+    """Return the entry about a pause. A pause of all topics is in the log of each."""
+    topics = [scope.topic] if scope.topic else visit.now.topics
+    reason = {"reason": visit.text("reason")} if visit.text("reason") else {}
+    return AuditNote(topics, command, {"scope": str(scope), **reason})
 
 
 def preview_pause(visit: Visit) -> Preview:
@@ -61,8 +68,9 @@ def preview_pause(visit: Visit) -> Preview:
 def pause(visit: Visit) -> ActResult:
     """Pause."""
     scope = scope_of(visit)
+    note = _note(visit, "pause", scope)
     directives.pause(visit.desk.fleet, scope, visit.text("reason"))
-    return _done(scope, "paused")
+    return _done(scope, "paused", note)
 
 
 def preview_resume(visit: Visit) -> Preview:
@@ -79,8 +87,9 @@ def _resume_preview(visit: Visit, scope: Scope, whose: str) -> Preview:
 def resume(visit: Visit) -> ActResult:
     """Resume."""
     scope = scope_of(visit)
-    directives.resume(visit.desk.fleet, scope)
-    return _done(scope, "resumed")
+    note = _note(visit, "resume", scope)
+    done = directives.resume(visit.desk.fleet, scope)
+    return _done(scope, "resumed", note if done.changed else None)
 
 
 # --- a pause of any scope, as the fleet lists it --------------------------------------------------
@@ -109,8 +118,9 @@ def preview_resume_pause(visit: Visit) -> Preview:
 def resume_pause(visit: Visit) -> ActResult:
     """Remove a pause."""
     scope = _stated_scope(visit)
-    directives.resume(visit.desk.fleet, scope)
-    return ActResult(f"{scope}: resumed.", "fleet")
+    note = _note(visit, "resume", scope)
+    done = directives.resume(visit.desk.fleet, scope)
+    return ActResult(f"{scope}: resumed.", "fleet", note=note if done.changed else None)
 
 
 ACTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from streamqd.admin import delayed, retries
 from streamqd.admin.messages import MessageFilter
@@ -10,6 +10,7 @@ from streamqd.console.access import Role
 from streamqd.console.view import (
     Act,
     ActResult,
+    AuditNote,
     ConsoleView,
     Context,
     FormField,
@@ -92,6 +93,14 @@ def _preview(count: int, noun: str, text: str) -> Preview:
     return Preview([f"{plural(count, noun)} would {text}.", *_limited(count)], refusal=refusal)
 
 
+def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
+    """Return the entry of the audit log about a change of waiting messages."""
+    ids = visit.text("id").split()
+    what, group = ("retries", visit.path["group"]) if "group" in visit.path else ("sends", None)
+    asked = {"group": group, what: ids or "--all"} if group else {what: ids or "--all"}
+    return AuditNote([visit.path["topic"]], command, asked, counts)
+
+
 def preview_retry_now(visit: Visit) -> Preview:
     """Return how many retries would run now."""
     count = len(_retries(visit))
@@ -105,7 +114,12 @@ def retry_now(visit: Visit) -> ActResult:
     """Make retries due now."""
     topic, group = visit.path["topic"], visit.path["group"]
     done = retries.hasten(visit.desk.store, topic, group, _retries(visit))
-    return ActResult(f"{done.due:,} retries run now.", "retries", {"topic": topic, "group": group})
+    return ActResult(
+        f"{done.due:,} retries run now.",
+        "retries",
+        {"topic": topic, "group": group},
+        _note(visit, "retry now", {"due": done.due, "missing": done.missing}),
+    )
 
 
 def preview_retry_cancel(visit: Visit) -> Preview:
@@ -125,7 +139,9 @@ def retry_cancel(visit: Visit) -> ActResult:
     topic, group = visit.path["topic"], visit.path["group"]
     done = retries.cancel(visit.desk.store, topic, group, _retries(visit))
     text = f"{done.dead_letters:,} retries are dead letters now."
-    return ActResult(text, "retries", {"topic": topic, "group": group})
+    counts = {"dead_letters": done.dead_letters, "dropped": done.dropped, "missing": done.missing}
+    place = {"topic": topic, "group": group}
+    return ActResult(text, "retries", place, _note(visit, "retry cancel", counts))
 
 
 def preview_send_now(visit: Visit) -> Preview:
@@ -137,7 +153,12 @@ def send_now(visit: Visit) -> ActResult:
     """Make delayed sends due now."""
     topic = visit.path["topic"]
     done = delayed.hasten(visit.desk.store, topic, _sends(visit))
-    return ActResult(f"{plural(done.changed, 'message')} sent now.", "delayed", {"topic": topic})
+    return ActResult(
+        f"{plural(done.changed, 'message')} sent now.",
+        "delayed",
+        {"topic": topic},
+        _note(visit, "delayed now", {"due": done.changed, "sent": len(done.sent)}),
+    )
 
 
 def preview_send_cancel(visit: Visit) -> Preview:
@@ -150,7 +171,8 @@ def send_cancel(visit: Visit) -> ActResult:
     topic = visit.path["topic"]
     done = delayed.cancel(visit.desk.store, topic, _sends(visit))
     text = f"{plural(done.changed, 'delayed send')} cancelled."
-    return ActResult(text, "delayed", {"topic": topic})
+    counts = {"cancelled": done.changed, "sent": len(done.sent)}
+    return ActResult(text, "delayed", {"topic": topic}, _note(visit, "delayed cancel", counts))
 
 
 VIEWS = (

@@ -1,0 +1,354 @@
+"""Every act: it does what it states, once, and the audit log names the person. Without a browser.
+
+Each act runs in a fleet of its own, which has one of everything. The form of an act is filled from
+its URL and sent as it is. A new act is tested by its entry; `BEFORE`, `QUERY`, `COMMANDS` and
+`AFTER` add what it needs and what it changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support import optional
+from tests.support.console import ConsoleProcess
+from tests.support.daemon import TOPIC, Daemon, daemons
+from tests.support.waiting import wait_until
+
+pytestmark = [optional.need("starlette"), pytest.mark.slow]
+
+from streamqd import config  # noqa: E402
+from streamqd.admin import audit, dead_letters, delayed, directives, retries, schedules, tail  # noqa: E402  # noqa: E402
+from streamqd.admin.published import Fleet  # noqa: E402
+from streamqd.console.access import Role  # noqa: E402
+from streamqd.console.view import Act  # noqa: E402
+from streamqd.console.views import ACTS, VIEWS  # noqa: E402
+from streamqd.producer.producer import Producer  # noqa: E402
+from streamqd.store.directives import Scope  # noqa: E402
+from tests.console.test_access import OWN, Client, logged_in  # noqa: E402
+
+ACTOR = "anna (console)"
+HOUR = {"kind": "fixed", "base": "1h", "max": "1h", "jitter": "none"}
+every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS])
+
+
+@dataclass
+class Busy:
+    """A fleet with a retry, a dead letter and a delayed send of each group, and its console.
+
+    `failed` is the uid of the message that waits for its retry, `job` the id of a started job.
+    """
+
+    daemon: Daemon
+    console: ConsoleProcess
+    failed: str
+    job: str = ""
+
+    @property
+    def store(self) -> Any:
+        return self.daemon.store
+
+    @property
+    def there(self) -> Fleet:
+        return Fleet(self.store, "default", 60.0)
+
+    def path(self, path: str) -> str:
+        """Return a path with a dead letter, a message and a job of this fleet."""
+        letter = next(each for each in letters(self) if each.group == "bill").id
+        path = path.replace("LETTER", letter).replace("UID", self.failed)
+        return path.replace("JOB", self.job)
+
+
+@pytest.fixture
+def busy(new_server, tmp_path: Path, users_file: Path):
+    """A fleet of this test."""
+    with daemons(tmp_path, new_server(aof=False).url) as make:
+        retried = {"backoff": HOUR, "max_attempts": 5}
+        daemon = make(partitions=2, groups=("bill", "ship"), consumer=retried)
+        tick = {"name": "tick", "topic": TOPIC, "cron": "0 3 1 1 *", "payload": "ok"}
+        daemon.write_config(schedules=[tick])
+        with daemon:
+            [failed] = daemon.send(["fail"], 0)
+            daemon.send(["dead", "dead"], 1)
+            with Producer(settings=config.load(daemon.config_path)) as producer:
+                producer.send(TOPIC, "ok", key="later", delay=3_600)
+            with ConsoleProcess(daemon.config_path, "--users", str(users_file)) as console:
+                made = Busy(daemon, console, str(failed))
+                wait_until(lambda: len(letters(made)) == 4, timeout=30)
+                wait_until(lambda: waiting(made, "bill") and waiting(made, "ship"), timeout=30)
+                yield made
+
+
+def letters(busy: Busy) -> list[Any]:
+    return dead_letters.messages(busy.store, TOPIC).page(limit=100).rows
+
+
+def waiting(busy: Busy, group: str = "bill") -> list[Any]:
+    return retries.messages(busy.store, TOPIC, group).page(limit=100).rows
+
+
+def sends(busy: Busy) -> list[Any]:
+    return delayed.messages(busy.store, TOPIC).page(limit=100).rows
+
+
+def sent(busy: Busy) -> list[Any]:
+    return tail.messages(busy.store, TOPIC).page(limit=100).rows
+
+
+def given(busy: Busy) -> list[tuple[str, str, str]]:
+    """Return kind, target and author of the directives."""
+    return [(each.kind, each.target, each.by) for each in directives.view(busy.there).directives]
+
+
+def drained(busy: Busy) -> None:
+    directives.drain(busy.there, "one", "a test")
+    wait_until(lambda: not busy.daemon.pids(), timeout=30)
+
+
+def with_job(busy: Busy) -> None:
+    """Let otto start a replay that takes minutes."""
+    client = logged_in(busy.console, "otto")
+    values = {"rate": "0.01", "group": "bill"}
+    busy.job = act_on(busy, client, "/topics/orders/dead-replay", values)[1].rpartition("/")[2]
+    wait_until(lambda: "Running" in client.get(f"/jobs/{busy.job}").text)
+
+
+def schedule_state(busy: Busy) -> str:
+    return schedules.show(busy.store, "tick").row.state
+
+
+BEFORE: dict[str, Callable[[Busy], object]] = {
+    "resume": lambda busy: directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test"),
+    "resume_pause": lambda busy: directives.pause(busy.there, Scope(), "a test"),
+    "undrain": drained,
+    "schedule_resume": lambda busy: schedules.pause(busy.store, ["tick"]),
+    "job_stop": with_job,
+}
+QUERY = {
+    "pause": {"reason": "because of a test"},
+    "send": {"payload": "ok", "key": "by hand"},
+    "replay": {"group": "bill"},
+}
+COMMANDS = {
+    "pause": "pause",
+    "resume": "resume",
+    "resume_pause": "resume",
+    "send": "produce",
+    "edit": "dlq edit",
+    "replay": "dlq replay",
+    "purge": "dlq purge",
+    "job_stop": "job stop",
+    "retry_now": "retry now",
+    "retry_cancel": "retry cancel",
+    "send_now": "delayed now",
+    "send_cancel": "delayed cancel",
+    "schedule_pause": "schedule pause",
+    "schedule_resume": "schedule resume",
+    "schedule_run": "schedule run",
+    "drain": "drain",
+    "undrain": "drain --undo",
+    "rebalance": "rebalance",
+}
+AFTER: dict[str, Callable[[Busy], object]] = {
+    "pause": lambda busy: given(busy) == [("pause", "orders/*/bill", ACTOR)],
+    "resume": lambda busy: given(busy) == [],
+    "resume_pause": lambda busy: given(busy) == [],
+    "send": lambda busy: [each.key for each in sent(busy)].count(b"by hand") == 1,
+    "edit": lambda busy: (
+        [1 for each in sent(busy) if "x-edited-from" in (each.headers or {})] == [1]
+    ),
+    "replay": lambda busy: sorted(each.replays for each in letters(busy)) == [0, 0, 1, 1],
+    "purge": lambda busy: letters(busy) == [],
+    "job_stop": lambda busy: "; stopped." in page(busy, f"/jobs/{busy.job}"),
+    "retry_now": lambda busy: runs_of_bill(busy) == 2 and len(waiting(busy, "ship")) == 1,
+    "retry_cancel": lambda busy: (
+        [each.reason for each in letters(busy)].count("cancelled") == 1
+        and waiting(busy) == []
+        and len(waiting(busy, "ship")) == 1
+    ),
+    "send_now": lambda busy: [each.key for each in sent(busy)].count(b"later") == 1,
+    "send_cancel": lambda busy: (
+        sends(busy) == [] and b"later" not in {each.key for each in sent(busy)}
+    ),
+    "schedule_pause": lambda busy: schedule_state(busy) == "paused",
+    "schedule_resume": lambda busy: schedule_state(busy) == "active",
+    "schedule_run": lambda busy: (
+        [1 for each in sent(busy) if "x-scheduled-for" in (each.headers or {})] == [1]
+    ),
+    "drain": lambda busy: given(busy) == [("drain", "one", ACTOR)] and not busy.daemon.pids(),
+    "undrain": lambda busy: given(busy) == [] and len(busy.daemon.pids()) == 2,
+    "rebalance": lambda busy: given(busy) == [("rebalance", "", ACTOR)],
+}
+
+
+def runs_of_bill(busy: Busy) -> int:
+    return len([1 for each in busy.daemon.ledger.of(busy.failed, "start") if each.group == "bill"])
+
+
+def page(busy: Busy, path: str) -> str:
+    return logged_in(busy.console, "anna").get(path).text
+
+
+class ActForm(HTMLParser):
+    """The values that the form of an act shows, and the name that it wants typed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fields: dict[str, str] = {}
+        self.action = ""
+        self._inside = False
+        self._area = ""
+        self._list = ""
+        self.feed(text)
+        typed = re.search(r"Type <code>(.+?)</code> to confirm", text)
+        if typed:
+            self.fields["typed-name"] = typed[1]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        of = dict(attrs)
+        if tag == "form":
+            self._inside = of.get("class") == "act"
+            self.action = (of["action"] or "") if self._inside else self.action
+        elif self._inside and tag == "input":
+            self.fields[of["name"] or ""] = of.get("value") or ""
+        elif self._inside and tag == "textarea":
+            self._area = of["name"] or ""
+            self.fields[self._area] = ""
+        elif self._inside and tag == "select":
+            self._list = of["name"] or ""
+        elif (
+            self._inside and tag == "option" and ("selected" in of or self._list not in self.fields)
+        ):
+            self.fields[self._list] = of["value"] or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "textarea":
+            # A browser leaves out the line break after the tag.
+            self.fields[self._area] = self.fields[self._area].removeprefix("\n")
+            self._area = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._area:
+            self.fields[self._area] += data
+
+
+def act_on(
+    busy: Busy, client: Client, path: str, values: dict[str, str], submit: str = ""
+) -> tuple[int, str]:
+    """Open a form, send it twice as a double click does, and return the status and the target."""
+    whole = f"{path}{'&' if '?' in path else '?'}{urlencode(values)}" if values else path
+    shown = client.get(whole)
+    assert shown.status == 200, shown.text
+    assert f"{submit}</button>" in shown.text, shown.text
+    form = ActForm(shown.text)
+    first = client.post(form.action, form.fields, OWN)
+    second = client.post(form.action, form.fields, OWN)
+    assert (first.status, first.headers.get("location")) == (303, second.headers.get("location")), (
+        first.text
+    )
+    return first.status, first.headers["location"].partition("?")[0]
+
+
+@every_act
+def test_act_does_its_change_once_and_is_audited(busy: Busy, act: Act):
+    BEFORE.get(act.name, lambda _busy: None)(busy)
+    client = logged_in(busy.console, "anna")
+
+    act_on(busy, client, busy.path(act.example or act.path), QUERY.get(act.name, {}), act.submit)
+
+    def entries() -> list[Any]:
+        log = audit.page(busy.store, TOPIC, limit=100).entries
+        return [each for each in log if each.who == ACTOR]
+
+    [entry] = wait_until(entries, timeout=30, what="an entry of the audit log")
+    assert entry.command == COMMANDS.get(act.name, entry.command)
+    wait_until(lambda: AFTER.get(act.name, lambda _busy: True)(busy), timeout=30, what=act.name)
+    assert len(entries()) == 1, "a double click acts once"
+    shown = client.get("/audit").text
+    assert ACTOR in shown
+    assert f">{entry.command}<" in shown
+    if "reason" in QUERY.get(act.name, {}):
+        assert entry.arguments["reason"] == QUERY[act.name]["reason"]
+
+
+def test_change_without_effect_is_not_audited(busy: Busy):
+    """The form of a colleague who was faster shows nothing new."""
+    client = logged_in(busy.console, "anna")
+    shown = client.get("/groups/orders/bill/resume").text
+    form = ActForm(shown)
+
+    assert client.post(form.action, form.fields, OWN).status == 303
+
+    assert [each for each in audit.page(busy.store, TOPIC).entries if each.who == ACTOR] == []
+
+
+def test_every_act_is_offered_to_its_roles_only(busy: Busy):
+    """In three states of the fleet: some buttons exclude each other."""
+    with_job(busy)
+    offered = {name: linked(busy, name) for name in ("anna", "otto", "vera")}
+    directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")
+    schedules.pause(busy.store, ["tick"])
+    wait_until(lambda: "resume" in linked(busy, "anna"), timeout=30)
+    for name, found in offered.items():
+        found |= linked(busy, name)
+    drained(busy)
+    wait_until(lambda: "undrain" in linked(busy, "anna"), timeout=30)
+    for name, found in offered.items():
+        found |= linked(busy, name)
+
+    allowed = {each.name for each in ACTS if each.role <= Role.OPERATOR}
+    assert offered["anna"] == {each.name for each in ACTS}
+    assert offered["otto"] == allowed
+    assert offered["vera"] == set()
+
+
+def linked(busy: Busy, name: str) -> set[str]:
+    """Return the acts to which a view links, or which a form of it sends."""
+    client = logged_in(busy.console, name)
+    found = set()
+    for view in VIEWS:
+        shown = client.get(busy.path(view.example or view.path))
+        assert shown.status == 200, shown.text
+        targets = re.findall(r'(?:href|action|formaction)="([^"?#]+)', shown.text)
+        for act in ACTS:
+            pattern = re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(act.path)))
+            if any(pattern.fullmatch(each) for each in targets):
+                found.add(act.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "act", [each for each in ACTS if each.role == Role.ADMIN], ids=lambda each: each.name
+)
+def test_operator_gets_403_for_an_act_of_admins(console, act: Act):
+    client = logged_in(console, "otto")
+    path = (act.example or act.path).replace("LETTER", "0:1-1").replace("UID", "orders/0/1-1")
+
+    assert client.get(path).status == 403
+    answer = client.post(path.partition("?")[0], {"request-id": "once"}, OWN)
+
+    assert answer.status == 403
+    assert "you are operator" in answer.text
+
+
+def test_fleet_resume_without_a_scope_is_refused(busy: Busy):
+    directives.pause(busy.there, Scope(), "a test")
+    directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")
+    client = logged_in(busy.console, "anna")
+
+    for scope in ({}, {"scope": ""}, {"scope": "orders"}, {"scope": "//"}):
+        shown = client.get(f"/fleet/resume?{urlencode(scope)}")
+        done = client.post("/fleet/resume", {"request-id": f"{scope}", **scope}, OWN)
+
+        assert (shown.status, done.status) == (200, 409)
+        assert "Scope: not of the form TOPIC/PARTITION/GROUP" in shown.text
+        assert ">Resume</button>" not in shown.text
+        assert "cope: not of the form TOPIC/PARTITION/GROUP" in done.text
+    assert len(given(busy)) == 2
