@@ -168,7 +168,8 @@ BAD = [
     Bad("schedule-name", ("HSET", SCHEDULES, NOT_UTF8, "default file access 0"), SCHEDULES,
         "\\xff\\xfe", ("status", "schedule list")),
     # partitions
-    *(_hash(TRIM, field, "abc") for field in ("first", "archived", "dead_archived", "shrink_from", "removed")),
+    *(_hash(TRIM, field, "abc") for field in ("first", "archived", "dead_archived", "shrink_from")),
+    _hash(TRIM, "removed", "abc"),
     *(_hash(TRIM, field, "abc") for field in ("shrunk", "size", "floor:hits")),
     _hash(TRIM, "dropped_unread:hits", "abc"),
     _hash(KEYS.moving(*PLACE), "1-0", "abc"),

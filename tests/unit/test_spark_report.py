@@ -354,9 +354,12 @@ def test_report_page_leaves_out_plots_without_failures_or_runs() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(None, None), (0.0000041, "4.1 µs"), (0.000131, "131 µs"), (0.0999, "100 ms"), (0.034359738, "34 ms"), (0.9, "900 ms"), (1.07, "1.1 s"),
-     (34.4, "34 s"), (137.4, "137 s"), (4398.0, "4,398 s")],
-)  # fmt: skip
+    [
+        *((None, None), (0.0000041, "4.1 µs"), (0.000131, "131 µs"), (0.0999, "100 ms")),
+        *((0.034359738, "34 ms"), (0.9, "900 ms"), (1.07, "1.1 s")),
+        *((34.4, "34 s"), (137.4, "137 s"), (4398.0, "4,398 s")),
+    ],
+)
 def test_run_time_has_its_unit(seconds: float | None, words: str | None) -> None:
     assert run_time(seconds) == words
 
