@@ -1,9 +1,9 @@
-"""Views and transitions for operators, used by the commands of the command line.
+"""Views and actions for operators. The command line and the web console use them.
 
-Every function takes a Connection and the key names, and returns frozen dataclasses. `as_json` turns
-them into the documents of `--json`, so their docstrings are the reference: fields keep their names,
-instants are unix milliseconds by the server's clock, None is null. Nothing here prints, and a view
-writes nothing.
+The functions return frozen dataclasses. `as_json` turns these into the documents of `--json`, so
+their docstrings are the reference of the JSON fields: the names are the same, `_unix_ms` fields are
+unix milliseconds by the server's clock, and None is null. Nothing here prints, and views do not
+write.
 """
 
 from __future__ import annotations

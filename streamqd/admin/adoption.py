@@ -1,4 +1,4 @@
-"""Taking over a group that other clients have read until now."""
+"""Take over a group that other clients read."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.hand
 
 @dataclass(frozen=True, slots=True)
 class RecentFailure:
-    """One kind of failure of one assignment. `count` since the instance first owned it."""
+    """A kind of failure of one assignment. `count` starts when the instance first owns it."""
 
     error: str
     count: int
@@ -169,12 +169,12 @@ def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:
 
 
 def of_dependencies(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
-    """Return the failures that can open a circuit: a verdict of a handler never does."""
+    """Return the failures that can open a circuit. `Dead` or `Retry` from a handler cannot."""
     return tuple(each for each in failures if each.error not in _VERDICTS)
 
 
 def error_name(error: str) -> str:
-    """Return the name of an error's class alone, or a sentence: its module is in the log."""
+    """Return an error class without its module, or a sentence unchanged. The log has the module."""
     return error if " " in error else error.rpartition(".")[2]
 
 

@@ -29,11 +29,11 @@ _VALUE_CHARS = 2_000  # longest value of a field: a filter may name a thousand d
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One entry. `at_unix_ms` is the server's time, `who` is user@host.
+    """An entry of the audit log. `at_unix_ms` is the server's time, `who` is user@host.
 
-    `arguments` names the chosen things, `counts` the number of things per outcome. `first_id` and
-    `last_id` are the first and last ID touched, '' where IDs do not apply. `note` is text for
-    people.
+    `arguments` are the arguments of the command, and `counts` the numbers of items per outcome.
+    `first_id` and `last_id` are the first and the last changed ID, '' if the command has no IDs.
+    `note` is free text.
     """
 
     id: str

@@ -45,9 +45,9 @@ def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str,
 
 
 def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
-    """Count the entries after a position. False means that there may be more.
+    """Count the entries after a position. If the second value is False, there may be more.
 
-    No body is read. Entries written during the count do not prolong it.
+    No body is read. Entries that are written during the count are not counted.
     """
     newest = store.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     if not newest:
@@ -58,7 +58,7 @@ def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
 def count_between(
     store: Store, stream: str, position: str, upto: str, most: int | None = None
 ) -> tuple[int, bool]:
-    """Count the entries after a position, up to `upto` inclusive. False as for `count_behind`."""
+    """Count the entries after a position, up to and including `upto`. Returns as `count_behind`."""
     most, total = most or COUNT_MAX, 0
     while total < most:
         gone, last, more = store.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
@@ -70,9 +70,9 @@ def count_between(
 
 
 def other_clients(reader: ViewReader, units: Sequence[Unit]) -> list[dict[str, int]]:
-    """Return, by unit, the other clients that hold entries, and how many.
+    """Return for each unit the number of pending entries by other client.
 
-    '' stands for entries that no client holds.
+    The name '' stands for entries without a consumer.
     """
     asked = [
         ("XPENDING", stream, unit.group)
@@ -84,7 +84,7 @@ def other_clients(reader: ViewReader, units: Sequence[Unit]) -> list[dict[str, i
 
 
 def held_by_others(replies: Sequence[Any]) -> dict[str, int]:
-    """Return the same for one unit, from the XPENDING summary of each of its streams."""
+    """Return `other_clients` for one unit, from the XPENDING summaries of its two streams."""
     found: Counter[str] = Counter()
     for reply in replies:
         clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []

@@ -1,8 +1,8 @@
-"""The engine of all checks: `doctor`, `doctor stream`, `status` and `top` use it.
+"""Register checks and run them, for `doctor`, `doctor stream`, `status`, `top` and the console.
 
-A check is a stable id, a title and a pure function from facts to findings. All facts are read
-first, once for all checks. An unreadable value is missing in the facts and kept by `ViewReader`,
-so it affects only its own assignment.
+A check has a stable ID, a title and a pure function from facts to findings. All facts are read
+once, before the checks run. An invalid value in Redis is missing from the facts, and `ViewReader`
+reports it, so it affects only its own assignment.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-Facts = TypeVar("Facts", contravariant=True)  # a check of few facts accepts more facts
+Facts = TypeVar("Facts", contravariant=True)  # a check can be run with more facts than it needs
 
 
 class Need(enum.Enum):
-    """Facts of the doctor that are gathered together. The value describes the cost."""
+    """A set of facts that `doctor` gathers together. The value describes the cost."""
 
     SERVER = "about 12 commands"
     PERMISSIONS = "about 130 commands in 4 transactions that are discarded"
@@ -40,10 +40,10 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One result of a check: a sentence for the problem, a sentence for the fix, and the evidence.
+    """A result of a check function: the problem and the fix (a sentence each), and the evidence.
 
-    `about` names the subject, such as a topic or an instance, and is '' for the server or this
-    host. `severity` overrides the severity of the check.
+    `about` is the subject, such as a topic or an instance, '' for the server or this host.
+    `severity` overrides that of the check.
     """
 
     text: str
@@ -55,10 +55,10 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of a check. `about` names the subject, '' for the server or this host.
+    """A finding of a check. `about` is the subject, '' for the server or this host.
 
-    `severity` is problem, warning or note. `evidence` holds the figures. Its fields depend on the
-    check, and new ones may be added.
+    `severity` is problem, warning or note. `evidence` contains the figures. Its fields depend on
+    the check, and later versions can add fields.
     """
 
     check: str
@@ -87,7 +87,7 @@ class Check(Generic[Facts]):
 
     @property
     def cost(self) -> str:
-        """The cost of its facts, which several checks share."""
+        """The cost of reading its facts. Checks that need the same facts share it."""
         return "; ".join(need.value for need in self.needs)
 
 

@@ -1,11 +1,11 @@
-"""The condition of an assignment: one stable word derived from all known facts. Pure.
+"""Derive the condition of an assignment, one stable word, from its facts. Pure.
 
-Directives of operators have precedence, then ownership, then the state of the worker.
+An operator's directive takes precedence over ownership, and ownership over the worker's state.
 """
 
 from __future__ import annotations
 
-RUNNING_SECONDS = 1.0  # from this age on, a run decides the condition
+RUNNING_SECONDS = 1.0  # age at which a run decides the condition
 STEADY = 0.5  # messages per second by which a lag must change to count as changing
 STUCK_SECONDS = 10.0  # a longer run may block the partition
 

@@ -1,7 +1,7 @@
-"""Sends that wait for their time: one list over all partitions of a topic, by due time.
+"""List, show, cancel and hasten the delayed sends of a topic, in the order of their due times.
 
-A delayed send is named `PARTITION:send-id` here. Its uid, `topic/partition/send-id`, is what `send`
-with `delay` or `at` has returned. The delivered message has another uid.
+The ID of a delayed send is `PARTITION:send-id`. `send` with `delay` or `at` returned its uid,
+`topic/partition/send-id`. The delivered message has a different uid.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from streamqd.store import retries, scheduled
 from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
 
-LOOK_BACK = 10_000  # newest entries of a partition, searched for the message of a send
+LOOK_BACK = 10_000  # newest entries of a partition that are searched for a sent message
 _NAME = re.compile(r"([0-9]{1,9}):([!-~]{1,200})")
 _UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedRow:
-    """One delayed send. `key` is '' without a key. Unknown numbers are null.
+    """A delayed send in a list. `key` is '' without a key. Unknown numbers are null.
 
-    `payload_bytes` is null when the stored send cannot be read.
+    `payload_bytes` is null if the stored send is invalid.
     """
 
     id: str
@@ -40,7 +40,7 @@ class DelayedRow:
 
 @dataclass(frozen=True, slots=True)
 class DelayedSend:
-    """One delayed send whole. `headers` is null when they cannot be read."""
+    """All details of a delayed send. `headers` is null if they are not a JSON object."""
 
     topic: str
     id: str
@@ -62,10 +62,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class DelayedChanged:
-    """Delayed sends after an action: `changed` were changed, the others no longer waited.
+    """The result of an action on delayed sends. `changed` counts the changed ones.
 
-    `sent` are messages by now. `unknown` are neither waiting nor among the newest 10,000 entries of
-    their partitions: canceled, sent long ago, or never there.
+    The others did not wait any longer. `sent` were sent, with the uids of their messages. `unknown`
+    are not among the newest 10,000 entries of their partitions: canceled, sent earlier, or never
+    written.
     """
 
     changed: int
@@ -79,7 +80,7 @@ def messages(store: Store, topic: str) -> MessageList[Delayed, DelayedRow]:
 
 
 def chosen(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
-    """Yield the names of the chosen delayed sends, read page by page.
+    """Yield the IDs of the matching delayed sends, page by page.
 
     Raises TopicMissing, Refused.
     """
@@ -87,7 +88,7 @@ def chosen(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:
-    """Return one delayed send. Raises Refused, with its present place, when it no longer waits."""
+    """Return a delayed send. If it no longer waits, raises Refused with the uid of its message."""
     [(partition, send_id)] = _read(store, topic, [name])
     score = store.execute("ZSCORE", store.keys.scheduled(topic, partition), send_id)
     items = store.keys.scheduled_items(topic, partition)
@@ -121,9 +122,9 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
-    """Cancel delayed sends. Each is canceled or was sent, never both.
+    """Cancel delayed sends. Each is either canceled or sent.
 
-    Raises TopicMissing, Malformed, Refused for a partition that is not there.
+    Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
     """
     cancelled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -159,7 +160,7 @@ def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 
 
 def look_for(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:
-    """Find delayed sends that no longer wait. Their messages carry the send ID."""
+    """Find the messages of delayed sends that no longer wait, by the send ID in their fields."""
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
         number, _, send_id = name.partition(":")
@@ -193,7 +194,7 @@ def _row(found: FoundMessage[Delayed]) -> DelayedRow:
 
 
 def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Read names: `PARTITION:send-id`, or the uid that sending has returned.
+    """Parse IDs: `PARTITION:send-id`, or the uid that `send` returned.
 
     Raises TopicMissing, Malformed, Refused.
     """
@@ -213,7 +214,7 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Return the names by partition, in batches of one call. A list is fully read first."""
+    """Return the IDs by partition, in batches of one call each. A list is parsed first."""
     read = _read(store, topic, names)
     if isinstance(names, Sequence):
         read = iter(list(dict.fromkeys(read)))

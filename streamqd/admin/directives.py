@@ -1,8 +1,8 @@
-"""Directives to a fleet, the plans for them, and the instances that have not obeyed yet.
+"""Write and remove directives, plan their effects, and report who has not applied them yet.
 
-A directive is written to Redis, and every instance applies it with its next heartbeat. This module
-contacts no instance. It refuses a directive by the present state of the fleet in Redis. A directive
-stays until it is removed, even while no instance runs.
+A directive is a field in Redis. Every instance applies it with its next heartbeat, and no instance
+is contacted directly. It stays until it is removed, even while no instance runs. Whether one is
+refused depends only on the state of the fleet in Redis.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class ControlView:
 class Steered:
     """The result of a command.
 
-    `directive` is its name. `at_unix_ms` is when it was given, null when nothing was written.
-    `changed` is false when the fleet was in that state already. `notes` and `waiting` are sentences
-    for people: advice, and the instances that had not obeyed at the timeout.
+    `directive` is its name. It was written at `at_unix_ms`, null if nothing was written. `changed`
+    is False if the fleet was already in that state. `notes` are sentences with advice, and
+    `waiting` sentences about assignments or instances that were not done at the timeout.
     """
 
     directive: str
@@ -131,7 +131,7 @@ def rows(state: FleetState) -> list[DirectiveRow]:
 
 
 def _reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
-    """Return True if every instance that should reload has.
+    """Return True if every instance has applied the reload that is meant for it.
 
     Instances that publish no time of their last reload are skipped.
     """
@@ -365,8 +365,8 @@ def _ago(state: FleetState, waiting: PendingReload) -> str:
 class Forgotten:
     """An instance removed from the fleet, or its dry run.
 
-    `ownerless` counts the partitions that it owned last and that no instance has taken since.
-    `directives` are those to it, which stay. `topics` are the topics that it offered.
+    `ownerless` counts the partitions that it owned last and that still have no owner. `directives`
+    are those for this instance, and they stay. `topics` are the topics that it consumed.
     """
 
     instance: str
@@ -383,8 +383,8 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     """Remove a dead instance from the fleet. Raises Refused while it or one of its leases is live.
 
     Its heartbeats are watched for half a TTL, because after a jump of the clock every instance
-    looks silent. Its leases are left to expire: other instances use its entry to learn how long
-    they last.
+    seems silent. Its leases are left to expire, because other instances read their duration from
+    its entry.
     """
     state = published.fleet_state(fleet)
     heartbeat = _member(fleet, state, instance)
@@ -463,9 +463,10 @@ class Cleared:
 def clear(
     fleet: Fleet, names: list[str], *, missing: bool = False, dry_run: bool = False
 ) -> Cleared:
-    """Remove directives by name, unreadable ones too.
+    """Remove directives by name, including invalid ones.
 
-    With `missing`, remove those to instances that are not live. Raises Refused for an unknown name.
+    With `missing`, remove those for instances that are not live. Raises Refused for an unknown
+    name.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
@@ -507,7 +508,7 @@ class Rebalanced:
 def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
     """Move a unit to an instance, until another move or a rebalance.
 
-    Raises Refused when the instance cannot have it now.
+    Raises Refused if the instance cannot own it now.
     """
     check_scope(fleet, Scope(unit.topic, unit.partition, None))
     state = published.fleet_state(fleet)
@@ -658,7 +659,7 @@ def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str
 
 
 def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
-    """Return when each instance last published (server's clock), and its workers' states."""
+    """Return each instance's last publication time (server's clock) and its workers' states."""
     found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
         name: (
@@ -772,7 +773,7 @@ def takers(
 
     `others` are the members that may own something, without the departing one.
     """
-    # An owner that is not a member counts as none, so the instance's assignments are placed again.
+    # Without this owner among the members, its assignments are placed like free ones.
     wanted = place(others, units, owners, moves)
     owned = Counter(wanted.values())
     found = {}

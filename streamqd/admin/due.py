@@ -1,4 +1,4 @@
-"""Messages with a due time: retries of a group, and delayed sends of a topic, the earliest first.
+"""Read messages with a due time, earliest first: a group's retries, or a topic's delayed sends.
 
 Both are stored in the same form: a sorted set of due times and a hash of packed fields.
 """

@@ -44,10 +44,11 @@ _ASSIGNMENT = (
 class GroupStatus:
     """A group over all partitions of its topic.
 
-    `condition` is the most serious of its partitions' (see `AssignmentRow`), which
-    `condition_partitions` of them share. `longest_run_seconds` is the age of its oldest handler
-    run. `reason` is the reason of a pause or stop, the progress of a run in rounds, or the last
-    failure, '' without one. `lag` and `dead_letters` are null unless known for every partition.
+    `condition` is the most serious condition of its partitions (see `AssignmentRow`), and
+    `condition_partitions` is the number of partitions with it. `longest_run_seconds` is the age of
+    its oldest handler run. `reason` is the reason of a pause or stop, the progress of a run in
+    rounds, or the last failure, '' without one. `lag` and `dead_letters` are null unless known for
+    every partition.
     """
 
     topic: str
@@ -70,9 +71,9 @@ class GroupStatus:
 class Behind:
     """A group with unread messages: their number, their age and their trend.
 
-    `lag` is null when the server cannot count it, `since_unix_ms` when the oldest unread one was
-    written. `lag_per_second` is how fast the lag mostly grew in about the
-    last 20 seconds, null when it is not known of every partition.
+    `lag` is null if the server cannot count it. The oldest unread message was written at
+    `since_unix_ms`. `lag_per_second` is the median growth of the lag over 20 s, null unless known
+    for every partition.
     """
 
     topic: str
@@ -85,11 +86,11 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """The fleet at a glance.
+    """The fleet as `status` shows it.
 
-    `directives` are those of operators, pauses first. `unreadable_directives` maps others to the
-    problem. `dead_letters` counts them by topic (only topics with any). `problems` are
-    sentences for people. `unreadable` values in Redis count as missing and hide nothing else.
+    `directives` lists pauses first. `unreadable_directives` maps each invalid one to the problem.
+    `dead_letters` counts them by topic, for topics that have some. `problems` are sentences.
+    `unreadable` lists invalid values in Redis. They count as missing.
     """
 
     fleet: str
@@ -137,8 +138,8 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     reader = ViewReader(fleet.store)
     seen = snapshot.read(fleet, topic, dead_letters=True, reader=reader)
     state, rows = seen.state, seen.assignments
-    # Count by leases, because a silent instance still shows its former number. For one topic this
-    # would be too few, as other topics are not read.
+    # Count leases, because a silent instance still publishes its former number. A view of one topic
+    # reads only the leases of that topic, so their number would be too low.
     owned = Counter(row.owner for row in rows if row.lease == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
@@ -195,7 +196,7 @@ def group_rows(units: Sequence[AssignmentRow], control: Directives) -> list[Grou
 
 
 def _reason(alike: list[AssignmentRow], control: Directives) -> str:
-    """Return the reason for the condition that assignments share, '' when unknown."""
+    """Return the reason for the condition of these assignments, '' if unknown."""
     first = alike[0]
     stop, pause = control.stop_of(first.unit), control.pause_of(first.unit)
     if first.condition == "stopped" and stop is not None:

@@ -123,7 +123,7 @@ def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
 
 
 def describe(store: Store, topic: str, group: str) -> GroupDetail:
-    """One group, partition by partition. Raises TopicMissing, Refused."""
+    """Return the details of a group, partition by partition. Raises TopicMissing, Refused."""
     reader = ViewReader(store)
     count = known(store, topic, group, reader)
     units = [Unit(topic, number, group) for number in range(count)]
@@ -162,7 +162,7 @@ def known(store: Store, topic: str, group: str, reader: ViewReader | None = None
 
 
 def names(store: Store, topic: str) -> list[str]:
-    """Return the groups of a topic, including mere remains of one. Raises TopicMissing."""
+    """Return the groups of a topic, including partly deleted ones. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
     found = {*topics.groups(store, topic, range(count))}
     return sorted(found | {*registry.groups_seen(store, topic)})
@@ -195,7 +195,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
 
 
 def owned_sentence(unit: Unit, owner: str) -> str:
-    """Return the reason for a refusal while an instance or another command holds the unit."""
+    """Return the refusal for a unit that an instance or another command owns."""
     if owner in KEEPERS:
         return (
             f"a {owner.replace('-', ' ')} is changing {unit}, or was interrupted; run this command"
@@ -248,7 +248,7 @@ FUTURE_MS_MAX = 60_000  # ms that a client's clock may be ahead of the server's
 
 @dataclass(frozen=True, slots=True)
 class PartitionReset:
-    """One partition: `before` and `after` are the IDs of the last entry read.
+    """A partition in `group reset`. `before` and `after` are the IDs of the last entry read.
 
     `unread` counts the entries after the new position, `pending` the forgotten deliveries,
     `waiting_retries` and `retried` the retries removed from the retry set and from the retry stream
@@ -269,7 +269,7 @@ class PartitionReset:
 class GroupReset:
     """The result of `group reset` or of its dry run.
 
-    `obstacle` is the reason why it would be refused now, '' without one.
+    `obstacle` is the reason why the reset would be refused now, '' if it would not.
     """
 
     topic: str
@@ -282,7 +282,7 @@ class GroupReset:
 
 
 def position(text: str, now_unix_ms: int) -> str:
-    """Return the ID after which to read, '' for the last one. `text` is the value of `--to`.
+    """Return the ID to read after, '' for the last one. `text` is the value of `--to`.
 
     It is earliest, latest, the ID of the first message to read, or a time: RFC 3339, or a duration
     before `now_unix_ms`. Raises Malformed, and Refused for a time in the future.
@@ -390,9 +390,10 @@ def _reset(
 
 
 def _obstacle(store: Store, units: Sequence[Unit], *, force: bool) -> str:
-    """Why these units cannot be reset now, '' when they can.
+    """Return why these units cannot be reset now, '' if they can.
 
-    A partition that a growth keeps is not taken by force: its keys would lose their order.
+    `force` does not apply to partitions that a growth keeps, because their keys would lose their
+    order.
     """
     views = lease_views(ViewReader(store), units)
     for unit, view in zip(units, views, strict=True):
@@ -417,7 +418,7 @@ def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> Parti
 
 
 def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
-    """Predict the script's reply without changing anything."""
+    """Predict the reply of the script `group_reset` without changing anything."""
     stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
     info, pending, waiting, retried = ask(
         store,

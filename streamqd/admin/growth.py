@@ -1,9 +1,8 @@
-"""Growing a topic to more partitions while it is written and read, with the order per key kept.
+"""Grow a topic to more partitions while it is written and read, and keep the order of each key.
 
-The new count is a multiple of the old one, so that a key stays where it is or moves to a new
-partition, never to another old one. The growth owns the new partitions in the name of every group,
-by leases that are not renewed. It gives them to a group as soon as that group has settled the
-entries that the old partitions held when producers switched to the new count.
+The new count is a multiple of the old one, so a key keeps its partition or moves to a new one. For
+each group, the growth itself holds the leases of the new partitions. It releases them when the
+group has settled the entries that the old partitions contained at the switch to the new count.
 
 1. start    the meta key records the growth and its token
 2. keep     each group is created on each new partition, and its lease taken
@@ -30,8 +29,8 @@ from streamqd.store import leases, messages
 from streamqd.store.growth import Growth
 from streamqd.store.store import Store
 
-OWNER = TOPIC_GROW  # the owner of a new partition that views show until the growth is over
-LEASE_SECONDS = 3650 * 86_400.0  # no process renews the leases of a growth
+OWNER = TOPIC_GROW  # owner of a new partition during the growth, as views show it
+LEASE_SECONDS = 3650 * 86_400.0  # duration of leases that are not renewed
 PARTITIONS_MAX = 4096
 SWITCHED, RELEASED = "switched", "released"
 
@@ -68,11 +67,11 @@ def grow(
     *,
     notify: Callable[[str], None] = lambda _what: None,
 ) -> Progress:
-    """Grow a topic to `to` partitions, or continue, until a group must settle. Never waits.
+    """Start or continue the growth of a topic to `to` partitions, as far as possible now.
 
-    `tell` receives a word for daemons: SWITCHED, at the latest when the growth is over, when there
-    are new partitions to look for, and RELEASED when some may be owned. A topic with that count is
-    done. Raises TopicMissing, Refused.
+    Does not wait for groups: repeat the call. `tell` gets a word for daemons: SWITCHED when there
+    are new partitions (at the latest when the growth is over), RELEASED when some can be owned. A
+    topic with that count is not changed. Raises TopicMissing, Refused.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)

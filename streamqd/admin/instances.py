@@ -1,6 +1,6 @@
-"""The instances of a fleet as each published itself, and their checks.
+"""Instances as they publish themselves, and the checks of them.
 
-`doctor`, `status` and `top` share these checks, each over the facts it has read.
+`doctor`, `status` and `top` run these checks over the facts that they read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from streamqd.model import Unit
 from streamqd.store.members import Heartbeat, seen_of
 from streamqd.words import lasting, plural, roughly
 
-QUIET_SECONDS = 30.0  # without news of a housekeeper, which publishes every 2 s
-RELOAD_SECONDS = 60.0  # that a reload may take before it is reported
-YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing yet
+QUIET_SECONDS = 30.0  # silence of a housekeeper, which publishes every 2 s, before a report
+RELOAD_SECONDS = 60.0  # duration of a reload before it is reported
+YOUNG_SECONDS = 30.0  # age up to which an instance may not have published anything yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class InstanceRow:
 
 
 def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
-    """Read what an instance has published of itself."""
+    """Return the row of an instance from the values that it publishes."""
     info, seen = heartbeat.info, seen_of(heartbeat)
     units = [unit for unit in published.tables(summary.get("assignments")) if unit.get("owned")]
     up, began = summary.get("redis_up"), published.real(info.get("started"))
@@ -104,7 +104,7 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
 
 
 class SeesInstances(Protocol):
-    """Facts of which the instances are a part."""
+    """The facts that the checks of instances need. Larger sets of facts have them too."""
 
     @property
     def now_unix_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""One list of messages for all kinds: how it is ordered, filtered and read page by page.
+"""Order, filter and page lists of messages. All kinds of messages use the same list.
 
 Each kind of message has a function that returns its `MessageList`: `tail.messages` (all messages of
 a topic), `pending.messages`, `delayed.messages` (delayed sends), `retries.messages` and
@@ -167,12 +167,12 @@ class MessagePage(Generic[Row]):
 class MessageList(Generic[Item, Row]):
     """The messages of one kind over all partitions of a topic, in one order. Writes nothing.
 
-    An instance is for one search. `partitions` is the number of partitions and `total` returns the
-    number of messages. `order` returns the sort key of a position, with a ValueError if this list
-    has no such position. `read` returns one or more sorted readers of some partitions, for a
-    filter, from a position on, and for a number of rows. Readers may return messages that do not
+    Use an instance for one search. `partitions` is the number of partitions, and `total` returns
+    the number of messages. `order` returns the sort key of a position. It raises ValueError if the
+    position is not one of this list. `read` returns one or more sorted readers of some partitions,
+    given a filter, a first position and a number of rows. Readers may return messages that do not
     match. `rows` turns the messages of a page into rows. `complete` is False if `read` leaves out
-    messages. `reader` keeps the unreadable values.
+    messages. `reader` collects the invalid values.
     """
 
     reader: ViewReader

@@ -1,4 +1,4 @@
-"""Findings about a fleet at a glance: checks for `top`, and those of instances for `status`."""
+"""The checks whose findings `top` and `status` show. They read only published values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ordered(view: FleetSnapshot) -> Iterator[CheckResult]:
 
 @check("values.unreadable", Severity.PROBLEM)
 def _unreadable(view: FleetSnapshot) -> Iterator[CheckResult]:
-    """Values in Redis cannot be read: one by name, and how many more."""
+    """Values in Redis are invalid: the first one, and the number of others."""
     for row in view.unreadable[:1]:
         yield CheckResult(str(row), "`streamqd doctor`", about=row.key)
     if len(view.unreadable) > 1:

@@ -26,7 +26,7 @@ _DIGITS = re.compile(r"[0-9a-f]{12}7[0-9a-f]{19}")
 
 
 class OutboxUid(NamedTuple):
-    """What `Outbox.send` returned. `uid` is a UUIDv7 as 32 hex digits."""
+    """The result of `Outbox.send`, parsed. `uid` is a UUIDv7 as 32 hex digits."""
 
     topic: str
     uid: str
@@ -36,7 +36,7 @@ class OutboxUid(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where the message is. `entry_id` is '' for a delayed send."""
+    """The partition and the entry of the message. `entry_id` is '' for a delayed send."""
 
     partition: int
     entry_id: str

@@ -1,6 +1,6 @@
-"""The outboxes of this Redis, as their relays published them, and what an operator can do.
+"""Read the outboxes as their relays publish them, and return remedies for operators.
 
-Writes nothing and asks no database. The number of rows is that of the last relay.
+Writes nothing and reads no database. The number of rows is the one that the last relay published.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def advice(view: OutboxView) -> str:
 
 
 def start(view: OutboxView, configured: Collection[str]) -> str:
-    """Return what to do about an outbox without a relay, as a clause."""
+    """Return the remedy for an outbox without a relay, as a clause."""
     if view.name not in configured:
         return "run `streamqd outbox run` with the --database and --table of its last relay"
     return (
@@ -77,7 +77,7 @@ def start(view: OutboxView, configured: Collection[str]) -> str:
 
 
 def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
-    """Return how long a relay has been blocked in seconds, 0 if it is not."""
+    """Return the seconds since a relay was blocked, 0 if it is not blocked."""
     if not view.error:
         return 0.0
     return view.failing_seconds + max(0, now_unix_ms - view.at_unix_ms) / 1000

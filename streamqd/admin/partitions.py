@@ -1,4 +1,4 @@
-"""Owners of partitions, and the messages that wait there."""
+"""The view of `streamqd partitions`: the owner and the backlog of each assignment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionsView:
-    """All assignments of the chosen topics. `idle_topics` are the topics without a group.
+    """The assignments of the selected topics. `idle_topics` are the topics without a group.
 
-    `unreadable` are values in Redis that cannot be read. An unreadable number counts as missing.
+    `unreadable` lists invalid values in Redis. An invalid number counts as missing.
     """
 
     now_unix_ms: int
@@ -42,9 +42,9 @@ def view(
     group: str | None = None,
     partition: int | None = None,
 ) -> PartitionsView:
-    """Look at the assignments of one topic or all, of one group or all, of one partition or all.
+    """Return the assignments of a topic, group and partition. None selects all.
 
-    A partition needs its topic. Raises TopicMissing, Refused.
+    A partition requires a topic. Raises TopicMissing, Refused.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     _, groups, units = snapshot.chosen(reader, topic, group, partition)

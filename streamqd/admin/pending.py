@@ -52,9 +52,9 @@ def messages(
 ) -> MessageList[list[Any], PendingRow]:
     """Return the pending entries of a group, in one of `ORDERS`.
 
-    By id (the oldest first) pages fit together exactly. By idle time (the longest first) and by
-    deliveries (the most first) they are a ranking of a moment, of at most 100,000 entries: entries
-    move between two checks. Raises TopicMissing, Refused.
+    Sorted by ID, oldest first, consecutive pages have no gaps. Sorted by idle time or by
+    deliveries, highest first, a page ranks at most 100,000 entries, and entries can change their
+    rank between two pages. Raises TopicMissing, Refused.
     """
     reader = ViewReader(store)
     partitions = groups.known(store, topic, group, reader)

@@ -1,6 +1,7 @@
-"""The fleet as it describes itself: members, directives, summaries, with bounds on every number.
+"""Read the published state of a fleet: members, directives and summaries.
 
-They may be of another version, or written by others: every field may be missing or strange.
+Other versions of streamqd or other clients may have written them, so any field can be missing or
+invalid, and every number is checked against bounds.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list[dict
 
 
 def duplicates(reader: ViewReader, fleet: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what a second run under the name of an instance has published, by that name."""
+    """Return the summaries of second processes that use the name of an instance, by that name."""
     found = _summaries(reader, [reader.keys.duplicate(fleet, name) for name in names])
     return {name: known for name, known in zip(names, found, strict=True) if known}
 
@@ -125,7 +126,7 @@ def _summaries(reader: ViewReader, keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
-    """One summary. A number in it that cannot be read counts as missing."""
+    """Parse a summary. An invalid number in it counts as missing."""
     found = reader.read(untrusted.json_object, raw, key, default={}) or {}
     for name in _WHOLE:
         if found.get(name) is not None and whole(found[name]) is None:

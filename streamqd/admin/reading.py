@@ -1,8 +1,8 @@
-"""Bounded reads, merging the partitions of a topic, and values that cannot be read.
+"""Read from Redis for views: in bounded pages, from several partitions, and despite invalid values.
 
-No reply may grow with the data. Commands are sent a few hundred at a time, and bodies are fetched a
-few at a time from each partition, as needed. A view reads through one `ViewReader` and shows its
-rows. An unreadable value counts as missing and hides no other.
+The size of a reply never depends on the amount of data. A pipeline has at most BATCH commands, and
+a page at most PAGE_MAX entries with bodies. A view reads through one `ViewReader` and shows its
+rows: the invalid values, which count as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamqd.store.store import Store
 
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # any client may write it
-PAGE_MAX = 64  # entries with their bodies of one reply
+PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
 _OURS = "a value in the format of streamqd"
 # The server as a whole is unavailable, so no further read can succeed.
@@ -66,12 +66,12 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Its place."""
+        """The partition and the ID."""
         return Place(self.partition, self.id)
 
     @property
     def headers(self) -> dict[str, str] | None:
-        """Its headers, None when they are not a JSON object."""
+        """The headers, None if they are not a JSON object."""
         return headers_of(self.fields)
 
 
@@ -205,7 +205,7 @@ def forwards(
 
 
 def behind(raw_id: bytes) -> str:
-    """Return the start of the range after an ID, '' after the highest ID of all."""
+    """Return the start of the range after an ID, '' if no ID can follow it."""
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
@@ -244,10 +244,10 @@ class Unreadable:
 
 
 class ViewReader:
-    """Reads Redis for one view, and keeps the values that it cannot read, each named once.
+    """Reads Redis for one view, and collects each invalid value once.
 
-    An unreadable value counts as missing. A `tolerant` reader continues after errors of the server.
-    `forbidden` are the commands that the Redis user may not run.
+    An invalid value counts as missing. A `tolerant` reader also continues after error replies.
+    `forbidden` are the commands that the Redis user has no permission for.
     """
 
     def __init__(self, store: Store, *, tolerant: bool = False) -> None:
@@ -305,7 +305,7 @@ class ViewReader:
             self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
 
     def keep(self, row: Unreadable) -> None:
-        """Keep what another view has found."""
+        """Add the invalid values that another view found."""
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def refused(self, error: RedisRefused, key: str, command: str) -> None:

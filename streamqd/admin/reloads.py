@@ -1,4 +1,4 @@
-"""Reloads that an instance was asked for and has not finished, and what each waits for. Pure.
+"""Unfinished reloads: find those that instances have not completed, and the reason. Pure.
 
 A supervisor publishes its reload with its heartbeat: `reloading` in its information.
 """
@@ -18,12 +18,12 @@ from streamqd.words import lasting, plural
 
 @dataclass(frozen=True, slots=True)
 class PendingReload:
-    """A reload of one instance that has not finished.
+    """An unfinished reload of one instance.
 
     `asked_unix_ms` is the time of the directive (server's clock) or of the signal (clock of the
-    instance's host). `by` and `reason` are those of a directive, '' for a signal. `unit` is the
-    assignment whose worker it replaces now. `waits_for` is a clause. `its_turn` is false while
-    other instances reload first.
+    instance's host). `by` and `reason` are those of the directive, '' for a signal. `unit` is the
+    assignment whose worker is being replaced. `waits_for` is a clause for sentences. `its_turn` is
+    False while other instances reload first.
     """
 
     asked_unix_ms: int

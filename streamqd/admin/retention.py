@@ -1,4 +1,4 @@
-"""Retention: trimming a topic by hand.
+"""Trim a topic for an operator (`streamqd trim`).
 
 A trim never goes below what groups and the archive still need.
 """
@@ -110,7 +110,7 @@ def trim(
 
 
 def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
-    """Return who needs the oldest entry that must stay, and the entry, '' and None without one."""
+    """Return the holder and the ID of the oldest entry that must stay, '' and None without one."""
     needs = [(read_id(group.needs), group.name) for group in stand.groups if group.needs]
     if archive and stand.unarchived:
         needs.append((read_id(stand.unarchived), ARCHIVE))

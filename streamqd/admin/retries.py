@@ -1,6 +1,7 @@
-"""Messages that wait for their next attempt: one list over all partitions, by due time.
+"""List, hasten and cancel the waiting retries of a group, in the order of their due times.
 
-A retry is named `PARTITION:place`, such as `3:m:1700000000000-0`: its place before the retry.
+The ID of a retry is `PARTITION:place`, such as `3:m:1700000000000-0`. The place is the entry that
+failed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
 @dataclass(frozen=True, slots=True)
 class RetryRow:
-    """One waiting retry. `attempt` is the number of the attempt it waits for, from 1.
+    """A waiting retry. `attempt` is the number of its next attempt, from 1.
 
-    `uid` names the message in all its copies. `key` is '' without a key. `payload_bytes` is null
-    when the stored retry cannot be read. `error` is the error of the last run and `at` its line of
-    code, if `dlq_error` and `redact_error` allow it, else ''.
+    `uid` identifies the message in all its copies. `key` is '' without a key. `payload_bytes` is
+    null if the stored retry is invalid. `error` is the error of the last run and `at` the line of
+    code that raised it. Both are '' if `dlq_error` or `redact_error` removes them.
     """
 
     id: str
@@ -45,7 +46,7 @@ class RetryRow:
 
 @dataclass(frozen=True, slots=True)
 class Hastened:
-    """The result of `retry now`: `due` run now, `missing` had run or were canceled by then."""
+    """The result of `retry now`. `due` retries run now. `missing` ones no longer waited."""
 
     topic: str
     group: str
@@ -57,8 +58,8 @@ class Hastened:
 class Cancelled:
     """The result of `retry cancel`.
 
-    `dead_letters` became dead letters (`dead_letter_ids` are their IDs), or `dropped` were deleted
-    for good. `missing` had run by then. `unreadable` ones stay, and can only be dropped.
+    `dead_letters` retries became dead letters, with the IDs `dead_letter_ids`. `dropped` were
+    deleted without one. `missing` no longer waited. `unreadable` stay, and can only be dropped.
     """
 
     topic: str
@@ -77,10 +78,10 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 
 
 def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
-    """Return the named retries, or all that match the filter, by partition.
+    """Return the retries with the IDs in the filter, or all that match it, by partition.
 
-    All named ones are found before any is changed. Raises TopicMissing, and Refused for a name that
-    is not valid or no longer waits.
+    Raises TopicMissing. Raises Refused, before any is changed, if an ID is invalid or no longer
+    waits.
     """
     waiting = messages(store, topic, group)
     if not choice.ids:
@@ -104,9 +105,10 @@ def hasten(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> Ha
 def cancel(
     store: Store, topic: str, group: str, rows: Sequence[RetryRow], *, drop: bool = False
 ) -> Cancelled:
-    """Dead-letter retries with the reason cancelled or, with `drop`, delete them.
+    """Turn waiting retries into dead letters with the reason cancelled. With `drop`, delete them.
 
-    Retries of a group that reads dead letters are always dropped, because the letters still exist.
+    A retry of a group that reads dead letters is always dropped, because its dead letter still
+    exists.
     """
     drop = drop or group.endswith(LETTERS)
     words: list[str] = []
@@ -129,7 +131,7 @@ def cancel(
 
 
 def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
-    """Return the fields of a dead letter that the message lacks."""
+    """Return the fields that a dead letter has in addition to those of its message."""
     topic, partition, original = row.uid.rsplit("/", 2)
     texts = {
         "originalTopic": topic,
@@ -164,7 +166,7 @@ def _row(topic: str, found: FoundMessage[Delayed]) -> RetryRow:
 
 
 def _text(raw: bytes | None) -> str:
-    """Text that a worker has written. Another client may have written more."""
+    """Decode a stored error, at most `TEXT_BYTES_MAX` of it."""
     return (raw or b"")[:TEXT_BYTES_MAX].decode("utf-8", "replace")
 
 

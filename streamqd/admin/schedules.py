@@ -1,7 +1,7 @@
-"""Schedules in Redis: listing, adding, editing, holding and removing them, and their next ticks.
+"""List, add, edit, pause, run and remove schedules in Redis, and compute their next ticks.
 
-A schedule is declared by the files of a fleet, or added by an operator. Only schedules of an
-operator are edited here: a file would declare its own specification again.
+A schedule is declared in the files of a fleet, or added by an operator. Only the operator's can be
+edited here, because a fleet declares the specification of its file again.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _WHEN = ("cron", "every", "at")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """One schedule.
+    """A schedule in a list.
 
-    `when` is its cron, every or at, null when the specification cannot be read. `state` is active,
+    `when` is its cron, every or at, null if the specification is invalid. `state` is active,
     paused, orphaned (no instance declares it), unreadable, moving (to another partition), finished
-    (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null when no tick
-    follows. `last_tick` is the `x-scheduled-for` of its last message, null before the first one.
-    `late_ms` is its delay. `skipped` counts the ticks without a message.
+    (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null if no tick follows.
+    `last_tick` is the `x-scheduled-for` of its last message, null before the first one. `late_ms`
+    is the delay of that message. `skipped` counts the ticks without a message.
     """
 
     name: str
@@ -73,10 +73,10 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleList:
-    """A page of schedules, by name. `total` counts all schedules that the filter chose.
+    """A page of schedules, by name. `total` counts all that match the filter.
 
-    `cursor` continues after the last row, '' at the end. `unreadable` are values in Redis that
-    cannot be read.
+    `cursor` is that of the next page, '' on the last one. `unreadable` lists invalid values in
+    Redis.
     """
 
     now_unix_ms: int
@@ -90,9 +90,9 @@ class ScheduleList:
 class ScheduleDetail:
     """All details of one schedule.
 
-    `specification` contains its settings, null if they cannot be read for the reason `problem`.
-    `declared_unix_ms` is when an instance last declared it, null for one of an operator.
-    `last_uid` is the uid of its last message.
+    `specification` contains its settings. If they are invalid, it is null, and `problem` is the
+    reason. `declared_unix_ms` is the last time that an instance declared it, null if an operator
+    added it. `last_uid` is the uid of its last message.
     """
 
     now_unix_ms: int
@@ -105,9 +105,9 @@ class ScheduleDetail:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick, as `x-scheduled-for` has it and in the time zone of the schedule.
+    """A tick: the value of `x-scheduled-for`, and the same time in the schedule's time zone.
 
-    `due_unix_ms` is when it is sent: later than the tick by the schedule's share of its jitter.
+    Its message is sent at `due_unix_ms`, the tick plus the schedule's offset (see `jitter`).
     """
 
     tick: str
@@ -130,8 +130,8 @@ class NextTicks:
 class ScheduleChanged:
     """The result of a command, or of its dry run.
 
-    `changed` are the schedules with their new state, or `removed`. `due_unix_ms` is the earliest
-    due time among them, null without one.
+    `changed` maps each schedule to its new state, or to `removed`. `due_unix_ms` is their earliest
+    due time, null if none has one.
     """
 
     changed: dict[str, str]
@@ -141,7 +141,7 @@ class ScheduleChanged:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRan:
-    """The result of `schedule run`. `uid` is the message's, null in a dry run."""
+    """The result of `schedule run`. `uid` is that of the message, null in a dry run."""
 
     name: str
     topic: str
@@ -153,7 +153,7 @@ class ScheduleRan:
 
 @dataclass(frozen=True, slots=True)
 class _SeenSchedule:
-    """A schedule as one check found it. `kept` is None when nothing is kept at its place."""
+    """A schedule as it was read. `kept` is None if its partition has no state for it."""
 
     name: str
     line: IndexLine
@@ -161,7 +161,7 @@ class _SeenSchedule:
 
     @property
     def places(self) -> list[TopicPartition]:
-        """Its possible places: a moving schedule is at one of two."""
+        """The partitions that can have its state. A moving schedule has two."""
         return [each for each in (self.line.place, self.line.origin_place) if each is not None]
 
     @property
@@ -185,7 +185,7 @@ class _SeenSchedule:
         return found
 
     def state(self, now_unix_ms: int) -> str:
-        """Return the state, one of those that `ScheduleRow` lists."""
+        """Return the state (see `ScheduleRow`)."""
         kept = self.kept
         if kept is None:
             return MISSING
@@ -255,10 +255,10 @@ def show(store: Store, name: str) -> ScheduleDetail:
 def upcoming(
     store: Store, configured: Sequence[Schedule], name: str, from_unix_ms: int | None, count: int
 ) -> NextTicks:
-    """Return the next ticks of a schedule from an instant on, by default from now.
+    """Return the next ticks of a schedule, starting at a time (now by default).
 
-    The specification is Redis', or that of the configuration when Redis has none. Raises Malformed,
-    Refused, BadValue, RedisUnavailable.
+    Uses the specification in Redis, or that of the configuration if Redis has none. Raises
+    Malformed, Refused, BadValue, RedisUnavailable.
     """
     check_name(name)
     entry = calls.index(store, [name]).get(name)
@@ -295,7 +295,7 @@ def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
 
 
 def when(schedule: Schedule) -> str:
-    """Return when it fires, in a few words: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
+    """Return the trigger as text: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
     stated = json.loads(record.text_of(schedule))
     [name] = [each for each in _WHEN if getattr(schedule, each) is not None]
     zone = f" ({schedule.timezone})" if schedule.timezone else ""
@@ -304,10 +304,10 @@ def when(schedule: Schedule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTotals:
-    """The number of schedules in each state, when they were read.
+    """The number of schedules in each state.
 
     `late` were due more than a minute ago. `next_due_unix_ms` is the earliest due time of the
-    others, null without one.
+    others, null if none has one.
     """
 
     schedules: int
@@ -354,7 +354,7 @@ def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:
 def add(
     store: Store, fleet: str, given: Mapping[str, Any], *, dry_run: bool = False
 ) -> ScheduleChanged:
-    """Add a schedule of an operator. The same specification again changes nothing.
+    """Add a schedule. If it exists with the same specification, change nothing.
 
     Raises Malformed for a bad setting, TopicMissing, Refused for a name that is in use.
     """
@@ -409,7 +409,7 @@ def add(
 def edit(
     store: Store, name: str, given: Mapping[str, Any], *, dry_run: bool = False
 ) -> ScheduleChanged:
-    """Change settings of a schedule that an operator added. It stays paused if it is.
+    """Change settings of a schedule that an operator added. A paused one stays paused.
 
     Raises Malformed for a bad setting, TopicMissing, Refused, BadValue.
     """
@@ -458,19 +458,19 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
     """Resume paused schedules. Their `misfire` setting determines whether missed ticks are sent.
 
-    Raises Malformed, BadValue, and Refused for a schedule held for another reason.
+    Raises Malformed, BadValue, and Refused for a schedule in any other state.
     """
     return _each(store, names, _resumable, ACTIVE, _release, dry_run)
 
 
 def removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
-    """Return the named schedules, which may be removed. Raises Malformed, Refused for others."""
+    """Return the schedules with these names. Raises Malformed, and Refused if one must stay."""
     now = server_unix_ms(store.connection)
     return [each.row(now) for each in _all(store, names) if _removable(store, each)]
 
 
 def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
-    """Remove schedules with their counts. May be repeated after an interruption."""
+    """Remove schedules and their counts. To finish an interrupted call, repeat it."""
     removed = {}
     for name in names:
         line = calls.index(store, [name]).get(name)
@@ -523,7 +523,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
 
 
 def _between(schedule: Schedule, instant: int) -> int:
-    """Return an instant that is not a tick, so that headers never name a tick of the schedule."""
+    """Return a time that is not a tick, so that its headers differ from those of every tick."""
     while next_tick(schedule, instant - 1) == instant:
         instant += 1
     return instant
@@ -560,7 +560,7 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
 
 
 def look(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedule]:
-    """Read schedules. An unreadable one is kept and left out."""
+    """Read schedules. The reader records an invalid one, and the result omits it."""
     wanted = [(name, line, line.place) for name, line in lines.items()]
     found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
     for name, kept in _kept(reader, wanted).items():
@@ -648,7 +648,7 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with None for each setting that they exclude."""
+    """Return the settings, with None for each one that they replace (cron, every and at)."""
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
     if chosen:
@@ -662,7 +662,7 @@ def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(store: Store, schedule: Schedule) -> TopicPartition:
-    """Return its place. Raises TopicMissing, Refused without such a partition."""
+    """Return the topic and partition. Raises TopicMissing, and Refused for a missing partition."""
     count = topics.partition_count(store, schedule.topic)
     partition = record.partition_of(schedule, count)
     topics.check_partition(schedule.topic, partition, count)
@@ -677,7 +677,7 @@ def _each(
     act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Act on schedules, after checking that each allows it."""
+    """Run an action on schedules, after checking that each one allows it."""
     chosen = [found for found in _all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:

@@ -1,9 +1,9 @@
-"""The fleet as operators see it: one value, with a row for each group on each partition.
+"""Read a snapshot of the fleet, with a row for each assignment.
 
 `read` measures the rows in Redis. `read_published` takes them from the summaries of the instances,
 which are up to 2 s old, and measures only assignments that no summary contains. Neither function
-writes. `status`, `top`, `why`, `trace` and the plan of a drain are views of the result. An
-unreadable value counts as missing, is named in `unreadable`, and affects no other row.
+writes. `status`, `top`, `why`, `trace` and the plan of a drain are views of the result. An invalid
+value counts as missing, is listed in `unreadable`, and affects no other row.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.statistics import DeadLetterCount, PartitionFigures
 
-DEAD_LETTERS_MAX = 200_000  # dead letters that one read counts by group
-STRAYS_MAX = 64  # assignments without an owner that `read_published` measures
+DEAD_LETTERS_MAX = 200_000  # dead letters that one `read` counts by group
+STRAYS_MAX = 64  # unowned assignments that one `read_published` measures
 TOPICS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class FleetTotals:
-    """Sums over the fleet. Rates per second. `arriving` counts each partition once.
+    """Sums over the fleet. Rates are per second. `arriving` counts each partition once.
 
-    `lag_exact` is false when the lag of an assignment is unknown, so that `lag` is a lower bound.
+    If `lag_exact` is False, the lag of an assignment is unknown, and `lag` is a lower bound.
     """
 
     arriving: float
@@ -55,13 +55,13 @@ class FleetTotals:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """The fleet at one instant of the server's clock.
+    """The state of the fleet at one time of the server's clock.
 
-    `assignments` are sorted by topic, group and partition. `topics` has the partition count of each
-    topic that was read, also without a group. `partitions` has the figures of partitions, if they
-    were asked for. `failures` are those of all assignments, the latest first. `unseen` counts
-    assignments without an owner that were not measured. `unreadable` are values in Redis that
-    cannot be read: they count as missing.
+    `assignments` are sorted by topic, group and partition. `topics` maps each topic that was read
+    to its partition count, even if no group reads it. `partitions` has figures of partitions, if
+    the caller requested them. `failures` are those of all assignments, latest first. `unseen`
+    counts unowned assignments that were not measured. `unreadable` lists invalid values in Redis.
+    They count as missing.
     """
 
     fleet: str
@@ -81,7 +81,7 @@ class FleetSnapshot:
 
     @property
     def directives(self) -> list[tuple[str, str, Directive]]:
-        """Kind (pause, stop or drain), scope and text of each directive in effect."""
+        """The kind (pause, stop or drain), scope and text of each directive in effect."""
         control = self.state.control
         kinds: dict[str, Mapping[Any, Directive]] = {
             "pause": control.pauses,
@@ -140,7 +140,7 @@ _TOP_ASSIGNMENT = (
 def _by_partition(
     rows: Iterable[AssignmentRow], of: Callable[[AssignmentRow], float | None]
 ) -> Iterable[float]:
-    """Return a figure of each partition: owners of different groups publish the same one."""
+    """Return a figure for each partition once. The owners of its groups publish the same value."""
     found: dict[tuple[str, int], float] = {}
     for row in rows:
         place = (row.topic, row.partition)
@@ -160,11 +160,11 @@ def read(
     dead_letters: bool = False,
     reader: ViewReader | None = None,
 ) -> FleetSnapshot:
-    """Read the fleet, and measure the assignments of one topic or all, one group or all, and so on.
+    """Read the fleet, and measure the assignments of a topic, group and partition. None means all.
 
-    A partition needs its topic. Takes about 10 pipelines of at most 256 commands or scripts each
-    for every 256 assignments. `dead_letters` also measures the partitions and counts dead letters
-    by group, at most DEAD_LETTERS_MAX. Raises TopicMissing, Refused.
+    A partition requires a topic. Costs about 10 pipelines of at most 256 commands or scripts for
+    every 256 assignments. With `dead_letters`, also measures the partitions and counts at most
+    DEAD_LETTERS_MAX dead letters by group. Raises TopicMissing, Refused.
     """
     reader = reader or ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -187,9 +187,9 @@ def read(
 
 
 def read_published(fleet: Fleet) -> FleetSnapshot:
-    """Read what the instances have published, in two pipelines for any number of assignments.
+    """Read the summaries of the instances, in two pipelines for any number of assignments.
 
-    Assignments that are offered and in no summary are measured, at most STRAYS_MAX.
+    Measures at most STRAYS_MAX assignments that have a consumer and are in no summary.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -264,7 +264,7 @@ def _more(
     figures: Mapping[tuple[str, int], PartitionFigures] = {},
     letters: Mapping[tuple[str, int], DeadLetterCount] = {},
 ) -> Callable[[Unit], dict[str, Any]]:
-    """Return a function for the values of a row that come from neither its owner nor its keys."""
+    """Return a function for the values of a row that neither its owner nor its keys contain."""
     by_unit: dict[Unit, list[RecentFailure]] = {}
     for each in failures:
         by_unit.setdefault(Unit(each.topic, each.partition, each.group), []).append(each)
@@ -293,9 +293,9 @@ def chosen(
     group: str | None,
     partition: int | None,
 ) -> tuple[dict[str, int], dict[str, list[str]], list[Unit]]:
-    """Return the partition count and the groups of each chosen topic, and the chosen assignments.
+    """Return the selected topics with partition count and groups, and the selected assignments.
 
-    None chooses all. A partition needs its topic. Raises TopicMissing, Refused.
+    None selects all. A partition requires a topic. Raises TopicMissing, Refused.
     """
     counts = topics.counts_of(reader, topic)
     if partition is not None:

@@ -1,4 +1,4 @@
-"""Follow the messages of a topic without a group, so that no message is taken from a consumer."""
+"""Follow the messages of a topic without a group, so consumers still get every message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READ_COUNT = 16  # messages of one partition and one reply: XREAD has no limit i
 
 @dataclass(frozen=True, slots=True)
 class TailedEntry:
-    """One message, a line of `tail --json`. `headers` is null when they cannot be read."""
+    """A message as a line of `tail --json`. `headers` is null if they are not a JSON object."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class Tail:
     """A position in a topic. `last` returns existing messages, `follow` the later ones."""
 
     def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:
-        """Look at all partitions or one, from now on. Raises TopicMissing, Refused."""
+        """Start at the current end of all partitions, or of one. Raises TopicMissing, Refused."""
         count = topics.partition_count(store, topic)
         if partition is not None:
             topics.check_partition(topic, partition, count)
@@ -52,7 +52,7 @@ class Tail:
         self.topic, self._partition = topic, partition
         self._streams = {number: store.keys.stream(topic, number) for number in chosen}
         infos = ask(store, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
-        # Once and for all: `$` in every read would miss what arrives between two reads.
+        # Read once: `$` in each read would miss messages that arrive between two reads.
         self._positions = {
             stream: read_id(last_id(info))
             for stream, info in zip(self._streams.values(), infos, strict=True)
@@ -84,7 +84,7 @@ class Tail:
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:
-        """Yield messages as they are written, endlessly, and [] after a second without one."""
+        """Yield messages as they are written, and [] after each second without one. Never ends."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
         groups = self._store.connection.together(list(self._positions))
         while True:

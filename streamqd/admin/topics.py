@@ -1,4 +1,4 @@
-"""Topics: their registry, their partitions and the contents of each."""
+"""Read and create topics: the registry, the partitions and their contents."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 from streamqd.words import known_sum
 
-SAMPLES = 20  # stream nodes that the server samples to estimate memory
+SAMPLES = 20  # stream nodes that the server samples to estimate the memory of a stream
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One topic of `topic list`. `messages` are the entries kept in its partitions.
+    """A topic in `topic list`. `messages` is the number of entries in its partitions.
 
-    `unreadable` are values of its keys that cannot be read, and count as missing. An invalid name
-    in the registry has a separate row with that text as its `topic`.
+    `unreadable` lists invalid values in its keys, which count as missing. An invalid name in the
+    registry has a row of its own, with that text as its `topic`.
     """
 
     topic: str
@@ -41,7 +41,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A group on one partition, or on all of a topic. Its fields are those of `group describe`."""
+    """A group on one partition, or on a whole topic. The fields are those of `group describe`."""
 
     group: str
     lag: int
@@ -52,9 +52,9 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """One partition of a topic. `added` counts all entries ever. IDs are '' without an entry.
+    """A partition of a topic. `added` counts all entries ever added. IDs are '' without an entry.
 
-    `bytes` is the approximate memory of its stream, null without the permission.
+    `bytes` is the approximate memory of its stream, null without the permission to read it.
     """
 
     partition: int
@@ -84,10 +84,10 @@ class Totals:
 class TopicDetail:
     """A topic as `topic describe` shows it.
 
-    `settings` are registered with the topic. `configured` are those of the configuration read here.
-    `effective` are the ones in use by a daemon with this configuration: configured over registered
-    over defaults. `growing_to` is the partition count of a growth in progress, else null.
-    `unreadable` are values of its keys that cannot be read, and count as missing.
+    `settings` are those registered with the topic, and `configured` those of this configuration.
+    `effective` are the settings of a daemon with this configuration: configured settings override
+    registered ones, which override defaults. `growing_to` is the partition count of a growth in
+    progress, else null. `unreadable` lists invalid values in its keys, which count as missing.
     """
 
     topic: str
@@ -104,7 +104,7 @@ class TopicDetail:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The result of `topic create`. `created` is false when it existed with the same count."""
+    """The result of `topic create`. `created` is False if it existed with the same count."""
 
     topic: str
     partitions: int
@@ -112,7 +112,7 @@ class Created:
 
 
 def partition_count(store: Store, topic: str) -> int:
-    """Return the partition count of a topic. Raises TopicMissing, with the nearest known name."""
+    """Return the partition count of a topic. Raises TopicMissing, which suggests a similar name."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     count = topics.partition_count(store, topic)
@@ -147,7 +147,7 @@ def listed(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
     names, invalid = topics.registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
-    # The registry lives in another slot: it may be older than a lost meta.
+    # The registry is in another slot, so it can list a topic whose meta key was lost.
     rows = [row for _, row in found if row is not None]
     for error in invalid:
         reader = ViewReader(store)
@@ -217,7 +217,7 @@ def known_counts(reader: ViewReader) -> dict[str, int]:
 
 
 def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
-    """Keep topics with neither a partition count nor a deletion in progress as unreadable."""
+    """Report topics that have neither a partition count nor a deletion in progress as invalid."""
     replies = reader.ask([topics.presence(reader.keys, name) for name in names])
     unreadable = {row.key for row in reader.rows}
     for name, reply in zip(names, replies, strict=True):
@@ -319,8 +319,7 @@ def groups(
     """Return the sorted names of the groups that read any of the partitions.
 
     `only_messages` leaves out the groups that read their dead letters, and those that show the
-    position of a Spark query. A group whose name is not UTF-8 was made by another client: it is
-    left out.
+    position of a Spark query. Names that are not UTF-8 are skipped: another client created them.
     """
     places = [(topic, each) for each in partitions]
     found = groups_on(ViewReader(store), places, letters=not only_messages)
@@ -347,7 +346,7 @@ def groups_on(
     found: list[set[str]] = [set() for _ in places]
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reader, reply, stream):
-            # A group of one kind on the stream of the other was made by another client.
+            # Another client created a group of one kind on a stream of the other kind.
             if group["name"].endswith(LETTERS) == (at >= len(places)):
                 found[at % len(places)].add(group["name"])
     return [frozenset(names) for names in found]

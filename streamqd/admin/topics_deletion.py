@@ -1,13 +1,13 @@
-"""Deleting a topic with all its keys.
+"""Delete a topic with all its keys.
 
-The order of the steps makes it safe to interrupt and to repeat:
+The order of the steps makes it safe to interrupt and repeat the deletion:
 
-1. The number of partitions is removed in one step. From then on the topic does not exist for
-   producers and daemons, and it cannot be created. The old number is kept.
-2. All keys of the partitions are deleted in bounded pieces: first the keys with known names, then
-   the keys that a scan finds under their hash tags.
-3. The names of its schedules leave their index.
-4. The name leaves the registry. The key that records the deletion is deleted last.
+1. Remove the partition count. After this step, the topic does not exist for producers and daemons,
+   and it cannot be created. The old count is stored.
+2. Delete the keys of the partitions in bounded batches: first the keys with known names, then those
+   that a scan finds by their hash tags.
+3. Remove the names of its schedules from their index.
+4. Remove its name from the registry, and then delete the key that records the deletion.
 
 Repeat the call to finish a deletion that was interrupted after the first step.
 """
@@ -27,7 +27,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-UNLINK_MAX = 256  # keys of one command
+UNLINK_MAX = 256  # keys deleted by one command
 SCAN_COUNT = 1000  # keys examined by one command
 
 Progress = Callable[[int], None]
@@ -63,7 +63,7 @@ class Deleted:
 
 
 def look(store: Store, topic: str) -> Doomed:
-    """See what there is to delete. Raises TopicMissing."""
+    """Return the extent of the deletion without deleting. Raises TopicMissing."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
@@ -137,7 +137,7 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
         keys.moving,
         *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )
-    # Without a fence every call of an owner is refused.
+    # After the fence is deleted, every call of an owner is rejected.
     names: list[str | bytes] = [keys.fence(*unit) for unit in units]
     names += [kind(*unit) for unit in units for kind in of_units]
     names += [kind(topic, number) for number in numbers for kind in of_partitions]
@@ -152,7 +152,7 @@ def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | by
     own = pattern(keys, topic)
     cursor = b"0"
     while True:
-        # A hash tag stands in braces, which mean nothing in a glob.
+        # The braces of a hash tag have no meaning in a glob.
         cursor, page = node.execute("SCAN", cursor, "MATCH", f"*{{{topic}*}}*", "COUNT", SCAN_COUNT)
         hit: list[str | bytes] = [key for key in page if own.fullmatch(key)]
         for start in range(0, len(hit), UNLINK_MAX):

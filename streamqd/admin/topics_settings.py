@@ -1,4 +1,4 @@
-"""The settings that are registered with a topic: read and changed as the file states them."""
+"""Read and change the settings that are registered with a topic, in the notation of the file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from streamqd.errors import BadValue, ConfigError, Refused
 from streamqd.store import topics, untrusted
 from streamqd.store.store import Store
 
-TRIES = 5  # when another client changes the same settings
+TRIES = 5  # attempts, if another client changes the same settings
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """The result of `topic settings`. The three fields are those of `topic describe`.
 
-    `changed` is true when this call changed the registered settings. `unreadable` are registered
-    settings that cannot be read and are ignored.
+    `changed` is True if this call changed the registered settings. `unreadable` lists invalid
+    registered settings, which are ignored.
     """
 
     topic: str
@@ -54,7 +54,7 @@ def change(
 ) -> TopicSettings:
     """Change registered settings, each `NAME=VALUE` as `retention.max_age=24h`.
 
-    They are checked like the file's settings. Raises ConfigError with every problem, Refused.
+    They are checked like settings of the file. Raises ConfigError with every problem, and Refused.
     """
     for _ in range(TRIES):
         text = topics.stored(store, topic)
@@ -71,7 +71,7 @@ def change(
 
 
 def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
-    """Return the registered settings without unreadable ones, which do not apply."""
+    """Return the registered settings without invalid ones."""
     found = reader.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
     holds = plain(config.effective(config.Topic(), found))
     bounds = found.get("retention")
@@ -125,7 +125,7 @@ def changed_topic(
     before = config.effective(config.Topic(), stored)
     stated = raw.get("topics", {}).get(topic, {})
     changed: config.Topic = TableReader(problems).table(before, stated, path)
-    # Rules between settings. The other sections are at their defaults here.
+    # Check the rules between settings, with the other sections at their defaults.
     among = Problems()
     check(config.Settings(topics={topic: changed}), among, {})
     own = [each for each in among.sentences if each.startswith("topics.")]

@@ -1,8 +1,8 @@
-"""The trace of one message: in its partition, in every group, and in its copies. Writes nothing.
+"""Trace one message: its entry, its state in every group, and its copies. Writes nothing.
 
-A message is named by its uid, `topic/partition/id`, which is the same for all its copies. The trace
-finds the entry, retries, dead letters and replays in the streams of the partition. The work is
-bounded, and the result shows if anything was left out.
+The uid `topic/partition/id` identifies a message in all its copies. A trace finds the entry,
+retries, dead letters and replays in the streams of the partition. The work is bounded, and
+`complete` is False if something was not searched.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ PAGES_MAX = 160  # pages of a group's waiting retries: 10,000 retries
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
-# The present state of a message in a group: the first that applies.
+# The states of a message in a group. The first one that applies is the state.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead-lettered", "unread", "acknowledged", "unreadable"
-MISSING, MISSED = "missing", "missed"  # nothing proves that the message was ever written
-_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # a trace of the message exists
-_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # the same, where nothing proves that it was written
+MISSING, MISSED = "missing", "missed"  # states without proof that the message was ever written
+_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # states that prove that it was written
+_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # the state without proof, instead of one with proof
 
 
 @dataclass(frozen=True, slots=True)
 class EntryTrace:
-    """The message in the stream of its partition. `key` is null when it has none.
+    """The message in the stream of its partition. `key` is null if it has none.
 
-    `schedule` is the name of the schedule that sent it, and `scheduled_for` the tick (ISO 8601,
-    UTC), both '' for other messages.
+    If a schedule sent it, `schedule` is the name and `scheduled_for` the tick (ISO 8601, UTC). Both
+    are '' for other messages.
     """
 
     id: str
@@ -55,7 +55,7 @@ class EntryTrace:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTrace:
-    """One dead letter of the message. Pass `id` to `dlq show`."""
+    """A dead letter of the message. Pass `id` to `dlq show`."""
 
     id: str
     group: str
@@ -222,7 +222,7 @@ def _of_send(fleet: Fleet, name: Name) -> Trace:
 
 
 class _Search:
-    """One search. It records when something was left unseen."""
+    """One search. It records if a limit stopped it."""
 
     def __init__(self, fleet: Fleet, name: Name, entry_id: Id) -> None:
         self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
@@ -316,7 +316,7 @@ class _Search:
         return copies
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
-        """Return False for a dead letter that was moved here from another partition."""
+        """Return False for a dead letter that came from another partition."""
         letter = DeadLetterFields(copy.fields)
         topic, partition = letter.text(b"originalTopic"), letter.text(b"originalPartition")
         return topic in ("", self._name.topic) and partition in ("", str(self._name.partition))
@@ -352,7 +352,7 @@ class _Search:
         mine = [each for each in letters if each.group == unit.group]
         more: dict[str, Any] = {"dead_letter_ids": [each.id for each in mine]}
         replays = max((each.replays for each in mine), default=0)
-        # The entry itself, and the entries written by replays to every group. The newest decides.
+        # The newest of the entry and the entries that replays to every group wrote gives the state.
         held = [
             self._handed_out(unit, self._keys.source(*unit), f"m:{entry_id}", seen)
             for entry_id in (*reversed(self._again), str(self._id))
@@ -470,7 +470,7 @@ def _counts(fields: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _count(raw: bytes | None) -> int:
-    """Return a counter among the fields of an entry, 0 when it is not a number."""
+    """Return a counter in the fields of an entry, 0 if it is not a number."""
     return int(raw) if raw and raw.isdigit() and len(raw) <= COUNT_DIGITS else 0
 
 
@@ -478,18 +478,18 @@ COUNT_DIGITS = 9
 
 
 def _is_whole(stream: dict[bytes, Any]) -> bool:
-    """Return True if a stream still has every entry ever added, False when the server has no count.
+    """Return True if a stream still has every entry that was added to it.
 
-    Redis keeps that count from 7.0 on.
+    False if the server does not count them (Redis before 7.0).
     """
     return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
 
 
 def _is_kept_part(entry_id: Id, stream: dict[bytes, Any]) -> bool:
-    """Return True if an id lies in the part of a stream from which nothing was ever deleted.
+    """Return True if no entry with this ID or a later one was ever deleted from the stream.
 
-    Trimming removes the oldest entries only, and the server keeps the greatest id that XDEL
-    removed. False where it does not (Redis before 7.0), and for an empty stream.
+    Trimming removes only the oldest entries, and the server records the greatest ID that XDEL
+    removed. False if it does not (Redis before 7.0), and for an empty stream.
     """
     first, deleted = stream.get(b"first-entry"), stream.get(b"max-deleted-entry-id")
     if not first or deleted is None:

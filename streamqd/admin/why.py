@@ -1,7 +1,7 @@
-"""The reasons why a partition makes no progress, the most likely first: facts in, causes out.
+"""Explain why a partition makes no progress: read the facts, and return causes, most likely first.
 
-Each cause has one sentence and one fix. The tables are in the order in which one cause hides
-another: a pause hides the handler, and without an owner no handler runs at all.
+Each cause has one sentence and one fix. The order of the tables matters, because one cause hides
+another: during a pause, the handler is not the cause, and without an owner no handler runs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
 from streamqd.words import lasting, plural, short, spans
 
-FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
-MOVING = 0.05  # messages per second that count as moving
-LATE_MS = 60_000  # age of the oldest unread message from which a group is behind
-QUERY_SILENT_SECONDS = 60.0  # a live Spark query shows its position every 10 s or trigger
-OUTBOX_SECONDS = 10.0  # for which a relay is blocked, or its oldest row waits
+FAILING_SHARE = 0.5  # share of failed runs at which `failing` is reported
+MOVING = 0.05  # messages per second that count as progress
+LATE_MS = 60_000  # age of the oldest unread message at which a group is late
+QUERY_SILENT_SECONDS = 60.0  # silence of a Spark query, which reports every 10 s or trigger
+OUTBOX_SECONDS = 10.0  # age of a relay's block, or of the oldest row, before it is a cause
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """One reason. `word` is stable. `moves`: the partition makes progress."""
+    """A cause. `word` is stable across versions. With `moves`, the partition makes progress."""
 
     word: str
     sentence: str
@@ -133,7 +133,7 @@ class WaitFacts:
 
     @property
     def run_seconds(self) -> float:
-        """Age of the present run in seconds."""
+        """Age of the current run in seconds."""
         return self.row.longest_run_seconds or 0.0
 
     def recent(self, kind: str) -> list[RecentFailure]:
@@ -193,9 +193,9 @@ def answer(
 ) -> list[Answer]:
     """Explain one partition or all of a topic, for one group or each. Ordered by group.
 
-    `configured` are the names of the outboxes in the configuration. The topics of one that no relay
-    ever held are unknown: it is named for all of a topic, not for one partition. Raises
-    TopicMissing, Refused.
+    `configured` are the names of the outboxes in the configuration. If no relay ever held one, its
+    topics are unknown, so it is reported for a topic and not for a partition. Raises TopicMissing,
+    Refused.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
@@ -205,7 +205,7 @@ def answer(
         raise Refused(f"no group reads the topic {topic}; start a consumer of it")
     units = [row.unit for row in seen.assignments]
     free = [row.unit for row in seen.assignments if not row.owner]
-    # Nothing reads a lease but its scripts, so another type shows only as a missing owner.
+    # Only scripts read a lease, so a key of another type appears as a missing owner.
     reader.keep_mistyped({store.keys.lease(*unit): "string" for unit in free})
     shown = _shown(reader, [unit for unit in units if unit.is_of_query])
     held = dict(zip(units, other_clients(reader, units), strict=True))
@@ -248,7 +248,7 @@ def _of_outbox(
         if view.rows:
             text = f"no relay holds {name}; it had {waiting}"
         elif view.name in configured:
-            # What was committed since then is not known here.
+            # Rows that were committed since then are not known here.
             text = f"no relay holds the outbox {view.name}; rows for {topic} may wait in its table"
         else:
             return None
@@ -271,7 +271,7 @@ def _of_outbox(
 
 
 def _shown(reader: ViewReader, units: list[Unit]) -> dict[Unit, float]:
-    """Return how many seconds ago Spark queries showed their positions."""
+    """Return the seconds since each Spark query reported its position."""
     calls = [statistics.measure_partition(reader.keys, *unit[:2]) for unit in units]
     found = {}
     for unit, reply in zip(units, reader.measure(calls), strict=True):
@@ -283,7 +283,7 @@ def _shown(reader: ViewReader, units: list[Unit]) -> dict[Unit, float]:
 
 
 def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
-    """Return the facts of each assignment, without other clients and Spark queries."""
+    """Return the facts of each assignment, except those on other clients and Spark queries."""
     members = {each.instance: each for each in seen.instances}
     control, now = seen.state.control, seen.now_unix_ms
     return [WaitFacts(row, now, control, members) for row in seen.assignments]
@@ -300,7 +300,7 @@ class UnitCause(NamedTuple):
 
 
 def problems(seen: FleetSnapshot) -> Iterator[UnitCause]:
-    """Yield the first problem of each assignment that has one. Directives are not problems."""
+    """Yield the first problem of each assignment, if it has one. Directives are not problems."""
     for facts in wait_facts(seen):
         for rule in _rules(facts):
             if rule.word in _PROBLEMS:
@@ -330,7 +330,7 @@ def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
 
 
 class CauseRule(NamedTuple):
-    """One line of the table. `sentence` and `advice` are formats for the values of `_texts`."""
+    """A row of a table. `sentence` and `advice` are format strings for the values of `_texts`."""
 
     word: str
     holds: Callable[[WaitFacts], object]
@@ -378,7 +378,7 @@ def _in(*states: str) -> Callable[[WaitFacts], bool]:
 
 
 def _keeps_messages(f: WaitFacts) -> bool:
-    """Return True if messages wait for one of their key, and other keys do not move either."""
+    """Return True if messages wait for an earlier one of their key, and no other key progresses."""
     held = f.row.held or 0
     others = f.row.oldest_unread_unix_ms or (f.row.pending or 0) > held
     other_state = _in("blocked", "halted", "probing", "flooded", "throttled")
@@ -390,7 +390,7 @@ def _fails(f: WaitFacts) -> bool:
 
 
 def _ends_dead(f: WaitFacts) -> bool:
-    """Return True if failed messages become dead letters, because none waits for a retry."""
+    """Return True if failed messages become dead letters: none waits for a retry."""
     return bool(f.row.dead_letters) and not f.row.waiting_retries
 
 
@@ -734,7 +734,7 @@ _OTHERWISE = (
 )
 
 _MOVES = ("idle", "lag-growing", "lagging", "moving", "running", "recovering")
-# These delay the unit even while nothing waits.
+# Causes that apply even if no message waits.
 _GRAVE = (
     *(
         "no-instance",
@@ -747,7 +747,7 @@ _GRAVE = (
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
     "failing",  # its messages may all be dead letters
 )
-# `status` names these. It shows directives and missing instances elsewhere.
+# Causes that `status` lists. It shows directives and missing instances elsewhere.
 _PROBLEMS = (
     *(
         "no-consumer",
@@ -761,7 +761,7 @@ _PROBLEMS = (
     *("slow-handler", "crashing", "failing", "housekeeping"),
 )
 
-# Severities of the other causes. `doctor` and `status` grade the same troubles alike.
+# Severities of the other causes, the same as in `doctor` and `status`.
 _NOTES = ("stopped", "paused", "drained", "growing", "throttled", "recovering", "quarantine")
 _WARNINGS = (
     *("changing-hands", "no-report", "query-silent", "slow-handler", "loop-blocked", "keys-held"),
@@ -771,7 +771,7 @@ _CALM = ("idle", "moving", "running", "starting", "waiting-for-retry")
 
 
 def severity(word: str) -> Severity | None:
-    """Return the severity of a cause, None for one that needs nothing."""
+    """Return the severity of a cause, None if no action is needed."""
     if word in _CALM:
         return None
     for words, found in ((_NOTES, Severity.NOTE), (_WARNINGS, Severity.WARNING)):
@@ -781,7 +781,7 @@ def severity(word: str) -> Severity | None:
 
 
 def grade(row: AssignmentRow, cause: str) -> Severity | None:
-    """Return the severity of the state of an assignment, None for a usual one.
+    """Return the severity of the state of an assignment, None for a healthy one.
 
     `cause` is the word of its first cause, '' if that is not known or not a problem.
     """
@@ -897,7 +897,7 @@ def _last(failures: Iterable[RecentFailure]) -> str:
 
 
 def _see_failed(f: WaitFacts) -> str:
-    """Name the command that shows failed messages: dead letters or waiting retries."""
+    """Return the command that shows the failed messages: dead letters or waiting retries."""
     topic, group = f.row.unit[::2]
     if f.row.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"

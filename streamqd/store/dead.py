@@ -1,7 +1,7 @@
-"""Dead letters of a partition: put them back, move them to another slot, or delete them.
+"""Script calls for dead letters: replay in the slot, move to another slot, delete.
 
-Called by the administration and by the housekeeper's retention. Entries of a dead-letter stream
-are deleted, and the stream is never trimmed.
+The administration and the housekeeper's retention use them. Entries of a dead-letter stream are
+deleted one by one (XDEL). The stream is never trimmed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def replay(
     group: str | None,
     changed: Mapping[bytes, bytes],
 ) -> Call:
-    """Put a dead letter back for its own group, or with None into the partition for every group.
+    """Replay a dead letter within its slot.
 
-    `changed` are fields to set: retryCount 0, crashCount 0, replayCount + 1.
+    With `group`, it goes to the retry stream of that group. With None, it goes to the partition,
+    and every group gets it. `changed` are the fields to set, such as retryCount and replayCount.
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
@@ -45,23 +46,23 @@ def replay(
 
 
 def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: str) -> Call:
-    """Record that a dead letter is moving to `target`: the first step out of its slot.
+    """Record that a dead letter is moving to `target`, the first step out of its slot.
 
-    The next steps are `deliver`, and `purge` of the letter.
+    The next steps are `deliver` to the target and `purge` from this slot.
     """
     place = topic, partition
     return scripts.on("dead_mark", keys, place, dead_letter_id=dead_letter_id, target=target)
 
 
 class Marked(NamedTuple):
-    """The destination of a letter, and the seconds since it was first recorded (at least 0)."""
+    """The destination of a moving dead letter, and the age of the mark in seconds (at least 0)."""
 
     target: str
     age: float
 
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
-        """Read OK of `mark`. A mark from the future (the clock was set back) counts as new."""
+        """Parse the reply OK of `mark`. If the clock was set back, the age is 0."""
         target, age = reply.rest
         age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
         return cls(untrusted.label(target), max(0, age_ms) / 1000)
@@ -76,9 +77,9 @@ def deliver(
     name: str,
     window: float,
 ) -> Call:
-    """Write a dead letter from another slot, for one group, or with None for all groups.
+    """Write a dead letter that comes from another slot, for one group, or with None for all.
 
-    `name` is remembered for `window` seconds. A second call within them writes nothing.
+    `name` is its dedup ID: a second call within `window` seconds writes nothing.
     """
     if group == "" or not fields or 2 * len(fields) > DELIVER_MAX:
         raise ContractError(f"dead_deliver: group {group!r}, {len(fields)} fields")
@@ -95,9 +96,9 @@ def deliver(
 
 
 class PurgeReply(NamedTuple):
-    """The number of deleted letters, and of named ones that stay because they are not archived.
+    """The result of a purge: numbers of deleted dead letters and of unarchived ones that stay.
 
-    With `more`, there may be more dead letters before the given id.
+    If `more` is True, `purge_before` reached its count, and older dead letters can be left.
     """
 
     removed: int
@@ -106,7 +107,7 @@ class PurgeReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> PurgeReply:
-        """Read OK of `purge` or `purge_before`."""
+        """Parse the reply OK of `purge` or `purge_before`."""
         removed, more, unarchived = reply.rest
         return cls(int(removed), bool(more), int(unarchived))
 
@@ -119,7 +120,7 @@ def purge(
     *,
     archived_only: bool = False,
 ) -> Call:
-    """Delete the letters with these ids. With `archived_only`, letters not archived stay."""
+    """Delete dead letters by ID. With `archived_only`, those that are not archived yet stay."""
     if len(dead_letter_ids) > PLACES_MAX:
         raise ContractError(
             f"dead_purge: {len(dead_letter_ids)} ids, at most {PLACES_MAX} are allowed"
@@ -139,12 +140,12 @@ def purge_before(
     *,
     archived_only: bool = False,
 ) -> Call:
-    """Delete the oldest dead letters before the id `before`, at most `count`.
+    """Delete the oldest dead letters with IDs below `before`, at most `count`.
 
-    With `archived_only`, dead letters not archived stay.
+    With `archived_only`, those that are not archived yet stay.
     """
     if not before or not 1 <= count <= ITEMS_MAX:
-        raise ContractError(f"dead_purge: {count} letters before {before!r}")
+        raise ContractError(f"dead_purge: {count} dead letters before {before!r}")
     place = topic, partition
     return scripts.on(
         "dead_purge", keys, place, before=before, count=count, archive=archived_only, ids=[]

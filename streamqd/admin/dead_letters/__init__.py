@@ -1,7 +1,7 @@
-"""Dead letters: listed, counted by cause, planned, replayed, purged, exported.
+"""List, count, replay, purge and export the dead letters of a topic.
 
-Each letter moves or vanishes in steps that are atomic and can be done again, so nothing happens to
-it twice, even when others work on the same letters.
+Each step of a replay or purge is atomic and can be repeated. No dead letter is replayed twice, even
+if several clients work on the same ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Dead letters for operators: one by one, and grouped by their cause.
+"""List dead letters, show one in full, and count them by cause.
 
-Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of its partitions'.
+The ID of a dead letter is `PARTITION:ms-seq`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ MASK = "***"
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """One dead letter of `dlq list`.
+    """A dead letter in `dlq list`.
 
     `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or cancelled.
-    `uid` names the message over all its copies, `fingerprint` the failure, the same for
-    dead letters with the same cause. Numbers are null when the dead letter does not have them.
+    `uid` identifies the message in all its copies. Dead letters with the same cause have the same
+    `fingerprint`. A number is null if the dead letter does not contain it.
     """
 
     id: str
@@ -71,13 +71,13 @@ class DeadLetterRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterDetail(DeadLetterRow):
-    """One dead letter with all its fields, as `dlq show` prints it.
+    """A dead letter with all its fields, as `dlq show` prints it.
 
-    `exit_code` or `signal` is the end of the process (`pid`) that the message took down, `rss` its
-    memory in bytes. `frame` is the innermost frame of user code, `file:function`. `moving_to` is
-    the destination of an interrupted replay. `trace_id` and `span_id` name the span of the last
-    run, '' without traces. `headers` is null when they cannot be read. `other`
-    has the fields unknown to streamqd.
+    If the message crashed its worker, `pid`, `exit_code` or `signal`, and `rss` (bytes) describe
+    that process. `frame` is the innermost frame of user code, as `file:function`. `moving_to` is
+    the destination of an interrupted replay. `trace_id` and `span_id` identify the span of the last
+    run, '' without tracing. `headers` is null if the field is invalid. `other` contains the fields
+    that streamqd does not write.
     """
 
     topic: str
@@ -100,9 +100,10 @@ class DeadLetterDetail(DeadLetterRow):
 
 @dataclass(frozen=True, slots=True)
 class TopicDeadLetters:
-    """The number of dead letters of a topic, and the times of the oldest and the newest.
+    """The number of a topic's dead letters, and the times of the oldest and the newest.
 
-    `unreadable` are values of its keys that cannot be read. A topic hidden by them has no times.
+    `unreadable` lists invalid values in the topic's keys. If they prevent the count, `total` is 0
+    and both times are None.
     """
 
     topic: str
@@ -112,11 +113,11 @@ class TopicDeadLetters:
     unreadable: list[Unreadable]
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- lists and details ----------------------------------------------------------------------------
 
 
 def overview(store: Store) -> list[TopicDeadLetters]:
-    """Return the topics that have dead letters."""
+    """Return each topic that has dead letters or invalid values."""
     rows = []
     names, invalid = registry.registry(store)
     for error in invalid:
@@ -141,13 +142,13 @@ def overview(store: Store) -> list[TopicDeadLetters]:
 
 
 def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
-    """Return the dead letters of a topic, of all groups, the newest first. Raises TopicMissing."""
+    """Return a topic's dead letters of all groups, newest first. Raises TopicMissing."""
     streams = list(streams_of(store, topic).values())
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
 def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
-    """Return one dead letter in full. Raises TopicMissing, and Refused for an unknown letter."""
+    """Return one dead letter in full. Raises TopicMissing, and Refused if the ID is not found."""
     entry = find(store, streams_of(store, topic), dead_letter_id)
     row = _row(topic, entry)
     known = DeadLetterFields(entry.fields).known(DeadLetterDetail)
@@ -172,7 +173,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
 
 
 def masked(letter: DeadLetterDetail) -> DeadLetterDetail:
-    """Return the dead letter with `***` in place of each key, header and text of users."""
+    """Return the dead letter with `***` for each value that user data can be in."""
     return replace(
         letter,
         key=letter.key and MASK.encode(),
@@ -197,19 +198,19 @@ def _row(topic: str, entry: Entry) -> DeadLetterRow:
 
 
 CAUSES_MAX = 1_000
-INSTANCES_MAX = 8  # named of each cause
+INSTANCES_MAX = 8  # instances listed for each cause
 _EVERY = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Letters of one group with the same cause.
+    """The dead letters of one group that have the same cause.
 
-    `fingerprint` is the same for the same exception class, frame of user code and handler. `frame`
-    is `file:function`, '' when the dead letters lack it. `first_unix_ms` and `last_unix_ms` are the
-    times of the oldest and the newest letter, and `example` is the newest. `instances` are up to 8
-    of the instances where they failed. `replayed` counts letters with earlier replays, `replays` is
-    the highest count.
+    `fingerprint` identifies the exception class, frame of user code and handler. `frame` is
+    `file:function`, '' if unknown. `first_unix_ms` and `last_unix_ms` are the times of the oldest
+    and the newest dead letter, and `example` is the ID of the newest. `instances` lists up to 8
+    instances where they failed. `replayed` of them were replayed before, the most often replayed
+    one `replays` times.
     """
 
     fingerprint: str
@@ -230,12 +231,11 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """The chosen dead letters by cause, most frequent first.
+    """The matching dead letters by cause, most frequent first.
 
-    `total` counts all letters of the topic, and `looked_at` the chosen and counted letters among
-    the newest `examined`. `complete` is false when there may be more chosen letters: all counts are
-    lower bounds then. `others` are letters of further causes, beyond the first 1,000. `unreadable`
-    are keys of dead letters that cannot be read.
+    The topic has `total` dead letters. The newest `examined` were read, and `looked_at` of them
+    match. If `complete` is False, older ones can match too, so all counts are lower bounds. Of the
+    matches, `others` have a cause beyond the first 1,000. `unreadable` lists invalid values.
     """
 
     topic: str
@@ -249,7 +249,7 @@ class Causes:
 
 
 class FailureTally:
-    """Count dead letters by cause, in bounded memory for any number of letters."""
+    """Counts dead letters by cause, in bounded memory: `CAUSES_MAX` causes."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _Alike] = {}
@@ -257,7 +257,7 @@ class FailureTally:
         self.others = 0
 
     def add(self, entry: Entry) -> None:
-        """Count one letter."""
+        """Count a dead letter."""
         name = (of_dead_letter(entry.fields), DeadLetterFields(entry.fields).text(b"group"))
         self.count += 1
         alike = self._found.get(name)
@@ -275,7 +275,7 @@ class FailureTally:
 
 
 class _Alike:
-    """The remembered facts about the dead letters of one cause."""
+    """The counts, the newest dead letter and the instances of one cause."""
 
     def __init__(self, entry: Entry) -> None:
         self.count = self.replayed = self.replays = 0
@@ -321,16 +321,16 @@ def causes(
     budget: int | None = None,
     stop: Stop = never,
 ) -> Causes:
-    """Count the chosen dead letters by their cause, the newest first.
+    """Count the matching dead letters by cause, reading the newest first.
 
-    At most `last` letters are counted and `budget` letters examined, fewer when `stop` returns
-    True. Raises TopicMissing, Refused.
+    At most `last` are counted and `budget` are read, fewer if `stop` returns True.
+    Raises TopicMissing, Refused.
     """
     return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
 
 
 class LetterSurvey(NamedTuple):
-    """The causes of the chosen dead letters, and the first page of these letters."""
+    """The causes of the matching dead letters, and the first page of them."""
 
     causes: Causes
     page: MessagePage[DeadLetterRow]
@@ -346,7 +346,7 @@ def survey(
     budget: int | None = None,
     stop: Stop = never,
 ) -> LetterSurvey:
-    """Count causes as `causes` does, and return `limit` letters. Reads each dead letter once."""
+    """Count causes as `causes` does, and return the newest `limit` matches, in one pass."""
     letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
     rows: list[FoundMessage[Entry]] = []
     place: MessagePosition | None = None

@@ -1,13 +1,13 @@
-"""One pass over dead letters: its pace, counts and outcome. A purge and an export are passes.
+"""Passes over the dead letters of a topic, with a rate, counts and a result: purge and export.
 
-A pass can be stopped and can lose Redis at any time. Each letter is handled in atomic, repeatable
-steps. The counts of an interrupted pass are exact except for the letters without a reply, and the
-same pass can be started again.
+An operator can stop a pass, and Redis can fail during one. Each step is atomic and can be repeated,
+so the same pass can be started again. Its counts are exact, except for dead letters whose command
+got no reply (`unknown`).
 
-An export writes JSON lines, without loss. One line is one letter: its id, topic and partition, its
-time, its fingerprint, and `fields`, every field in order as `{"name": …, "value": …}`. A
-name or value that is not UTF-8 is `{"base64": …}` in place of the text. jq's `.fields |
-from_entries` makes an object of the fields.
+An export writes one JSON document per line for each dead letter, with its ID, topic, partition,
+time and fingerprint. `fields` is a list of all fields in order, each as `{"name": …, "value": …}`.
+A name or value that is not UTF-8 is `{"base64": …}`. To get an object, use
+`.fields | from_entries` in jq.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamqd.store import dead
 from streamqd.store.store import Store
 
 DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # outcomes of a pass
-_LOOK = 0.1  # seconds between two checks for a stop
+_STOP_CHECK = 0.1  # seconds between two checks of `stop`
 
 Progress = Callable[[int], None]
 
@@ -42,7 +42,7 @@ def silent(_count: int) -> None:
 
 
 class ReplayPace:
-    """Spaces actions evenly in time. A delay is not made up for by a burst."""
+    """Spaces actions evenly in time. After a delay, no burst follows."""
 
     def __init__(
         self, per_second: float | None, clock: Callable[[], float] = time.monotonic
@@ -53,13 +53,13 @@ class ReplayPace:
 
     @property
     def batch(self) -> int:
-        """The number of actions that the rate allows in a tenth of a second, at least one."""
+        """The number of actions that the rate allows in 0.1 s (1 to `PAGE_MAX`)."""
         if self._per_second is None:
             return PAGE_MAX
         return max(1, min(PAGE_MAX, math.floor(self._per_second / 10)))
 
     def take(self, count: int) -> float:
-        """Reserve room for `count` actions. Return the seconds to wait before they start."""
+        """Reserve time for `count` actions. Return the seconds to wait before the first."""
         if self._per_second is None:
             return 0.0
         now = self._clock()
@@ -69,7 +69,10 @@ class ReplayPace:
 
 
 class Pass:
-    """Walks over dead letters, counts the outcomes, and stops when it must."""
+    """Walks over the dead letters of a topic once, and counts the outcomes.
+
+    It stops at a limit, when `stop` returns True, or at an error of Redis.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Pass:
         progress: Progress = silent,
         examining: Progress = silent,
     ) -> None:
-        """Fix which dead letters there are. Raises TopicMissing, Refused."""
+        """Select the dead letters that exist now. Raises TopicMissing, Refused."""
         self.topic = topic
         self._store, self._choice = store, choice
         self._pages = pages(store, topic, choice)
@@ -95,11 +98,10 @@ class Pass:
     def pieces(
         self, rate: float | None = None, room: Callable[[], int | None] = lambda: None
     ) -> Iterator[list[Entry]]:
-        """Yield the letters in batches at `rate` letters per second, until `stop` returns true.
+        """Yield the matching dead letters in batches, at `rate` dead letters per second.
 
-        `room` returns how many dead letters the next batch may have, None without a limit. The last
-        batch before a limit counts as progress. Letters that the filter leaves out are examined at
-        full speed.
+        `room` returns the maximum size of the next batch, None without a limit. Dead letters that
+        do not match are read at full speed.
         """
         throttle = ReplayPace(rate)
         try:
@@ -129,7 +131,7 @@ class Pass:
         self.last = str(entry.place)
 
     def fail(self, error: RedisUnavailable | RedisRefused, sent: int = 0) -> None:
-        """Record the error that stopped the pass, and the number of letters without a reply."""
+        """Record the error that stops the pass. `sent` dead letters have no reply yet."""
         self.result, self.error = FAILED, str(error)
         if isinstance(error, RedisUnavailable) and error.sent:
             self.unknown += sent
@@ -160,18 +162,18 @@ class Pass:
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self._stop() and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK))
+            time.sleep(min(left, _STOP_CHECK))
 
 
 @dataclass(frozen=True, slots=True)
 class Purged:
     """The result of a purge.
 
-    `unarchived` letters stay, because the topic requires an archive that does not have them yet.
-    `missing` letters were replayed or purged by another client. `unknown` letters had no reply when
-    the connection was lost. `result` is done, stopped or failed, and `error` the reason of a
-    failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
-    false when the audit log could not be written.
+    All numbers are dead letters. `unarchived`: they stay, because the topic requires an archive
+    that does not contain them yet. `missing`: another client replayed or purged them. `unknown`:
+    the connection was lost before the reply. `result` is done, stopped or failed, with the reason
+    in `error`. `first_id` and `last_id` are the first and the last one in a call. `audited` is
+    False if the audit log could not be written.
     """
 
     topic: str
@@ -197,14 +199,15 @@ def purge(
     progress: Progress = silent,
     examining: Progress = silent,
 ) -> Purged:
-    """Delete dead letters for good. A lost connection stops the purge and does not raise.
+    """Delete dead letters permanently.
 
-    If the topic requires an archive, letters that are not archived stay, unless `unarchived` is
-    true. `configured` are the settings of the topic in the file, which override registered ones.
-    The callbacks are those of `replay`.
+    If the topic requires an archive, dead letters that are not archived yet stay, unless
+    `unarchived` is True. `configured` are the topic's settings in the file. They override the
+    registered ones. The callbacks are those of `replay`.
 
-    Raises TopicMissing, and Refused when a named dead letter does not exist or the filter does not
-    choose it. Raises RedisUnavailable when nothing was deleted.
+    Raises TopicMissing. Raises Refused if a named dead letter does not exist or does not match.
+    Raises RedisUnavailable before anything is deleted. A connection that is lost later stops the
+    purge with the result failed.
     """
     holds, _ = retention.settings(store, topic, configured)
     required = holds.archive == "required" and not unarchived
@@ -239,7 +242,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `result` is done or stopped. `audited` as for a replay."""
+    """The result of an export. `result` is done or stopped. `audited` is that of `Purged`."""
 
     topic: str
     exported: int
@@ -250,7 +253,7 @@ class Exported:
 
 
 class Export:
-    """A running export: iterate over its lines, then ask for its result."""
+    """A running export. Iterate over `lines`, then call `finish` for the result."""
 
     def __init__(
         self,
@@ -261,11 +264,11 @@ class Export:
         stop: Stop = never,
         progress: Progress = silent,
     ) -> None:
-        """Fix which dead letters there are. Raises TopicMissing, Refused."""
+        """Select the dead letters that exist now. Raises TopicMissing, Refused."""
         self._done = Pass(store, topic, choice, stop, progress)
 
     def lines(self) -> Iterator[str]:
-        """Yield one JSON document for each letter, without a line end. Raises RedisUnavailable."""
+        """Yield one JSON document (no newline) per dead letter. Raises RedisUnavailable."""
         for piece in self._done.pieces():
             for entry in piece:
                 yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
@@ -288,7 +291,7 @@ class Export:
 
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
-    """Return a dead letter as a JSON document."""
+    """Return a dead letter as a document for JSON, as the module describes it."""
     letter = DeadLetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
@@ -306,7 +309,7 @@ def document(topic: str, entry: Entry) -> dict[str, Any]:
 
 
 def fields_of(document: dict[str, Any]) -> dict[bytes, bytes]:
-    """Return the fields of a dead letter, given its document."""
+    """Return the fields of an exported dead letter from its document."""
     return {_raw(each["name"]): _raw(each["value"]) for each in document["fields"]}
 
 

@@ -1,9 +1,9 @@
-"""Replaying dead letters: their destinations, the replay itself, and its plan.
+"""Replay dead letters, and plan a replay.
 
-Within its slot, a dead letter moves in one step. A move to another partition or topic takes three
-repeatable steps: the letter is marked as moving, written at the destination under its own name, and
-deleted here. After an interruption, the same replay continues. No dead letter is lost, and none is
-written twice if the replay continues within `RESUME_SECONDS`.
+A replay to the same partition is one atomic step. A replay to another partition or topic takes
+three repeatable steps: mark the dead letter as moving, write it at the destination with a dedup ID,
+and delete it. After an interruption, the same replay completes the move. No dead letter is lost.
+None is written twice if the replay continues within `RESUME_SECONDS`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.words import plural
 
-_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # the counters of a replayed dead letter
+_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # initial counters of a replayed message
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The destination of letters. The default is each dead letter's own group on its partition.
+    """The destination of a replay. The default is each dead letter's own group and partition.
 
-    `everyone` is every group of the topic. `partition` is another partition of the topic. `topic`
-    is another topic, for all its groups. Letters for another topic go to `partition` there, else to
-    the partition of their key, else to their own partition number, modulo the count.
+    With `everyone`, all groups of the topic get the message. With `topic`, all groups of that topic
+    get it. `partition` is a partition of the destination topic. Without it, a message for another
+    topic goes to the partition of its key. If it has no key, it keeps its partition number, modulo
+    the partition count.
     """
 
     everyone: bool = False
@@ -89,7 +90,11 @@ def read_destination(text: str) -> Destination | None:
 
 
 class Route:
-    """Determines the destination of each dead letter of a topic. Raises TopicMissing, Refused."""
+    """Chooses the destination of each dead letter of a topic.
+
+    Raises TopicMissing. Raises Refused if the destination is the topic itself or has no such
+    partition.
+    """
 
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
@@ -103,7 +108,7 @@ class Route:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def of(self, entry: Entry) -> Destination | None:
-        """Return the destination of a dead letter, None when the dead letter has no group."""
+        """Return the destination of a dead letter, None if its group is needed and unknown."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
         if target.topic is not None:
@@ -118,23 +123,23 @@ class Route:
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:
-        """Return True if the dead letter stays in its slot, so that it moves in one step."""
+        """Return True if the destination is in the dead letter's slot (one atomic step)."""
         return (to.topic, to.partition) == (self.topic, entry.partition)
 
     def matches(self, mark: Destination, to: Destination) -> bool:
-        """Return True if a dead letter marked for one destination may continue to the other."""
+        """Return True if a replay to `to` may complete a move that is marked for `mark`."""
         same = (mark.topic, mark.group) == (to.topic, to.group)
         return same and (self.target.partition is None or mark.partition == to.partition)
 
 
 def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return the fields that a dead letter gets when it becomes a message again."""
+    """Return the fields that a replay sets: counters, origin and headers."""
     replays = replays_of(entry) + 1
     fields = {**_FRESH, b"replayCount": b"%d" % replays}
     origin_topic, origin_partition, original_id = origin_of(topic, entry)
     origin = (origin_topic, origin_partition)
     if original_id and origin != (to.topic, str(to.partition)):
-        # The message keeps its uid wherever it goes.
+        # In another partition, the uid can only be derived from these fields.
         fields[b"originalTopic"], fields[b"originalPartition"] = (part.encode() for part in origin)
     if to.group is None and entry.headers is not None:
         headers = {**entry.headers, REPLAYS_HEADER: str(replays)}
@@ -143,7 +148,7 @@ def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
 
 
 def moved(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return all fields of a dead letter that becomes a message in another slot."""
+    """Return all fields of the message that a dead letter becomes in another slot."""
     kept = {name: value for name, value in entry.fields.items() if name not in DEAD_ONLY}
     return kept | changed(topic, entry, to)
 
@@ -163,12 +168,11 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay.
 
-    `missing` dead letters were replayed or purged by another client. `refused` maps a reason to the
-    number of letters that stayed. `unknown` letters had no reply when the connection was lost: they
-    were replayed or stay. `result` is done, limit (reached), stopped or failed, and `error` the
-    reason of a failure. Only letters that existed at `started_unix_ms` were chosen. `first_id` and
-    `last_id` are the first and the last replayed. `audited` is false when the audit log could not
-    be written.
+    All numbers are dead letters. `missing`: another client replayed or purged them. `refused`: they
+    stay, by reason. `unknown`: the connection was lost before the reply, so they were replayed or
+    stay. `result` is done, limit (reached), stopped or failed, with the reason in `error`. Dead
+    letters newer than `started_unix_ms` were not read. `first_id` and `last_id` are the first and
+    the last replayed. `audited` is False if the audit log could not be written.
     """
 
     topic: str
@@ -186,7 +190,7 @@ class ReplayResult:
 
 
 def over_replayed(most: int) -> str:
-    """Return the refusal of a dead letter that was replayed `most` times or more."""
+    """Return the reason to refuse a dead letter that was replayed at least `most` times."""
     times = "before" if most == 1 else f"{most} times or more already"
     return f"it was replayed {times}, and was dead-lettered again"
 
@@ -206,14 +210,13 @@ def replay(
 ) -> ReplayResult:
     """Replay dead letters, the oldest of each partition first.
 
-    `rate` spaces them evenly, in letters per second. At most `limit` are replayed. A letter with
-    `max_replays` replays stays. `stop` is called between two batches, `progress` with the number
-    of letters of each batch, and `examining` with the number of letters of each page, including
-    dead letters that do not match. A lost connection stops the replay and does not raise.
+    `rate` is in dead letters per second, evenly spaced. At most `limit` are replayed. A dead letter
+    that was replayed `max_replays` times stays. `stop` is called between batches. `progress` gets
+    the size of each batch, and `examining` the number of dead letters read for each page.
 
-    Raises TopicMissing. Raises Refused when a named letter does not exist or belongs to another
-    group, or when the destination does not exist. Raises RedisUnavailable when nothing was
-    replayed.
+    Raises TopicMissing. Raises Refused if a named dead letter does not exist or does not match, or
+    if the destination does not exist. Raises RedisUnavailable before anything is replayed. A
+    connection that is lost later stops the replay with the result failed.
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress, examining)
@@ -246,7 +249,7 @@ def replay(
 
 
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
-    """Return the refusal of a dead letter, from its entry alone, '' if it may be replayed."""
+    """Return the reason to refuse a dead letter, '' if it may be replayed. Reads only the entry."""
     to = route.of(entry)
     if to is None:
         return NO_GROUP_NAMED
@@ -320,7 +323,7 @@ class _Replay:
             dead.mark(keys, topic, entry.partition, str(entry.id), str(to)) for entry, to in letters
         ]
         going = []
-        # A mark whose answer is lost moves nothing: such dead letters are not moving.
+        # If the reply to a mark is lost, the dead letter is still in its stream: none is unknown.
         for (entry, to), reply in self._ask(letters, marks, 0):
             there = self._judge(to, reply)
             if there is not None:
@@ -329,7 +332,7 @@ class _Replay:
             self._deliver(going)
 
     def _judge(self, to: Destination, reply: Reply) -> Destination | None:
-        """Return the destination of a marked dead letter, None when it stays."""
+        """Return the destination to deliver a marked dead letter to, None if it stays."""
         if reply.word == "GONE":
             self._done.counts["missing"] += 1
             return None
@@ -407,11 +410,11 @@ GroupPartition = tuple[str, int]  # group, partition
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A group that would receive dead letters, with the state of the destination partitions.
+    """A group that would receive replayed messages, with the state of its destination partitions.
 
-    `owned` and `paused` count those partitions. `owners` are the instances. `same_worker` counts
-    partitions whose worker already ran when the newest of the letters there failed: no restart,
-    reload or change of owner came in between, so the same code would run again.
+    Of the `partitions`, `owned` have a live owner and `paused` are paused. `owners` are instance
+    names. On `same_worker` partitions, the current worker is older than the newest of these dead
+    letters, so the code that failed would run again.
     """
 
     group: str
@@ -427,14 +430,14 @@ class Receiver:
 class ReplayPlan:
     """The effects of a replay if it ran now.
 
-    `dead_letters` would be replayed. Those in `refused` would stay, by reason. `replayed_before`
-    counts the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
-    `receivers` are the groups that would get them. `notes` are sentences to consider first.
-    Those that are reasons not to replay are also in `warnings`.
-    `until_unix_ms` limits the same replay to the dead letters counted here.
+    `dead_letters` would be replayed, and `replayed_before` of these were replayed before. `refused`
+    would stay, by reason. `causes` describe those to replay, as in `dlq stats`. `receivers` are the
+    groups that would get them. `notes` are sentences for the operator. Those that are reasons not
+    to replay are also in `warnings`. To replay only the dead letters counted here, pass
+    `until_unix_ms` to the filter.
 
-    `examined` of the `total` letters of the topic were read. If `complete` is false, the budget was
-    spent before the last letter, and a replay may reach more letters: all counts are lower bounds.
+    `examined` of the topic's `total` dead letters were read. If `complete` is False, the budget
+    ran out before the last one, and all counts are lower bounds.
     """
 
     topic: str
@@ -464,9 +467,9 @@ def plan(
     budget: int | None = None,
     stop: Stop = never,
 ) -> ReplayPlan:
-    """Count what `replay` would do, in the same order. Raises TopicMissing, Refused.
+    """Return the effects of a replay without running it. Raises TopicMissing, Refused.
 
-    Examines at most `budget` dead letters, fewer when `stop` returns True.
+    Reads at most `budget` dead letters, fewer if `stop` returns True.
     """
     route = Route(store, topic, target)
     receiving = target.topic or topic
@@ -504,7 +507,7 @@ def plan(
 
 
 class _PlanTally:
-    """Counts the letters of a plan by outcome, until `limit` letters would be replayed."""
+    """Counts dead letters by outcome, until `limit` of them would be replayed."""
 
     def __init__(
         self, route: Route, groups: Collection[str], max_replays: int, limit: int | None

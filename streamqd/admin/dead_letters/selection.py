@@ -1,7 +1,7 @@
-"""Choosing dead letters, parsing their fields, and reading them page by page.
+"""Select dead letters, parse their fields, and read them page by page.
 
-A walk sees the dead letters that existed at its start and no later ones, so that it never meets a
-replayed dead letter again that fails in the meantime. It holds one page in memory.
+A walk reads only the dead letters that existed at its start. A message that it replays and that
+fails again is therefore not read twice. One page is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streamqd.admin.reading import (
 from streamqd.errors import Refused
 from streamqd.store.store import Store
 
-# Replays that leave the retry streams are counted here: a counter among the fields of an entry is
-# believed in a retry stream only.
+# Counts the replays to a partition. The field `replayCount` is trusted only in a retry stream,
+# because every client can write to a partition.
 REPLAYS_HEADER = "x-replays"
 
 # Fields that only a dead letter has. `lua/dead_replay.lua` leaves out the same ones.
@@ -59,7 +59,7 @@ def _in_redis(name: str) -> bytes:
 
 
 class DeadLetterFields:
-    """A dead letter's fields as text and numbers. An unreadable one counts as missing."""
+    """A dead letter's fields as strings and integers. An invalid number counts as missing."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
@@ -92,7 +92,7 @@ def replays_of(entry: Entry) -> int:
 
 
 def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
-    """Return topic, partition and ID of the first write. The ID is '' when the letter lacks it."""
+    """Return topic, partition and ID of the first write. The ID is '' if it was not recorded."""
     letter = DeadLetterFields(entry.fields)
     return (
         letter.text(b"originalTopic") or topic,
@@ -102,7 +102,7 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 
 
 def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
-    """Return one dead letter by its name. Raises Refused."""
+    """Return the dead letter `PARTITION:ms-seq`. Raises Refused if it is missing or invalid."""
     place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
@@ -113,7 +113,7 @@ def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
 
 
 def streams_of(store: Store, topic: str) -> dict[int, str]:
-    """Return the streams of a topic's dead letters by partition. Raises TopicMissing."""
+    """Return the key of each partition's dead-letter stream. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
     return {number: store.keys.dlq(topic, number) for number in range(count)}
 
@@ -139,7 +139,7 @@ def stop_after(seconds: float) -> Stop:
 
 
 class LetterPage(NamedTuple):
-    """The chosen letters among `examined` letters of one partition, oldest first, maybe none."""
+    """The matches among `examined` dead letters of one partition, oldest first."""
 
     examined: int
     letters: list[Entry]
@@ -148,10 +148,11 @@ class LetterPage(NamedTuple):
 def pages(
     store: Store, topic: str, choice: MessageFilter, size: int = PAGE_MAX
 ) -> Iterator[LetterPage]:
-    """Yield the chosen letters by partition, oldest first, in pages of at most `size` examined.
+    """Yield the matching dead letters, partition by partition and oldest first.
 
-    The set of dead letters is fixed before this returns. Raises TopicMissing. Raises Refused when a
-    named dead letter does not exist or does not match, or for a missing partition.
+    A page has the matches among at most `size` dead letters. Later dead letters than those at the
+    call are not read. Raises TopicMissing. Raises Refused if the partition or a named dead letter
+    does not exist, or if a named dead letter does not match.
     """
     streams = streams_of(store, topic)
     if choice.partition is not None:
@@ -190,7 +191,7 @@ def _walk(
 
 
 def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
-    """Return the named letters. All are found before any is changed."""
+    """Return the named dead letters. Raises Refused before any is changed."""
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
         here = choice.partition in (None, entry.partition)
@@ -206,9 +207,9 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
 
 
 class LetterCount(NamedTuple):
-    """The number of chosen dead letters among `examined` of `total` dead letters of the topic.
+    """The number of matches among `examined` of the topic's `total` dead letters.
 
-    If `complete` is False, there may be more of them.
+    If `complete` is False, later dead letters can match too.
     """
 
     letters: int
@@ -218,7 +219,7 @@ class LetterCount(NamedTuple):
 
 
 def count(store: Store, topic: str, choice: MessageFilter) -> int:
-    """Return the number of chosen letters. Raises TopicMissing, Refused."""
+    """Return the number of matching dead letters. Raises TopicMissing, Refused."""
     return counted(store, topic, choice).letters
 
 
@@ -230,10 +231,10 @@ def counted(
     budget: int | None = None,
     stop: Stop = never,
 ) -> LetterCount:
-    """Count the chosen dead letters among the first `budget` in the order of `pages`.
+    """Count the matches among the first `budget` dead letters, in the order of `pages`.
 
-    The count ends earlier when `stop` returns True. Without a filter, it is exact and examines no
-    letter. Raises TopicMissing, Refused.
+    Stops earlier when `stop` returns True. Without a filter, the count is exact and no dead letter
+    is read. Raises TopicMissing, Refused.
     """
     everything = total(store, topic)
     if choice == EVERY:
@@ -248,16 +249,16 @@ def counted(
 
 
 def size_of(budget: int | None) -> int:
-    """Return the size of the pages of a walk that examines at most `budget` letters."""
+    """Return the page size of a walk that examines at most `budget` dead letters."""
     return PAGE_MAX if budget is None else max(1, min(PAGE_MAX, budget))
 
 
 def within(
     walk: Iterator[LetterPage], budget: int | None, stop: Stop
 ) -> Iterator[LetterPage | None]:
-    """Yield pages until `budget` dead letters are examined or `stop` returns True, and then None.
+    """Yield pages until `budget` dead letters are examined or `stop` returns True.
 
-    Nothing follows None. It is not yielded at the end of the walk.
+    If the walk stops early, the last value is None.
     """
     examined = 0
     for page in walk:

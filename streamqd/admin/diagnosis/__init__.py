@@ -1,4 +1,4 @@
-"""`streamqd doctor`: gather the facts once, then run every check over them. Nothing is written.
+"""`streamqd doctor`: read the facts once, then run every check. Nothing is written.
 
 `facts` gathers the facts, and `stream` measures the memory of a topic for `doctor stream`. The
 other modules contain the checks: server, topics, partitions, schedules, outboxes, values, fleet and
@@ -93,11 +93,11 @@ def examine(
     unit: str = "",
     read_table: ReadTable | None = None,
 ) -> DiagnosisReport:
-    """Gather what the checks need and let them judge it. Writes nothing.
+    """Read the facts that the checks need, and run the checks. Writes nothing.
 
     `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. `read_table`
-    reads the tables of an outbox, None to ask no database. Raises RedisUnavailable, and
-    RedisRefused when the server as a whole does not serve.
+    reads the tables of an outbox, None to skip databases. Raises RedisUnavailable, and
+    RedisRefused if the server rejects all commands.
     """
     needs = {need for check in checks for need in check.needs}
     facts = gather(link, settings, needs, unit, read_table)
@@ -124,7 +124,7 @@ def without_redis(
 
 
 def _found(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Finding]:
-    """Return the findings of a check. A check of the server alone examines every master."""
+    """Return the findings of a check. In a cluster, a check of the server runs for each master."""
     if set(check.needs) != {Need.SERVER} or not facts.servers:
         yield from judged([check], facts)
         return
@@ -140,7 +140,7 @@ def gather(
     unit: str,
     read_table: ReadTable | None = None,
 ) -> DiagnosisFacts:
-    """Gather the needed facts and no others."""
+    """Read only the facts in `needs`."""
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     name = settings.daemon.fleet
     reader = ViewReader(store, tolerant=True)  # `values` reports its unreadable values

@@ -1,7 +1,7 @@
-"""The facts for the checks: plain values, and how they are gathered.
+"""Read the facts for the checks of `doctor`, as plain values.
 
-Facts that were not gathered, or that the user may not read, are empty or None, so that no check
-finds anything in them. `DiagnosisFacts.unseen` reports them.
+Facts that were not read, or that the Redis user has no permission to read, are empty or None, so
+checks report nothing about them. `DiagnosisFacts.unseen` describes them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from streamqd.store.topics import count_of, uncounted
 
 @dataclass(frozen=True, slots=True)
 class SlowCommand:
-    """An entry of the server's slow log that names a key of ours."""
+    """An entry of the server's slow log with a key of streamqd."""
 
     at_unix: int
     milliseconds: float
@@ -57,10 +57,10 @@ class ServerHealth:
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
-    round_trip_ms: float | None = None  # median of a few
-    skew_seconds: float | None = None  # the server's clock less this host's
+    round_trip_ms: float | None = None  # median of PINGS
+    skew_seconds: float | None = None  # the server's clock minus this host's
     slow: Sequence[SlowCommand] = ()
-    syncing_seconds: float = 0.0  # a sync of the append-only file was seen to take this long
+    syncing_seconds: float = 0.0  # observed duration of a sync of the append-only file
     disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # event of LATENCY -> worst
 
     def number(self, name: str) -> int:
@@ -77,8 +77,8 @@ def _no_fleet() -> FleetState:
 class FleetHealth:
     """Members, directives and published summaries.
 
-    `changed` are instances whose run changed during the check. `duplicates` are the summaries of
-    second runs under an instance's name.
+    `changed` are instances whose process changed during the check. `duplicates` are the summaries
+    of a second process with the same instance name.
     """
 
     state: FleetState = field(default_factory=_no_fleet)
@@ -125,11 +125,11 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition, for all its groups.
+    """The facts of one partition, for all its groups.
 
-    `wrong_types` are keys that hold something else than they should, with what.
-    `oldest_dead_letter_unix_ms` is read only if dead letters have a retention. `large_bytes` is the
-    payload of the larger of its first and last entry.
+    `wrong_types` maps keys of an unexpected type to that type. `oldest_dead_letter_unix_ms` is read
+    only if dead letters have a retention. `large_bytes` is the size of the larger payload of the
+    first and the last entry.
     """
 
     topic: str
@@ -153,7 +153,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """One group on one partition. `looks` are two if the first one was contradictory, else one."""
+    """The facts of one group on one partition. If fence and lease differ, they are read twice."""
 
     unit: Unit
     wrong_types: Mapping[str, str]
@@ -175,7 +175,7 @@ class UnitFacts:
 
     @property
     def view(self) -> LeaseView | None:
-        """Fence and lease as they were seen last."""
+        """Fence and lease at the last read."""
         return self.looks[-1].fence if self.looks else None
 
     @property
@@ -186,10 +186,10 @@ class UnitFacts:
 
 @dataclass(frozen=True, slots=True)
 class OutboxTableState:
-    """The tables of an outbox, or the `problem` why they cannot be read, as a sentence.
+    """The tables of an outbox. If they cannot be read, `problem` is the reason, a sentence.
 
-    Rows are counted up to 10,000. `deleted_rows` still take space, and are known in PostgreSQL.
-    `unused_bytes` are known elsewhere, and in SQLite they are those of the file.
+    Rows are counted up to 10,000. PostgreSQL reports `deleted_rows`, which still take space. The
+    other databases report `unused_bytes`, SQLite those of the whole file.
     """
 
     name: str
@@ -218,10 +218,10 @@ class OutboxFacts:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFacts:
-    """The schedules of this Redis: the lines of their index by name, and a row for each.
+    """The schedules in Redis: the lines of their index by name, and a row for each.
 
-    `without_group` maps the schedules whose `overlap` names a group that does not read their topic
-    to that group.
+    `without_group` maps a schedule to the group in its `overlap`, if that group does not read the
+    topic.
     """
 
     lines: Mapping[str, IndexLine] = field(default_factory=dict)
@@ -231,9 +231,9 @@ class ScheduleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An unreadable value: its place, its effect and its fix.
+    """An invalid value in Redis: its key and field, its effect and its fix.
 
-    `about` is its instance, topic, partition or assignment.
+    `about` is the affected instance, topic, partition or assignment.
     """
 
     bad: Unreadable
@@ -244,7 +244,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """This host, as a daemon of the configuration would find it. None: not known."""
+    """The facts of this host for a daemon with this configuration. None means unknown."""
 
     state_dir: Path
     state_dir_problem: str = ""
@@ -284,7 +284,7 @@ class DiagnosisFacts:
 
     @property
     def keys(self) -> Keys:
-        """The names of the keys that the configuration states."""
+        """The key names with the configured prefix."""
         return Keys(self.settings.keys.control, self.settings.keys.streams)
 
     @cached_property
@@ -298,7 +298,7 @@ class DiagnosisFacts:
 
     @cached_property
     def published(self) -> Sequence[AssignmentRow]:
-        """The assignments in the summaries. During a move, two instances may claim one."""
+        """The assignments in the summaries. During a move, an assignment can be in two."""
         summaries = self.fleet.summaries.items()
         return [row for name, each in summaries for row in published_rows(name, each)]
 
@@ -310,7 +310,7 @@ class DiagnosisFacts:
 
     @cached_property
     def offered(self) -> frozenset[tuple[str, str]]:
-        """Topic and group of all consumers that some living instance runs."""
+        """Topic and group of the consumers of all live instances."""
         return frozenset().union(*(seen.member.offers for seen in self.fleet.state.live.values()))
 
     @cached_property
@@ -328,7 +328,7 @@ _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
 
 def gather_server(reader: ViewReader) -> ServerHealth:
-    """Ask the server."""
+    """Read the server's INFO, configuration, latencies, slow log and permissions."""
     asked = [("CONFIG", "GET", name) for name in _SETTINGS]
     begun = time.perf_counter()
     info, slow, latest, *settings = reader.ask(
@@ -356,7 +356,7 @@ def _info(raw: bytes) -> Mapping[str, str]:
 
 
 def _syncs(info: Mapping[str, str]) -> bool:
-    """Return True if the server syncs its append-only file just now."""
+    """Return True if the server is syncing its append-only file."""
     return info.get("aof_pending_bio_fsync", "0") != "0"
 
 
@@ -371,7 +371,7 @@ def _syncing(reader: ViewReader, begun: float) -> float:
 
 
 def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
-    """Return the worst latency in ms of each event that waits for the append-only file."""
+    """Return the highest latency in ms of each event that waits for the append-only file."""
     found = {each[0].decode("utf-8", "replace"): int(each[3]) for each in events}
     return {name: worst for name, worst in found.items() if name in DISK_EVENTS}
 
@@ -418,7 +418,7 @@ def gather_fleet(fleet: Fleet, reader: ViewReader) -> FleetHealth:
 
 
 def changed_runs(reader: ViewReader, fleet: str, heartbeats: Sequence[Heartbeat]) -> frozenset[str]:
-    """Look again, and return the instances whose run differs from that in `beats`."""
+    """Read the heartbeats again. Return the instances whose run ID differs from that in `beats`."""
     (infos,) = reader.ask([("HGETALL", reader.keys.info(fleet))])
     scores = [part for heartbeat in heartbeats for part in (heartbeat.instance.encode(), b"0")]
     now = members.heartbeats(scores, infos)
@@ -503,8 +503,8 @@ Pair = tuple[str, str]  # the keys of due times and of messages
 def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     """Compare pairs of keys.
 
-    The commands of one check do not run at one instant, so a mismatch counts only when two checks
-    show it with the same names.
+    The two keys are not read at the same time. A mismatch is therefore reported only if a second
+    read finds it for the same members.
     """
     looks = [_look_at_delays(reader, pair) for pair in _sized(reader, pairs)]
     odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
@@ -548,10 +548,10 @@ def _texts(raw: Sequence[bytes] | None) -> set[str]:
     return {each.decode("utf-8", "replace") for each in raw or ()}
 
 
-ABANDONED_SECONDS = 600.0  # without an owner and without a reader
+ABANDONED_SECONDS = 600.0  # time without an owner and without a reader
 PARTITIONS_MAX = 4_096  # limit for all topics together
-BODIES_MAX = 64  # partitions of which one message is examined
-BODIES_AT_ONCE = 8  # bodies of one round trip
+BODIES_MAX = 64  # partitions whose first and last message are read
+BODIES_AT_ONCE = 8  # bodies read in one round trip
 
 
 def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
@@ -684,9 +684,9 @@ def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
 
 
 def _looks(reader: ViewReader, units: Sequence[Unit]) -> list[list[Look]]:
-    """Read fence and lease, twice where they disagree.
+    """Read fence and lease, a second time if they do not match.
 
-    The commands of one check do not run at one instant: an owner may change between them.
+    They are not read at the same time, so the owner can change between the two.
     """
     looks = [[look] if look else [] for look in _look(reader, units)]
     unusual = [at for at, some in enumerate(looks) if some and _unusual(some[0])]

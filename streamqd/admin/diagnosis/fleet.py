@@ -20,7 +20,7 @@ from streamqd.words import lasting, plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
 BLOCKED_SECONDS = 900.0  # after a block of an event loop, for a warning
-ROUND_TRIPS = 50  # to the server that a lease should last for: 10 per renewal
+ROUND_TRIPS = 50  # shortest lease in round trips to the server, 10 for each renewal
 
 
 @check("fleet.empty", Severity.PROBLEM, Need.FLEET, Need.TOPICS)
@@ -67,7 +67,7 @@ def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         summary = second or facts.fleet.summaries.get(heartbeat.instance, {})
         own = heartbeat.info.get("host"), heartbeat.info.get("pid")
         other = summary.get("host"), summary.get("pid")
-        # A summary of the run before lives on for some seconds.
+        # The summary of the previous process expires some seconds after its end.
         began = heartbeat.info.get("started")
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
         differs = None not in (*own, *other) and own != other and bool(second or not young)
@@ -129,7 +129,7 @@ def _unreadable_directives(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _long_ago(
     facts: DiagnosisFacts, orders: Mapping[Scope, Directive]
 ) -> Iterator[tuple[Scope, str, dict[str, Any]]]:
-    """Directives older than an hour: age and author as the end of a sentence, and the evidence."""
+    """Yield directives older than an hour, with age and author as a clause, and the evidence."""
     for scope, order in orders.items():
         seconds = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if seconds > PAUSED_SECONDS:
@@ -244,7 +244,7 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Unit, str]]:
-    """Return the units whose worker is published in a state, each with its instance."""
+    """Return the units whose worker is in a state, each with the instance that published it."""
     return [(each.unit, each.owner) for each in facts.published if each.worker == state]
 
 

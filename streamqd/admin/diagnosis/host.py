@@ -66,7 +66,7 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
 
 
 def _exists(path: Path) -> bool:
-    """Return True if the path exists, as far as this user may look."""
+    """Return True if the path exists. False if this user may not read its directory."""
     try:
         return path.exists()
     except PermissionError:
@@ -79,7 +79,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def unusable(folder: Path) -> str:
-    """Return the reason why a directory, existing or not, is not writable, '' when it is."""
+    """Return why this user cannot write to a directory or create it, '' if it can."""
     there = _nearest(folder)
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         return f"this user cannot write to {there}"
@@ -87,7 +87,7 @@ def unusable(folder: Path) -> str:
 
 
 def _other_owners(settings: Settings) -> dict[str, int]:
-    """Files of the state directory whose owner is not the owner of the directory."""
+    """Return the files in the state directory with a different owner than the directory."""
     folder = settings.daemon.state_dir
     owners: dict[str, int] = {}
     try:

@@ -16,7 +16,7 @@ from streamqd.config import Settings
 from streamqd.store.outbox import OutboxView
 from streamqd.words import lasting, memory, plural
 
-FAILING_SECONDS = 10.0  # for which a relay is blocked
+FAILING_SECONDS = 10.0  # time after which a blocked relay is reported
 WAITING_SECONDS = 300.0  # age of the oldest row. The alert has the same limit
 DELETED_ROWS = 100_000  # dead tuples in PostgreSQL that are not vacuumed
 UNUSED_BYTES = 256 << 20  # free bytes inside a file

@@ -1,6 +1,6 @@
-"""`streamqd doctor stream`: what keeps the memory of a topic, and what to do about it.
+"""`streamqd doctor stream`: the reasons why a topic uses memory, and their fixes.
 
-All partitions are read together, then the checks judge them one by one.
+All partitions are read together. The checks then run for one partition at a time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from streamqd.words import known_sum, plural
 
 @dataclass(frozen=True, slots=True)
 class BlockingGroup:
-    """One group on one partition.
+    """A group on one partition, in `doctor stream`.
 
-    `owner` is the instance that owns it, '' without one. `unread` is null when the server has no
-    count. `needs_unix_ms` is the write time of the oldest entry it has still to settle, null
-    without one. `idle_seconds` is the time since a consumer of the group was last seen, null when
-    it never had one. `abandoned`: no instance owns it, and no client has read for it recently,
-    although entries wait. `dropped` counts all messages it ever lost to drop_unacked_*.
+    `owner` is an instance, '' without an owner. `unread` is null if the server has no count.
+    `needs_unix_ms` is the write time of the oldest entry that the group has not acknowledged, null
+    without one. `idle_seconds` is the time since a consumer of the group was active, null if it
+    never had one. `abandoned`: entries wait, but no instance owns the assignment, and no client has
+    read for it recently. `dropped` counts the messages removed by drop_unacked_* since its start.
     """
 
     group: str
@@ -54,15 +54,15 @@ class BlockingGroup:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One partition: its memory and the reason why it is kept.
+    """The memory of one partition, and why its oldest entries stay.
 
-    `kept_by` is group, archive (both: still needed, and beyond the limits of retention), retention
-    (trimmed later), settings (no setting ever trims it) or empty. `holder` is the group, or
-    @archive, that needs the oldest entry that must stay, '' without one. `since_unix_ms` is the
-    entry's write time. `needed` counts the entries from there on, null for more than 100,000, and
-    `needed_bytes` is their approximate memory. `bytes` is the memory of the partition,
-    `dead_letter_bytes` of its dead letters, `retry_bytes` of the retry streams of its groups:
-    approximate, null without the permission.
+    `kept_by` is group or archive (beyond the retention limits, but still needed), retention
+    (trimmed later), settings (no limit is set) or empty. `holder` is the group, or @archive, that
+    needs the oldest entry, '' if none does. That entry was written at `since_unix_ms`. `needed`
+    counts it and all later entries, null for more than 100,000, and `needed_bytes` is their memory.
+    `bytes` is the memory of the partition's stream, `dead_letter_bytes` that of its dead letters,
+    and `retry_bytes` that of its groups' retry streams. All memory is approximate, null without the
+    permission to read it.
     """
 
     partition: int
@@ -98,7 +98,7 @@ class BlockingProblem:
 class StreamReport:
     """The report of `doctor stream`. `retention` and `archive` are the effective settings.
 
-    `unreadable` are values in Redis that cannot be read. A partition hidden by them has no row.
+    `unreadable` lists invalid values in Redis. A partition has no row if its values are invalid.
     """
 
     topic: str
@@ -118,7 +118,7 @@ class StreamReport:
 def blocking_group(
     group: GroupStand, lease: LeaseView | None, abandoned_after: float
 ) -> BlockingGroup:
-    """Return the state of a group, and if a consumer will still read. None: no known lease."""
+    """Return a group's state, and True if a consumer still reads. None if the lease is unknown."""
     state, name, _ = holder(lease) if lease else ("free", "", None)
     owner = name if state == "owned" else ""
     idle = None if group.idle_ms is None else group.idle_ms / 1000
@@ -141,10 +141,10 @@ def examine(
     expected: Sequence[str],
     abandoned_after: float,
 ) -> StreamReport:
-    """Look at every partition of a topic. Raises TopicMissing.
+    """Report on every partition of a topic. Raises TopicMissing.
 
-    `expected` are groups of the configuration. A group without an owner counts as abandoned once no
-    consumer was seen for `abandoned_after` seconds.
+    `expected` are the configured groups. A group without an owner is abandoned if no consumer was
+    active for `abandoned_after` seconds.
     """
     reader = ViewReader(store)
     total = topics.partition_count(store, topic)
@@ -241,9 +241,9 @@ def _beside(
 
 
 class _Floor(NamedTuple):
-    """The oldest entry that must stay, who needs it, and how much there is from it on.
+    """The oldest entry that must stay, its holder, and the number of entries starting with it.
 
-    `entry` is None when none must stay, `needed` when there are more than can be counted.
+    `entry` is None if no entry must stay. `needed` is None if there are too many to count.
     """
 
     holder: str

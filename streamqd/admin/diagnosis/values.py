@@ -1,8 +1,8 @@
-"""The unreadable ones among all values that streamqd reads, with their effects and fixes.
+"""Find invalid values in Redis, with their effects and fixes.
 
-Other checks read most values already. This module reads the rest, and one table has the fix for
-each kind of value. Hashes of more than PAGE fields are left out, because nothing is scanned. Of
-messages with a due time, the first and the last ones are read.
+Other checks read most values. This module reads the rest. One table has the fix for each kind of
+value. Hashes with more than PAGE fields are skipped, because nothing is scanned. Only the earliest
+and the latest messages with a due time are read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 
-PAGE = 10_000  # fields of one hash that is read
-BODIES_AT_ONCE = 32  # hashes of one round trip
-ITEMS = 64  # messages of one group, with a due time, that are examined
+PAGE = 10_000  # most fields of a hash that is read
+BODIES_AT_ONCE = 32  # hashes read in one round trip
+ITEMS = 64  # waiting retries examined for each group
 ENDS = 100  # messages read at each end, where invalid due times sort
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -209,7 +209,7 @@ _RULES = (
         " makes it due now",
         _due_of_place,
     ),
-    # A look at the earliest due time yields `a due time`, without a name.
+    # The reader of the earliest due time reports `a due time`, without the member.
     ValueRule(
         "retry",
         "(?!a due time$).+",
