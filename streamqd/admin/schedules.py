@@ -458,7 +458,8 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
     """Resume paused schedules. Their `misfire` setting determines whether missed ticks are sent.
 
-    Raises Malformed, BadValue, and Refused for a schedule in any other state.
+    An active schedule is not changed. Raises Malformed, BadValue, and Refused for a schedule that
+    is unreadable, missing, orphaned or moving.
     """
     return _each(store, names, _resumable, ACTIVE, _release, dry_run)
 

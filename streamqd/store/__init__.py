@@ -1,3 +1,3 @@
-"""All Redis I/O. No decisions: a method carries out a value, or reports why it was refused."""
+"""All Redis I/O. It makes no decisions: a call is executed, or its refusal is returned."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Taking over the pending entries of a group that other clients have read until now."""
+"""Script calls that take over the pending entries of other clients of a group."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def adopt(keys: Keys, unit: Unit, source: str, cursor: str = BEGIN, count: int =
 
 
 class Adopted(NamedTuple):
-    """A page. `cursor` starts the next page, `BEGIN` after the last one."""
+    """The result for one page. `cursor` is that of the next page, `BEGIN` after the last one."""
 
     cursor: str
     entries: int
 
     @classmethod
     def parse(cls, reply: Reply) -> Adopted:
-        """Read OK."""
+        """Parse the reply OK."""
         return cls(reply.rest[0].decode(), int(reply.rest[1]))

@@ -1,6 +1,6 @@
-"""Build pipelines' calls: how far a partition is archived, and which run holds the lease.
+"""Script calls of archive pipelines: record the archived position, and lease a topic to one run.
 
-Called by `streamqd.spark.pipelines`. The archive itself is Delta tables.
+`streamqd.spark.pipelines` uses them. The archive itself consists of Delta tables.
 """
 
 from __future__ import annotations

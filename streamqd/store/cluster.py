@@ -220,7 +220,7 @@ class Cluster:
                     continue
                 end = max(deadline, now + LEAST_SECONDS)
                 if self._end < NEVER:
-                    # A node that hangs must leave time to try the others again.
+                    # Leave time to try the other nodes again if this one hangs.
                     end = self._end if node.connected else now + (self._end - now) / 2
                 node.until(end)
                 try:

@@ -1,4 +1,4 @@
-"""Directives of operators to a fleet, in one HASH that every instance reads with its heartbeat.
+"""Parse the directives of operators, a HASH that every instance reads with its heartbeat.
 
 A field names a directive. Its value is a JSON object: `version`, `at_unix_ms` (server clock), `by`,
 `why`, and `to` for a move.
@@ -11,7 +11,7 @@ A field names a directive. Its value is a JSON object: `version`, `at_unix_ms` (
     rebalance                      level the fleet now, once per directive
     last                           the latest time of all directives; not a directive itself
 
-A field that cannot be read is left alone, because it may come from a later version.
+An invalid field is ignored and stays, because a later version may have written it.
 """
 
 from __future__ import annotations

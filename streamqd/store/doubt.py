@@ -1,10 +1,10 @@
-"""Probe a silent connection: is the server slow, or is the connection dead?
+"""Probe a silent connection to find out whether the server is slow or the connection is dead.
 
-A proxy or a NAT can drop a connection without closing it, while new connections still work. So if
-an answer is overdue by far more than a server needs, a probe is sent on a separate connection. If
-the server answers the probe and the first connection stays silent, that connection is dead. If it
-does not answer the probe either, the server is slow, stopped or unreachable: waiting continues,
-with a few more probes. An exchange that is answered in time costs nothing more.
+A proxy or a NAT can drop a connection without closing it, while new connections still work. If a
+reply is overdue by much more than a server needs, a probe is therefore sent on a separate
+connection. If the server answers the probe and the first connection stays silent, that connection
+is dead. If the probe gets no answer, the server is slow, stopped or unreachable, and waiting
+continues, with a few more probes. An exchange that is answered in time costs nothing more.
 
 Commands on an abandoned connection may have been executed, or may be executed late. That is a lost
 reply (`RedisUnavailable.sent`), which all callers handle.
@@ -86,7 +86,7 @@ class Doubt:
     def patience(self) -> float:
         """Seconds of silence before a probe, longer if an answer recently came after a probe."""
         learnt = 2 * self._late if time.monotonic() < self._late_until else 0.0
-        # Connections that fall silent together must not all probe in the same moment.
+        # Connections that become silent at the same time must not all probe at the same time.
         return max(self.seconds, min(learnt, PATIENCE_MAX)) * (1 + random() / 8)
 
     def learn(self, late: float) -> None:

@@ -1,4 +1,4 @@
-"""Where one server process is, and how to log in there: values, read from the settings."""
+"""The address and the login of a server, as values from the settings."""
 
 from __future__ import annotations
 

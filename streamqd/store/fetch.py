@@ -24,7 +24,7 @@ from streamqd.store.transport import Transport
 if TYPE_CHECKING:
     import socket
 
-CONSUMER = "w"  # the only consumer name of every group, because the fence identifies the owner
+CONSUMER = "w"  # consumer name of every group: the fence, not the name, identifies the owner
 
 
 def _pack(*command: str | bytes) -> bytes:
@@ -40,11 +40,11 @@ _EXEC = _pack("EXEC")
 class FetchResult(NamedTuple):
     """The result of one round.
 
-    `executed` is False if EXEC was refused (the fence changed) or the read failed. Then nothing was
-    acknowledged either. `mine` is True if the fence has our token now. `error` is the code of an
-    error reply of the read, such as NOGROUP. `received` counts the bytes received, including the
-    long poll, and is at least the size of the entries. `reported` are the ids that the long poll
-    found, of the retry stream and of the partition, b"" for none.
+    `executed` is False if EXEC was refused (the fence changed) or the read failed. In both cases,
+    nothing was acknowledged. `mine` is True if the fence contains our token now. `error` is the
+    code of an error reply to the read, such as NOGROUP. `received` is the number of bytes received,
+    including the long poll. It is at least the size of the entries. `reported` are the IDs that the
+    long poll found in the retry stream and in the partition, b"" for none.
     """
 
     executed: bool

@@ -1,8 +1,7 @@
-"""A group on a partition: set its position, or remove it.
+"""Script calls that set the position of a group on a partition, or remove the group.
 
-Called by the administration. Each function builds a call for one partition. No call spans two. If a
-group has many pending entries, several calls forget them: after MORE, repeat the call with the same
-token.
+The administration uses them. Each call is for one partition. One call releases a limited number of
+pending entries. After the reply MORE, repeat the call with the same token.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 1_000  # pending entries that go with a group, because destroying it is fastest
-PART_MAX = 250  # pending entries that one call forgets while there are more
-KEPT_SECONDS = 15.0  # time that the partition is held from one call to the next
+AT_ONCE_MAX = 1_000  # pending entries up to which one call destroys the group
+PART_MAX = 250  # pending entries that one call releases if there are more
+KEPT_SECONDS = 15.0  # time for which the partition stays reserved between two calls
 
 
 def reset(

@@ -1,6 +1,6 @@
-"""Add partitions to a topic, phase by phase. Called by `streamqd.admin.growth` only.
+"""Script calls that record the phases of a topic's growth. Only `streamqd.admin.growth` uses them.
 
-Each function builds a call on the topic's meta key. The caller works on partitions between them.
+Each call is on the topic's meta key. The caller changes the partitions between them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
-    """Make producers route by the new count. `new` are the new partitions."""
+    """Change the partition count that producers use. `new` are the new partitions."""
     streams = [keys.stream(topic, number) for number in new]
     return scripts.on("growth_switch", keys, (topic,), token=token, streams=streams)
 
@@ -85,5 +85,5 @@ def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
 
 
 def end(keys: Keys, topic: str, token: str) -> Call:
-    """Forget the growth."""
+    """Delete the record of the growth."""
     return scripts.on("growth_finish", keys, (topic,), token=token)

@@ -37,10 +37,10 @@ class HistoryRow:
     `partition` is None for a group: all its assignments, or those without a row of their own.
     `handler` is `module:function`, or '' if unknown.
 
-    `added`, the messages written to the partitions that the instance owns for the group, includes
-    those of other producers. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
-    message) are those at the end of the interval. `handled` maps the index of a bucket of handling
-    times, as in `scoreboard.BUCKETS`, to runs.
+    `added` counts the messages that any producer wrote to the partitions that the instance owns for
+    the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished message) are the
+    values at the end of the interval. `handled` maps an index in `scoreboard.BUCKETS` (the run
+    time) to the number of runs.
     """
 
     topic: str
@@ -60,12 +60,12 @@ class HistoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One entry of one instance, for the `seconds` seconds before `until_unix_ms`.
+    """An entry of one instance, for the `seconds` seconds before `until_unix_ms`.
 
-    `rows` are sums of groups, and `units` the figures of assignments. `measured` is the number of
-    partitions of a topic and group that the instance owned at the end, and whose lag it measured,
-    also of those that were idle and have no row. An entry of an older version has neither units nor
-    that. An entry that cannot be read has its error in `bad`, and nothing else.
+    `rows` are sums of groups, and `units` the figures of assignments. `measured` maps a topic and
+    group to the number of partitions that the instance owned at the end and whose lag it measured,
+    including idle ones without a row. Entries of older versions have neither `units` nor
+    `measured`. An invalid entry has only `bad`, the error.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Interval:
     measured: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def by_unit(self) -> list[HistoryRow]:
-        """Return the figures of assignments, and for each group the rest of its row, if any."""
+        """Return the figures of assignments, and for each group those without an assignment."""
         rest = {
             (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))
             for row in self.rows
@@ -129,7 +129,7 @@ def _busiest(rows: Iterable[HistoryRow], most: int) -> list[HistoryRow]:
 
 
 def _subtract(rest: HistoryRow, unit: HistoryRow) -> None:
-    """Take the figures of an assignment out of the sums of its group."""
+    """Subtract the figures of an assignment from the sums of its group."""
     for name in COUNTS:
         rest.counts[name] = max(0, rest.counts[name] - unit.counts[name])
     rest.lag = max(0, rest.lag - unit.lag)
@@ -185,7 +185,7 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
 def _read(
     key: str, name: str, raw: bytes, most: int, read_one: Callable[[Any], Iterable[_Item]]
 ) -> list[_Item]:
-    """Return what a list contains, at most `most`. `read_one` raises ValueError for bad items."""
+    """Return the parsed items, at most `most`. `read_one` raises ValueError for a bad item."""
     try:
         listed = json.loads(raw) if len(raw) <= _ENTRY_BYTES_MAX else None
         if isinstance(listed, list) and len(listed) <= most:
@@ -229,14 +229,14 @@ def _units(raw: Any) -> list[HistoryRow]:
 
 
 def _are_names(topic: Any, group: Any) -> bool:
-    """Return True for the names of a topic and a group, which may read dead letters."""
+    """Return True for a valid topic and group. The group may be one that reads dead letters."""
     if not (isinstance(topic, str) and isinstance(group, str)):
         return False
     return all(NAME.fullmatch(name) for name in (topic, group.removesuffix(LETTERS)))
 
 
 def _is_handler(value: Any) -> bool:
-    """Return True for a name in UTF-8. JSON also writes half a character, which no file takes."""
+    """Return True for a name that UTF-8 can encode. A JSON string may contain a lone surrogate."""
     if not isinstance(value, str) or len(value) > HANDLER_MAX:
         return False
     return not any("\ud800" <= each <= "\udfff" for each in value)

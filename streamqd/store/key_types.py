@@ -1,6 +1,6 @@
-"""Check the types of keys without TYPE: for each type one command returns the length.
+"""Check the types of keys without the command TYPE, which would be one more permission.
 
-The daemon needs these commands anyway, and TYPE would be one more permission.
+For each type, it runs a command that returns the length. The daemon needs those commands anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One place for every key. All keys of one partition carry the hash tag `{topic:p:i}`.
+"""Build the names of all keys. Those of one partition have the hash tag `{topic:p:i}`.
 
 The two prefixes are configurable (`[keys]`). The defaults are `streaming:mq` for bookkeeping and
 `stream:topic` for the streams.
@@ -111,7 +111,7 @@ class Keys:
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:
-        """HASH letter id -> `unix-ms destination`, for dead letters that move to another slot."""
+        """HASH dead-letter ID -> `unix-ms destination`, during a move to another slot."""
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
     def scheduled(self, topic: str, partition: int) -> str:

@@ -1,7 +1,6 @@
-"""The lease of a unit: take, keep and release the right to settle its messages.
+"""Script calls for the lease of a unit, the right to settle its messages.
 
-Called by the supervisor. Each function builds a call. Durations are seconds here and milliseconds
-in the scripts.
+The supervisor uses them. Durations are seconds here and milliseconds in the scripts.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ def acquire(
     owner: str,
     dead_token: str = "",
 ) -> Call:
-    """Take the unit if it is free and no owner took it since `lease.epoch` was read.
+    """Acquire the unit if it is free and no owner acquired it since `lease.epoch` was read.
 
-    Its token must be new. The same call may be repeated until it is answered. `dead_token` is the
-    token of a predecessor whose processes are all proven dead, or of an owner that was silent for
-    longer than a lease lasts (its lease may still exist if a clock was set back).
+    The token of `lease` must be new. Repeat the same call until it is answered. `dead_token` is the
+    token of a predecessor whose processes have all exited, or of an owner that was silent for
+    longer than a lease lasts. Its lease may still exist if a clock was set back.
     """
     return scripts.on(
         "lease_acquire",
@@ -57,9 +56,9 @@ def refence(
     context: bytes,
     done: Sequence[bytes],
 ) -> Call:
-    """Replace the token of a dead worker by `new`, and handle everything that it left in one step.
+    """Replace the token of an exited worker by `new`, and settle its entries in the same step.
 
-    Acknowledges the places in `done` (at most ENTRIES_MAX, as many as a worker can hold) and
+    Acknowledges the places in `done` (at most ENTRIES_MAX, the most that a worker can have) and
     charges a crash to `charged`, if not None. Raises ContractError if the tokens are equal or
     `done` is too long.
     """
@@ -86,7 +85,7 @@ def release(keys: Keys, lease: Lease) -> Call:
 
 
 class Acquired(NamedTuple):
-    """A taken lease. `victim` is the place charged with a crash, b'' for none."""
+    """An acquired lease. `victim` is the place charged with a crash, b'' for none."""
 
     epoch: int
     unclean: bool  # not released by the last owner: pending entries run in quarantine

@@ -33,7 +33,7 @@ def heartbeat(
     stale: float,
     silent: Sequence[str] = (),
 ) -> Call:
-    """Send a heartbeat. `stale`: seconds after which another run's heartbeat does not count.
+    """Send a heartbeat. The heartbeat of another run is ignored after `stale` seconds.
 
     `nonce` is random, one for each run of the instance, and becomes part of the info. `silent` are
     members without a heartbeat while this instance watched. They are removed after a long silence.
@@ -64,7 +64,7 @@ def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
 
 
 class Heartbeat(NamedTuple):
-    """One member as it last described itself. `info` is empty if it cannot be read.
+    """A member and its published record. If the record is invalid, `info` is empty.
 
     `bad` is the error in that case, else None.
     """
@@ -93,7 +93,7 @@ class Present(NamedTuple):
 
 
 def seen_of(heartbeat: Heartbeat) -> MemberView:
-    """Convert a member's record for the rebalancer. An unreadable record offers nothing."""
+    """Convert a member's record for the rebalancer. An invalid record has no consumers."""
     try:
         return described(heartbeat)
     except BadValue:
@@ -187,7 +187,7 @@ def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
 
 
 def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
-    """Return one member as it last described itself, or None.
+    """Return the last heartbeat of one member, or None.
 
     Raises RedisRefused if a key has another type.
     """

@@ -1,7 +1,7 @@
-"""The messages of a unit: list pending ones, settle, promote.
+"""Script calls for the messages of a unit: list pending entries, settle, promote.
 
-Called by the worker (reading and settling, fenced by its token) and by the housekeeper (promoting,
-which any process may do). The fetch itself is in `store.fetch`, trimming in `store.retention`.
+The worker reads and settles, fenced by its token. The housekeeper promotes, which any process may
+do. The fetch itself is in `store.fetch`, and trimming in `store.retention`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def restore_group(
     """Create the group again after another client destroyed it, as its owner knows it.
 
     `after_*` are the last ids delivered, `places` the delivered entries that are not settled.
-    The call returns the ids after which the group continues, b'' where the group existed.
+    The call returns the IDs after which the group continues, b'' if the group existed.
     """
     return _fenced(
         "group_restore",
@@ -178,9 +178,8 @@ class Recovered(NamedTuple):
     def in_order(self) -> tuple[list[PendingEntry], bool]:
         """Merge both lists, oldest first. Also return True if they are complete.
 
-        Entries beyond the last one of an incomplete list must not run before the list's rest. They
-        are
-        left for the next page.
+        Entries beyond the last one of an incomplete list stay for the next page, because they must
+        not run before the rest of that list.
         """
         entries = sorted(self.main + self.retry, key=lambda entry: _order(entry.id))
         lists = ((self.main, self.more_main), (self.retry, self.more_retry))
@@ -270,10 +269,10 @@ def retry(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Set entries aside, each (place, delay in seconds, changed fields).
+    """Move failed entries to the retry set, each (place, delay in seconds, changed fields).
 
-    After the reply MISSING the fields must be the whole entry, including `payload`. `adjacent`: no
-    other entry lies between those of a stream, so they are found together.
+    After the reply MISSING, pass all fields of the entry, including `payload`. With `adjacent`, the
+    entries of a stream are consecutive, so one range command finds them.
     """
     _bounded("settle_retry", len(items))
     return _fenced(
@@ -292,9 +291,9 @@ def dead(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Give up entries, each (place, changed fields). Fields and `adjacent` are as for `retry`.
+    """Dead-letter entries, each (place, changed fields). Fields and `adjacent` are as in `retry`.
 
-    Not for a group that reads dead letters, because it would read its own dead letters forever.
+    Do not call it for a group that reads dead letters: it would read its own dead letters forever.
     """
     _bounded("settle_dead", len(items))
     if lease.unit.reads_dead_letters:
@@ -325,8 +324,8 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 class SettledReply(NamedTuple):
     """A word for each item (MOVED, GONE or MISSING), in order.
 
-    `next_due_unix_ms`, after `retry`: the earliest due time of the group's waiting retries.
-    `letters`, after `dead`: the id of each item's dead letter, b'' if it was not moved.
+    After `retry`, `next_due_unix_ms` is the earliest due time of the group's waiting retries. After
+    `dead`, `letters` has the ID of each item's dead letter, b'' if it was not moved.
     """
 
     words: list[str]
@@ -335,7 +334,7 @@ class SettledReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> SettledReply:
-        """Read OK of `retry` or `dead`."""
+        """Parse the reply OK of `retry` or `dead`."""
         words = [untrusted.label(word) for word in reply.rest[0]]
         tail = reply.rest[1]
         if isinstance(tail, list):
@@ -389,7 +388,7 @@ class Promoted(NamedTuple):
 
 
 def snapshot(keys: Keys, unit: Unit, limit: int = 500) -> Call:
-    """Count the messages of a group on a partition by state, at one instant."""
+    """Count the messages of a group on a partition by state, in one atomic step."""
     return scripts.on("partition_snapshot", keys, unit, limit=limit)
 
 

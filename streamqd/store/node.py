@@ -1,8 +1,8 @@
-"""One server: the connection to it, and what a failure proves about sent commands.
+"""The connection to one server. After a failure, it reports whether a command may have run.
 
 Nothing is repeated automatically: a repeated XADD writes a duplicate, and a repeated XREADGROUP
-orphans messages. Instead, `RedisUnavailable.sent` reports whether the command may have been
-executed. The caller, which knows the command, decides.
+orphans messages. Instead, `RedisUnavailable.sent` is True if the command may have been executed,
+and the caller, which knows the command, decides.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """How to find the server to connect to. It runs for each new connection."""
+    """Finds the server to connect to. It runs for each new connection."""
 
     label: str  # the place of the search, for display
     find: Callable[[float], Endpoint]  # until an instant (monotonic). Raises RedisUnavailable.

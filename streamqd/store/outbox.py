@@ -1,6 +1,6 @@
-"""The relay's calls: hold an outbox, fence the partitions of a topic, and publish rows once.
+"""Script calls of an outbox relay: lease the outbox, fence partitions, and publish each row once.
 
-Called by `streamqd.outbox.relay`. A view reads the state of an outbox, and decides nothing.
+`streamqd.outbox.relay` uses them. Views read the published state of an outbox.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OutgoingRow(NamedTuple):
 
 
 def take(keys: Keys, name: str, token: str, ttl: float, owner: str, above: int, dead: str) -> Call:
-    """Hold an outbox for `ttl` seconds, under a new epoch that is greater than `above`.
+    """Acquire the lease of an outbox for `ttl` seconds, with a new epoch greater than `above`.
 
     `dead` is the token of a relay whose process has exited, or ''.
     """
@@ -167,7 +167,7 @@ def _signed(digits: str) -> int:
 
 
 class OutboxView(NamedTuple):
-    """The state of an outbox as its relay published it. For information: it decides nothing."""
+    """The state of an outbox as its relay published it, for views only."""
 
     name: str
     epoch: int
@@ -207,7 +207,7 @@ class OutboxView(NamedTuple):
     def oldest_age(self, now_unix_ms: int) -> float:
         """Return the age of the oldest row in seconds, 0 without rows.
 
-        Without a relay, it grows from the last figures on.
+        Without a relay, it is computed from the last published figures.
         """
         if self.relayed or not self.rows or not self.at_unix_ms:
             return self.oldest_seconds

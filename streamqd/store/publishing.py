@@ -1,10 +1,10 @@
-"""Write messages: the script calls that do it, and the one connection that carries them.
+"""Write messages: the script calls, and the one connection that sends them.
 
-A message in its key's former partition would break the order of the key. So each script that
-writes gets the topic's meta key and the partition count by which the messages were routed, and
-compares the two in the same step. If the topic has grown or is gone, the script writes nothing and
-returns MOVED with the current count, and the caller routes again. No state is kept between two
-writes, so any number of topics costs the same: one round trip for each write.
+After a topic has grown, a message in the former partition of its key would break the key's order.
+Each script that writes therefore gets the topic's meta key and the partition count that the sender
+used, and compares the two in the same step. If the topic has grown or was deleted, the script
+writes nothing and returns MOVED with the current count, and the caller routes again. No state is
+kept between writes, so the cost does not depend on the number of topics: one round trip per write.
 
 `fields` are flat: name, value, name, value …
 """
@@ -301,7 +301,7 @@ def append(
 
 
 def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
-    """Return messages as the scripts read them: for each the number of its fields, then these."""
+    """Return messages as script arguments: for each, the number of its fields and the fields."""
     found: list[bytes | str] = []
     for fields in messages:
         found.append(str(len(_paired(fields))))
@@ -359,7 +359,7 @@ def schedule(
     partitions: int = 0,
     meta: str | None = None,
 ) -> Call:
-    """Keep a message for `delay` seconds, or until an instant.
+    """Store a delayed send, for `delay` seconds or until a time.
 
     `send_id` must be new, or repeat the same send. With `meta`, the topic's key, only if the topic
     has `partitions`.
@@ -384,7 +384,7 @@ def schedule(
         at_ms=-1 if at_unix_ms is None else at_unix_ms,
         send_id=send_id,
         window_ms=_window_ms(dedup_id, window),
-        # The later entry carries the id under which it was sent.
+        # The delivered entry contains the send ID.
         fields=[*_paired(fields), "sendId", send_id],
     )
 

@@ -1,7 +1,7 @@
-"""Trim partitions and retry streams, and report what prevents it.
+"""Script calls that trim partitions and retry streams, and report the entries that must stay.
 
-Called by the housekeeper and the administration: any process may run these scripts, which compute
-the floor themselves. Each function builds a call.
+The housekeeper and the administration use them. Any process may call these scripts, because they
+compute the oldest needed entry themselves.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
 
 
 class Trimmed(NamedTuple):
-    """The number removed, the smallest id that must stay, and the group (or archive) that holds it.
+    """The number of removed entries, the smallest ID that must stay, and its holder.
 
-    `held` is the first entry that stays for the holder alone, because no bound retains it, or ''.
-    `holder` is '' if no entry is needed. `more`: another call may remove more.
+    `holder` is the group, or @archive, that needs the entry, '' if none does. `held` is the first
+    entry that only the holder keeps: every limit would trim it. '' without one. With `more`,
+    another call may remove more.
     """
 
     removed: int
@@ -120,7 +121,7 @@ def drop(
 
 
 class Dropped(NamedTuple):
-    """The number removed, and for each group the number that it had not read."""
+    """The number of removed entries, and for each group the number of unread ones among them."""
 
     removed: int
     unread: dict[str, int]
@@ -149,9 +150,9 @@ def settle_missing(keys: Keys, unit: Unit, count: int) -> Call:
 class GroupStand(NamedTuple):
     """The position of a group in a partition.
 
-    `needs` is the first entry that it still has to settle, or ''. `unread` is None if the server
-    does not count it. `idle_ms` is the time since one of its consumers was last seen, None if it
-    never had one. `dropped_*` are its total losses to limits that remove unacknowledged entries.
+    `needs` is the first entry that it has not settled, or ''. `unread` is None if the server does
+    not count it. `idle_ms` is the time since one of its consumers was active, None if it never had
+    one. `dropped_*` count all entries that limits removed before the group acknowledged them.
     """
 
     name: str
@@ -164,7 +165,7 @@ class GroupStand(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """The memory of a partition and what holds it. Missing ids are ''.
+    """The memory of a partition, and the positions that bound its trimming. Missing IDs are ''.
 
     `bytes` is approximate, or None if the Redis user may not read it.
     """

@@ -1,6 +1,6 @@
-"""Delayed retries and delayed sends, as the administration shows and changes them.
+"""Script calls of the administration for waiting retries and delayed sends.
 
-Both are stored in the same form. The place of a retry is its entry in the group, and that of a
+Both are stored in the same form. The place of a retry is the entry that failed, and that of a
 delayed send is its send ID.
 """
 
@@ -32,9 +32,9 @@ class Delayed(NamedTuple):
 
 
 def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call:
-    """Build the call for the next messages by due time after (due, place), from (0, '').
+    """Build the call for the messages that follow (due, place), by due time. Start with (0, '').
 
-    That pair need not exist any longer.
+    The message at that position may have been removed.
     """
     due, place = after
     return scripts.on(

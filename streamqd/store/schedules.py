@@ -1,4 +1,4 @@
-"""Schedules in Redis: the calls that keep, fire and hold them, and the index of their names.
+"""Schedules in Redis: the calls that store, fire and pause them, and the index of their names.
 
 A schedule is stored in the slot of the partition that it sends to. The index maps its name to that
 partition. The index is in a slot of its own, so it is written before the schedule.
@@ -26,7 +26,7 @@ REASONS = (PAUSED, ORPHANED, UNREADABLE, MOVING)
 ORPHAN_MS = 600_000  # a file's schedule that no instance declared for this long is not fired
 TAKEOVER_MS = 60_000  # a specification that no instance declared for this long can be replaced
 TICKS_MAX = 64  # ticks in one call
-LINE_BYTES_MAX = 512  # longest index line: its names are short
+LINE_BYTES_MAX = 512  # longest valid index line
 STAMPS_MAX = 256  # declared schedules in one call
 FIELDS_MAX = 8  # names and values of one message
 _TEXTS_MAX = 128 << 10
@@ -62,7 +62,7 @@ class DuePage(NamedTuple):
 
 
 class DueTick(NamedTuple):
-    """One tick for `fire`. `tick` is None to send none. `following` is None after the last one."""
+    """A due tick for `fire`. If `tick` is None, nothing is sent. The last has no `following`."""
 
     name: str
     hash: str

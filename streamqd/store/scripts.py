@@ -26,7 +26,7 @@ GUARDS_END = "-- Guards end here"
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """One key of a script. For a missing optional key, the first key is passed."""
+    """A key of a script. For an omitted optional key, the first key is passed."""
 
     name: str
     type: str
@@ -36,7 +36,7 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:
-    """One argument of a script. A token is never empty. A list takes all remaining arguments."""
+    """An argument of a script. A token is never empty. A list is all remaining arguments."""
 
     name: str
     type: str
@@ -88,7 +88,7 @@ class Script:
 
 
 class Call(NamedTuple):
-    """One invocation: `EVALSHA sha numkeys *argv`, or EVAL. `key` routes it in a cluster."""
+    """A call of a script: `EVALSHA sha numkeys *argv`, or EVAL. `key` routes it in a cluster."""
 
     script: Script
     key: str

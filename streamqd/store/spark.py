@@ -40,7 +40,7 @@ def query_position(
     *,
     hold: bool,
 ) -> Call:
-    """Show that a query has read a partition up to an entry, `read` of all entries ever added."""
+    """Publish the position of a query on a partition: `read` of all entries ever added."""
     return scripts.on(
         "query_position",
         keys,
@@ -53,7 +53,7 @@ def query_position(
 
 
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
-    """Decide which attempts make up a batch, unless already decided. `ttl` in seconds."""
+    """Record the task attempts that form a batch, unless recorded already. `ttl` is in seconds."""
     names = {name for topics in plan.values() for name in topics}
     return scripts.get("sink_start").call(
         {"record": keys.sink(query)},

@@ -34,7 +34,7 @@ class QueryFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """One partition, for all readers. Missing ids are ''.
+    """The figures of one partition. Missing IDs are ''.
 
     `bad` is an invalid value found in place of a figure, which then counts as missing.
     """
@@ -64,7 +64,7 @@ class Backlog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitFigures:
-    """One group on one partition: the partition's stream and the group's retry stream."""
+    """The figures of one group on one partition: the partition and the group's retry stream."""
 
     main: Backlog
     retry: Backlog
@@ -179,9 +179,9 @@ GROUPS_MAX = 1_000  # groups that dead letters may name. Beyond that, all counts
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCount:
-    """Dead letters of one partition by group, counted from the oldest one to `after`.
+    """The dead letters of one partition by group, counted up to the ID `after`.
 
-    `whole`: all dead letters are counted, so the counts are current.
+    `whole` is True if all dead letters are counted.
     """
 
     by_group: Mapping[str, int] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class DeadLetterCount:
 
 
 def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetterCount) -> Call:
-    """Build the call that counts the next letters."""
+    """Build the call that counts the next dead letters."""
     place = topic, partition
     return scripts.on(
         "dead_letters_measure", keys, place, after=known.after, count=DEAD_LETTERS_AT_ONCE
@@ -202,7 +202,7 @@ def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetter
 
 
 def dead_letters_counted(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
-    """Add the reply to `count_dead_letters`. Restarts the count if letters were removed since."""
+    """Add the reply to `count_dead_letters`. If dead letters were removed, the count restarts."""
     counted, last, more, there = reply.rest
     found = Counter(known.by_group)
     for name, count in zip(counted[::2], counted[1::2], strict=True):

@@ -1,7 +1,7 @@
-"""One socket to one server: commands out, replies in, one deadline, and the state after a failure.
+"""Send commands and receive replies on one socket, with one deadline per exchange.
 
-A new connection has a new `Transport`. So no command can be sent on a connection other than the
-one that holds its WATCH or transaction.
+Each new connection has a new `Transport`. A command can therefore not be sent on a different
+connection than the one with its WATCH or transaction.
 """
 
 from __future__ import annotations

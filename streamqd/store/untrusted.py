@@ -1,4 +1,4 @@
-"""Read values from Redis: each one is hostile until it has passed one of these functions.
+"""Check values from Redis. Each value is untrusted until one of these functions has checked it.
 
 Any client can write any value under our keys. Each function takes the raw reply, and returns a
 value within bounds or raises BadValue with its key and field. A caller that reads for one
