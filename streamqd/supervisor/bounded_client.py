@@ -21,8 +21,8 @@ from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
-LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two tries to subscribe
-SPENT_SECONDS = 3.0  # from a pause until it is forgotten: a node in use is called within a tick
+LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two attempts to subscribe
+SPENT_SECONDS = 3.0  # age at which a finished pause is forgotten: a used node is called earlier
 
 # Takes the reply to a call, or the error that stands for an invalid one. Must not raise.
 TakeReply = Callable[[Reply | RedisRefused | ContractError], object]
@@ -172,14 +172,14 @@ class PubSubListener:
     _backoff: float = LISTEN_SECONDS[0]
 
     def next_at(self) -> float:
-        """Return when to subscribe next (monotonic seconds), infinity while subscribed."""
+        """Return the time of the next attempt (monotonic seconds), infinity while subscribed."""
         return float("inf") if self.link.connected else self._listen_at
 
     def listen(self, now: float, seconds: float) -> bool:
-        """Subscribe within `seconds`. Return True if the supervisor should look at the fleet.
+        """Subscribe within `seconds`. Return True if the supervisor should read the fleet.
 
-        A new subscription is a reason to look: earlier wake-ups were missed, and the reply may
-        already have brought further ones.
+        It should after a new subscription: earlier wake-ups were missed, and the reply may already
+        contain others.
         """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
@@ -192,7 +192,7 @@ class PubSubListener:
         return True
 
     def drain(self) -> bool:
-        """Read arrived wake-ups. Return True if the supervisor should look at the fleet."""
+        """Read arrived wake-ups. Return True if the supervisor should read the fleet."""
         if not self.link.connected:
             return False
         try:

@@ -3,8 +3,8 @@
 It uses as few commands as possible. A token belongs to one owner and one epoch, and the scripts
 `lease_acquire`, `lease_refence` and `lease_renew` write it to the fence before they write it to a
 lease. So while a lease carries the token that was read with its fence, the fence is unchanged, and
-reading the lease is enough. The fence is read again if the lease is gone or carries another token.
-It is also read again if the owner may be dead, together with the remaining time of the lease.
+reading the lease is enough. The fence is read again if the lease is gone or has another token. If
+the owner may have exited, the fence is also read, together with the remaining time of the lease.
 
 The view itself decides nothing: the script that acquires a unit compares epochs.
 """
@@ -26,7 +26,7 @@ from streamqd.store import leases, topics
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 
-LOOK_SECONDS = 2.0  # between two reads of the entries of the topics
+LOOK_SECONDS = 2.0  # interval of the reads of the topics' entries
 
 # Runs the same number of commands for each unit, in order. Each reply of a silent node is replaced
 # by its error.
@@ -35,16 +35,16 @@ Ask = Callable[[Sequence[Unit], list[tuple[Any, ...]]], list[Any]]
 
 @dataclass(frozen=True)
 class ClusterState:
-    """One snapshot of the fleet: the live members, and the owners of units that are not ours."""
+    """A snapshot of the fleet: the live members, and the owners of the other units."""
 
     live: Sequence[MemberView] = ()
     views: Mapping[Unit, PartitionView] = field(default_factory=dict)
-    # Tokens of owners that are proven dead: a former run of this instance, or of an expired lease.
+    # Tokens of owners that have exited: of an earlier run of this instance, or of an expired lease.
     dead_tokens: Mapping[Unit, str] = field(default_factory=dict)
 
 
 class OwnershipCache:
-    """The last view of each unit that had an owner then."""
+    """The last view of each unit that had an owner at that time."""
 
     def __init__(self, keys: Keys, isolate: Isolate[Unit] = directly) -> None:
         self._keys = keys
@@ -93,11 +93,11 @@ class OwnershipCache:
 
 
 class TopicPresence:
-    """Checks with each look at the fleet that the consumed topics are still registered.
+    """Checks that the consumed topics are still registered, each time the fleet is read.
 
-    An operator may delete the entry of a topic while everything else stays. Then senders are
-    rejected, but no fence is missing to show it. The check also finds a topic whose partition count
-    was unreadable when this instance started and is readable now.
+    If an operator deletes only the entry of a topic, senders are rejected, but all fences still
+    exist. The check also finds a topic whose partition count was invalid when this instance started
+    and is valid now.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -114,8 +114,8 @@ class TopicPresence:
     ) -> bool:
         """Return True if a topic should be registered again. Raises the errors of `ask`.
 
-        Looks at most every `LOOK_SECONDS`. This instance knows the partitions of the topics in
-        `served`.
+        Reads at most every `LOOK_SECONDS`. `served` are the topics whose partitions this instance
+        knows.
         """
         now = time.monotonic()
         if now - self._looked_at < LOOK_SECONDS:

@@ -1,8 +1,8 @@
-"""Directives: the operators' requests, as this instance reads them with its heartbeats.
+"""Apply the directives of operators, which this instance reads with its heartbeats.
 
-Pauses, moves and drains are states: they hold as long as they are stored, even for an instance that
-starts later. A reload or rebalance directive runs once for each new timestamp. An instance ignores
-timestamps from before its start.
+Pauses, moves and drains are states. They apply while they are stored, even to an instance that
+starts later. A reload or rebalance directive is applied once for each new timestamp. An instance
+ignores timestamps from before its start.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Control:
 
     @property
     def reloading_unix_ms(self) -> int:
-        """The time of the reload directive that runs (unix ms, Redis time), 0 for none."""
+        """The time of the reload directive in progress (unix ms, Redis time), 0 for none."""
         return self._reloading
 
     @property

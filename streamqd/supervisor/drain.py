@@ -22,11 +22,11 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
-SHORT_DRAIN_SECONDS = 5.0  # for the running messages after a second Ctrl-C
-RELEASE_SECONDS = 5.0  # longest time after the deadline in which leases are released
+SHORT_DRAIN_SECONDS = 5.0  # time for running messages after a second Ctrl-C
+RELEASE_SECONDS = 5.0  # time for the release of leases after the deadline
 
-CHECK_SECONDS = 0.5  # between two checks of a burst
-CHECKS = 2  # passed in a row, because a message may change its place during a check
+CHECK_SECONDS = 0.5  # interval of the checks of a burst
+CHECKS = 2  # consecutive successful checks, because a message can move during one
 
 EXIT_DRAINED = 0
 EXIT_CONFIG = 3
@@ -38,7 +38,7 @@ EXIT_CRASH_LOOP = 7
 
 @dataclass
 class Drain:
-    """One drain, from the first signal to the exit code."""
+    """The drain of the daemon, from the first signal to the exit code."""
 
     notifier: Notifier
     begun: bool = False

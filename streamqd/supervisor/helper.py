@@ -1,4 +1,4 @@
-"""A helper: a process without a partition that the supervisor keeps running, as the housekeeper."""
+"""A helper: a process without a partition that the supervisor keeps running (housekeeper, relay)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from streamqd import logs, process
 from streamqd.process import Child
 
-RESTART_SECONDS = 1.0  # after an exit that no one asked for
+RESTART_SECONDS = 1.0  # pause after an unexpected exit
 STEADY_SECONDS = 60.0  # uptime that resets the restart backoff
-QUIT_SECONDS = 5.0  # for a helper to exit
-REAP_SECONDS = 5.0  # for the kernel to end a killed one
+QUIT_SECONDS = 5.0  # time for a helper to exit
+REAP_SECONDS = 5.0  # time for the kernel to end a killed process
 
 Start = Callable[[], Child]
 
 
 @dataclass
 class Helper:
-    """One helper. The supervisor owns it and calls `keep` once per tick. No lease depends on it.
+    """A helper process. The supervisor calls `keep` once per tick. No lease depends on it.
 
     `start` forks it and may raise OSError. `silent` returns the seconds without progress.
     `exited` is the log event of an unexpected exit. `outbox` is the name of a relay's outbox.

@@ -1,4 +1,4 @@
-"""Isolation of assignments: an unexpected error harms only its own assignment.
+"""Isolate assignments from each other: an unexpected error harms only its own assignment.
 
 The supervisor and its parts call `Isolate` for everything that they do for one assignment: each
 call, answer, action, fork and exit. After an unexpected error the assignment is given up for a
@@ -21,7 +21,7 @@ from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.supervisor.partition import PartitionState
 
-CALM_SECONDS = 60.0  # without an error, until the backoff starts from its base again
+CALM_SECONDS = 60.0  # time without an error after which the backoff restarts at its base
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -273,7 +273,7 @@ class LeaseManager:
         self.look_again()
 
     def look_again(self) -> None:
-        """Find out who owns a fence that this instance lost, and whether the server was emptied."""
+        """Read the owner of a fence that this instance lost, and check if all keys were deleted."""
         self.topics_in_doubt = self.news = True
         self.membership.heartbeat_soon()
 
@@ -302,7 +302,7 @@ class LeaseManager:
     def _look(
         self, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit], now: float
     ) -> None:
-        """Read the owner and the epoch of every unit that is not ours."""
+        """Read the owner and the epoch of every unit that this instance does not own."""
         member, silence = self.membership, self.membership.silence
         free = [unit for unit in offers if partitions[unit].phase is Phase.FREE]
         units = [unit for unit in free if not self.client.rests(self.keys.fence(*unit), now)]

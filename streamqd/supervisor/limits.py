@@ -1,7 +1,7 @@
-"""The limits of a worker: boot time, run time, memory, and progress between messages.
+"""Check the limits of workers: boot time, run time, memory, and progress between messages.
 
-The supervisor checks them and not the worker, so a handler that holds the interpreter lock cannot
-escape them, and no message pays for a timer.
+The supervisor checks them and not the worker, so they also apply to a handler that blocks the
+interpreter, and no message needs a timer.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 from streamqd.supervisor.running_worker import RunningWorker
 
 MEASURE_SECONDS = 2.0
-LOOK_SECONDS = 0.25  # until an exceeded limit is noticed
+LOOK_SECONDS = 0.25  # longest time until an exceeded limit is noticed
 # Longer than any wait of a worker between two messages: a long poll and a reply.
 STALLED_SECONDS = 30.0
-DEAF_SECONDS = 1.0  # for a worker to exit after it closed its control socket
+DEAF_SECONDS = 1.0  # time for a worker to exit after it closed its control socket
 # A gap between two checks that no wait of this process explains: it and its workers were frozen.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
-AHEAD_SECONDS = 3.0  # left to `max_messages` when the successor starts to boot
-IDLE_SECONDS = 5.0  # without a run, after which a worker counts as idle
-BELIEVED_SECONDS = 5.0  # at most, from the kernel's count of a kill to the death that it explains
+AHEAD_SECONDS = 3.0  # estimated time left to `max_messages` when the successor starts to boot
+IDLE_SECONDS = 5.0  # time without a run after which a worker counts as idle
+BELIEVED_SECONDS = 5.0  # longest time between a kill that the kernel counts and its exit
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 MAX_MESSAGES = "max_messages"  # the worker itself stops at this limit, if it must
 
 
 class Replacement(NamedTuple):
-    """A worker that should be replaced, and why: max_rss, max_age or max_messages."""
+    """A worker to replace, with the reason: max_rss, max_age or max_messages."""
 
     partition: PartitionState
     reason: str
@@ -51,7 +51,7 @@ class Replacement(NamedTuple):
 
 
 class LimitsExceeded(NamedTuple):
-    """The results of one check, and when to look again (monotonic seconds)."""
+    """The results of one check, and the time of the next (monotonic seconds)."""
 
     actions: list[Action]
     replacements: list[Replacement]
@@ -59,15 +59,15 @@ class LimitsExceeded(NamedTuple):
 
 
 class Limits:
-    """Checks all workers against their limits, check by check."""
+    """Checks all workers against their limits, and keeps the state between checks."""
 
     def __init__(self, isolate: Isolate[Unit] = directly) -> None:
         self._isolate = isolate
         self._measured_at = 0.0
         self._looked_ns = 0
         self._frozen: list[tuple[int, int]] = []  # start and end of each freeze (ns)
-        self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
-        self._over_hard: dict[int, int] = {}  # slot -> the run that was seen over its hard limit
+        self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, time of observation
+        self._over_hard: dict[int, int] = {}  # slot -> run over its hard limit at the last check
 
     def observe(
         self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
@@ -140,7 +140,7 @@ class Limits:
             return [], False  # it has become ready since it was observed, or it exits
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
-        # A worker publishes its progress once per batch, which may hold many long messages.
+        # A worker publishes its progress once per batch, which may have many long messages.
         silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
         deaf = worker.child.deaf_at and now - worker.child.deaf_at > DEAF_SECONDS
         if deaf or silent > STALLED_SECONDS:
@@ -201,12 +201,12 @@ class Limits:
         running: list[RunningEntry],
         now: float,
     ) -> tuple[list[Action], float]:
-        """Return the actions for exceeded time limits, and when to look again."""
+        """Return the actions for exceeded time limits, and the time of the next check."""
         soft, hard = worker.consumer.timeout, worker.consumer.hard_timeout
         if not soft and not hard:
             return [], now + MEASURE_SECONDS
         if not running:
-            # A run may start at any moment: look again before its limit can pass.
+            # A run may start at any moment, so check again before its limit can pass.
             return [], now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
         # Runs are numbered as they start, so the lowest number is the oldest run.
         elapsed = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
@@ -251,7 +251,7 @@ class Limits:
 
 def _note_ready(partition: PartitionState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
-        # This includes a worker that already runs a handler: under load it does at every check.
+        # This includes a worker that is running a handler. Under load, it does so at every check.
         worker.became_ready(now, _rss(worker.child.pid))
         logs.event("worker.ready", unit=partition.unit, child=worker.child.pid)
 
@@ -270,11 +270,11 @@ def _rss(pid: int) -> int:
 
 
 class OomMonitor:
-    """Detects processes that the kernel killed because memory was short.
+    """Detects processes that the kernel killed because memory ran out.
 
-    A death by SIGKILL does not show who sent the signal. The kernel counts its own kills for each
-    control group, if that file is readable. A kill counted within the last `BELIEVED_SECONDS`
-    explains such a death.
+    An exit by SIGKILL does not show the sender of the signal. The kernel counts its own kills for
+    each control group, if that file is readable. A kill that was counted within the last
+    `BELIEVED_SECONDS` explains such an exit.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -284,7 +284,7 @@ class OomMonitor:
         self._recent: list[float] = []
 
     def look(self, now: float) -> None:
-        """Record the kills that were counted since the last look. `now` is in monotonic seconds."""
+        """Record the kills that were counted since the last call. `now` is in monotonic seconds."""
         count = self._count()
         if count > self._seen or self._recent:
             fresh = [at for at in self._recent if now - at < BELIEVED_SECONDS]

@@ -1,4 +1,4 @@
-"""Finds blocked event loops, and names the code that blocks them.
+"""Find blocked event loops, and the line of code that blocks each.
 
 A worker's loop records each turn in its slot (`worker/loop_heartbeat.py`). After
 `loop_blocked_after` seconds without a turn, a signal makes its thread write its stack, which works
@@ -25,7 +25,7 @@ from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
 from streamqd.supervisor.partition import PartitionState
 
 MESSAGES_MAX = 8  # running messages in one event
-STACK_LOOK_SECONDS = 0.02  # between two checks for a requested stack
+STACK_LOOK_SECONDS = 0.02  # interval of the checks for a requested stack
 STACK_SECONDS = 0.3  # time limit for a stack
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -64,7 +64,7 @@ class LoopWatch:
     _silent: dict[Unit, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[PartitionState], now: float, after: float) -> float:
-        """Report loops that do not turn for `after` seconds (0: none). Return when to look again.
+        """Report loops that do not turn for `after` seconds (0: none). Return the next check time.
 
         `now` and the result are monotonic times in seconds.
         """
@@ -185,8 +185,8 @@ def blocking_frame(stack: str) -> Frame | None:
 def _directories(*names: str) -> tuple[str, ...]:
     """Return the directories of Python with these names, each with a slash.
 
-    They are looked up at the first report, because `sysconfig` then keeps 0.6 MiB of variables of
-    the build, which each worker would share.
+    Called at the first report and not at the start, because `sysconfig` keeps 0.6 MiB of build
+    variables, which every worker would inherit.
     """
     return tuple({str(Path(sysconfig.get_path(name))) + "/" for name in names})
 

@@ -1,4 +1,4 @@
-"""This instance as a member of the fleet: its heartbeat, and the members that the reply lists."""
+"""Build the heartbeat of this instance, and process the members that the reply lists."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Membership:
         self._refusal = ""  # the last logged refusal of the heartbeat
 
     def heartbeat_soon(self) -> None:
-        """Send a heartbeat and look at the fleet at the next tick, or later in a large fleet."""
+        """Send a heartbeat and read the fleet at the next tick, or later in a large fleet."""
         at = heartbeats.woken_heartbeat(
             self._heartbeat_sent_at, self.interval, len(self.seen), random()
         )
@@ -180,7 +180,7 @@ class Membership:
         )
 
     def _give_way(self, other: members.Heartbeat, now: float) -> None:
-        """Record that another run has the name, and check whether that run is dead."""
+        """Record that another run has the name, and check whether that process has exited."""
         self.accepted = False
         info = other.info
         dead = self.silence.duplicate_seen(

@@ -45,7 +45,7 @@ ON_STOP_SECONDS = 30.0  # time limit for `on_stop` and the exit of a worker with
 
 
 class Phase(enum.Enum):
-    """The step of an assignment between free and held."""
+    """The state of an assignment between FREE and HELD."""
 
     FREE = "free"
     ACQUIRING = "acquiring"
@@ -57,7 +57,7 @@ class Phase(enum.Enum):
 class Blame(NamedTuple):
     """The messages that may have caused the exit of a process.
 
-    `charged` is the only one of the `suspects`, or None.
+    If there is exactly one of the `suspects`, it is `charged`.
 
     | Exit                            | `expected` | `crashed` | `suspects`                  |
     | planned                         | yes        | no        | none                        |
@@ -238,7 +238,7 @@ class PartitionState:
     # --- answers ---
 
     def answered(self, reply: Reply | RedisRefused, now: float) -> str:
-        """Take the reply to `intent`. Return a word for the log, '' for none."""
+        """Process the reply to `intent`. Return a word for the log, '' for none."""
         if isinstance(reply, RedisRefused):
             # Redis changed nothing. The next round trip repeats the call.
             return ""
@@ -304,7 +304,7 @@ class PartitionState:
         return charged
 
     def become_free(self) -> None:
-        """Note that this instance no longer owns the assignment."""
+        """Record that this instance no longer owns the assignment."""
         self.step = Free()
         self._drop_token()
         self.slot.forget_lease()
@@ -317,7 +317,7 @@ class PartitionState:
     # --- the process ---
 
     def ended(self, exit_: Exit) -> ExitAssessment:
-        """Take the exit of the process: find the suspects and plan the next call."""
+        """Process the exit of the worker: find the suspects and plan the next call."""
         worker, now = self.worker, time.monotonic()
         assert worker is not None
         lived, settled = worker.lived(now), worker.settled()
@@ -362,7 +362,7 @@ class PartitionState:
         return Blame(not unexpected, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
-        """Note the suspects, which the next process runs in rounds. `idle`: no message ran."""
+        """Record the suspects, which the next process runs in rounds. `idle`: no message ran."""
         if not self.slot.suspects_left:
             self.suspects = {}  # all have run without a crash
         if blame.crashed and blame.suspects:
@@ -570,7 +570,7 @@ class PartitionState:
 
     @property
     def is_stuck(self) -> bool:
-        """True if Redis refuses its call because of a bad value, which an operator must repair."""
+        """True if Redis refuses its call because of an invalid value that an operator must repair."""
         of_a_key = kind_of(self.refusal) is RefusalKind.OF_A_KEY
         return of_a_key and self.refused == self.phase.value
 

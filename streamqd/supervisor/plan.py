@@ -15,7 +15,7 @@ Precedence, highest first:
 7. Start: adopt a standby, fork a worker, fork a standby.
 8. Acquire.
 
-A losing wish is not remembered. Its part returns it again at the next tick if it still applies.
+A wish that loses is dropped. Its part returns it again at the next tick if it still applies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The number of partitions this instance can serve while the operating system refuses processes.
+"""Limit the partitions of this instance while the operating system refuses processes.
 
 A partition that cannot get a process is released. The heartbeat reports the limit, so other
 instances acquire such partitions. When processes can be started again, the heartbeat reports that
@@ -19,7 +19,7 @@ from streamqd.supervisor.plan import ReleaseLease
 def observe(
     capacity: Capacity, now: float, partitions: Collection[PartitionState], refusal: str
 ) -> None:
-    """Record a `refusal` that has lasted: only the partitions that run can be served."""
+    """Record a `refusal` that lasts. From now on, only the running partitions are served."""
     stuck = _stuck(now, partitions)
     if stuck:
         running = sum(each.child is not None for each in partitions)
@@ -48,7 +48,7 @@ def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
     return {
         "capacity": limit,
         "capacity_problem": capacity.problem[:200],
-        # A cap of 0 means no limit, so an instance that can serve nothing reports `leaving`.
+        # A cap of 0 means no limit, so an instance without any capacity reports `leaving`.
         **({"cap": min(limit, cap or limit)} if limit else {"leaving": True}),
     }
 

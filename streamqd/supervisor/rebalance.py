@@ -1,4 +1,4 @@
-"""Turns a new view of the fleet into actions: acquire our partitions, shed the others."""
+"""Compute actions from a new view of the fleet: acquire missing partitions, shed surplus ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def decide(
 ) -> tuple[list[Action], bool]:
     """Return the moves for a new view of the fleet, and True if another check should follow soon.
 
-    `wanted` are the units of all present consumers. Those in `blocked` have a process that cannot
-    be killed. `room` is how many more partitions may be owned. It is negative after a reload has
-    lowered the cap: then some are shed.
+    `wanted` are the units of all current consumers. Those in `blocked` have a process that cannot
+    be killed. `room` is the number of further partitions that may be owned. After a reload has
+    lowered the cap, it can be negative, and some partitions are shed.
     """
     mine = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
     moving = sum(1 for unit in mine if partitions[unit].stop_reason == "shed")
@@ -70,7 +70,7 @@ def count_unowned(
 
 
 def shed(partition: PartitionState) -> list[Action]:
-    """Return the actions that hand over a partition, none if that is already in progress."""
+    """Return the actions that hand over a partition, none if a handover is in progress."""
     if partition.phase in (Phase.FREE, Phase.RELEASING):
         return []
     if partition.releasable:

@@ -1,6 +1,6 @@
-"""SIGHUP: validate the new configuration and code in a child, then roll one partition at a time.
+"""Reload on SIGHUP: validate configuration and code in a child, then replace workers one by one.
 
-An unusable configuration, or code that does not import, changes nothing.
+If the configuration is invalid, or the code cannot be imported, nothing changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Validated:
 
 
 class Reload:
-    """One reload at a time: validate, adopt, roll."""
+    """Runs one reload at a time: validate, adopt, roll."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Reload:
         self._settings: Settings | None = None
         self.rolling = False
         self._begun_unix_ns = 0
-        self.problem = ""  # why the last reload was refused or stopped, '' if it was not
+        self.problem = ""  # reason why the last reload was refused or stopped, '' if it succeeded
 
     def request(self) -> None:
         """Request a reload. A request during a reload takes effect after it."""
@@ -68,7 +68,7 @@ class Reload:
 
     @property
     def since_unix_ms(self) -> int:
-        """When the running reload was requested, or else the next one (unix ms), 0 if idle."""
+        """The request time of the running or else the next reload (unix ms), 0 if idle."""
         if self._probe is not None or self.rolling:
             return self._since_unix_ms
         return self._requested_unix_ms
@@ -139,7 +139,7 @@ class Reload:
         )
 
     def refuse(self, problems: list[str]) -> None:
-        """Report why the configuration cannot be used. The old one stays in use."""
+        """Report the reason to reject the new configuration. The old one stays in use."""
         self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)

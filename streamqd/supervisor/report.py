@@ -1,4 +1,4 @@
-"""The supervisor's status for systemd, for the housekeeper's health checks, and for operators."""
+"""Report the supervisor's status to systemd, to health checks and to operators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import PartitionState, Phase
 
-EXTEND_SECONDS = 20.0  # requested repeatedly while a start or a drain makes progress
+EXTEND_SECONDS = 20.0  # extension to request while a start or a drain makes progress
 EXTEND_EVERY = 5.0  # seconds between two such requests
-PINGS = 4  # to the watchdog within its interval
+PINGS = 4  # watchdog pings in each watchdog interval
 
 
 class StatusReporter:

@@ -1,6 +1,6 @@
-"""Registers topics, groups and partition counts again after a fence or a topic was gone.
+"""Register topics, groups and partition counts again after a fence or a topic was deleted.
 
-A child does it, because each topic and each group costs a round trip.
+A child process does it, because each topic and each group costs a round trip.
 """
 
 from __future__ import annotations

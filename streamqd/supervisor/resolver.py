@@ -1,7 +1,7 @@
-"""Resolves host names in a child process, because the operating system may take any time.
+"""Resolve host names in a child process, because the operating system has no time limit for it.
 
-A try with a silent name server takes 5 s, in which no lease would be renewed. A late resolution
-continues, and the next try finds its answer.
+With a silent name server, it takes 5 s, in which no lease would be renewed. A late child continues,
+and the next lookup uses its answer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from streamqd.store.transport import resolve
 from streamqd.subprocess_task import SubprocessTask
 
-GIVE_UP_SECONDS = 60.0  # for one resolution, before it is started again
-KEPT_SECONDS = 60.0  # for an answer that came too late
+GIVE_UP_SECONDS = 60.0  # time limit of a resolution before it is started again
+KEPT_SECONDS = 60.0  # time for which a late answer can be used
 
 
 @dataclass

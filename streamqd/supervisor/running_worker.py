@@ -39,7 +39,7 @@ class Counters(NamedTuple):
 
 @dataclass
 class RunningWorker:
-    """One worker process. Times are monotonic."""
+    """A worker process and its observed state. Times are monotonic."""
 
     child: Child
     slot: WorkerSlot
@@ -56,12 +56,12 @@ class RunningWorker:
         self._at_start = Counters.of(self.slot)
 
     def became_ready(self, now: float, rss: int) -> None:
-        """Note that the process has booted, with `rss` bytes of memory."""
+        """Record that the process has booted, with `rss` bytes of memory."""
         self.ready_at = now
         self.slot.rss_baseline = rss
 
     def note_quiet(self, now: float) -> None:
-        """Note the time at which the process turned quiet."""
+        """Record the time at which the process became quiet."""
         self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
 
     def lived(self, now: float) -> float:
@@ -74,7 +74,7 @@ class RunningWorker:
         return settled / max(0.001, self.lived(now)) if settled else 0.0
 
     def remaining_of(self, limit: int) -> int:
-        """Return how many more of `limit` messages it may finish."""
+        """Return the number of messages that it may still finish, given `limit`."""
         return limit - self._settled_since_start()
 
     def settled(self) -> int:

@@ -1,9 +1,9 @@
-"""The scoreboard's file, which outlives a killed supervisor so that the next one can read it.
+"""The scoreboard's file, from which a supervisor continues after its predecessor was killed.
 
 It is in a memory file system, so it costs as much as anonymous memory and disappears when the host
-restarts. The lock of the instance guards it: the predecessor of a process that holds the lock is
-dead, so the file no longer changes. Fencing checks its content like any other claim: the file
-contains tokens, and Redis rejects a token that is not in the fence.
+restarts. The lock of the instance protects it: if a process has the lock, its predecessor has
+exited, so the file no longer changes. The tokens in it need no further trust, because Redis rejects
+a token that is not in the fence.
 """
 
 from __future__ import annotations

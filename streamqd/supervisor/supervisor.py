@@ -44,7 +44,7 @@ from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.telemetry.killed import exit_word
 
 TICK_SECONDS = 0.5
-FORK_SECONDS = 0.25  # per tick, after which forks wait for the next tick
+FORK_SECONDS = 0.25  # time for forks in one tick. Further forks wait for the next tick.
 CAUSES_MAX = 3  # listed when all partitions crash
 STACKS_SECONDS = 0.5  # between two checks for stacks from the fault handlers of children
 EMBEDDED_RETRY_SECONDS = 1.0
@@ -318,7 +318,7 @@ class Supervisor:
         return starts
 
     def _commands(self, partition: PartitionState) -> list[Action]:
-        """Return the commands for a worker that should pause, resume or look up."""
+        """Return the commands for a worker that should pause, resume or wake up."""
         commands: list[Action] = []
         if partition.child is None:
             return commands
@@ -351,7 +351,7 @@ class Supervisor:
             self.pool.kill_dismissed()
 
     def _fork_seconds(self) -> float:
-        """Return for how long a tick may fork (seconds). Lease renewals wait during that time."""
+        """Return the time for forks in a tick (seconds), during which lease renewals wait."""
         return min(FORK_SECONDS, self.leases.interval / 2)
 
     def _change(self, action: Action, partition: PartitionState) -> None:
@@ -497,7 +497,7 @@ class Supervisor:
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Use a reloaded configuration from now on. Running workers keep theirs."""
+        """Use a reloaded configuration. Running workers keep the old one."""
         self.settings = self.pool.settings = settings
         self.isolation.policy = settings.daemon.crash_backoff
         self.leases.configure(settings)
@@ -741,7 +741,7 @@ class Supervisor:
             logs.event("embedded.started", child=self.embedded.pid)
 
     def _check_duplicate(self) -> None:
-        """Exit if another live instance keeps our name."""
+        """Exit if another live instance has the name of this one."""
         member = self.leases.membership
         if member.silence.duplicate_stays:
             logs.event(

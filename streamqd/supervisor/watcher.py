@@ -26,7 +26,7 @@ Signature = tuple[int, int, int] | None  # None: the file does not exist
 
 
 class Edits:
-    """Finds edited files, check by check. Waits until an editor has finished saving."""
+    """Finds edited files. Each check compares with the last one, so saving has finished."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()

@@ -1,4 +1,4 @@
-"""The supervisor's child processes: forks, commands and kills them. Never decides on leases."""
+"""Fork, command and kill the supervisor's child processes. Leases are decided elsewhere."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from streamqd.worker import STOP, Assignment, live
 UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
 KEPT_DESCRIPTORS = 16  # reserved for connecting again, forking a housekeeper and resolving names
-HOUSEKEEPER_SECONDS = 30.0  # without progress, until it is replaced
-RELAY_SECONDS = 60.0  # the same for a relay, which may wait for two hosts
-RELAY_RESTART_SECONDS = 30.0  # bound of the pause before a relay that keeps exiting
-RELAY_QUIT_SECONDS = 30.0  # for a relay to finish its batch
+HOUSEKEEPER_SECONDS = 30.0  # time without progress after which the housekeeper is replaced
+RELAY_SECONDS = 60.0  # time without progress for a relay, which may wait for two hosts
+RELAY_RESTART_SECONDS = 30.0  # longest pause before the restart of a relay that keeps exiting
+RELAY_QUIT_SECONDS = 30.0  # time for a relay to finish its batch
 CAUTIOUS_AFTER = 2  # crashes in a row with no message running
 
 
@@ -146,7 +146,7 @@ class WorkerPool:
         return child
 
     def try_processes(self, count: int, seconds: float) -> int:
-        """Fork up to `count` processes and kill them. Return how many, 0 after a refusal.
+        """Fork up to `count` processes and kill them. Return their number, 0 after a refusal.
 
         No process except the first is forked after `seconds`.
         """
@@ -319,7 +319,7 @@ class WorkerPool:
         self._leaving = [each for each in self._leaving if each.child is not None]
 
     def replace_helpers(self, now: float) -> None:
-        """Let the housekeeper, and the relays whose settings changed, start again."""
+        """Restart the housekeeper, and the relays whose settings changed."""
         self._housekeeper.replace(now)
         self.offer_outboxes(now)
 

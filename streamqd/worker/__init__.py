@@ -65,5 +65,5 @@ def live(
         ControlChannel(slot, control, lambda: None).fail(str(error))
         return ExitCode.BOOT_FAILED
     finally:
-        # A child of a handler or of a hook may get here too, and must not act as the worker.
+        # A child that a handler or a hook forked may get here too. It must not act as the worker.
         forks.family.end_child()

@@ -1,4 +1,4 @@
-"""Puts a worker together: the user's code, the connections, and one of each part."""
+"""Build a worker: import the user's code, create the connections and one object of each part."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from streamqd.worker.turns import Turns
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerLoop
 
-DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.py`
+DOUBT_SECONDS = 1.0  # silence after which a connection is probed: `store/doubt.py`
 
 
 def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
-    """Make a connection of a worker, which is not opened yet."""
+    """Return a new connection for a worker. It is not open yet."""
     fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
     name = f"streamqd:{unit}{suffix}"
     return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
@@ -48,9 +48,9 @@ def assemble(
     control: socket.socket,
     booted: tuple[Hooks, Connection] | None = None,
 ) -> WorkerLoop:
-    """Import the handler and make its worker. Raises HandlerLoadError.
+    """Import the handler and build its worker. Raises HandlerLoadError.
 
-    `booted`: the resources that a standby has prepared, with its connection.
+    `booted` has the resources and the connection that a standby prepared.
     """
     slot.state = WorkerState.BOOTING
     lease = assignment.lease

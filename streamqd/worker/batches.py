@@ -23,7 +23,7 @@ BATCH = 100  # messages in one call, unless the consumer sets `batch`
 
 
 def batch_size(consumer: Consumer) -> int:
-    """Return how many messages a call of the handler takes at most."""
+    """Return the maximum number of messages in one call of the handler."""
     return consumer.batch or BATCH
 
 
@@ -38,7 +38,7 @@ class BatchRunner:
         gates: Gates,
         size: int,
     ) -> None:
-        """`size`: how many messages a call takes at most, by `batch_size` and the rate."""
+        """Create it empty. `size` is the maximum of a batch, by `batch_size` and the rate."""
         self._context = context
         self._function = function
         self._verdicts = verdicts
@@ -57,11 +57,11 @@ class BatchRunner:
             self.run_collected()
 
     def run_many(self, _messages: list[Message], _start: int, _first: int, _retried: bool) -> int:
-        """Run none: each is collected."""
+        """Run no message, because each one is collected. Return 0."""
         return 0
 
     def drop_collected(self) -> None:
-        """Forget the collected entries. They stay pending."""
+        """Drop the collected entries. They stay pending."""
         self._taken = []
 
     def run_collected(self) -> None:

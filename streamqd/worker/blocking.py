@@ -1,9 +1,9 @@
 """`on_error = "block"`: a failed message runs again in place, ahead of all later messages.
 
-While it waits, its state byte is WAITING, as before its first run. So if the process dies during
-the wait, no message is charged, and time limits of a run do not count the wait. The failure count
-and the due time are written to Redis first. The next owner starts with this message, waits for the
-remaining time and continues the count.
+While it waits, its state byte is WAITING, as before its first run. Time limits therefore do not
+count the wait, and if the process exits during the wait, no message is charged. The failure count
+and the due time are written to Redis before the wait. The next owner starts with this message,
+waits for the remaining time and continues the count.
 """
 
 from __future__ import annotations

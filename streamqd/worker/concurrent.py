@@ -36,7 +36,7 @@ RUN_DECAY = 7 / 8  # weight of the earlier runs in the mean after one more
 
 
 class ConcurrentExecutor:
-    """Holds all fetched entries, waiting or running. The lanes run them."""
+    """Keeps all fetched entries, waiting or running. The lanes run them."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class ConcurrentExecutor:
         self._running: set[FetchedEntry] = set()
         self._bytes_in_flight = 0
         self._run_ns = 0.0  # moving mean
-        self._may_expire = False  # whether a message that has come might have an end
+        self._may_expire = False  # a fetched message may have an expiry
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some free indexes
-        self._judged: FetchedEntry | None = None  # whose verdict is being found
+        self._judged: FetchedEntry | None = None  # the entry whose verdict is being determined
         self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has finished
         context.slot.open_table(context.consumer.lanes)
         self._table = context.slot.states[: context.slot.in_flight]
@@ -84,7 +84,7 @@ class ConcurrentExecutor:
             self._held.restart(self._running)
 
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
-        """Accept `listed` entries and those of a `read`. Each runs when its turn comes."""
+        """Accept `listed` entries and those of a `read`, and queue them."""
         if listed:
             self._may_expire |= any(entry.message.expires_at is not None for entry in listed)
             self._index(listed)
@@ -171,7 +171,7 @@ class ConcurrentExecutor:
         if self._is_full() or (ready is not None and not self._runs_short(ready)):
             return 0
         waiting, held = self._ordering.waiting, self._held
-        # A read may bring twice as many.
+        # A read can return that many from each of the two streams.
         room = min(self._consumer.prefetch_max - waiting + self._startable, self._free_indexes // 2)
         return max(1, room if held is None else min(room, held.room(waiting)))
 
@@ -183,13 +183,13 @@ class ConcurrentExecutor:
         return full or waiting - self._startable >= consumer.prefetch_max
 
     def _runs_short(self, count: int) -> bool:
-        """Return True if fewer than `count` entries are ready, and soon none will be.
+        """Return True if fewer than `count` entries are ready, and lanes will soon have none.
 
         Quick handlers find the next entries ready when a lane is free. Entries of slow handlers, or
         beyond the rate, stay in the stream until a lane is free, so another worker can get them.
         """
         if self._held is not None:
-            # When fewer entries are ready than lanes are free, there are lanes for due keys.
+            # If more lanes are free than entries are ready, due keys can use the rest.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_FLIGHT_NS, self._startable
         ready = self._ordering.ready - begin
@@ -207,7 +207,7 @@ class ConcurrentExecutor:
             due = self._held.next_due()
         if self._free and self._ordering.ready:
             gated = self._gates.held_ns(now)
-            if gated or self._may_start():  # the cause of its wait may be over
+            if gated or self._may_start():  # the condition that delayed it may be over
                 due = min(due or now + gated, now + gated)
         return due
 
@@ -216,7 +216,7 @@ class ConcurrentExecutor:
     def start(self, *, held: bool = True) -> None:
         """Start as many entries as lanes are free, including `held` entries that are due."""
         if self._ack_each and self._settler.since_ns:
-            self._settler.flush()  # each end is settled before its lane starts again
+            self._settler.flush()  # settle each finished run before its lane starts another
         if held and self._held is not None:
             self._take_due(self._held)
         ordering = self._ordering
@@ -308,7 +308,7 @@ class ConcurrentExecutor:
             if entry.end is None:
                 handled.append(entry)
             else:
-                # In the order of the ends, which the guards count.
+                # In the order in which the runs finished, because the guards count in that order.
                 self._note_handled(handled)
                 handled = []
                 self._note_failed(entry, entry.end)
@@ -351,7 +351,7 @@ class ConcurrentExecutor:
         self._judged = None
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
-        # All runs have one limit, so runs that started before the reported run are over it too.
+        # All runs have the same limit, so every run that started earlier exceeds it too.
         limit, last = self._context.limit, self._slot.soft_kill_seq
         for entry in list(self._running):
             if entry.sequence <= last and not entry.interrupted:

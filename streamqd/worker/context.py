@@ -1,4 +1,4 @@
-"""Everything that the parts of one worker share."""
+"""The objects that the parts of one worker share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from streamqd.worker.control_channel import ControlChannel
 from streamqd.worker.settler import Settler
 from streamqd.worker.soft_limit import SoftLimit
 
-AGE_NS = 60_000_000_000  # how old a reading of the server's clock may be
+AGE_NS = 60_000_000_000  # age at which the server's clock is read again
 
 
 class ServerClock:
-    """The server's clock, which gave the messages their ids: hosts need not agree on theirs."""
+    """The server's clock, which is also in the IDs of messages. Clocks of hosts can differ."""
 
     def __init__(self) -> None:
-        self._ahead_ns = 0  # the server's unix time less `now_ns`
+        self._ahead_ns = 0  # the server's unix time minus `now_ns`
         self._read_ns = 0  # 0 = not read yet
 
     def read(self, link: Connection) -> None:
@@ -34,7 +34,7 @@ class ServerClock:
         return bool(self._read_ns) and now - self._read_ns > AGE_NS
 
     def time(self) -> float:
-        """Return the server's unix time, by the last reading."""
+        """Return the server's unix time, computed from the last reading."""
         return (now_ns() + self._ahead_ns) / 1e9
 
 
@@ -73,7 +73,7 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """One worker's unit, its settings, and the objects of which it has one each."""
+    """The unit of one worker, its settings, and its single objects such as clock and counters."""
 
     settings: Settings
     consumer: Consumer

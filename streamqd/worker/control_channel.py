@@ -1,4 +1,4 @@
-"""Receives the supervisor's commands between two messages: continue, wait or stop.
+"""Receive the supervisor's commands between two messages: continue, wait or stop.
 
 The command is a word in the scoreboard, read at every message. The control socket only wakes a
 waiting worker. Its end of file means that the supervisor has exited.
@@ -26,7 +26,7 @@ from streamqd.scoreboard import (
 from streamqd.worker.forks import family
 
 TRUST_POLL_SECONDS = 0.05
-BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it is alive
+BREATH_SECONDS = 5.0  # interval at which a waiting worker publishes that it is alive
 WORD_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX suspects
 
 
@@ -93,16 +93,16 @@ class ControlChannel:
         return now
 
     def sleep(self, seconds: float, unstarted: int = 0) -> None:
-        """Wait, but obey the supervisor. `unstarted` as in `check`."""
+        """Wait, and follow the supervisor's commands. `unstarted` is that of `check`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check(unstarted)
             self._wait(min(left, BREATH_SECONDS))
 
     def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
-        """Wait for a readable descriptor or a word from the supervisor. Return the readable ones.
+        """Wait for a readable descriptor or a wake-up by the supervisor. Return the readable ones.
 
-        After that, the slot has the supervisor's command, if there is one.
+        The supervisor's command, if any, is then in the slot.
         """
         self.slot.progress_ns = now_ns()
         poller = select.poll()
@@ -122,7 +122,7 @@ class ControlChannel:
                 return word
 
     def wake_supervisor(self) -> None:
-        """Wake the supervisor: the scoreboard has news."""
+        """Wake the supervisor after a change in the scoreboard."""
         with contextlib.suppress(OSError):
             self.control.send(b"!", socket.MSG_DONTWAIT)
 
@@ -134,7 +134,7 @@ class ControlChannel:
 
     def _wait(self, seconds: float) -> None:
         self.before_wait()
-        # A worker that waits for the supervisor or for Redis is not stuck.
+        # Count this wait for the supervisor or for Redis as progress.
         self.slot.progress_ns = now_ns()
         if process.wait_readable([self.control.fileno()], seconds):
             self._read()

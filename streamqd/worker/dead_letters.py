@@ -1,4 +1,4 @@
-"""The fields of a dead letter in addition to the message's fields, and those of a retried entry."""
+"""Build the fields that a dead letter or a retry has in addition to those of its message."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from streamqd.message import (
 )
 from streamqd.policy.fingerprint import fingerprint
 
-BOOKKEEPING = 2048  # bytes of names, and of fields that are ours
+BOOKKEEPING = 2048  # allowance in bytes for names and for streamqd's own fields
 ERROR_BYTES_MAX = 500  # bytes of error text in a waiting retry
 PLACE_BYTES_MAX = 200
 
-# An entry with more names and values than this was written by hand, and a script cannot pass 8,000
-# values to one command. Only the fields that streamqd knows go with such an entry.
+# A script cannot pass 8,000 values to one command. Of an entry with more names and values than
+# this, which no producer writes, only the fields that streamqd knows are kept.
 BODY_VALUES_MAX = 7000
 ADDED_VALUES_MAX = 100  # names and values that `carried`, `letter` and `crash_fields` add at most
 KNOWN = (
@@ -58,7 +58,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
         b"crashCount": b"%d" % crashes,
     }
     if has_field(message, REPLAY_COUNT):
-        # The next place would trust this field, even if a producer wrote it.
+        # A reader of the retry stream would trust this field, even if a producer wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
@@ -68,7 +68,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     """Return the fields of a waiting retry that describe the last failure, only for display."""
     fields = {}
-    # Values that a producer wrote under these names must not pass for ours.
+    # A producer may have written fields with these names, so overwrite them.
     if error or has_field(message, LAST_ERROR):
         fields[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
     if place or has_field(message, LAST_ERROR_PLACE):
@@ -77,7 +77,7 @@ def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
 
 
 def last_run(message: Message, span: str) -> dict[bytes, bytes]:
-    """Return the field that names the span of the failed run. '' means that it has none."""
+    """Return the field with the span of the failed run. `span` is '' without tracing."""
     if span or has_field(message, LAST_RUN):
         return {LAST_RUN: span.encode()}
     return {}
@@ -91,7 +91,7 @@ def _cut(text: str, size: int) -> bytes:
 
 
 def _forgiven(message: Message) -> bool:
-    """True if the message carries the time of its forgiveness, set now or earlier."""
+    """Return True if the message has a time of forgiveness, set now or earlier."""
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
@@ -182,7 +182,7 @@ def withheld(message: Message, policy: str) -> dict[bytes, bytes]:
 
 
 def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
-    """Return the exit of the process and the dead letter's fields, from the supervisor's record."""
+    """Return the process's exit and the dead letter's fields, from the record of the supervisor."""
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):

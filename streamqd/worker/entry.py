@@ -1,4 +1,4 @@
-"""One fetched or listed entry, until it is settled."""
+"""The data of a fetched or listed entry, until the entry is settled."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ class FetchedEntry:
         self.crashes = crashes
         self.has_counters = crashes > 0 or message.failures_in_place > 0  # in Redis
         self.noted = remembered(message) if message.failures_in_place else None
-        self.size = size or sum(map(len, message._fields))  # bytes, about
+        self.size = size or sum(map(len, message._fields))  # approximate bytes
         self.key = message.key
         self.interrupted = False
         self.run: CoroutineRun | Task[None] | None = None  # its run, if the handler is a coroutine
 
     @property
     def due_ns(self) -> int:
-        """When it runs again (`now_ns`), if it waits in its place after a run."""
+        """The time of its next run (`now_ns`), if it waits in its place after a run."""
         return self.message.due_in_place_ns
 
     @property
     def crash_count(self) -> int:
-        """The number of crashes charged so far, at earlier places too."""
+        """The number of crashes charged so far, including those at earlier places."""
         return self.crashes + self.message.crash_count
 
     def restore(self) -> None:

@@ -34,7 +34,7 @@ Work = Callable[[], object]  # returns the coroutine. Called in the loop's threa
 
 
 class CoroutineRun:
-    """One coroutine of a handler, from its start until its result is passed to `ended`.
+    """A coroutine of a handler, from its start until its result is passed to `ended`.
 
     The result is the returned value or the raised exception. A run wraps the coroutine that its
     task drives, and forwards every step, so it can raise a limit where the handler waits.
@@ -109,7 +109,7 @@ class CoroutineRun:
     def _end(self, raised: BaseException) -> object:
         family.end_child()
         self._task = None  # breaks the reference cycle run -> task -> run
-        # By the class itself: `isinstance` would ask the exception too, which is the user's code.
+        # Use the class itself: `isinstance` may also call the exception's code, the user's code.
         returned = issubclass(type(raised), StopIteration)
         self._ended(getattr(raised, "value", None) if returned else raised)
         raise StopIteration

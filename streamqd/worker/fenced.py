@@ -9,7 +9,7 @@ from streamqd.store.scripts import Call, Reply
 
 
 class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
-    """Another owner holds the unit. The worker drops all entries and exits."""
+    """Another instance owns the unit. The worker drops all entries and exits."""
 
 
 class FencedCalls:

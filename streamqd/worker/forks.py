@@ -1,12 +1,12 @@
-"""Keeps a process that a handler forks from acting as a worker.
+"""Prevent a process that a handler forks from acting as a worker.
 
-A handler may fork: `multiprocessing` does, and its child runs a function of its own and exits. But
-a child that returns from the handler comes back into the worker's loop, with the worker's token and
-connections. So at the fork, before any other Python code runs in the child, the child loses
-everything that makes it a worker: the connections to Redis, the supervisor's socket, and the slot,
-which is replaced by private memory with a stop command. The child exits at its next check.
+A handler may fork, for example through `multiprocessing`, whose child runs its own function and
+exits. A child that returns from the handler instead would continue the worker's loop, with the
+worker's token and connections. Therefore, before any other Python code runs in the child, it loses
+the connections to Redis, the supervisor's socket, and the slot, which is replaced by private memory
+with a stop command. The child exits at its next check.
 
-Only the child pays for this. It does not affect programs started through `subprocess`.
+The worker itself is not slowed down, and programs started through `subprocess` are not affected.
 """
 
 from __future__ import annotations

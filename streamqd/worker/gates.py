@@ -14,10 +14,10 @@ from streamqd.worker.context import WorkerContext
 
 
 class Gate(Protocol):
-    """One reason to wait before a run starts. Times are `now_ns`. Main thread only."""
+    """A condition that can delay the start of a run. Times are `now_ns`. Main thread only."""
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return for how long `runs` may not start, 0 for now. No I/O."""
+        """Return the nanoseconds until `runs` may start, 0 if they may start now. No I/O."""
 
     def admits(self, running: int) -> bool:
         """Return True if a run may start next to `running` others."""
@@ -37,7 +37,7 @@ class Gate(Protocol):
 
 
 class Gates:
-    """The gates of one worker, and the trust in its lease, which every run needs."""
+    """The gates of one worker, and the check that its lease is trusted, as every run requires."""
 
     def __init__(self, context: WorkerContext, *gates: Gate | None) -> None:
         """Set the gates in order. The rate is last, because nothing may delay a run after it."""
@@ -47,7 +47,7 @@ class Gates:
         self.any = bool(self._gates)
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return for how long a gate holds back the next `runs`, 0 for now."""
+        """Return the nanoseconds for which a gate delays the next `runs`, 0 if none does."""
         for gate in self._gates:
             if left := gate.held_ns(now, runs):
                 return left

@@ -1,4 +1,4 @@
-"""The circuit breaker and the flood guard, which stop a worker from running messages in vain.
+"""The circuit breaker and the flood guard, which stop a worker while its messages would fail.
 
 `policy.circuit` and `policy.dead_letter_rate` decide. This module reports failures to them and does
 the waiting. A worker without guards pays nothing for them. Their state is kept in words of the
@@ -27,10 +27,10 @@ from streamqd.scoreboard import now_ns
 from streamqd.store import directives
 from streamqd.worker.context import WorkerContext
 
-# Two workers read the server's clock differently, by a round trip at most.
+# Two workers' readings of the server's clock differ by at most one round trip.
 CLOCK_SECONDS = 0.1
 SHORTEST_NS = 1_000_000  # wait of a worker that must pause, before it is asked again
-RESUME_SECONDS = 1.0  # between two checks for a `resume` during a pause
+RESUME_SECONDS = 1.0  # interval of the checks for a `resume` during a pause
 
 
 class Guards:
@@ -66,7 +66,7 @@ class Guards:
     # --- reports of failures ---
 
     def exempts(self, outcome: Outcome, message: Message) -> bool:
-        """Return True if a failure is a dependency's and costs the message no attempt.
+        """Return True if a dependency caused the failure, so it does not count as an attempt.
 
         A failure that the policy does not retry is the message's own, even if the breaker lists its
         error. A forgiven message stores the time of its forgiveness.
@@ -76,7 +76,7 @@ class Guards:
         self.look()
         of_message = not settlement.retries(outcome, self._policy)
         if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
-            # This failure shows nothing about the dependency.
+            # This failure is not evidence of a failing dependency.
             return False
         now, unix = _now(), self._clock.time()
         forgiven = None
@@ -100,7 +100,7 @@ class Guards:
         return not counts
 
     def died(self) -> None:
-        """Note that a message has become a dead letter."""
+        """Record that a message became a dead letter."""
         self._deaths += 1
         if self._guard.dead_letters:
             self.must_pause |= self._flood.died(_now(), self._settled)
@@ -109,7 +109,7 @@ class Guards:
                 self._keep_flood()
 
     def look(self) -> None:
-        """Note settled messages, and whether an open circuit has closed."""
+        """Record settled messages. Close the circuit after a successful probe."""
         self._waits.keep(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
             self._unsaid = False
@@ -190,7 +190,7 @@ class Guards:
         return now_ns()
 
     def started(self, _at: int, _runs: int = 1) -> None:
-        """Make the run that starts a probe, unless the circuit is closed or about to close."""
+        """Record the run that starts as a probe, unless the circuit is closed or about to close."""
         if not self.probing or self._probe_succeeded:
             return
         self._circuit.probe(_now())

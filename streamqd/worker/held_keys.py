@@ -1,9 +1,9 @@
 """`on_error = "hold-key"`: a failed message delays all messages of its key, and no others.
 
-Held messages stay pending and in this process. They do not go through the retry set, so no
-message of a key can overtake another. The failure count and due time of a key's first message are
-written to Redis, and a new owner waits for the remaining time. A message without a key has no order
-to keep. It is delayed as with requeue.
+Held messages stay pending and in the memory of this process. They do not go through the retry set,
+so the messages of a key stay in order. The failure count and due time of a key's first message are
+written to Redis, and a new owner waits for the remaining time. A message without a key is retried
+as with requeue.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Kept = TypeVar("Kept", bound=Sized)
 
 
 class KeyBlocker(Generic[Kept]):
-    """Keys whose first message waits for a retry, and their later messages.
+    """Keys whose first message waits for a retry, with their later messages.
 
-    The first message stays here while it runs again, and is removed when it has finished. So no
-    message of its key overtakes it. Times are numbers of one clock, passed in.
+    While the first message runs again, it stays here, so later messages of its key wait. It is
+    removed when it has finished. All times are of one clock, which the caller chooses.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class KeyBlocker(Generic[Kept]):
     # --- coming ---
 
     def hold(self, key: Hashable, entry: Kept, due: float) -> None:
-        """Hold an entry until it is due: a new entry, or the first of its key again."""
+        """Hold an entry until it is due. It is new, or the first of its key after another run."""
         queue = self._queues.setdefault(key, deque())
         if queue:
             self._count(queue.popleft(), -1)
@@ -78,7 +78,7 @@ class KeyBlocker(Generic[Kept]):
     # --- going ---
 
     def next_due(self) -> float | None:
-        """Return when the next key is due, None if no key waits."""
+        """Return the due time of the next key, None if no key waits."""
         while self._heap:
             due, _, key = self._heap[0]
             if self._due.get(key) == due:
@@ -87,7 +87,7 @@ class KeyBlocker(Generic[Kept]):
         return None
 
     def take(self, now: float) -> Hashable | None:
-        """Return a key that is due, None when none is. It waits no more, but stays held."""
+        """Return a due key, None if there is none. The key no longer waits, but is still held."""
         due = self.next_due()
         if due is None or due > now:
             return None
@@ -101,7 +101,7 @@ class KeyBlocker(Generic[Kept]):
         return [queue[index] for index in range(min(longest, len(queue)))]
 
     def first(self, key: Hashable) -> Kept | None:
-        """Return the first entry of a key, None when none is held."""
+        """Return the first entry of a key, None if it has no entry."""
         queue = self._queues.get(key)
         return queue[0] if queue else None
 
@@ -110,11 +110,11 @@ class KeyBlocker(Generic[Kept]):
         return key in self._due
 
     def done(self, key: Hashable) -> None:
-        """Remove the first entry of a key, which has finished, successfully or not."""
+        """Remove the first entry of a key after it finished, successfully or not."""
         self._count(self._queues[key].popleft(), -1)
 
     def go_on(self, key: Hashable, now: float) -> None:
-        """Release a key without further entries after a run, else make it due."""
+        """After a run, make the key due. If it has no more entries, release it."""
         if key in self._due:
             return
         if self._queues[key]:
@@ -123,7 +123,7 @@ class KeyBlocker(Generic[Kept]):
             del self._queues[key]
 
     def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
-        """Make all keys due that neither wait nor run, because their run did not start."""
+        """Make the keys due whose run did not start: they neither wait nor run."""
         for key in list(self._queues):
             if key not in self._due and key not in busy:
                 self.go_on(key, now)
@@ -184,14 +184,14 @@ class HeldKeys:
 
     @property
     def one_by_one(self) -> bool:
-        """True if each run needs its own mark, so that no other run may be active."""
+        """True if each run needs a mark of its own, so that it must run alone."""
         return self._quarantine.is_open
 
     def begin_again(self, entry: FetchedEntry) -> None:
-        """Wait for the turn of a message that was taken for a lane, and mark it. It starts next.
+        """Wait for the turn of a message that has a lane, and mark it, before its start.
 
         Batches of one message use `may_run` instead. Raises Stop, Fenced, RedisUnavailable,
-        RedisRefused. Then the message has not started, see `restart`.
+        RedisRefused. After an error, the message has not started: call `restart`.
         """
         self._quarantine.run_again(entry.place)
 
@@ -210,20 +210,20 @@ class HeldKeys:
             self._blocker.done(entry.key)
 
     def is_done(self, entry: FetchedEntry) -> bool:
-        """After a run of the first message of a held key: forget it, unless it waits again."""
+        """Remove the first message of a held key after its run, unless it waits again."""
         if self._blocker.waits(entry.key):
             return False
         self.forget(entry)
         return True
 
     def go_on(self, key: bytes | None) -> None:
-        """Reschedule or release a taken key, whose messages ran as far as they may."""
+        """Reschedule or release a taken key after its messages have run."""
         self._blocker.go_on(key, now_ns())
         self._report()
         self._quarantine.nothing_runs()
 
     def ended(self, entries: Iterable[FetchedEntry]) -> None:
-        """Note the end of concurrent runs, whose messages may belong to held keys."""
+        """Process the end of concurrent runs. Their messages may belong to held keys."""
         held = False
         for entry in entries:
             if entry.key in self._blocker:
@@ -268,12 +268,12 @@ class HeldKeys:
     # --- due entries ---
 
     def take(self, longest: int) -> list[FetchedEntry]:
-        """Take a key that is due. Returns its first messages, [] when no key is due."""
+        """Take a due key and return its first messages, [] if no key is due."""
         key = self._blocker.take(now_ns())
         return [] if key is None else self._blocker.line(key, longest)
 
     def next_due(self) -> int | None:
-        """Return when the next key is due (`now_ns`), None when none waits."""
+        """Return the due time of the next key (`now_ns`), None if no key waits."""
         due = self._blocker.next_due()
         return None if due is None else int(due)
 
@@ -290,9 +290,9 @@ class HeldKeys:
 
 
 def report_full(waits: IdleReason, due_ns: float | None) -> None:
-    """Show that no entry is read until a held key is due. None: the wait is over.
+    """Publish in the slot that no entry is read until a held key is due. None clears it.
 
-    Other reasons that delay the worker are shown first, because they delay held entries too.
+    Other reasons for a wait take precedence, because they delay held entries too.
     """
     kind = waits.read().kind
     if due_ns is not None and kind is Wait.NOTHING:

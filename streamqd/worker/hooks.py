@@ -62,7 +62,7 @@ class Hooks:
 
     @property
     def function(self) -> Callable[..., object]:
-        """The handler as a function that returns when the run has finished."""
+        """The handler as a function that blocks until the run has finished."""
         function, loop = self.loaded.function, self.loop
         if loop is None or not self.loaded.form.asynchronous:
             return function
@@ -70,13 +70,13 @@ class Hooks:
 
     @property
     def interrupt(self) -> Callable[[BaseException], None] | None:
-        """Return how to interrupt `function`. None: by an exception of a signal handler."""
+        """The function that interrupts `function`, None if a signal handler can raise there."""
         if self.loop is None or not self.loaded.form.asynchronous:
             return None
         return self.loop.interrupt_waited
 
     def show_loop(self, slot: WorkerSlot | None) -> None:
-        """Show in a slot that the event loop turns, if there is one. None: stop showing it."""
+        """Publish the heartbeat of the event loop, if any, in a slot. None stops it."""
         if self.loop is not None:
             self.loop.show(slot)
 

@@ -43,7 +43,7 @@ class RunEnds:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def add(self, entry: FetchedEntry, end: object) -> None:
-        """Note that a run is over. Wakes the main thread unless it was woken already."""
+        """Record that a run finished. Wakes the main thread, unless it was woken already."""
         if family.child:
             family.end_child()
         error = None if end is None else handlers.error_of(end)
@@ -53,7 +53,7 @@ class RunEnds:
         entry.run = None  # breaks the reference cycle entry -> run -> entry
         self._ended.append(entry)
         if not self._woken:
-            # Else the main thread was woken and has not looked yet: it finds this run too.
+            # Otherwise, the main thread was woken, and its next check includes this run.
             self._woken = True
             if self._soon is None:
                 self._wake()
@@ -74,7 +74,7 @@ class RunEnds:
         return found
 
     def close(self) -> None:
-        """Give up the descriptor. Nothing runs any more."""
+        """Close the descriptor. No run may be active."""
         os.close(self.wake_fd)
 
 
@@ -196,7 +196,7 @@ class ThreadLanes:
             window.interrupt(limit)
 
     def close(self) -> None:
-        """End the threads. Nothing runs any more."""
+        """Stop the threads. No run may be active."""
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
@@ -248,16 +248,16 @@ class _Window:
             self._lock.release()
 
     def close(self) -> None:
-        """Accept no more exceptions, and take back a scheduled one. In the thread itself."""
+        """Accept no more exceptions, and revoke a scheduled one. Call it in the thread itself."""
         with self._lock:
             self._open = False
         if self.limit is not None:
             self._take_back()
 
     def _take_back(self) -> None:
-        # CPython has a way to take it back, but up to 3.12 it leaves every thread looking for it at
-        # each call and turn of a loop forever after, and with a tracer they turn in a circle then.
-        # An exception that arrived leaves no trace. So one is sent in its place, and caught here.
+        # CPython can revoke it, but up to 3.12, all threads then check for an exception at every
+        # call and loop iteration from then on, and with a tracer they never finish. An exception
+        # that was raised has no such effect, so replace it by another one, and catch that here.
         with contextlib.suppress(handlers.SoftTimeout):
             kind = ctypes.py_object(handlers.SoftTimeout)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, kind)

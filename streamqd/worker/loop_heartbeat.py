@@ -13,7 +13,7 @@ from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, RUNNING, WorkerSlot, now
 
 
 class LoopHeartbeat:
-    """One loop's heartbeat in one slot. `want` and `close` are called by the main thread."""
+    """The heartbeat of a loop in a slot. The main thread calls `want` and `close`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, slot: WorkerSlot, thread: int | None

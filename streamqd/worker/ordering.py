@@ -1,4 +1,4 @@
-"""The order in which fetched entries start, where several run at a time. No I/O."""
+"""The order in which fetched entries start if several run at a time. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KeyedEntry = TypeVar("KeyedEntry", bound=Keyed)
 
 
 class Ordering(Protocol[KeyedEntry]):
-    """Entries that wait for a lane of the concurrent executor, in the order that they keep."""
+    """The entries that wait for a lane of the concurrent executor, in their order."""
 
     @property
     def waiting(self) -> int:
@@ -84,7 +84,7 @@ class Unordered(Generic[KeyedEntry]):
 
 
 class ByKey(Generic[KeyedEntry]):
-    """One entry of each key at a time. An entry without a key never waits."""
+    """An order in which one entry of each key runs at a time. Entries without a key never wait."""
 
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()

@@ -11,14 +11,14 @@ from typing import Any
 
 from streamqd.config import Consumer
 
-WORK_IN_FLIGHT_NS = 1_000_000_000  # longest time that the entries of one read should take
+WORK_IN_FLIGHT_NS = 1_000_000_000  # target for the total run time of the entries of one read
 FIRST_COUNT = 16
 COUNT_MAX = 1 << 20  # above every `prefetch_max`
 CAUTIOUS_ENTRIES = 100  # handled entries after which a cautious worker fetches more
 
 
 class PrefetchController:
-    """The number of entries of each stream for the next read, from the entries seen so far."""
+    """Computes the number of entries per stream for the next read, from earlier entries."""
 
     def __init__(
         self,
@@ -28,9 +28,10 @@ class PrefetchController:
         later_max: int = 0,
         per_second: float = 0.0,
     ) -> None:
-        """Ask for at most `batch_max` at first, for `later_max` after CAUTIOUS_ENTRIES.
+        """Limit a read to `batch_max`, and to `later_max` after CAUTIOUS_ENTRIES.
 
-        `per_second` is the rate of the partition, of which a read brings a second. 0: no limit.
+        `per_second` is the rate limit of the partition, 0 for none. A read fetches the entries of
+        at most one second.
         """
         self._bytes_max = consumer.prefetch_bytes
         self._least = max(consumer.batch or 1, consumer.lanes)  # for one call, or all lanes
@@ -45,7 +46,7 @@ class PrefetchController:
         self.count = min(FIRST_COUNT, batch_max, self._safe, self.rated)
 
     def observe(self, entries: int, size: int, took_ns: int, received: int = 0) -> None:
-        """Note `entries` entries of approximately `size` bytes, handled in `took_ns`.
+        """Record `entries` entries of approximately `size` bytes, handled in `took_ns`.
 
         `received` is the exact number of bytes of the read, protocol included.
         """

@@ -1,16 +1,15 @@
 """Quarantine: entries of a lost owner run in rounds, each under a mark that outlives a host.
 
-A turn is the right to run such an entry: a lock
-that the workers of the instance share.
+A turn is the right to run such an entry: a lock that the workers of the instance share.
 
-A mark is a suspicion. When a host is lost, each of its partitions may leave one, and at most one of
-them is the cause. So a loss accuses the messages of all marks, and charges none. An accused or
-charged message runs alone: its worker is the only one of the instance that handles an inherited
-entry. The next loss charges this message, and no other.
+A mark lists the entries that are about to run. After the loss of a host, each of its partitions can
+have a mark, and at most one of them contains the cause. The loss therefore accuses the messages of
+all marks, and charges none. An accused or charged message runs alone: no other worker of the
+instance handles an inherited entry at that time. The next loss charges this message, and no other.
 
-A worker has a mark and a turn only while one of its messages runs. It first waits for everything
-that holds a run back, then for its turn. If members of a round wait for a rate or a guard while no
-other member runs, the turn is over, and a new mark names only the remaining members.
+A worker has a mark and a turn only while one of its messages runs. It first waits for every
+condition that delays the run, and then for its turn. If the rest of a round waits for a rate or a
+guard while no member runs, the turn ends, and a new mark lists only the rest.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.gates import Gates
 
-POLL_SECONDS = 0.05  # between two tries for a turn: a blocking wait could not be aborted
-SHARE_SECONDS = 1.0  # seconds of turns after which a worker lets waiting workers go first
+POLL_SECONDS = 0.05  # interval of attempts to get a turn: a blocking wait could not be aborted
+SHARE_SECONDS = 1.0  # total length of turns after which waiting workers go first
 
-# The mark while no message runs. No entry has this id, so no message is suspected.
+# The mark while no message runs. No entry has this ID, so no message becomes a suspect.
 NO_MESSAGE = b"m:0-0"
 
 
@@ -51,7 +50,7 @@ class Quarantine:
         width: int,
         batches: bool,
     ) -> None:
-        """`width`: the largest round. `batches`: one call of the handler handles a whole round."""
+        """Start closed. `width` is the largest round. `batches`: a round is one handler call."""
         self.width, self._batches = width, batches
         self._context = context
         self._calls = calls
@@ -59,16 +58,16 @@ class Quarantine:
         self.accused: frozenset[bytes] = frozenset()  # members of a round in which a host was lost
         self._session = ""  # while entries of a lost owner are handled
         self._lock: int | None = None
-        self._since = 0.0  # when the present turn started
-        self._had_seconds = 0.0  # length of the turns since the others could go first
+        self._since = 0.0  # start of the current turn
+        self._had_seconds = 0.0  # total length of the turns since other workers went first
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NO_MESSAGE
-        self._logged_unlocked = False  # that turns are unavailable
+        self._logged_unlocked = False  # it was logged that the lock for turns is unavailable
         context.channel.before_wait = self._before_wait
         _everyone.add(self)
 
     def open(self, session: str) -> None:
-        """Mark every run of this session. '' for none."""
+        """Start to mark every run of this session. '' marks none."""
         self._session = session
 
     @property
@@ -92,13 +91,13 @@ class Quarantine:
             self._begin(place)
 
     def nothing_runs(self) -> None:
-        """Suspect no message if none runs now. Called when an entry is kept for a later run."""
+        """Clear the mark if no message runs now. Called when an entry is kept for a later run."""
         if self._session and not self._runs:
             self.end_turn()
             self._mark(NO_MESSAGE)
 
     def end(self) -> None:
-        """Stop marking runs: all entries of a lost owner are settled."""
+        """Stop marking runs. Called when all entries of a lost owner are settled."""
         if self._session:
             self._mark(b"")
             self._suspects.clear()
@@ -131,7 +130,7 @@ class Quarantine:
             os.close(lock)
 
     def _is_suspect(self, entry: FetchedEntry) -> bool:
-        """Return True if it was charged or accused."""
+        """Return True if the entry was charged or accused."""
         return entry.crash_count > 0 or entry.place in self.accused
 
     def _begin(self, *places: bytes) -> None:
@@ -166,7 +165,7 @@ class Quarantine:
         self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
-        """Write durably which entries come next, so that a host-killer is found."""
+        """Write the entries that run next to Redis, so that the loss of this host accuses them."""
         settler = self._context.settler
         self._marked = b""  # unknown until Redis answers
         call = messages.quarantine_mark(settler.keys, settler.lease, self._session, places, [])
@@ -174,12 +173,12 @@ class Quarantine:
         self._marked = places
 
     def _unmark(self) -> None:
-        """Suspect no message: the entry that ran last may still be pending, because it was kept."""
+        """Clear the mark. The entry that ran last may still be pending, because it was kept."""
         if self._marked != NO_MESSAGE:
             self._mark(NO_MESSAGE)
 
     def _take_turn(self, *, alone: bool) -> bool:
-        """Try to start a turn: when no suspect runs here, or with `alone` no inherited entry.
+        """Try to start a turn. Succeeds if no suspect runs here, with `alone` no inherited entry.
 
         The turn lasts until `end_turn`, or until the process exits.
         """

@@ -1,8 +1,8 @@
-"""Reading: the round trip that brings entries, and the long poll.
+"""Read entries in one round trip, and wait for new entries with a long poll.
 
-A read is one round trip (`store.fetch`). It carries acknowledgements, brings entries, and reports
-if the fence still holds our token. After a read without entries, a long poll goes ahead of the next
-one and waits at the server. The worker's loop decides when to read and how much.
+A read is one round trip (`store.fetch`) that sends acknowledgements, fetches entries, and checks
+that the fence still contains our token. After a read without entries, a long poll is sent ahead of
+the next one and waits at the server. The worker's loop decides when to read and how much.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class LongPoll:
         return self._silence is not None
 
     def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
-        """Send a poll for entries after these ids, and a read of `count` of each stream.
+        """Send a poll for entries after these IDs, and a read of `count` of each stream.
 
-        The server answers within `seconds`. No acknowledgement rides on a poll.
+        The server answers within `seconds`. A poll carries no acknowledgements.
         """
         poll = self._fetcher.long_poll(retry, main, seconds)
         self._fetcher.send_round([], [], count, poll)
@@ -79,7 +79,7 @@ class LongPoll:
             raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
 
     def answer(self) -> FetchResult:
-        """Return the answer, which is there or arriving. Raises RedisUnavailable."""
+        """Return the answer, after the descriptor became readable. Raises RedisUnavailable."""
         fetched = self._fetcher.receive_round(polled=True)
         if self._silence is not None:
             self._silence.end()
@@ -95,7 +95,7 @@ class LongPoll:
 class Reader:
     """Reads the entries of one unit. Starts no handler and settles nothing.
 
-    Holds the ids up to which the group has read, and the session of the present connection.
+    Stores the last IDs that the group has read, and the session of the current connection.
     """
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease, slot: WorkerSlot) -> None:
@@ -111,11 +111,11 @@ class Reader:
         self.last_retry = b"0-0"
 
     def watch(self) -> bool:
-        """Watch the fence for the next read. Returns False when it has another token."""
+        """Watch the fence for the next read. Return False if it contains a different token."""
         return self.fetcher.watch()
 
     def heard(self, retry: bytes, main: bytes) -> None:
-        """Note the ids up to which the group has read. b'' leaves an id unchanged."""
+        """Record the last IDs that the group has read. b'' leaves an ID unchanged."""
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
     def send(self, main_acks: list[bytes], retry_acks: list[bytes], count: int) -> None:
@@ -138,9 +138,9 @@ class Reader:
         self.poll.start(count, self.last_retry, self.last_main, seconds)
 
     def accept(self, fetched: FetchResult) -> FetchResult | None:
-        """Check a read's answer. Returns None when the server's memory was too full to read.
+        """Check a read's answer. Return None if the server's memory was too full to read.
 
-        Raises Fenced when another owner holds the unit, and RedisRefused.
+        Raises Fenced if another instance owns the unit, and RedisRefused.
         """
         if not fetched.mine:
             raise Fenced
@@ -154,7 +154,7 @@ class Reader:
         return fetched
 
     def read_by_script(self, count: int) -> FetchResult:
-        """Read `count` entries of each stream by a script: most servers take it with full memory.
+        """Read `count` entries of each stream by a script. Most servers run it with full memory.
 
         Raises Fenced, RedisRefused, RedisUnavailable.
         """

@@ -1,7 +1,7 @@
-"""Taking over entries that other clients of the group read and left pending.
+"""Take over entries that other clients of the group read and left pending.
 
-The housekeeper sets a flag when it sees an idle entry. Other clients may hold many entries, most of
-them not idle. The worker goes through them page by page, and reads between two pages.
+The housekeeper sets a flag when it finds an idle entry. Other clients can have many pending
+entries, most of them not idle, so the worker examines them page by page, with reads in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Reclaim:
         self._slot = context.slot
         self._calls = calls
         self._pages: dict[bool, messages.Cursor] = {}  # the next of each stream, by `retried`
-        self._looked = False  # a page was taken, and no read went ahead since
+        self._looked = False  # a page was taken, and no read was sent since
 
     @property
     def wanted(self) -> bool:
@@ -31,17 +31,17 @@ class Reclaim:
         return slot.reclaim_requested != slot.reclaim_done
 
     def is_turn(self, *, reading: bool) -> bool:
-        """Return True if a page comes next. With `reading`, looks and reads alternate."""
+        """Return True if a page is next. With `reading`, pages and reads alternate."""
         return self.wanted and not (self._looked and reading)
 
     def give_way(self) -> None:
-        """Note that a read goes ahead of the next page."""
+        """Record that a read is sent ahead of the next page."""
         self._looked = False
 
     def pages(self) -> Iterator[bool]:
         """Yield each stream (as `retried`) whose next page must be taken.
 
-        Clears the flag once both streams were looked through.
+        Clears the flag when all pages of both streams were taken.
         """
         wanted, self._looked = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}

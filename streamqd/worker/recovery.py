@@ -31,9 +31,9 @@ class Recovery:
     def __init__(
         self, turns: Turns, quarantine: Quarantine, suspects: Suspects, *, complete: bool
     ) -> None:
-        """`suspects`: of earlier crashes. They run before all other entries.
+        """Create it for one unit. `suspects` of earlier crashes run before all other entries.
 
-        `complete`: no other inherited entry is a suspect, so only the suspects need marks.
+        With `complete`, no other inherited entry is a suspect, so only the suspects need marks.
         """
         context = self._context = turns.context
         self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
@@ -179,7 +179,7 @@ class Recovery:
         return ready[count:]
 
     def _run_pending(self, found: list[messages.PendingEntry]) -> None:
-        """Handle entries that were pending before, those alone that must be alone.
+        """Handle pending entries. Those that must run alone run alone.
 
         In quarantine, each inherited entry gets a durable mark and a turn.
         """
@@ -207,7 +207,7 @@ class Recovery:
             self._turns.run_dry()
 
     def _runnable(self, found: list[messages.PendingEntry]) -> list[FetchedEntry]:
-        """Return the entries that are to be run and not known yet. Settles the others."""
+        """Return the entries that must run and are not in the executor. Settles the others."""
         known = {*self._settler.deferred_places, *self._executor.places}
         runnable = []
         for entry in found:

@@ -1,9 +1,9 @@
-"""One run: the handler is called for one message, and its result becomes a verdict.
+"""Run the handler for one message, and turn the result into a verdict.
 
-The state byte of the entry is RUNNING before anything of the message is decoded. A handler that
-returns finishes the run. A failed run lasts until its verdict is written, because the text of its
-error is the user's code too. The state byte decides which message is charged for a crash, and
-which time the limits count.
+The state byte of the entry is RUNNING before the message is decoded. If the handler returns, the
+run is finished. If it raises, the run lasts until its verdict is written, because the text of the
+error comes from the user's code. The state byte determines which message is charged for a crash,
+and which time counts towards the limits.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from streamqd.worker.verdicts import Verdicts
 
 ACK_DELAY_NS = 20_000_000  # start no run while a finished one is older and not settled
 ACK_SHARE = 20  # settle immediately if settling takes less than this part of the run (1/20)
-QUICK_RUN_NS = 2_000_000  # after a run shorter than this its end may wait for the next one
+QUICK_RUN_NS = 2_000_000  # run time below which settling can wait for the next run
 
 
 class RunPace:
-    """The work between two runs: finished runs are settled."""
+    """Settles finished runs between two runs, as often as needed."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
@@ -46,7 +46,7 @@ class RunPace:
     def settle_first(self, now: int, ran_ns: int) -> int:
         """Settle failures and due verdicts before the next run, which may take hours.
 
-        `ran_ns` is how long the run before it took. Returns the instant afterwards.
+        `ran_ns` is the duration of the last run. Returns the time after settling (`now_ns`).
         """
         settler = self._settler
         due = self._ack_each or must_settle_first(ran_ns, now - settler.since_ns, self._settling_ns)
@@ -65,13 +65,13 @@ class InPlace(Protocol):
         """Return how many new messages, from `start` on, may run one after the other."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Return True if an entry may run now, after a wait if needed. Else it is kept apart."""
+        """Wait if needed, and return True if an entry may run. Otherwise, it is kept apart."""
 
     def keep(self, entry: FetchedEntry) -> None:
         """Make a failed entry wait until it is due. Then `may_run` is called for it again."""
 
     def forget(self, entry: FetchedEntry) -> None:
-        """An entry whose run has failed has its verdict, and does not run again."""
+        """Drop an entry whose verdict is known, because it does not run again in its place."""
 
 
 class SingleRunner:
@@ -92,7 +92,7 @@ class SingleRunner:
         self._in_place = in_place
         self._pace = RunPace(context)
         self._last_run_ns = 0
-        self._kept = False  # whether the message of the last run that failed waits in its place
+        self._kept = False  # the message of the last failed run waits in its place
         self._ack_each = context.consumer.ack == EACH
 
     def handle(self, entry: FetchedEntry) -> None:
@@ -104,7 +104,7 @@ class SingleRunner:
             pass
 
     def _run(self, entry: FetchedEntry) -> bool:
-        """Run the handler for an entry. Returns whether it waits in its place for another run."""
+        """Run the handler for an entry. Return True if the entry waits in its place."""
         message, self._kept = entry.message, False
         if message.expires_at is None or not self._verdicts.skip_expired(entry):
             self._run_each((message,), entry.index, entry.retried, entry)
@@ -187,9 +187,7 @@ class SingleRunner:
         return len(messages)
 
     def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Record the verdict on a failed run.
-
-        Returns whether the message is kept for another run.
+        """Record the verdict on a failed run. Return True if the message waits for another run.
         """
         self._kept = self._verdicts.failed(entry, error)
         if self._kept:
@@ -211,10 +209,11 @@ def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> F
 
 
 def must_settle_first(ran: int, waited: int, settling: int) -> bool:
-    """Return True if finished runs must be settled before the next run. All in nanoseconds.
+    """Return True if finished runs must be settled before the next run.
 
-    `ran` is the time of the last run, `waited` the age of the oldest unsettled run, `settling` the
-    time of the last settling: if Redis is far away, more runs count as quick.
+    All in nanoseconds: `ran` is the duration of the last run, `waited` the age of the oldest
+    unsettled run, and `settling` the duration of the last settling. If settling takes longer, more
+    runs count as quick.
     """
     worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
     return ran > worth or waited > ACK_DELAY_NS

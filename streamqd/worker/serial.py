@@ -1,7 +1,7 @@
-"""Messages one after the other, in the main thread.
+"""Run messages one after the other, in the main thread.
 
-The slot's batch is the last read, or the last listing. All its entries have finished, or are kept
-by their order, before the next read is sent. The acknowledgements travel with that read.
+The slot's batch is the last read, or the last listing. The next read is sent when all its entries
+have finished or wait for an earlier message. It also carries their acknowledgements.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Runner(Protocol):
         """Run the handler for an entry of the batch, or collect it."""
 
     def run_collected(self) -> None:
-        """Run the messages that `handle` has collected: no more come for now."""
+        """Run the messages that `handle` has collected. Called when no more are ready."""
 
     def drop_collected(self) -> None:
-        """Forget the messages that `handle` has collected. They stay pending."""
+        """Drop the messages that `handle` has collected. They stay pending."""
 
 
 class SerialExecutor:
@@ -123,7 +123,7 @@ class SerialExecutor:
         """Do nothing: `start` returns after all its runs have finished."""
 
     def start(self, *, held: bool = True) -> None:
-        """Run all fetched entries, and the `held` messages that are due.
+        """Run all fetched entries, and with `held` the held messages that are due.
 
         Raises Stop, Fenced, RedisUnavailable, RedisRefused. Entries that did not run stay pending.
         """

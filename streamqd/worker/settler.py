@@ -30,14 +30,14 @@ from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # entries of one script, which bounds how long one call occupies the server
 GRACE_NS = 1_000_000  # length of a wait for events after an acknowledgement is due
-DEFER_SECONDS = 1.0  # between two attempts to settle entries that the server refused
+DEFER_SECONDS = 1.0  # pause between attempts to settle entries that the server refused
 
 # The server takes no writes for now. Any other refusal may concern one entry or one key.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class FailedEntry(NamedTuple):
-    """One entry on its way to a retry or to the dead letters.
+    """A failed entry that becomes a retry or a dead letter.
 
     `fields` are the changed fields. `body` holds all fields as they were read, flat: sent only if
     the server cannot copy them, because the entry was trimmed or is too wide. `size` is the
@@ -95,7 +95,7 @@ class Settler:
     # --- noting ---
 
     def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
-        """Note that an entry is handled. `now` is when its run finished (`now_ns`)."""
+        """Record that an entry was handled. Its run finished at `now` (`now_ns`)."""
         if has_counters:
             self._with_counters.append((place_of(entry_id, retried=retried), index))
         else:
@@ -105,7 +105,7 @@ class Settler:
             self.since_ns = now
 
     def ack_all(self, entries: list[FetchedEntry]) -> None:
-        """Note that entries are handled, in the order in which their runs finished."""
+        """Record that entries were handled, in the order in which their runs finished."""
         acks, indexes = self.main_acks, self._ack_indexes
         for entry in entries:
             if entry.retried or entry.has_counters:
@@ -117,14 +117,14 @@ class Settler:
             self.since_ns = entries[0].ended_ns
 
     def fail(self, item: FailedEntry, now: int) -> None:
-        """Note that an entry is retried or dead-lettered. A crash is no longer charged to it."""
+        """Record that an entry is retried or dead-lettered. No crash is charged to it any more."""
         self._mark(item.at, FAILED)
         self.items.append(item._replace(read=self._read) if self._read else item)
         if not self.since_ns:
             self.since_ns = now
 
     def skip(self, entry: FetchedEntry) -> None:
-        """Note that an entry is to be acknowledged without a run."""
+        """Record that an entry is acknowledged without a run."""
         self._mark(entry.index, DONE)
         self.ack(entry.id, entry.index, now_ns(), entry.retried, entry.has_counters)
 
@@ -133,7 +133,7 @@ class Settler:
             self.slot.states[index] = state
 
     def note(self, place: bytes, failures: int, due: int, now: int) -> None:
-        """Note the failures of an entry that waits in place, and when it runs again."""
+        """Record the failure count and the due time of an entry that waits in place."""
         self._notes[place] = failures, due
         if not self.since_ns:
             self.since_ns = now
@@ -150,7 +150,7 @@ class Settler:
 
     @property
     def only_plain_acks(self) -> bool:
-        """True if everything unsettled may ride on the next read."""
+        """True if the next read can carry everything that is unsettled."""
         return not (self._with_counters or self.items or self._notes)
 
     @property
@@ -172,7 +172,7 @@ class Settler:
     # --- when ---
 
     def hurry(self) -> None:
-        """Note that the failures noted so far must not wait: their runs were not quick."""
+        """Make the recorded failures due, because their runs were not quick."""
         self._hurried = True
 
     def is_due(self, now: int) -> bool:
@@ -204,7 +204,7 @@ class Settler:
     # --- settling ---
 
     def acks_confirmed(self, now: int) -> None:
-        """Note that Redis executed all plain acknowledgements, by script or with a read."""
+        """Record that Redis executed all plain acknowledgements, by script or with a read."""
         count = len(self._ack_indexes)
         if not count:
             return
@@ -226,8 +226,8 @@ class Settler:
     def flush_last(self) -> None:
         """Settle everything before the worker exits, deferred entries too.
 
-        An unsettled failure runs again at the next owner. So a lost connection or answer is worth a
-        second attempt on a new connection. Raises as `flush`.
+        The next owner would run an unsettled failure again, so a lost connection or answer is
+        followed by a second attempt on a new connection. Raises as `flush`.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -239,7 +239,7 @@ class Settler:
             self.flush()
 
     def try_to_flush(self) -> None:
-        """Settle as much as Redis accepts now. The rest stays noted. Raises Fenced."""
+        """Settle as much as Redis accepts now, and keep the rest. Raises Fenced."""
         with contextlib.suppress(RedisUnavailable, RedisRefused):
             self.flush()
 
@@ -253,7 +253,7 @@ class Settler:
         self.acks_confirmed(now_ns())
 
     def flush_verdicts(self) -> None:
-        """Settle all but plain acknowledgements, which may ride on a read. Raises as `flush`."""
+        """Settle all but plain acknowledgements, which a read can carry. Raises as `flush`."""
         self._flush_counted_acks()
         if self._notes:
             self._write_notes()
@@ -424,7 +424,7 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
 
 
 def _adjacent(items: list[FailedEntry]) -> bool:
-    """Return True if the entries were next to each other in one read, and so in the stream."""
+    """Return True if the entries were consecutive in one read, and so in the stream."""
     first = items[0]
     return first.read > 0 and all(
         item.read == first.read and item.at == at for at, item in enumerate(items, first.at)

@@ -1,7 +1,7 @@
-"""The soft time limit: the supervisor sends SIGUSR1, and the handler sees a SoftTimeout.
+"""The soft time limit: the supervisor sends SIGUSR1, and the handler gets a SoftTimeout.
 
-Only user code is interrupted: the handler, and the inspection of its error, which may run the
-user's code too. The worker's own steps are never interrupted halfway.
+Only user code is interrupted: the handler, and the inspection of its error, which can run user
+code too. The worker's own steps are never interrupted.
 """
 
 from __future__ import annotations

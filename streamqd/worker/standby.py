@@ -1,8 +1,8 @@
 """A standby: a worker that boots next to the worker that it will replace, and waits for its turn.
 
-It imports, runs `on_start` and connects, but has no token, so it can neither read nor settle. It
-writes only one word into the slot, which still belongs to the active worker: that the standby is
-warm.
+It imports, runs `on_start` and connects, but has no token, so it can neither read nor settle. The
+slot still belongs to the active worker. The standby writes only one word there, to report that it
+is warm.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def prepare(
     family.end_child()
     link = new_link(settings, assignment.lease.unit)
     with contextlib.suppress(RedisUnavailable):
-        link.open()  # later will do, as for any worker that Redis does not answer
+        link.open()  # on failure, it is repeated later, as by any worker without Redis
     slot.warm_pid = os.getpid()
     channel.wake_supervisor()
     word = channel.await_assignment()

@@ -1,8 +1,8 @@
-"""Keeps the runs of one partition within the rate of its consumer.
+"""Limit the runs of one partition to the rate of its consumer.
 
-`policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over cuts the
-wait short, like every wait of a worker. The state is a word of the slot, so the next worker
-continues it, even after a crash.
+`policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over ends the
+wait early, like every wait of a worker. The state is a word of the slot, so the next worker
+continues with it, even after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RateLimiter:
     """The rate of one worker: a gate."""
 
     def __init__(self, context: WorkerContext, burst: int) -> None:
-        """`burst` is the least that may start at a time if `rate_burst` is not set."""
+        """Start without a wait. `burst` is the minimum burst if `rate_burst` is not set."""
         slot = self._slot = context.slot
         self._consumer = context.consumer
         self._least = burst
@@ -30,7 +30,7 @@ class RateLimiter:
         self._channel = context.channel
         self._settler = context.settler
         self._waits = slot.waits
-        self._since_ns = 0  # when the present wait started, 0 = no wait
+        self._since_ns = 0  # start of the current wait, 0 = no wait
 
     def _use(self, partitions: int) -> None:
         """Compute the rate of this partition. With `rate_per = "group"`, it is an equal share."""
@@ -48,9 +48,9 @@ class RateLimiter:
         return self._rate.burst
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may start, and return that instant.
+        """Wait until `runs` may start, and return that time.
 
-        Nothing may come between this and the runs: the distance of two is that of two answers.
+        Start the runs immediately: the time between two runs is the time between two returns.
         """
         while left := self.held_ns(now, runs):
             self._settler.flush()
@@ -62,7 +62,7 @@ class RateLimiter:
         return now
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return how long it is until `runs` may start, 0 for now. Shows that the rate waits."""
+        """Return the nanoseconds until `runs` may start, 0 for now. Publishes the wait."""
         if self._slot.partitions != self._partitions:  # the topic has grown
             self._use(self._slot.partitions)
         left = self._rate.wait(self._slot.rate_due_ns, now, runs)
@@ -72,12 +72,12 @@ class RateLimiter:
         return left
 
     def admits(self, _running: int) -> bool:
-        """Return True: the rate does not limit the number of active runs."""
+        """Return True, because the rate does not limit the number of active runs."""
         return True
 
     @property
     def one_by_one(self) -> bool:
-        """False: the rate counts starts."""
+        """False, because the rate counts starts and not active runs."""
         return False
 
     def started(self, now: int, runs: int = 1) -> None:

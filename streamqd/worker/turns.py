@@ -25,12 +25,12 @@ PUBLISH_NS = 1_000_000_000
 
 
 class Reconnect(Exception):  # noqa: N818 - nothing is wrong
-    """The connection was closed on purpose. Start again with a new connection."""
+    """Raised to start again with a new connection, after the old one was closed on purpose."""
 
 
 @dataclass
 class Turns:
-    """The turns of one worker, and the parts that they join. Main thread only."""
+    """Runs the turns of one worker with its parts. Main thread only."""
 
     context: WorkerContext
     reader: Reader
@@ -78,7 +78,7 @@ class Turns:
             raise Stop(ExitCode.RECYCLE)
 
     def has_command(self) -> bool:
-        """Return True if a command comes before the next read: a run can last for hours."""
+        """Return True if a command must be followed before the next read. A run can take hours."""
         must_pause = self.guards is not None and self.guards.must_pause
         return must_pause or self._slot.words[WORD_COMMAND] != 0
 
@@ -183,14 +183,14 @@ class Turns:
         return self.executor.room(count or self._consumer.lanes) > 0
 
     def takes_along(self) -> bool:
-        """Return True if a read may go out for its acknowledgements alone.
+        """Return True if a read may be sent only to carry acknowledgements.
 
         No lane asked for the entries of this read. With the fetched ones they must fit in one read.
         """
         return self.wants(max(self.prefetch.count, self._consumer.lanes))
 
     def await_room(self) -> int:
-        """Return how many more entries of each stream may come into hand, at least 1.
+        """Return the number of entries of each stream that may be fetched (at least 1).
 
         Waits while Redis refuses retries and dead letters. Acknowledgements are still sent, because
         they free memory.

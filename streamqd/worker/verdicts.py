@@ -33,7 +33,7 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.settler import FailedEntry
 
-RELEASE_SECONDS = 1.0  # between a handler's Release and the next listing of pending entries
+RELEASE_SECONDS = 1.0  # pause after a handler's Release before pending entries are listed
 TOO_LARGE = "too-large"  # the reason of a dead letter
 TEXT_TIMED_OUT = "<its text took longer than the time limit of the run>"
 KEEPS_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the error's own text
@@ -50,7 +50,7 @@ class Judged:
         self.error = error
         self.outcome: Outcome | None = None  # without text and traceback
         self.described: handlers.Description | None = None
-        # In words that may be kept.
+        # The texts that may be stored.
         self.text = ""
         self.place = ""  # as shop.py:41, '' when none is known
         self.traceback = ""
@@ -82,7 +82,7 @@ class Verdicts:
         self._guards = guards
         self._redact = redact
         self._bytes_max = context.settings.daemon.max_message_bytes
-        self.released = 0  # entries given back that the worker has not listed again yet
+        self.released = 0  # released entries that the worker has not listed again yet
         self._dead_lines = logs.Limit("message.dead_lettered", logging.WARNING)
         self._given_up_lines = logs.Limit("dead_letter.given_up", logging.WARNING)
         self._retry_lines = logs.Limit("message.retried", logging.INFO)
@@ -113,7 +113,7 @@ class Verdicts:
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
     def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
-        """Dead-letter a message that has killed its process too often, or is too large.
+        """Dead-letter a message that crashed its process too often, or that is too large.
 
         `context` is that of its last crash.
         """
@@ -297,7 +297,7 @@ class Verdicts:
             judged.traceback = handlers.passed(described.traceback(), self._redact)
 
     def _keep(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
-        """Make a message wait in its place. The cost of its run is written first."""
+        """Make a message wait in its place. Its failure count is written first."""
         now = now_ns()
         entry.keep(attempts, now + int(delay * 1e9))
         if attempts:
@@ -305,7 +305,7 @@ class Verdicts:
             self._settler.note(entry.place, failures, entry.due_ns, now)
 
     def _age(self, message: Message) -> float:
-        # Both times are the server's: hosts need not agree on theirs.
+        # Both times are of the server's clock, because the clocks of hosts can differ.
         if self._policy.max_age is None:
             return 0.0
         # The age of a replayed dead letter counts from its failure: its message may be old.
@@ -324,13 +324,13 @@ class Verdicts:
     def _give_up(
         self, entry: FetchedEntry, reason: str, error: str, judged: Judged | None = None
     ) -> None:
-        """Acknowledge a dead letter and keep it: as another dead letter it would return forever."""
+        """Acknowledge an entry of a dead-letter group. A new dead letter would be read again."""
         self._slot.add("given_up")
         self._settler.skip(entry)
         self._say_end(self._given_up_lines, entry.message, reason, error, judged)
 
     def catch_up(self) -> None:
-        """Log how many lines were left out, when that is due."""
+        """Log the number of suppressed lines, if that is due."""
         for lines in (
             self._dead_lines,
             self._given_up_lines,
@@ -390,7 +390,7 @@ def _without_text(error: BaseException, detail: str) -> Failed:
 
 
 def _in_one(name: str, text: str) -> str:
-    """Class and text in one: `ValueError: the card was declined`."""
+    """Return class and text as one string: `ValueError: the card was declined`."""
     return f"{name}: {text}" if name and text else name or text
 
 

@@ -29,7 +29,7 @@ RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection
 
 
 class Step(enum.Enum):
-    """The next step of a worker's loop, see `WorkerLoop._next_step`."""
+    """A step of a worker's loop, see `WorkerLoop._next_step`."""
 
     LIST_PENDING = enum.auto()
     RECLAIM = enum.auto()
@@ -59,8 +59,8 @@ class WorkerLoop:
     def run(self) -> ExitCode:
         """Run until stopped. Return the exit code.
 
-        After an unexpected error, such as an invalid reply of a script, the process exits at once:
-        `Executor.close` notes that the running handlers are not to blame.
+        After an unexpected error, such as an invalid reply of a script, the process exits.
+        `Executor.close` records that the running handlers did not cause the error.
         """
         try:
             return self._live()
@@ -126,8 +126,8 @@ class WorkerLoop:
         self._trouble.failed(unit=self.unit, error=str(error))
         self.link.close()
         if isinstance(error, SilentConnection):
-            # Connections die together. No reply is awaited here, so the other one is replaced too,
-            # instead of being doubted for another second.
+            # Connections usually fail together. No reply is outstanding, so replace the other one
+            # too, instead of probing it for another second.
             self.settler.link.close()
         first, longest = RECONNECT_SECONDS
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
@@ -135,9 +135,9 @@ class WorkerLoop:
     def _group_restored(self) -> bool:
         """Create the destroyed group again at its old position. False if that position is unknown.
 
-        Then the group starts at its floor: pending entries had not been listed, or were given back,
-        and none may be skipped. Without an answer the call is repeated: it may not have arrived,
-        and then acknowledged entries would be handled again.
+        If it is unknown, because pending entries were not listed or were released, the group starts
+        at its oldest needed entry, so that no entry is skipped. If the call gets no answer, it is
+        repeated. It may not have arrived, and acknowledged entries would then be handled again.
         """
         if not self._listed or self._turns.verdicts.released:
             return False
@@ -176,7 +176,7 @@ class WorkerLoop:
         return True
 
     def _superseded(self) -> ExitCode:
-        """Log that a newer owner exists, which is responsible for every fetched entry."""
+        """Log that a newer owner exists. It handles every fetched entry."""
         self.slot.add("fenced")
         logs.event("request.fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
         return ExitCode.FENCED
@@ -249,8 +249,8 @@ class WorkerLoop:
         | State                                                | Step         |
         | a handler released a message                         | LIST_PENDING |
         | the housekeeper saw entries of other clients         | RECLAIM      |
-        | a long poll is under way                             | ANSWER       |
-        | the executor wants no entries, nothing rides on read | WAIT         |
+        | a long poll is waiting                               | ANSWER       |
+        | no entries wanted, no acknowledgement for a read     | WAIT         |
         | the last read was empty, and nothing is due          | POLL         |
         | else                                                 | READ         |
         """
@@ -267,7 +267,7 @@ class WorkerLoop:
         return Step.POLL if empty and not (due or self._reclaim.wanted) else Step.READ
 
     def _begin_again(self) -> None:
-        """Wait RELEASE_SECONDS, then list the pending entries again, as some were given back."""
+        """Wait RELEASE_SECONDS, and list the pending entries again, because some were released."""
         self._turns.run_dry()
         self.settler.flush()
         self._turns.verdicts.released = 0
