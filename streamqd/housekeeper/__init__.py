@@ -1,8 +1,8 @@
 """The housekeeper: one process per instance that maintains the data of the owned partitions.
 
 It opens a connection, runs its due tasks in a loop, each bounded, and exits when the supervisor
-commands it or has exited. It owns no lease and no message. Without it no message is lost, but
-retries wait. It works again when Redis is back, after any outage. A thread serves HTTP.
+commands it or has exited. It owns no lease and no message. If it is not running, no message is
+lost, but retries wait. It continues after any outage of Redis. A thread serves HTTP.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from streamqd.store.store import Store
 from streamqd.telemetry import killed
 
 LINK_TIMEOUT = 5.0
-DOUBT_SECONDS = 0.3  # after which a silent connection is doubted, at no risk
-AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is unavailable
+DOUBT_SECONDS = 0.3  # silence after which a connection is probed
+AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two attempts while Redis is unavailable
 WORD_BYTES = 512  # longest message of the supervisor
 SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
 SUMMARY_LIFE = 10.0  # seconds, five times its interval
@@ -111,7 +111,7 @@ class Housekeeper:
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
-        self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE when it is that
+        self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE if the instance is one
         self._look_at = 0.0  # next check of the slots, monotonic
 
     def _table(self) -> list[Task]:
@@ -195,7 +195,7 @@ class Housekeeper:
                 self._history.write()
 
     def _look(self) -> None:
-        """Note which units this instance owns now, and which workers are running."""
+        """Record the units that this instance owns, and the running workers."""
         slots = self.view.owned()
         owned = [unit for _, unit in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
@@ -262,7 +262,7 @@ class Housekeeper:
         self.view.redis_up = False
         self._away.failed(address=self._store.connection.address, error=str(error))
         if not away:
-            self._tasks[0].due = 0.0  # it finds out that Redis is there
+            self._tasks[0].due = 0.0  # this task detects that Redis is back
             return
         wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._away.failures - 1, 8))
         again = time.monotonic() + wait * random.uniform(0.5, 1.0)
@@ -293,7 +293,7 @@ class Housekeeper:
         self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
     def _wake_supervisor(self) -> None:
-        """Wake the supervisor: a slot has news for its worker."""
+        """Wake the supervisor, because a slot has a request for its worker."""
         with contextlib.suppress(OSError):
             self._control.send(b"!", socket.MSG_DONTWAIT)
 

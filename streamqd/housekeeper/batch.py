@@ -1,8 +1,8 @@
-"""Many scripts in bounded writes, and tasks that give way to each other.
+"""Send many scripts in bounded writes, in tasks that take turns.
 
-The server answers every command of a write before it serves other clients. So a write has only a
-few scripts that move or remove entries, and a task with much work stops after TURN_SECONDS and
-continues in its next turn.
+The server answers every command of a write before it serves other clients. A write therefore has
+only a few scripts that move or remove entries, and a task with much work stops after TURN_SECONDS
+and continues in its next turn.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from streamqd.store.replies import valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-WORKS_MAX = 4  # scripts that move or remove in one write: each may take 1 or 2 ms
-LOOKS_MAX = 16  # scripts or commands that only read in one write: each takes about 0.1 ms
+WORKS_MAX = 4  # scripts in one write that move or remove entries: each takes up to 2 ms
+LOOKS_MAX = 16  # scripts or commands in one write that only read: each takes about 0.1 ms
 TURN_SECONDS = 0.3  # longest turn of one task
 
 Target = TypeVar("Target")

@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
-    """Note the server's clock: times of the server are compared only with this clock.
+    """Record the server's clock, with which times of the server are compared.
 
     It reads `key` too: a server that is loading answers TIME and refuses all other commands.
     """
@@ -99,7 +99,7 @@ def _letters(
         for place in left:  # the count of a refused partition is unknown
             del known[place]
         known |= counted
-        # A count that starts again, because letters were removed, waits for the next measurement.
+        # If dead letters were removed, the count restarts in the next measurement.
         left = [place for place, one in counted.items() if one.after and not one.whole]
         if now_ns() >= until:
             break

@@ -16,7 +16,7 @@ from streamqd.store.store import Store
 
 MINUTE = 60.0
 MINUTE_MS = 60_000
-LOOK_SECONDS = 3.0  # between two looks at what was written to the partitions
+LOOK_SECONDS = 3.0  # interval in which the messages written to the partitions are counted
 _COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "added"}
 
 
@@ -55,7 +55,7 @@ class HistoryWriter:
         self._minute = 0  # minutes since 1970 at the last entry, server's clock
 
     def run(self) -> float:
-        """Write an entry once a minute is over. Return the seconds until the next look or entry."""
+        """Write an entry once a minute is over. Return the seconds until the next call."""
         self._look()
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
@@ -102,7 +102,7 @@ class HistoryWriter:
         self._added.clear()
 
     def _look(self) -> None:
-        """Count what was written to the owned partitions since the last check."""
+        """Count the messages written to the owned partitions since the last call."""
         before, self._ever_added = self._ever_added, {}
         for _, unit in self._view.owned():
             partition = self._view.partitions.get((unit.topic, unit.partition))

@@ -1,7 +1,7 @@
-"""The seam of the housekeeper: an error about one partition or unit leaves the others their turn.
+"""Isolate the subjects of housekeeper tasks: an error for one partition or unit stops no other.
 
-Every task runs its work for one subject through this module. After an unexpected error the task
-leaves the subject alone for a while, and continues with the others.
+Every task runs its work for one subject through this module. After an unexpected error, the task
+pauses for that subject, with a backoff, and continues with the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BACKOFF = Backoff(kind="exponential", base=2.0, max=60.0, jitter="none")
 
 @dataclass
 class _Failing:
-    """A subject that a task leaves alone until `until` (monotonic)."""
+    """A subject for which a task pauses until `until` (monotonic)."""
 
     until: float = 0.0
     last: float = 0.0  # monotonic, of the last error
@@ -50,7 +50,7 @@ class TaskIsolation:
         self._failing: dict[tuple[str, Subject], _Failing] = {}
 
     def of(self, task: str) -> Isolate[Subject]:
-        """Return the seam of a task. RedisUnavailable and RedisRefused still reach the task."""
+        """Return the function that isolates a task. RedisUnavailable and RedisRefused pass it."""
 
         def run(
             subject: Subject, do: Callable[P, T], /, *args: P.args, **named: P.kwargs

@@ -1,6 +1,6 @@
-"""Reads the figures that the relays of this instance's outboxes published, for the metrics.
+"""Read the figures that the relays of this instance's outboxes publish, for the metrics.
 
-The relays may run elsewhere. The databases are not asked.
+The relays may run on other hosts. The databases are not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The current pace of work: arriving messages, changes of the lag, durations of handlers.
+"""Compute current rates: arriving messages, changes of the lag, durations of handlers.
 
-Counters cover the time since the start, but operators want the last minute. All figures here
-fade with time, and only the housekeeper keeps them.
+Counters cover the time since the start, but operators need the last minute. All figures here are
+moving averages or medians, and only the housekeeper keeps them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
 
-TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
+TREND_SECONDS = 20.0  # time constant of a trend, an exponential average
 DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of checks
 LATENCY_SECONDS = 60.0
 QUIET = 0.01  # runs, below which no durations are reported
@@ -94,7 +94,7 @@ class Durations(NamedTuple):
 
 
 class Latency:
-    """Histograms of handler runs that forget."""
+    """Histograms of handler runs that decay with time."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
@@ -148,7 +148,7 @@ class Pace:
 
     def observe(self, view: MetricsView) -> None:
         """Update the figures from the view."""
-        # Old figures at a new time would look like standing still.
+        # Old figures at a new time would count as no change.
         if view.measured_ns != self._measured_ns:
             now = self._measured_ns = view.measured_ns
             added: dict[Hashable, float] = {

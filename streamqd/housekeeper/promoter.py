@@ -1,6 +1,6 @@
-"""Moves due messages: retries into the retry streams, delayed sends into the partitions.
+"""Move due messages: retries into the retry streams, delayed sends into the partitions.
 
-The moves are not fenced: each is atomic and safe for any caller, even if repeated or concurrent.
+The moves need no fence: each is atomic and safe for any caller, even if repeated or concurrent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Promoter(Generic[Target]):
         look: float = LOOK_SECONDS,
         isolate: Isolate[Target] = directly,
     ) -> None:
-        """`measured`: the next due time by the view's figures. `look`: seconds between checks."""
+        """`measured` returns the next due time in the view's figures. Checks are `look` s apart."""
         self._store = store
         self._view = view
         self._call = call
@@ -78,18 +78,18 @@ class Promoter(Generic[Target]):
         self._refusals = Refusals()
 
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
-        """Look at `targets()` if due, and promote. Return the seconds until the next turn."""
+        """Check `targets()` if due, and promote. Return the seconds until the next turn."""
         if time.monotonic() >= self._look_at or self._view.measured_ns > self._looked_ns:
             self.look(targets())
         return self.promote()
 
     def run(self, targets: Mapping[Target, int]) -> float:
-        """Look at `targets` and promote. Return the seconds until the next turn."""
+        """Check `targets`, and promote. Return the seconds until the next turn."""
         self.look(targets)
         return self.promote()
 
     def look(self, targets: Mapping[Target, int]) -> None:
-        """Find out where to ask, of `targets` (target -> hint, unix ms or 0)."""
+        """Select the targets to call, from `targets` (target -> hint, unix ms or 0)."""
         clock, now = time.monotonic(), self._view.now_unix_ms()
         self._look_at, self._looked_ns = clock + self._look, self._view.measured_ns
         for known in self._asked.keys() - targets.keys():

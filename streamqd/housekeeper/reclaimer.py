@@ -1,7 +1,7 @@
-"""Looks for entries that other clients' consumers left pending.
+"""Find entries that other clients' consumers left pending.
 
-It claims nothing: it raises a flag in the slot of the partition's worker, which claims the entries
-by a fenced script. So an owner never gets an entry that it did not request.
+The housekeeper claims nothing. It raises a flag in the slot of the partition's worker, which claims
+the entries with a fenced script, so an owner never gets an entry that it did not request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUR_CONSUMER = b"w"  # the only consumer name of all owners. The fence identifie
 # With an IDLE filter, the server would scan all entries that are not idle, in one command.
 PAGE = 500  # pending entries of one consumer in one answer
 PAGES_MAX = 32  # pages in one check
-GO_ON_SECONDS = 1.0  # until the next check while lists are not read to their end
+GO_ON_SECONDS = 1.0  # pause before the next pages while a list is not finished
 BEGIN = b"0-0"
 
 

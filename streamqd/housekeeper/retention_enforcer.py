@@ -1,6 +1,6 @@
-"""Removes unacknowledged entries of topics whose settings allow it, and counts the loss.
+"""Remove unacknowledged entries of topics whose settings allow it, and count the loss.
 
-It is never silent: each loss is in the metric, in the log and in the record of the partition.
+Each loss is counted in a metric, in the log and in the record of the partition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loading into the server the scripts of producers, who may be forbidden to bring their own.
+"""Load the scripts of producers into the server, for Redis users that may not load scripts.
 
 A producer whose user may run EVALSHA but not EVAL can send once the server has the scripts.
 A restart of the server, or SCRIPT FLUSH, removes them.

@@ -16,7 +16,7 @@ TOPICS_MAX = 128  # read at a time
 
 
 class Topics:
-    """Reads registered settings now and then, of a bounded number of topics at a time."""
+    """Reads registered settings periodically, for a bounded number of topics at a time."""
 
     def __init__(self, store: Store, stated: Mapping[str, Topic]) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""Removes entries that every group has acknowledged and that no retention keeps.
+"""Remove entries that every group has acknowledged and that no retention setting retains.
 
-Retry streams keep no acknowledged entry, partitions keep the entries that their topic retains.
-The retention enforcer removes entries that a topic allows to be lost, at the end of each run.
+Retry streams retain no acknowledged entry. Partitions retain those that the topic's settings
+retain. At the end of each run, the retention enforcer removes the entries that may be lost.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def assign(
 ) -> dict[Unit, str]:
     """Return the wanted owner of every unit that some member offers and has room for.
 
-    `owners` are the present owners. An owner that is not a member counts as none.
+    `owners` are the current owners. A unit whose owner is not a member is free.
     """
     by_pair: dict[Pair, list[Unit]] = defaultdict(list)
     for unit in units:

@@ -1,8 +1,8 @@
-"""The number of partitions an instance can serve while the operating system refuses processes.
+"""Limit the partitions of an instance while the operating system refuses processes.
 
-The first refusal that lasts sets the limit to the number of running workers. Trials then find out
-whether more processes can be started. After a refusal, the pause between trials doubles. After a
-success, the next trial is twice as large, until the limit is removed. Pure.
+The first refusal that lasts sets the limit to the number of running workers. Trials then test if
+more processes can be started. After a refusal, the pause between trials doubles. After a success,
+the next trial is twice as large, until the limit is removed. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GIVE_UP_SECONDS = 3.0  # refusals for this time release the partition
-TRY_SECONDS = (5.0, 60.0)  # between two trials that fail: first and longest
-MORE_SECONDS = 2.0  # between two trials that succeed
+TRY_SECONDS = (5.0, 60.0)  # first and longest pause after a trial that fails
+MORE_SECONDS = 2.0  # pause after a trial that succeeds
 TOGETHER_MAX = 16  # processes in one trial
 
 
@@ -39,7 +39,7 @@ class Capacity:
         self._try_at = now + self._wait
 
     def to_try(self, now: float, running: int) -> int:
-        """Return how many processes to try now, in addition to the running ones. 0 means none."""
+        """Return the number of further processes to try now, 0 for none."""
         if self.limit is None or now < self._try_at:
             return 0
         return min(max(0, self.limit - running) + self._more, TOGETHER_MAX)

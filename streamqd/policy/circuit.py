@@ -1,14 +1,14 @@
-"""A circuit breaker: stops the runs of a partition while a dependency of its handler is down.
+"""A circuit breaker: stop the runs of a partition while a dependency of its handler is down.
 
-While the circuit is closed, everything runs. It opens at a number of failures of the dependency
-within a window: then no run starts for a time. After that it is half open: one message at a time
-runs as a probe. A successful probe closes the circuit, and a failed probe opens it again. A message
-that fails repeatedly while others succeed counts once, because the message is then the cause.
+While the circuit is closed, all messages run. After a number of failures of the dependency within a
+window, it opens, and no run starts until the next probe is due. It is then half open: one message
+at a time runs as a probe. A successful probe closes the circuit, and a failed probe opens it again.
+A message that fails repeatedly while others succeed counts once, because it is then the cause.
 
-A failure of the dependency is not the message's fault. But a single message may fail this way
-forever, and its first failure does not show which case it is. So the first such failure of a
-message is free. A later one counts as an attempt, unless the circuit was open in between. An outage
-that opens the circuit therefore costs no attempt, even if it recurs.
+A failure of the dependency is not the message's fault. However, a message can also be the only one
+that fails this way, and its first failure does not show the difference. The first such failure of a
+message is therefore free. A later one counts as an attempt, unless the circuit was open in between.
+An outage that opens the circuit costs no attempt, even if it recurs.
 
 Each worker has its own circuit. `CircuitMemory` is the state that outlives the worker. Each message
 carries the time at which a failure was last forgiven.
@@ -34,8 +34,8 @@ class CircuitState(enum.IntEnum):
 class CircuitMemory(NamedTuple):
     """The state that the next worker of a partition starts with.
 
-    It holds the number of failures that count and the time of the oldest, when the circuit was last
-    open (0: never), and True if it is not closed.
+    In order: the number of failures in the window, the time of the oldest, the last time at which
+    the circuit was open (0: never), and True if it is not closed.
     """
 
     failures: int = 0

@@ -1,4 +1,4 @@
-"""Detects a flood of dead letters: then the code is at fault, and the partition should stop."""
+"""Detect a flood of dead letters, which means that the code is at fault, not the messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeadLetterRate:
     def __init__(
         self, letters: int, window: float, share: float, memory: DeadLetterRateMemory = NOTHING
     ) -> None:
-        """A flood is `letters` deaths within `window` that are `share` of the settled messages."""
+        """Set the limit: `letters` within `window` that are `share` of the settled messages."""
         self._window = window
         self._share = share
         # Only the oldest earlier death has a known time, so all earlier ones leave the window

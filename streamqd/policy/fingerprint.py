@@ -1,7 +1,7 @@
-"""Fingerprints of failures: the exception's class, the user's frame and the handler.
+"""Compute fingerprints of failures from the exception's class, the user's frame and the handler.
 
-Neither the text of the exception nor a line number is included: texts contain order and user IDs,
-and line numbers change with every edit.
+The text of the exception and the line number are not included, because texts contain IDs, and line
+numbers change with every edit.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def frame_of(traceback: str) -> str:
 
 
 def of_dead_letter(fields: Mapping[bytes, bytes]) -> str:
-    """Return the fingerprint of a dead letter: its recorded one, or one made from its fields.
+    """Return the recorded fingerprint of a dead letter, or compute it from the fields.
 
-    Dead letters without a recorded one were written by hand or never ran. Without a class or a
-    signal, the reason takes the place of the class.
+    A dead letter without a recorded one never ran, or another client wrote it. If it has neither
+    an exception class nor a signal, the reason is used instead of the class.
     """
 
     def text(name: bytes) -> str:

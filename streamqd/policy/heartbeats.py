@@ -1,10 +1,10 @@
-"""When an instance sends heartbeats. Pure: the caller draws `jitter` (0 to 1) for each call.
+"""Compute the times of heartbeats. Pure: the caller draws `jitter` (0 to 1) for each call.
 
-Each heartbeat is followed by a look at every partition, so heartbeats cause most of a fleet's load
-on Redis. At rest, an instance sends slightly more than one per interval. A wake-up, such as a
-released partition or a new directive, requests a heartbeat from every instance. A small fleet sends
-them immediately. A large fleet spreads them, and one heartbeat then serves all wake-ups that arrive
-before it.
+After each heartbeat, the instance reads every partition, so heartbeats cause most of a fleet's load
+on Redis. Without wake-ups, an instance sends slightly more than one per interval. A wake-up, for
+example after a released partition or a new directive, requests a heartbeat from every instance. A
+small fleet sends them immediately. A large fleet spreads them over time, and one heartbeat then
+serves all wake-ups that arrive before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WOKEN_PER_SECOND = 100.0
 
 
 def next_heartbeat(now: float, interval: float, jitter: float) -> float:
-    """Return when to send the next heartbeat. The last one was answered at `now`."""
+    """Return the time of the next heartbeat. The last one was answered at `now`."""
     return now + interval * (0.8 + 0.2 * jitter)
 
 

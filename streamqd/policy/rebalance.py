@@ -1,8 +1,8 @@
-"""Which partitions this instance should acquire or hand over now. Pure state, fed with heartbeats.
+"""Decide which partitions this instance acquires or hands over now. Pure, updated by heartbeats.
 
-The assignment decides where each partition belongs. This module makes the moves gentle: owned
-partitions move only after the reason has lasted for a delay, and only a few at a time. Fairness is
-decided here, safety by the fence. `silence` decides which members are alive.
+`assignment` computes the owner of each partition. This module limits the moves: an owned partition
+moves only after the reason has lasted for a delay, and only a few move at a time. It provides
+fairness, and the fence provides safety. `silence` decides which members are alive.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from streamqd.policy.assignment import Member, assign
 # most of them.
 ACQUIRES_AT_ONCE = 16  # free units acquired in one step
 ACQUIRES_PER_SECOND = 64.0  # further free units per second
-MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next check, if there are more
+MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # time until the next step
 
 
 class MemberView(NamedTuple):
-    """A member as the server reported it: its last heartbeat, and whether it is leaving.
+    """A member as the server reported it, with its last heartbeat.
 
     `broken` are units whose worker currently crashes in a loop on that member. `reloaded` is the
     time of the last reload directive that it followed, `owned` the number of units it owned then,
@@ -43,7 +43,7 @@ class MemberView(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """A unit that is not ours, as Redis reports it."""
+    """A unit that this instance does not own, as Redis reports it."""
 
     epoch: int
     owner: str  # '' when no instance holds the fence
@@ -52,7 +52,7 @@ class PartitionView(NamedTuple):
 
 
 class Constraints(NamedTuple):
-    """The operators' constraints: where units belong, and which members may own nothing.
+    """The operators' constraints: the owners of moved units, and the members that own nothing.
 
     `moves` maps a unit to its instance and to the time of the directive. No instance may own a
     partition of a (topic, group) in `stopped`.
@@ -170,7 +170,7 @@ class Rebalancer:
         return self._wanted
 
     def _allowed(self, now: float, wanted: int) -> int:
-        """Return how many of the `wanted` units may be acquired now."""
+        """Return the number of `wanted` units that may be acquired now."""
         earned = (now - self._allowed_at) * ACQUIRES_PER_SECOND
         self._allowance = min(ACQUIRES_AT_ONCE, self._allowance + earned)
         self._allowed_at = now

@@ -1,6 +1,6 @@
-"""When to restart a worker that died: immediately, later, or after a cooldown.
+"""Decide when to restart a worker that exited: immediately, later, or after a cooldown.
 
-Each death has a weight, which depends on its cause:
+Each exit has a weight, which depends on its cause:
 
 - A worker that was stopped, or whose lease was lost, did nothing wrong: 0.
 - A crash at boot or between messages is the fault of the code or the host: 1.
@@ -9,9 +9,9 @@ Each death has a weight, which depends on its cause:
   crash at boot: it causes no wait and never opens the breaker. Code that crashes on every message
   does.
 
-Weights add up over a streak of crashes. A sign of health resets the streak: an ordered exit of a
+Weights add up over a streak of crashes. A sign of health resets the streak: a planned exit of a
 worker that was ready, a run of `healthy_after` seconds, or messages settled before a crash in a
-handler. (Not before a crash between messages: background threads kill working workers too.)
+handler. (Not before a crash between messages: background threads can crash a working worker too.)
 
 Up to weight 1 a worker is restarted immediately, so a lone crash, or a `kill -9` by hand, costs
 nothing. Above 1, the waits grow by the backoff. At `crash_loop` the breaker opens: the lease is
@@ -123,10 +123,10 @@ def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_afte
 
 
 def history_max(*, crash_loop: int, max_crashes: int) -> int:
-    """Return how many exits the breaker needs to see a whole streak."""
+    """Return the number of exits that the breaker needs for a whole streak."""
     return min(_HISTORY_MAX, crash_loop * _handling_crashes(max_crashes) + 1)
 
 
 def _handling_crashes(max_crashes: int) -> int:
-    """Return how many crashes in a handler weigh as much as one other crash."""
+    """Return the number of crashes in a handler that weigh as much as one other crash."""
     return (max_crashes or _CRASHES_WITHOUT_LIMIT) + 1

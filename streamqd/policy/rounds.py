@@ -1,4 +1,4 @@
-"""Rounds: how the suspects of a crash run again, so that blame stays exact and costs few runs.
+"""Rounds: run the suspects of a crash again until one is found, with few runs.
 
 When a process dies while several messages run, each message is a suspect, and none is charged. The
 next process runs the suspects in rounds. A round starts when the last one is settled, and no other
@@ -35,13 +35,13 @@ def after_crash(suspects: Suspects, running: Sequence[bytes], most: int) -> dict
 def narrows(suspects: Suspects, running: Sequence[bytes]) -> bool:
     """Return True if a crash while `running` ran only makes the rounds of known suspects smaller.
 
-    Each such crash is progress: at most as many follow as halve the rounds of all suspects to 1.
+    Each such crash is progress, because each round can be halved only until it is 1.
     """
     return len(running) > 1 and all(place in suspects for place in running)
 
 
 def next_round(largest: Sequence[int]) -> int:
-    """Return how many suspects, from the first on, run together in the next round.
+    """Return the number of suspects, starting with the first, that run in the next round.
 
     `largest` is the largest round of each suspect, in the order in which they run.
     """

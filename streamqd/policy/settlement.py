@@ -42,8 +42,8 @@ def decide(
     """Return the verdict on a message whose run number `attempt` (from 1) failed with `outcome`.
 
     `crashes` counts the crashes charged to the message. `age` is in seconds since its first write.
-    `jitter` is a random number from 0 to 1. `keyed`: the message has a key. `exempt`: a guard
-    blames a dependency of the handler for the failure, not the message.
+    `jitter` is a random number from 0 to 1. `keyed` is True if the message has a key, and `exempt`
+    if a guard attributes the failure to a dependency of the handler.
 
     1. `Dead` is dead-lettered, and a release changes nothing.
     2. A failure whose class the policy does not retry is dead-lettered. `Retry` skips this rule.
@@ -77,7 +77,7 @@ def decide(
 
 
 def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
-    """Return the verdict on a message ahead of its run: dead after `max_crashes` crashes."""
+    """Return the verdict on a message before its run: dead after `max_crashes` crashes."""
     if policy.max_crashes and crashes >= policy.max_crashes:
         return DeadVerdict("crashes")
     return None
@@ -94,8 +94,8 @@ def waits_in_place(on_error: str, *, keyed: bool) -> bool:
 def retries(failure: Failed, policy: RetryPolicy) -> bool:
     """Return True if the policy retries this class of failure.
 
-    The handler does not raise an exceeded time limit itself. So `retry_on` never excludes it, but
-    `dead_on` may name its class.
+    The handler itself does not raise the error of an exceeded time limit, so `retry_on` does not
+    need to list it. `dead_on` can list its class.
     """
     if not policy.dead_on and not policy.retry_on:
         return True

@@ -1,10 +1,10 @@
-"""Failure detection for members, for their leases, and for a second process under our instance ID.
+"""Detect failed members, expired leases, and a second process with the ID of this instance.
 
-Redis reports when a member sent its last heartbeat and when a lease expires, both on the server's
-clock. If that clock is set back by an hour, dead members seem alive for an hour. So silence is also
-measured here, on our own clock and between our own checks. A live process sends heartbeats and
-renews its leases. A value that stays unchanged for long enough between our checks belongs to a dead
-one.
+Redis reports the time of a member's last heartbeat and the remaining time of a lease, both on the
+server's clock. If that clock is set back by an hour, members that have exited seem alive for an
+hour. Silence is therefore also measured on this instance's clock, between its own checks. A live
+process sends heartbeats and renews its leases, so a value that stays unchanged for long enough
+belongs to a process that has exited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.policy.rebalance import MemberView, PartitionView
 # A member must be silent for this many of our own heartbeats before its silence counts: after an
 # outage of Redis, every member looks old to the first one that returns.
 SILENT_HEARTBEATS = 2
-# One heartbeat of another run may be a late packet of a killed process. A second proves it alive.
+# One heartbeat of another run may be a late packet of a killed process. A second proves it is live.
 DUPLICATE_HEARTBEATS = 2
 # A member that was silent for this many checks may be forgotten, FORGET_MAX per heartbeat.
 FORGET_HEARTBEATS, FORGET_MAX = 10, 100
@@ -42,10 +42,10 @@ class Unchanged(NamedTuple, Generic[Value]):
 
 @dataclass
 class SilenceWatch(Generic[Key, Value]):
-    """Counts for how long each of many values has not changed. Times are seconds.
+    """Measures for how long each of many values has not changed. Times are seconds.
 
     `interval` is the approximate time between two checks. `alive` compares the earlier value with
-    the present one, and returns True for a sign of life.
+    the current one, and returns True for a sign of life.
     """
 
     interval: float
@@ -54,10 +54,10 @@ class SilenceWatch(Generic[Key, Value]):
     _counted: float = float("-inf")
 
     def look(self, now: float, values: Mapping[Key, Value]) -> dict[Key, Unchanged[Value]]:
-        """Take the present values. Return each with its silence."""
-        # A look right after another proves nothing about the silence of others.
+        """Record the current values. Return each with its silence."""
+        # A check directly after another one proves nothing about silence.
         counts = now - self._counted >= self.interval / 2
-        # Nor do earlier counts, if this instance itself has not looked for a time.
+        # If this instance itself made no check for a time, earlier counts prove nothing either.
         blind = now - self._counted > SILENT_HEARTBEATS * self.interval
         if counts:
             self._counted = now
@@ -79,7 +79,7 @@ def _is_renewed(before: PartitionView, now: PartitionView) -> bool:
 
 
 class SilenceDetector:
-    """This instance's observations of the others, check by check. `now` is any monotonic clock."""
+    """The observations of the other instances at each check. `now` is any monotonic clock."""
 
     def __init__(self, me: str, ttl: float, interval: float) -> None:
         """`interval` is the approximate time between our heartbeats, `ttl` the TTL of a lease."""
@@ -113,7 +113,7 @@ class SilenceDetector:
 
     @property
     def forgettable(self) -> list[str]:
-        """Members that were silent for `FORGET_HEARTBEATS` looks, at most `FORGET_MAX`."""
+        """Return at most `FORGET_MAX` members that were silent for `FORGET_HEARTBEATS` checks."""
         silent = self._members.seen.items()
         found = (name for name, silence in silent if silence.looks >= FORGET_HEARTBEATS)
         return [name for name in found if name != self._me][:FORGET_MAX]
@@ -130,8 +130,8 @@ class SilenceDetector:
         """Return the units whose leases count as expired although the server reports time left.
 
         A lease is acquired for a number of seconds, but it expires at an instant of the server's
-        clock. It counts as expired when its owner is dead, when its remaining time has never grown
-        between two looks, and when that time exceeds the owner's TTL. If an owner renews its leases
+        clock. It counts as expired if its owner has exited, its remaining time has never grown
+        between two checks, and that time exceeds the owner's TTL. If an owner renews its leases
         but its heartbeats do not arrive (it is cut off from their cluster node), the remaining time
         stays within its TTL. The leases of members that do not report a TTL are not judged.
         """
@@ -153,8 +153,8 @@ class SilenceDetector:
     def duplicate_seen(self, heartbeat_unix_ms: int, now: float, *, leaving: bool = False) -> bool:
         """Record another run under our ID and its last heartbeat. Return True if that run is dead.
 
-        `leaving`: the run reports that it drains. Then this instance waits for it, however many
-        heartbeats it sends.
+        With `leaving`, the run reports that it drains, and this instance waits for it, regardless
+        of the number of heartbeats.
         """
         known = self._duplicate.seen.get(self._me)
         silence = self._duplicate.look(now, {self._me: heartbeat_unix_ms})[self._me]

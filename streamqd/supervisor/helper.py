@@ -1,4 +1,4 @@
-"""A helper: a process without a partition that the supervisor keeps running (housekeeper, relay)."""
+"""A helper: a process without a partition that the supervisor keeps running, such as a relay."""
 
 from __future__ import annotations
 

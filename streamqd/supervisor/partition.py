@@ -570,7 +570,7 @@ class PartitionState:
 
     @property
     def is_stuck(self) -> bool:
-        """True if Redis refuses its call because of an invalid value that an operator must repair."""
+        """True if Redis refuses its call because of an invalid value, which must be repaired."""
         of_a_key = kind_of(self.refusal) is RefusalKind.OF_A_KEY
         return of_a_key and self.refused == self.phase.value
 
