@@ -107,7 +107,7 @@ def test_nothing_private_of_a_dependency_is_imported():
 
 
 def test_nothing_waits_by_select():
-    """B4: `select` takes no descriptor of 1,024 or more; wait by `process.wait_readable`."""
+    """`select` takes no descriptor of 1,024 or more; wait by `process.wait_readable`."""
     found = [
         f"{name(path)}:{node.lineno}"
         for path in PACKAGE

@@ -1,4 +1,4 @@
-"""S6, S3, C1: a bad value in Redis affects only the assignment or feature that it belongs to.
+"""A bad value in Redis affects only the assignment or feature that it belongs to.
 
 The promise: all other partitions are handled within 2 s. Timeouts are 10 times as long, for busy
 machines.
@@ -89,7 +89,7 @@ def plants() -> list[tuple[str, list[Plant]]]:
 
 
 def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
-    """S6: in one field after another, until all fields of all keys are bad at the same time."""
+    """In one field after another, until all fields of all keys are bad at the same time."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         mine = daemon.titles()
@@ -126,7 +126,7 @@ def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
 
 @pytest.mark.parametrize("raw", ODD, ids=lambda raw: str(raw)[:8])
 def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
-    """S6, C1: three bad partition counts, a bad trim record and a bad fence."""
+    """Three bad partition counts, a bad trim record and a bad fence."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     bad = ["bad1", "bad2", "bad3"]
     one = daemon.tables["consumers"][0]
@@ -159,7 +159,7 @@ def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> No
 def test_a_start_names_a_fleet_key_of_a_wrong_type(
     new_daemon: Make, name: str, command: str, found: str
 ) -> None:
-    """S1: every heartbeat logged WRONGTYPE with the SHA of a script, and no event named the key."""
+    """Every heartbeat logged WRONGTYPE with the SHA of a script, and no event named the key."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "1s"})
     key = getattr(KEYS, name)(FLEET)
     daemon.link.execute(command, key, "x")
@@ -193,7 +193,7 @@ def lengths_read(daemon: Daemon) -> int:
 def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
     new_daemon: Make, command: str, found: str
 ) -> None:
-    """S1: the event named the SHA of a script."""
+    """The event named the SHA of a script."""
     daemon = new_daemon(partitions=1)
     one = daemon.tables["consumers"][0]
     daemon.write_config(consumers=[one, {**one, "topic": "bad"}])
@@ -210,7 +210,7 @@ def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
 
 
 def test_an_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
-    """C1: the next owner serves all other partitions, and this one after the fence is repaired."""
+    """The next owner serves all other partitions, and this one after the fence is repaired."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     daemon.start()
     daemon.wait_event("worker.ready", partition=2)
@@ -232,7 +232,7 @@ def test_an_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
 
 
 def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
-    """S6: they took one line each."""
+    """They took one line each."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "2s"})
     with daemon:
         for start in range(0, 50_000, 5_000):
@@ -250,7 +250,7 @@ def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
 
 
 def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
-    """S3: one XADD used the highest possible ID. The housekeeper and other partitions work."""
+    """One XADD used the highest possible ID. The housekeeper and other partitions work."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         for stream in (KEYS.stream(TOPIC, 0), KEYS.retry_stream(*ONE)):
@@ -271,7 +271,7 @@ def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
 
 
 def test_a_topic_with_a_deleted_meta_key_is_registered_again(new_daemon: Make) -> None:
-    """C4: within seconds, with its former partition count. Producers were refused permanently."""
+    """Within seconds, with its former partition count. Producers were refused permanently."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     with daemon:
         for name in (KEYS.partitions(TOPIC), ""):
@@ -304,7 +304,7 @@ def _lease_of_wrong_type(daemon: Daemon) -> None:
 def test_a_drain_does_not_wait_for_a_lasting_bad_value(
     new_daemon: Make, spoil: Callable[[Daemon], None]
 ) -> None:
-    """C4: it exited with code 6, 5 s after the drain timeout, although no handler was running."""
+    """It exited with code 6, 5 s after the drain timeout, although no handler was running."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "3s", "drain_timeout": "25s"})
     with daemon:
         daemon.wait_event("worker.ready", partition=0)

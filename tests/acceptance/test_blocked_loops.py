@@ -67,7 +67,7 @@ def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
 def test_a_blocked_loop_is_reported_with_its_code(
     new_daemon: NewDaemon, options: dict[str, Any]
 ) -> None:
-    """S4: one of 50 coroutines blocks for 3 s, or the only one of a worker does."""
+    """One of 50 coroutines blocks for 3 s, or the only one of a worker does."""
     with new_daemon(code=COMMON + SLEEPS, consumer=options) as daemon:
         uids = daemon.send(["block"] + ["wait"] * (49 if options else 0))
         event = daemon.wait_event("loop.blocked")
@@ -89,7 +89,7 @@ def test_a_blocked_loop_is_reported_with_its_code(
 def test_a_loop_blocked_forever_in_c_is_reported_ever_less_often(
     new_daemon: NewDaemon,
 ) -> None:
-    """S4: the C code holds the interpreter's lock, so no thread of the worker can report it."""
+    """The C code holds the interpreter's lock, so no thread of the worker can report it."""
     with new_daemon(code=COMMON + FOR_EVER, consumer=SEVERAL, http="127.0.0.1:0") as daemon:
         daemon.send(["block"])
         daemon.wait_for(lambda: len(daemon.events("loop.blocked")) == 3, what="three reports")
@@ -112,7 +112,7 @@ def test_a_loop_blocked_forever_in_c_is_reported_ever_less_often(
 def test_a_loop_blocked_by_a_thread_names_no_code_of_the_handler(
     new_daemon: NewDaemon,
 ) -> None:
-    """S4: the loop waits for another thread, so no line of the handler is blamed."""
+    """The loop waits for another thread, so no line of the handler is blamed."""
     with new_daemon(code=COMMON + SLEEPS, consumer=SEVERAL) as daemon:
         daemon.send(["away"])
         event = daemon.wait_event("loop.blocked")

@@ -70,7 +70,7 @@ def kill_workers(daemon: Daemon, count: int) -> None:
 
 @pytest.mark.promise
 def test_partitions_without_workers_are_released_and_taken_back(new_daemon: NewDaemon):
-    """C2: the other instance takes the partitions immediately, and this one again when it can."""
+    """The other instance takes the partitions immediately, and this one again when it can."""
     one, two = pair(new_daemon)
     with two, one:
         one.wait_for(
@@ -130,7 +130,7 @@ def _seconds(event: dict[str, object]) -> float:
 
 
 def test_an_instance_under_a_low_limit_serves_part_of_its_share(new_daemon: NewDaemon):
-    """C2: if `ulimit -n` is too low for its share, the other instance serves the rest."""
+    """If `ulimit -n` is too low for its share, the other instance serves the rest."""
     one, two = pair(new_daemon)
     one.within = ["prlimit", f"--nofile={KEPT_DESCRIPTORS + 20}", "--"]
     with two, one:
@@ -149,7 +149,7 @@ def test_an_instance_under_a_low_limit_serves_part_of_its_share(new_daemon: NewD
 
 
 def test_why_names_the_limit_of_the_only_instance(new_daemon: NewDaemon):
-    """C2: `why` names the limit of the only instance, and messages wait until it is lifted."""
+    """`why` names the limit of the only instance, and messages wait until it is lifted."""
     one, _ = pair(new_daemon)
     with one:
         one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run")

@@ -100,7 +100,7 @@ def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
         daemon.wait_for(
             lambda: halted(daemon) == PARTITIONS, what="all partitions are halted", every=0.1
         )
-        # U12: one line for the group in `status` and in `why TOPIC`, not one per partition.
+        # one line for the group in `status` and in `why TOPIC`, not one per partition.
         said = ask(daemon, "status")
         lines = [line for line in said.splitlines() if "circuit breaker" in line]
         assert len(lines) == 1, said

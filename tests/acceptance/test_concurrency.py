@@ -307,7 +307,7 @@ async def obey(message: Message) -> None:
 
 @pytest.mark.slow
 def test_a_busy_worker_killed_60_times_never_stops_its_daemon(new_daemon: NewDaemon):
-    """B1: the next worker takes over any state of the slot table."""
+    """The next worker takes over any state of the slot table."""
     dice = random.Random(1)
     restart = {"crash_backoff": FAST, "crash_loop": 1000}
     settings = consumer(concurrency=128)
@@ -342,7 +342,7 @@ def obey(message: Message) -> None:
 
 
 def test_threads_of_a_handler_send_with_one_producer(new_daemon: NewDaemon):
-    """U4: runs in four threads use one producer of their module, and send each message once."""
+    """Runs in four threads use one producer of their module, and send each message once."""
     daemon = new_daemon(consumer=consumer(concurrency=4))
     code = COMMON + PRODUCING.format(config=str(daemon.config_path))
     daemon.write_code(code)

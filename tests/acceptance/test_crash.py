@@ -187,7 +187,7 @@ def test_a_message_that_kills_its_process_is_dead_lettered_alone(
 
 
 @pytest.mark.fault("F37")
-def test_child_processes_of_a_killed_worker_die_with_it(new_daemon: NewDaemon):
+def test_child_processes_of_a_killed_worker_exit_with_it(new_daemon: NewDaemon):
     daemon = new_daemon(groups=["spawns"], consumer={"max_crashes": 1})
     with daemon:
         (spawned, forked) = daemon.send(["spawn never", "fork never"])
@@ -300,7 +300,7 @@ def test_a_killed_supervisor_stops_its_server_and_loses_nothing(
 
 
 @pytest.mark.fault("F6", "F37")
-def test_a_killed_supervisor_ends_stuck_workers_and_children(
+def test_supervisor_kill_also_kills_stuck_workers_and_children(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(partitions=3)
@@ -321,7 +321,7 @@ def test_a_killed_supervisor_ends_stuck_workers_and_children(
 
 
 @pytest.mark.fault("F6")
-def test_workers_of_a_killed_supervisor_die_without_housekeeper(
+def test_workers_of_a_killed_supervisor_exit_without_housekeeper(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(partitions=3)

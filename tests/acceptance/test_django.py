@@ -325,7 +325,7 @@ with transaction.atomic():
     assert sorted(project.runs()) == [f"attempt {n} {uid}" for n in (1, 2)] + committed
 
 
-def test_a_task_committed_without_redis_is_sent_when_redis_is_back(
+def test_task_committed_during_an_outage_is_sent_after_it(
     new_project: Make, worker: Daemon, fresh_server: ProcessServer, shop_url: str
 ) -> None:
     """The daemon runs all the time, and logs no error of its own."""

@@ -43,7 +43,7 @@ def test_the_daemon_exits_with_0_and_starts_nothing(config: Path, number: int) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_dies_of_the_signal(config: Path, number: int) -> None:
+def test_signal_terminates_a_command(config: Path, number: int) -> None:
     done = run(number, "-c", config, "config", "show")
 
     assert done.returncode == -number

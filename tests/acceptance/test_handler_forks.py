@@ -90,7 +90,7 @@ def lines(daemon: Daemon, name: str) -> list[str]:
 
 @every_shape
 def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shape: str):
-    """S5: it settles no message, and logs why it exits. Its parent continues unharmed."""
+    """It settles no message, and logs why it exits. Its parent continues unharmed."""
     daemon = new_daemon(
         code=FORKING, consumer={"backoff": {"kind": "fixed", "base": "10ms"}} | SHAPES[shape]
     )
@@ -121,7 +121,7 @@ def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shap
 
 @every_shape
 def test_intended_child_processes_of_a_handler_work(new_daemon: NewDaemon, shape: str):
-    """S5: a `multiprocessing` process runs its function and exits, and so does a subprocess."""
+    """A `multiprocessing` process runs its function and exits, and so does a subprocess."""
     daemon = new_daemon(code=FORKING, consumer=SHAPES[shape])
     with daemon:
         daemon.send(["ok", "multiprocessing", "subprocess", "multiprocessing", "ok"])
@@ -133,7 +133,7 @@ def test_intended_child_processes_of_a_handler_work(new_daemon: NewDaemon, shape
 
 
 def test_a_child_of_on_start_never_acts_as_a_worker(new_daemon: NewDaemon):
-    """S5: `on_start` may fork, too."""
+    """`on_start` may fork, too."""
     code = FORKING + "\n\ndef on_start(context):\n    os.fork()\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
         uids = daemon.send(["ok"] * 40)

@@ -77,7 +77,7 @@ def logged(daemon: Daemon, logger: str = "shop") -> list[Line]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: str):
-    """U2: `logging.info` is written as JSON, with the uid of its message."""
+    """`logging.info` is written as JSON, with the uid of its message."""
     with new_daemon(code=LOGGING, partitions=2, consumer=SHAPES[shape]) as daemon:
         uids = daemon.send([f"ok {number}" for number in range(30)])
         daemon.wait_settled()
@@ -98,7 +98,7 @@ def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: st
 
 
 def test_a_batch_record_names_its_first_and_last_message(new_daemon: NewDaemon):
-    """U2: a record of a batch handler identifies its messages."""
+    """A record of a batch handler identifies its messages."""
     with new_daemon(code=LOGGING, consumer={"handler": "work:batch"}) as daemon:
         uids = daemon.send(["ok"] * 40)
         daemon.wait_settled()
@@ -109,7 +109,7 @@ def test_a_batch_record_names_its_first_and_last_message(new_daemon: NewDaemon):
 
 
 def test_handler_logs_follow_log_level(new_daemon: NewDaemon):
-    """U2: `log.level` is the minimum level of handler records."""
+    """`log.level` is the minimum level of handler records."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
     for level, heard in (("debug", {"debug", "info"}), ("warning", {"warning"})):
         daemon.write_config(log={"format": "json", "level": level})
@@ -124,7 +124,7 @@ def test_handler_logs_follow_log_level(new_daemon: NewDaemon):
 
 
 def test_handler_text_cannot_start_a_log_line(new_daemon: NewDaemon):
-    """U2: a handler's record cannot imitate a line of the daemon or control a terminal."""
+    """A handler's record cannot imitate a line of the daemon or control a terminal."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
     daemon.write_config(log={"format": "text"})
     daemon.start()
@@ -163,7 +163,7 @@ def on_start(context):
 
 @pytest.mark.parametrize("how", OWN)
 def test_the_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, how: str):
-    """U2: if a handler configures logging itself, its records go only there."""
+    """If a handler configures logging itself, its records go only there."""
     code = LOGGING + "\n\n" + OWN[how] + "\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
         (uid,) = daemon.send(["dead letter"])
@@ -196,7 +196,7 @@ def listed(daemon: Daemon, *options: str) -> str:
 
 
 def test_the_first_failure_shows_its_error_and_location(new_daemon: NewDaemon):
-    """U1: the log, `retry list` and its --json show the error, file and line of a failure."""
+    """The log, `retry list` and its --json show the error, file and line of a failure."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     with daemon:
         failed, dead = daemon.send(["declined", "dead"])
@@ -220,7 +220,7 @@ def test_the_first_failure_shows_its_error_and_location(new_daemon: NewDaemon):
 
 
 def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
-    """U1: with `log.level = "debug"`, a failure is logged with its complete traceback."""
+    """With `log.level = "debug"`, a failure is logged with its complete traceback."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     daemon.write_config(log={"format": "json", "level": "debug"})
     with daemon:
@@ -240,7 +240,7 @@ def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
 def test_errors_that_must_not_be_kept_are_not_logged(
     new_daemon: NewDaemon, setting: str, error: str, at: bool
 ):
-    """U1: `dlq_error` and `redact_error` apply to the log and to the stored error of a retry."""
+    """`dlq_error` and `redact_error` apply to the log and to the stored error of a retry."""
     code, consumer = LOGGING, {"handler": "work:plain", "backoff": LATER}
     if setting == "redact":
         code += "\n\ndef redact_error(text):\n    return '#'\n"
@@ -262,7 +262,7 @@ def test_errors_that_must_not_be_kept_are_not_logged(
 
 
 def test_a_long_error_is_truncated(new_daemon: NewDaemon):
-    """U1: a waiting retry keeps at most 500 bytes of its error."""
+    """A waiting retry keeps at most 500 bytes of its error."""
     code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
         daemon.send(["declined"])
@@ -274,7 +274,7 @@ def test_a_long_error_is_truncated(new_daemon: NewDaemon):
 
 
 def test_a_print_into_a_closed_pipe_fails_no_message(new_daemon: NewDaemon):
-    """U6: with `streamqd | head -2`, the text is lost, but every message is acknowledged."""
+    """With `streamqd | head -2`, the text is lost, but every message is acknowledged."""
     code = """
 def obey(message):
     print(message.text(), flush=True)

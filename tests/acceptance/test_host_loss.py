@@ -107,7 +107,7 @@ def test_a_host_killer_is_distinguished_from_concurrent_runs(
 
 
 def test_a_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
-    """C5: the scoreboard names several running messages, so none is charged for the kill."""
+    """The scoreboard names several running messages, so none is charged for the kill."""
     daemon = new_host(partitions=3)
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]

@@ -45,7 +45,7 @@ def judge(verb: str, said: str) -> None:
 def test_a_hung_external_server_is_reported_by_every_command(
     fresh_server: ProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """U7: it accepts the connection and sends nothing."""
+    """It accepts the connection and sends nothing."""
     daemon = Daemon(tmp_path, fresh_server.url)
     fresh_server.pause()
     try:
@@ -64,7 +64,7 @@ def test_a_hung_external_server_is_reported_by_every_command(
 
 
 def test_a_hung_embedded_server_is_reported(tmp_path: Path):
-    """U7: streamqd is running, but its embedded server is stopped."""
+    """The daemon is running, but its embedded server is stopped."""
     daemon = Daemon(tmp_path, "embedded:")
     with daemon:
         (server,) = [
@@ -83,7 +83,7 @@ def test_a_hung_embedded_server_is_reported(tmp_path: Path):
 
 @pytest.mark.parametrize("killed", [False, True], ids=["never started", "its socket is left"])
 def test_a_missing_daemon_is_reported(tmp_path: Path, killed: bool):
-    """U7: the message remains where it is true."""
+    """The message remains where it is true."""
     daemon = Daemon(tmp_path, "embedded:")
     if killed:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:

@@ -212,7 +212,7 @@ def test_a_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, 
 def test_a_worker_struck_while_restoring_a_group_loses_nothing(
     new_struck: NewDaemon, strikes: Strikes, point: str, act: str
 ):
-    """C4: nothing is lost. Once the group is restored, no finished message runs again.
+    """Nothing is lost. Once the group is restored, no finished message runs again.
 
     If the worker is killed before that, its record is lost, and all kept messages run again.
     """

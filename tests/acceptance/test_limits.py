@@ -210,7 +210,7 @@ def sick(daemon: Daemon, *partitions: int) -> None:
 
 @pytest.mark.fault("F3")
 def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewDaemon):
-    """U10: the cause is in the last lines, too, which operators read first."""
+    """The cause is in the last lines, too, which operators read first."""
     daemon = new_daemon(
         partitions=2,
         daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},

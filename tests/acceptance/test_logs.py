@@ -99,7 +99,7 @@ def obey(message: Message) -> None:
 
 
 def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
-    """U6: the fault handler wrote 40 raw lines per SIGSEGV, and warnings and threads wrote more."""
+    """The fault handler wrote 40 raw lines per SIGSEGV, and warnings and threads wrote more."""
     daemon = new_daemon(code=NOISY, consumer={"handler": "work:obey", "max_crashes": 1})
     with daemon:
         daemon.send(["fork", "segv", "fine"])
@@ -121,7 +121,7 @@ def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
 
 @pytest.mark.parametrize("how", ["dlq_error", "redact_error"])
 def test_no_payload_reaches_the_log(new_daemon: NewDaemon, how: str) -> None:
-    """U1: an error that quotes its payload is not logged if the consumer forbids it."""
+    """An error that quotes its payload is not logged if the consumer forbids it."""
     hook = f"\n\ndef redact_error(text):\n    return text.replace({SECRET!r}, '#')\n"
     daemon = new_daemon(
         code=LEAKY + (hook if how == "redact_error" else ""),

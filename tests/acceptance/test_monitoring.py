@@ -258,7 +258,7 @@ def test_labels_are_bounded_by_the_configuration(
     }
 
 
-def test_a_stop_and_a_reload_write_the_history_of_the_unfinished_minute(
+def test_stop_and_reload_write_the_unfinished_minute_to_history(
     new_daemon: NewDaemon,
 ) -> None:
     """The sum of all entries is what was handled: nothing is counted twice, nothing is left out."""

@@ -198,7 +198,7 @@ def test_why_names_a_group_that_no_instance_offers(new_daemon: NewDaemon) -> Non
         assert f"a consumer of {TOPIC}/bill" in answer["causes"][0]["sentence"]
 
 
-def test_why_reports_that_no_instance_is_alive(new_daemon: NewDaemon) -> None:
+def test_why_reports_that_no_instance_is_live(new_daemon: NewDaemon) -> None:
     one = new_daemon()
     with one:
         one.stop()

@@ -104,7 +104,7 @@ def expire(harness: Harness) -> None:
 def test_a_late_acquire_does_not_restore_an_old_token(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
-    """T2: sent, abandoned, repeated. The first copy executes after another owner's lease."""
+    """Sent, abandoned, repeated. The first copy executes after another owner's lease."""
     a, b = owners
     acquire = a.acquire()  # the first copy is in transit
     assert a.say(acquire) == "OK"  # the repeated call gets its reply
@@ -128,7 +128,7 @@ def test_a_late_acquire_does_not_restore_an_old_token(
 
 
 def test_a_late_release_has_no_effect(harness: Harness, owners: tuple[Owner, Owner]):
-    """T13: the same instance or another one has acquired the assignment again."""
+    """The same instance or another one has acquired the assignment again."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     release = a.release()
@@ -225,7 +225,7 @@ def test_no_call_of_an_old_owner_has_an_effect(
 def test_a_late_read_on_an_old_connection_is_refused(
     harness: Harness, owners: tuple[Owner, Owner], server: Server
 ):
-    """T1: the token is valid, but the owner has listed its pending entries since."""
+    """The token is valid, but the owner has listed its pending entries since."""
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     old, _ = a.attach()
@@ -255,7 +255,7 @@ def test_a_read_executed_before_the_pending_list_is_listed(
 def test_a_mark_from_an_abandoned_connection_accuses_no_message(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
-    """T15: it would charge an entry that no worker was running."""
+    """It would charge an entry that no worker was running."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     place = harness.add("1-1")
@@ -277,7 +277,7 @@ LONGER = "5s"  # the second instance has time for several summaries
 
 @pytest.mark.fault("F32")
 def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
-    """U5: no event named the first, whose summary the second replaced. The second ran for 19 s.
+    """No event named the first, whose summary the second replaced. The second ran for 19 s.
 
     Another state directory simulates another host, because no lock is shared.
     """
@@ -433,7 +433,7 @@ BESIDE = 4  # forks other than workers: the housekeeper and short tasks
 
 
 def test_slow_forks_are_spread_over_ticks(new_daemon: NewDaemon):
-    """C7: all due forks came in one tick, and no lease was renewed until the last one.
+    """All due forks came in one tick, and no lease was renewed until the last one.
 
     A tick logs its workers after the last fork, so the log shows the number of forks per tick.
     """

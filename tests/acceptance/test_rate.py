@@ -72,7 +72,7 @@ def test_a_handover_continues_the_rate(new_daemon: NewDaemon):
 
 
 def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
-    """U11: with `rate_per = "group"`, twice the partitions do not start more runs per second.
+    """With `rate_per = "group"`, twice the partitions do not start more runs per second.
 
     The check allows one immediate run per partition, and late records of starts.
     """
@@ -119,7 +119,7 @@ def max_lateness(daemon: Daemon) -> float:
     return max(each.at - begun[each.uid] for each in runs if each.kind == "end")
 
 
-def test_the_example_sends_its_letters(new_daemon: NewDaemon):
+def test_mailings_example_sends_its_mails(new_daemon: NewDaemon):
     daemon = new_daemon(groups=[])
     daemon.write_config(
         topics={"mailings": {"partitions": 1}},

@@ -87,7 +87,7 @@ def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, 
 @pytest.mark.promise
 @pytest.mark.fault("F9")
 def test_a_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server: ProcessServer):
-    """T10 and late renewal: every lease has expired, and every heartbeat is older than the TTL."""
+    """Every lease has expired, and every heartbeat is older than the TTL."""
     ttl = 1.0
     with pair(make, ttl) as (first, second):
         epochs, expired = first.epochs(), stat(first.link, "stats", "expired_keys")
@@ -234,7 +234,7 @@ def test_an_emptied_server_is_set_up_again(make: Make):
 
 @pytest.mark.fault("F26")
 def test_a_destroyed_group_is_created_again(make: Make):
-    """C4: the owner restores it from its own record, so nothing is repeated or lost."""
+    """The owner restores it from its own record, so nothing is repeated or lost."""
     with make(partitions=1, consumer={"max_attempts": 2}) as daemon:
         old = daemon.send(["ok"] * 20)
         daemon.wait_settled()
@@ -253,7 +253,7 @@ def test_a_destroyed_group_is_created_again(make: Make):
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int):
-    """C4: failures are retried, fetched messages are handled, and all others run once."""
+    """Failures are retried, fetched messages are handled, and all others run once."""
     backoff = {"kind": "fixed", "base": "10ms"}
     concurrent = {} if lanes == 1 else {"concurrency": lanes}
     with make(consumer={"max_attempts": 2, "backoff": backoff, **concurrent}) as daemon:
@@ -360,7 +360,7 @@ def test_connections_killed_repeatedly_lose_and_repeat_nothing(make: Make, chanc
 
 @pytest.mark.fault("F21")
 def test_a_full_server_parks_failures_and_still_acknowledges(make: Make):
-    """T18: failures that cannot be written wait. Other messages are handled, which frees memory."""
+    """Failures that cannot be written wait. Other messages are handled, which frees memory."""
     with make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
         worker = daemon.pids()[0]
         daemon.send(["ok"])
@@ -482,7 +482,7 @@ def test_a_read_executed_after_its_reader_left_is_found(
 def test_a_read_executed_after_the_pending_list_is_refused(
     proxied: tuple[Daemon, FaultProxy],
 ):
-    """T1: it would leave entries pending that the worker no longer looks for."""
+    """It would leave entries pending that the worker no longer looks for."""
     daemon, proxy = proxied
     held = hold_a_read(daemon, proxy)
     pause(daemon)

@@ -240,7 +240,7 @@ def test_dead_letters_of_every_reason_have_all_details(make: NewDaemon):
 
 
 def test_crashes_of_a_message_are_counted_across_retries(make: NewDaemon):
-    """T8: a retry has a new entry, which must not reset the crash count."""
+    """A retry has a new entry, which must not reset the crash count."""
     with make(consumer={**QUICK, "max_crashes": 2}) as daemon:
         (uid,) = daemon.send([script("exit", "fail", "exit", "ok")])
         daemon.wait_for(daemon.letters, what="the letter")
@@ -314,8 +314,8 @@ def test_one_replayed_dead_letter_dies_again_under_a_new_id(make: NewDaemon):
         assert gone.returncode == 8, out
 
 
-def test_two_concurrent_replays_return_each_letter_once(make: NewDaemon):
-    """Q31: read, write and delete are one step. The slower replay reports the letter as gone."""
+def test_concurrent_replays_replay_each_dead_letter_once(make: NewDaemon):
+    """Read, write and delete are one step. The slower replay reports the letter as gone."""
     total = 300
     with make(partitions=2, consumer=QUICK) as daemon:
         uids = daemon.send([script("dead", "ok")] * total)

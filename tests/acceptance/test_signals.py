@@ -228,7 +228,7 @@ def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaem
         assert daemon.pids() == pids
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
-        assert daemon.plain == []  # U6: every line is JSON
+        assert daemon.plain == []  # every line is JSON
 
 
 # --- pause ----------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def copy(job):
 def test_a_driver_killed_during_a_commit_writes_each_row_once(
     link: Connection, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """P1: files on 4 cores, then the same checkpoint with other cores and tasks: each row once."""
+    """Files on 4 cores, then the same checkpoint with other cores and tasks: each row once."""
     need_spark()
     topics.create(Store(link, keys), "out", config.Topic(partitions=2))
     streams = [keys.stream("out", number) for number in range(2)]

@@ -100,7 +100,7 @@ def test_moved_rows_that_are_staged_again_are_written_once(
     assert written(options) == BODIES
 
 
-def test_a_batch_with_a_lost_end_is_not_written_again(
+def test_batch_whose_end_was_lost_is_not_written_again(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N: its plan is open again, but the emptied streams on other nodes prove that it is done."""

@@ -171,7 +171,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 
 
 def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
-    """U10: it printed nothing for 7 s, and named the address twice."""
+    """It printed nothing for 7 s, and named the address twice."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
     said = problem(refusal(daemon, REDIS), "redis: cannot connect to")
@@ -189,7 +189,7 @@ def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Pa
 def test_a_refused_login_or_command_is_exit_code_4(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer], lacking: str, code: str
 ):
-    """U10: "no answer from X: X refused the connection"."""
+    """The text was "no answer from X: X refused the connection"."""
     server, daemon = new_server(), new_daemon()
     (daemon.folder / "secret").write_text("wrong" if lacking == "login" else "right")
     (daemon.folder / "secret").chmod(0o600)

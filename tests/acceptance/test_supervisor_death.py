@@ -117,7 +117,7 @@ def crashes(daemon: Daemon, uid: str) -> int:
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
 def test_a_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, shape: str):
-    """C5: after three kills in 1,000 messages of 5 ms, only running messages are handled again."""
+    """After three kills in 1,000 messages of 5 ms, only running messages are handled again."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
     with daemon:
@@ -227,7 +227,7 @@ def marks(daemon: Daemon, unit: Unit) -> list[bytes | None]:
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
 def test_finished_messages_are_acked_and_a_lone_run_is_charged(new_daemon: NewDaemon, shape: str):
-    """C5: a message that ran alone is charged. If several ran, none is."""
+    """A message that ran alone is charged. If several ran, none is."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(code=COMMON + code, consumer=consumer)
     with daemon:
@@ -255,7 +255,7 @@ def test_finished_messages_are_acked_and_a_lone_run_is_charged(new_daemon: NewDa
 
 @pytest.mark.fault("F6")
 def test_a_successor_killed_before_redis_replies_charges_once(new_daemon: NewDaemon, runtime: Path):
-    """C5: one death is charged once, however many supervisors report it."""
+    """One death is charged once, however many supervisors report it."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -282,7 +282,7 @@ def test_a_successor_killed_before_redis_replies_charges_once(new_daemon: NewDae
 def test_nothing_is_acknowledged_after_another_owner(
     new_daemon: NewDaemon,
 ):
-    """C5: the epoch increased while the supervisor was dead, so Redis refuses its report."""
+    """The epoch increased while the supervisor was dead, so Redis refuses its report."""
     daemon = new_daemon(code=COMMON + SYNC, daemon={"lease_ttl": "1s"})
     with daemon:
         (running,) = daemon.send(["await go"])
@@ -304,7 +304,7 @@ def test_nothing_is_acknowledged_after_another_owner(
 
 
 def test_an_emptied_redis_rejects_an_old_scoreboard(new_daemon: NewDaemon):
-    """C5: a Redis that lost its data, or another Redis, has other tokens."""
+    """A Redis that lost its data, or another Redis, has other tokens."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -333,10 +333,10 @@ def _other_layout(header: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [_other_boot, _other_fleet, _other_layout])
-def test_a_foreign_file_is_refused_and_named(
+def test_file_of_another_boot_or_fleet_is_refused_and_logged(
     new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, Any]], None]
 ):
-    """C5, B1: the log names a file of another boot, fleet or version, which is renamed."""
+    """The log names a file of another boot, fleet or version, which is renamed."""
 
     def tamper(path: Path) -> None:
         header = header_of(path)
@@ -384,7 +384,7 @@ def _torn_token(path: Path) -> None:
 def test_a_torn_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 ):
-    """C5, B1: a file that is torn, or that other users could have changed, is not used."""
+    """A file that is torn, or that other users could have changed, is not used."""
     refusal(new_daemon, runtime, tamper)
 
 
@@ -429,7 +429,7 @@ def doctor_says(daemon: Daemon) -> str:
 
 
 def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runtime: Path):
-    """C5: if it has no free page, the scoreboard gets no file, and no process dies of SIGBUS."""
+    """If it has no free page, the scoreboard gets no file, and no process dies of SIGBUS."""
     full = runtime / "mount"
     full.mkdir(mode=0o700)
     daemon = new_daemon(partitions=2, code=COMMON + SYNC)
@@ -449,7 +449,7 @@ def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runti
 
 
 def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runtime: Path):
-    """C5: it contains tokens, so only its user may read it. A drained instance deletes it."""
+    """It contains tokens, so only its user may read it. A drained instance deletes it."""
     with new_daemon(partitions=2) as daemon:
         path = board_of(runtime)
         assert path.stat().st_mode & 0o777 == 0o600

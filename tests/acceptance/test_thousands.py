@@ -66,7 +66,7 @@ def work(daemon: Daemon, rounds: int) -> list[str]:
 
 
 def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
-    """S2: all lanes run in bounded memory, and SIGTERM lets them finish."""
+    """All lanes run in bounded memory, and SIGTERM lets them finish."""
     with daemon_of(new_daemon) as daemon:
         uids = work(daemon, 5)
         wait_until(lambda: runs(daemon), timeout=30, what="the first end")
@@ -94,7 +94,7 @@ def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
 
 
 def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
-    """S2: all suspects run again in rounds, and none is charged."""
+    """All suspects run again in rounds, and none is charged."""
     with daemon_of(new_daemon) as daemon:
         uids = work(daemon, 2)
         wait_until(lambda: daemon.pending() >= LANES_MAX, timeout=30, what="all lanes in use")
@@ -109,7 +109,7 @@ def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
 
 
 def test_the_payload_in_flight_bounds_4096_coroutines(new_daemon: NewDaemon) -> None:
-    """S2: `prefetch_bytes` also limits running messages."""
+    """`prefetch_bytes` also limits running messages."""
     with daemon_of(new_daemon, prefetch_bytes="1MB") as daemon:
         daemon.pause()
         daemon.send(["x" * 10_000] * 1_000)

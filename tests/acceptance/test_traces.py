@@ -250,7 +250,7 @@ def test_a_retry_links_to_its_previous_run(
     assert (line["trace_id"], line["span_id"]) == third.ids
 
 
-def test_a_released_and_a_returned_error_end_their_spans(traced: NewDaemon, collector: Collector):
+def test_spans_of_released_and_returned_errors_finish(traced: NewDaemon, collector: Collector):
     with traced(consumer={"handler": "work:plain", "backoff": SOON}) as daemon:
         released, returned = send(daemon, "release", "returned")
         first, second = runs_of(collector, released, 2)
@@ -307,7 +307,7 @@ def test_a_run_that_kills_its_process_is_exported_once(
     assert not list((daemon.folder / "var" / "runs").iterdir())
 
 
-def test_the_span_of_a_killed_run_is_the_one_that_its_log_lines_name(
+def test_span_of_a_killed_run_has_the_ids_of_its_log_lines(
     traced: NewDaemon, collector: Collector
 ):
     with traced(consumer={"handler": "work:plain"}) as daemon:
@@ -343,7 +343,7 @@ def test_runs_of_a_lost_daemon_are_exported_by_the_next_one(
     assert killed.attributes["error.type"] == "process_lost"
 
 
-def test_a_collector_that_is_away_delays_killed_runs_and_nothing_else(
+def test_collector_outage_delays_only_spans_of_killed_runs(
     traced: NewDaemon, collector: Collector
 ):
     daemon = traced(consumer={"handler": "work:plain"})
@@ -433,7 +433,7 @@ def test_a_ratio_keeps_or_drops_a_send_with_its_runs(traced: NewDaemon, collecto
     assert sorted(each.ids for each in sends) == sorted(each.links[0] for each in runs)
 
 
-def test_a_payload_in_the_form_of_headers_does_not_decide_about_its_span(
+def test_payload_that_resembles_headers_does_not_set_its_span(
     traced: NewDaemon, collector: Collector
 ):
     unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"

@@ -39,7 +39,7 @@ UVLOOP: dict[str, Any] = {"event_loop": "uvloop"}
 
 
 def test_a_missing_uvloop_is_reported_in_one_sentence(new_daemon: NewDaemon) -> None:
-    """S5: `check` reports it before any message runs."""
+    """`check` reports it before any message runs."""
     daemon = new_daemon(code=CODE, daemon=UVLOOP)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, "--config", str(daemon.config_path), "check"],
@@ -57,7 +57,7 @@ def test_a_missing_uvloop_is_reported_in_one_sentence(new_daemon: NewDaemon) -> 
 def test_a_loop_that_cannot_be_imported_is_a_handler_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """S5: this includes a removal while the daemon is running."""
+    """This includes a removal while the daemon is running."""
     monkeypatch.setitem(sys.modules, "uvloop", None)
     with pytest.raises(HandlerLoadError, match=r'daemon\.event_loop "uvloop" cannot be imported'):
         new_loop("uvloop")
@@ -66,7 +66,7 @@ def test_a_loop_that_cannot_be_imported_is_a_handler_error(
 @need("uvloop")
 @pytest.mark.parametrize("concurrency", [1, 50])
 def test_messages_run_on_uvloop(new_daemon: NewDaemon, concurrency: int) -> None:
-    """S5: outcomes, time limits, dead letters and reports of blocked loops are as on asyncio."""
+    """Outcomes, time limits, dead letters and reports of blocked loops are as on asyncio."""
     consumer = {"concurrency": concurrency, "timeout": "5s", "max_attempts": 1}
     with new_daemon(code=CODE, daemon=UVLOOP, consumer=consumer) as daemon:
         daemon.send(["dead", "long", *["quick"] * 100])

@@ -107,7 +107,7 @@ def configured(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daemon:
 
 @every_shape
 def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon, shape: str):
-    """S4: a `str(error)` that ends the process is a crash of that message, for every handler."""
+    """A `str(error)` that ends the process is a crash of that message, for every handler."""
     with configured(new_daemon, shape, max_crashes=1) as daemon:
         uids = daemon.send(["ok", "deadly", "ok"])
         daemon.wait_settled(60.0)
@@ -124,7 +124,7 @@ def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon,
 def test_the_hard_limit_applies_while_an_error_is_inspected(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """S4: an endless error text or `redact_error` exceeds `hard_timeout`, and is charged."""
+    """An endless error text or `redact_error` exceeds `hard_timeout`, and is charged."""
     with configured(new_daemon, shape, max_crashes=1, hard_timeout="1s") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
@@ -143,7 +143,7 @@ def test_the_hard_limit_applies_while_an_error_is_inspected(
 def test_the_soft_limit_interrupts_the_inspection_of_an_error(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """S4: `timeout` interrupts `redact_error` and the text of an error, and the verdict stands."""
+    """`timeout` interrupts `redact_error` and the text of an error, and the verdict stands."""
     with configured(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
@@ -159,7 +159,7 @@ def test_the_soft_limit_interrupts_the_inspection_of_an_error(
 
 @every_shape
 def test_a_handler_cannot_change_how_its_message_is_settled(new_daemon: NewDaemon, shape: str):
-    """S4: overwritten attributes of a message do not change how it is settled."""
+    """Overwritten attributes of a message do not change how it is settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "spoil", "spoil and fail", "ok"])
         daemon.wait_settled(60.0)
@@ -175,7 +175,7 @@ def test_a_handler_cannot_change_how_its_message_is_settled(new_daemon: NewDaemo
 
 @every_shape
 def test_an_exception_that_cannot_be_inspected_is_a_failure(new_daemon: NewDaemon, shape: str):
-    """S4: the worker died, or only the thread of its lane, so the message was never settled."""
+    """The worker died, or only the thread of its lane, so the message was never settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "shy", "ok"])
         daemon.wait_settled(60.0)

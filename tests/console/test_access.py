@@ -106,7 +106,7 @@ def test_the_token_of_the_link_works_once(fleet, new_console):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_console_with_0(fleet, new_console, number):
+def test_signal_stops_the_console_with_code_0(fleet, new_console, number):
     """With an open stream, which would last for hours."""
     console = new_console(fleet)
     client = Client(console.port)
@@ -135,7 +135,7 @@ def test_bind_listens_on_this_address_only(fleet, new_console):
     assert console.stop() == 0
 
 
-def test_sigterm_after_the_first_line_ends_the_console(fleet, new_console):
+def test_sigterm_after_the_first_line_stops_the_console(fleet, new_console):
     """A signal between this line and the start of the server was lost."""
     assert new_console(fleet).stop(signal.SIGTERM) == 0
 
@@ -154,7 +154,7 @@ def test_sigterm_after_the_first_line_ends_the_console(fleet, new_console):
         ({}, 403),
     ],
 )
-def test_point_9_a_change_must_come_from_the_console(console, headers, status):
+def test_change_must_come_from_the_console(console, headers, status):
     client = logged_in(console, "otto")
     headers = {name: value.format(port=console.port) for name, value in headers.items()}
 
@@ -343,7 +343,7 @@ def test_add_user_writes_a_private_file(tmp_path):
     assert "chmod 600" in run(tmp_path, "--users", "users.txt", "--port", "0").stderr
 
 
-def test_point_7_a_double_click_acts_once_and_is_audited(fleet, console):
+def test_double_click_acts_once_and_is_audited(fleet, console):
     client = logged_in(console, "otto")
     form = {"request-id": "double", "reason": "a test"}
 

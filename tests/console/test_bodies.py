@@ -37,7 +37,7 @@ def test_a_mask_matches_an_element_of_an_array():
 
 
 @pytest.mark.parametrize("payload", [b"4111", b"card 4111 1", b"\xff4111", b"[" * 100_000])
-def test_masks_hide_what_has_no_members(payload):
+def test_mask_hides_payloads_without_members(payload):
     shown = MASKED.body(payload)
 
     assert shown.kind == "hidden" or payload == b"4111"  # a number without a place of a mask

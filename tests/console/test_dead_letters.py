@@ -62,7 +62,7 @@ def ended(page):
     return page.inner_text(".verdict")
 
 
-def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, died):
+def test_replay_does_what_its_dry_run_shows(console, browse, fleet, died):
     found = died(3)
     page = browse(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={'+'.join(e.id for e in found)}")
@@ -89,7 +89,7 @@ def test_point_7_a_replay_does_what_its_dry_run_says(console, browse, fleet, die
     assert page.seen.errors == []
 
 
-def test_point_7_a_replay_stops_between_two_letters(console, browse, died):
+def test_replay_stops_between_two_dead_letters(console, browse, died):
     found = died(4)
     page = browse(console, "otto")
     ids = "+".join(each.id for each in found)
@@ -102,7 +102,7 @@ def test_point_7_a_replay_stops_between_two_letters(console, browse, died):
     assert re.search(r"[0-3] dead letters? replayed.*; stopped\.", ended(page))
 
 
-def test_point_7_an_unsafe_replay_wants_the_name_of_the_topic(console, browse, fleet, died):
+def test_unsafe_replay_requires_the_topic_name(console, browse, fleet, died):
     (letter,) = died(1)
     page = browse(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}")
@@ -142,7 +142,7 @@ def test_changed_values_want_no_name_before_their_dry_run(console, browse, died,
     assert "1 dead letter replayed to the original group" in ended(page)
 
 
-def test_point_7_a_large_replay_wants_the_name_of_the_topic(console, browse, fleet):
+def test_large_replay_requires_the_topic_name(console, browse, fleet):
     with Producer(settings=config.load(fleet.config_path)) as producer:
         for _ in range(501):  # dead in both groups
             producer.send(TOPIC, "dead", key="many")
@@ -161,7 +161,7 @@ def test_point_7_a_large_replay_wants_the_name_of_the_topic(console, browse, fle
     assert dead_letters.count(fleet.store, TOPIC, many) == 1_002
 
 
-def test_point_7_a_replay_applies_to_the_letters_of_its_dry_run(console, browse, fleet, died):
+def test_replay_includes_only_dead_letters_of_its_dry_run(console, browse, fleet, died):
     first = died(3, key="bound")
     page = browse(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?group=bill&key=bound")
@@ -290,7 +290,7 @@ def test_an_unchanged_edit_sends_the_same_payload(console, browse, fleet, died):
     assert (sent.payload, sent.key) == (b"dead\r\nas on Windows", letter.key)
 
 
-def test_point_3_hostile_text_is_only_text(console, browse, died):
+def test_hostile_dead_letter_is_shown_as_text(console, browse, died):
     (letter,) = died(1, f"dead {HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})
     page = browse(console)
     for path in (

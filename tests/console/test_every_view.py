@@ -95,7 +95,7 @@ def visit(logged_in):
 
 
 @every_path
-def test_points_1_2_14_no_foreign_request_no_error_and_360_px(console, visit, path, filled):
+def test_views_have_no_foreign_request_no_error_and_fit_360_px(console, visit, path, filled):
     page, answer = visit(console, filled(path))
 
     assert answer.status == 200, page.inner_text("main")
@@ -109,7 +109,7 @@ def test_points_1_2_14_no_foreign_request_no_error_and_360_px(console, visit, pa
 
 @pytest.mark.slow
 @every_path
-def test_point_14_axe_is_clean_in_both_color_schemes(console, visit, path, filled):
+def test_axe_finds_no_fault_in_both_color_schemes(console, visit, path, filled):
     page, _ = visit(console, filled(path))
     page.evaluate(AXE.read_text())  # the policy of the page forbids a script element
     for scheme in ("light", "dark"):
@@ -121,7 +121,7 @@ def test_point_14_axe_is_clean_in_both_color_schemes(console, visit, path, fille
 
 @pytest.mark.slow
 @every_path
-def test_points_8_10_readable_without_javascript_no_button_for_a_viewer(
+def test_views_work_without_javascript_and_viewers_see_no_button(
     console, visit, path, filled
 ):
     page, answer = visit(console, filled(path), javascript=False)
@@ -136,7 +136,7 @@ def test_points_8_10_readable_without_javascript_no_button_for_a_viewer(
 
 
 @every_act
-def test_point_8_every_post_of_a_viewer_is_403(console, logged_in, act, filled):
+def test_every_post_of_a_viewer_is_403(console, logged_in, act, filled):
     answer = logged_in(console, "vera", javascript=False).request.post(
         console.url + filled(path_of(act)),
         form={"request-id": "once"},
@@ -158,7 +158,7 @@ def prefixed(fleet, users_file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [each for each in PATHS if each not in ACT_PATHS])
-def test_point_15_behind_a_prefix(prefixed, visit, path, filled):
+def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
     assert urlsplit(prefixed.url).path == "/q/"
 
     page, answer = visit(prefixed, filled(path))

@@ -66,7 +66,7 @@ def test_sparks_sum_the_instances_of_a_minute(past):
 
 
 @pytest.mark.parametrize("seconds", [18, 45])
-def test_a_housekeeper_that_ends_within_a_minute_adds_no_lag(past, seconds):
+def test_housekeeper_stopped_within_a_minute_adds_no_lag(past, seconds):
     """`a` ends and starts again, and adds an entry of its own after so many seconds."""
     store, name, now = past
     begun = (now // MINUTE_MS - 1) * MINUTE_MS
@@ -152,7 +152,7 @@ def test_history_reads_only_new_entries(past):
 
 @NO_BROWSER
 @optional.need("playwright")
-def test_point_12_charts_survive_a_restart(fleet, new_console, users_file, browse):
+def test_charts_survive_a_restart(fleet, new_console, users_file, browse):
     store, now = fleet.store, now_of(fleet.store)
     store.execute("DEL", store.keys.history(FLEET))
     for minute in range(now // MINUTE_MS - 70, now // MINUTE_MS + 1):

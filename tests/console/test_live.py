@@ -33,7 +33,7 @@ def overview(console, browse):
     return page
 
 
-def test_point_6_a_figure_changes_without_a_reload(fleet, overview):
+def test_figure_changes_without_a_reload(fleet, overview):
     page = overview
     page.evaluate("window.kept = true")
     page.focus("input[type=search]")
@@ -57,7 +57,7 @@ def test_point_6_a_figure_changes_without_a_reload(fleet, overview):
     assert page.seen.errors == []
 
 
-def test_point_6_an_open_details_in_the_live_part_stays_open(overview):
+def test_open_details_in_the_live_part_stay_open(overview):
     page = overview
     part = "<details id='d'><summary>more</summary><p id='n'>{}</p></details>"
     page.evaluate("html => { document.getElementById('live').innerHTML = html }", part.format(1))
@@ -70,7 +70,7 @@ def test_point_6_an_open_details_in_the_live_part_stays_open(overview):
     assert page.evaluate("document.getElementById('d').open") is True
 
 
-def test_point_6_a_paused_page_asks_nothing(overview):
+def test_paused_page_sends_no_request(overview):
     page = overview
     page.click("#pause")
     assert page.inner_text("#pulse-text") == "paused"
@@ -84,7 +84,7 @@ def test_point_6_a_paused_page_asks_nothing(overview):
     assert len(page.seen.requests) == 1
 
 
-def test_point_6_a_hidden_page_asks_nothing(overview):
+def test_hidden_page_sends_no_request(overview):
     """Chromium without a screen never hides a page, so the page is told that it is hidden."""
     page = overview
     tell = (
@@ -111,7 +111,7 @@ def test_keys_search_and_navigation(overview):
         page.keyboard.press("o")
 
 
-def test_point_11_redis_away_is_a_banner_and_recovers(fleet, new_console, users_file, browse):
+def test_outage_of_redis_shows_a_banner_until_it_is_over(fleet, new_console, users_file, browse):
     """The server is stopped as a whole, so that its clients wait without an answer."""
     console = new_console(fleet, "--users", str(users_file))
     page, other, still = browse(console), browse(console), browse(console)
@@ -147,7 +147,7 @@ def info(daemon) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-def test_point_16_fifty_pages_cost_redis_what_one_costs(fleet, console, browse):
+def test_fifty_pages_cost_redis_as_much_as_one(fleet, console, browse):
     cookies = browse(console).context.cookies()
     cookie = "; ".join(f"{each['name']}={each['value']}" for each in cookies)
 

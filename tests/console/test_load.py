@@ -16,7 +16,7 @@ MESSAGES, LETTERS = 20_000, 30_000
 
 
 @pytest.mark.timeout(300)
-def test_point_4_views_of_a_full_fleet(new_server, tmp_path, browser):
+def test_full_fleet_views_stay_within_limits(new_server, tmp_path, browser):
     with full_fleet.full_daemon(tmp_path, new_server(aof=False).url) as daemon:
         daemon.send(["dead"])
         wait_until(daemon.letters, timeout=30, what="the model of all letters is there")

@@ -33,7 +33,7 @@ def messages(fleet):
         yield lambda payload, **more: producer.send(QUIET, payload, **more)
 
 
-def test_point_5_a_search_that_finds_nothing_says_how_far_it_looked(console, browse, messages):
+def test_empty_search_states_the_number_of_examined_messages(console, browse, messages):
     page = browse(console)
     page.goto(f"{console.url}topics/{MANY}/messages?where=/a+%3D+1")
 
@@ -74,7 +74,7 @@ def test_search(console, browse, messages, where):
     assert str(uid).partition("/")[2] in page.inner_text("#messages")
 
 
-def test_point_13_numbers_are_exact(console, browse, messages):
+def test_numbers_in_payloads_are_exact(console, browse, messages):
     uid = messages('{"a":9007199254740993,"b":1e400,"c":[]}')
     page = browse(console)
     page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
@@ -95,7 +95,7 @@ def test_a_download_has_the_exact_bytes(console, browse, messages):
     assert digest.hexdigest() == hashlib.sha256(payload).hexdigest()
 
 
-def test_point_3_hostile_messages_are_only_text(console, browse, messages):
+def test_hostile_messages_are_shown_as_text(console, browse, messages):
     uid = messages(json.dumps({HOSTILE: HOSTILE}), key=HOSTILE, headers={HOSTILE: HOSTILE})
     page = browse(console, width=390)
     for path in (f"messages?where={HOSTILE}+exists", "messages", f"message?uid={uid}"):

@@ -69,7 +69,7 @@ def behind(**more) -> AssignmentRow:
     return replace(row, lag=None, lag_at_least=1_500, **more)
 
 
-def test_a_group_whose_lag_grows_beyond_what_is_counted_is_behind():
+def test_group_with_an_uncounted_growing_lag_is_behind():
     [found] = troubles(behind())
 
     assert found.text == (
@@ -80,7 +80,7 @@ def test_a_group_whose_lag_grows_beyond_what_is_counted_is_behind():
     assert troubles(behind(arriving=4.0)) == [], "it keeps up, and nothing is old"
 
 
-def test_a_group_with_an_old_message_is_behind_until_it_has_caught_up():
+def test_group_with_an_old_message_is_behind_until_handled():
     [found] = troubles(behind(arriving=1.0, oldest_unread_unix_ms=NOW - 90_000))
 
     assert "1.0/s arrive and 4.0/s are handled" in found.text
@@ -128,7 +128,7 @@ def test_a_partition_has_the_level_of_its_trouble():
     assert now.groups[0].level == "alarm" == now.levels[flooded.unit]
 
 
-def test_a_group_whose_last_runs_failed_says_when():
+def test_group_with_failed_runs_shows_the_time_of_the_last():
     """Its rate falls with time while it does not run. The share of failures stays."""
     failure = RecentFailure("shop.Declined", 9, 200.0, "clicks", 0, "analytics", "west")
     [found] = troubles(unit(failed=1e-6, failures=(failure,)))

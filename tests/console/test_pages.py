@@ -36,7 +36,7 @@ def test_the_flow_fits_the_window_and_explains_itself(console, browse, width, sh
 
 
 @pytest.mark.parametrize("scope", [Scope(TOPIC, None, "ship"), Scope(TOPIC, 1, "ship"), Scope()])
-def test_the_fleet_leads_to_a_pause_and_ends_it(console, browse, fleet, scope):
+def test_pause_is_set_and_removed_from_the_fleet_view(console, browse, fleet, scope):
     there = Fleet(fleet.store, "default", 60.0)
     directives.pause(there, scope, "a test")
     page = browse(console, "otto")
@@ -59,7 +59,7 @@ def test_the_fleet_leads_to_a_pause_and_ends_it(console, browse, fleet, scope):
     assert page.seen.errors == []
 
 
-def test_a_partition_of_a_paused_topic_offers_to_end_that_pause(console, browse, fleet):
+def test_partition_of_a_paused_topic_offers_to_resume_it(console, browse, fleet):
     there = Fleet(fleet.store, "default", 60.0)
     directives.pause(there, Scope(TOPIC), "a test")
     page = browse(console, "otto")

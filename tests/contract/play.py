@@ -221,7 +221,7 @@ class Play:
     # --- without an owner ---
 
     def publish(self) -> None:
-        """Write a message, often under the id of an entry of a retry stream (T6)."""
+        """Write a message, often under the id of an entry of a retry stream."""
         name = self.draw.choice(GROUPS)
         last = max(self.model.bodies, key=order, default="0-0")
         ids = [i for i in self.model.now.groups[name].retry if order(i) > order(last)]

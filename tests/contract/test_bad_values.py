@@ -27,7 +27,7 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
 def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: str) -> None:
-    """C1, S6: by key and field. Nothing is written, and after its removal the unit works again."""
+    """By key and field. Nothing is written, and after its removal the unit works again."""
     harness.groups()
     harness.do("HSET", harness.fence, "epoch", epoch)
     call = leases.acquire(harness.keys, harness.leased("t1", 0), TTL, OWNER)
@@ -43,7 +43,7 @@ def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: s
 
 
 def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
-    """C1: it writes a new epoch if it takes several calls."""
+    """It writes a new epoch if it takes several calls."""
     harness.pending("1-0", "2-0")
     harness.do("HSET", harness.fence, "epoch", "zzz")
     call = groups.reset(
@@ -56,7 +56,7 @@ def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
 
 @pytest.mark.parametrize("count", NO_NUMBER)
 def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
-    """S6: attempts `:c=abc` made the worker crash in a loop."""
+    """Attempts `:c=abc` made the worker crash in a loop."""
     (place,) = harness.pending("1-0")
     harness.own("t1")
     name = place.decode()
@@ -81,7 +81,7 @@ def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
 
 
 def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> None:
-    """S6: also if the count is not a number."""
+    """Also if the count is not a number."""
     (place,) = harness.pending("1-0")
     epoch = harness.own("t1")
     harness.do("HSET", harness.fence, "mark", place, "accused", place)
@@ -93,7 +93,7 @@ def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> 
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
 def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: object) -> None:
-    """S6: with `last` = 2^53, `pause` printed "is paused" and no member read the directive."""
+    """With `last` = 2^53, `pause` printed "is paused" and no member read the directive."""
     key = harness.keys.orders("default")
     harness.do("HSET", key, "last", last)
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: o
 
 @pytest.mark.parametrize("floor", NO_ID)
 def test_invalid_floor_is_reported_when_it_is_needed(harness: Harness, floor: str) -> None:
-    """S6: it is not needed while the group exists."""
+    """It is not needed while the group exists."""
     harness.do("HSET", harness.trim, f"floor:{harness.unit.group}", floor)
     call = messages.ensure_group(harness.keys, harness.unit, "0")
     error = harness.expect_error("BADVALUE", call)
@@ -128,7 +128,7 @@ def trim(harness: Harness, *, archive: bool = False, shrink: float | None = None
 
 @pytest.mark.parametrize("junk", NO_ID)
 def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> None:
-    """S6: counts start again at 0. Only a bad archive mark stops it, and is named."""
+    """Counts start again at 0. Only a bad archive mark stops it, and is named."""
     harness.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
     for field in record:
@@ -150,7 +150,7 @@ def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> N
 
 
 def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
-    """S6: the mark of a move counts as new, and a bad batch number is named."""
+    """The mark of a move counts as new, and a bad batch number is named."""
     topic, partition, _ = harness.unit
     harness.add("1-0", stream=harness.dlq)
     for mark in ("junk", "9" * 400 + " there"):
@@ -166,7 +166,7 @@ def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
 def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
-    """S6: of a waiting retry, of a member."""
+    """Of a waiting retry, of a member."""
     harness.groups()
     harness.do("ZADD", harness.delayed, score, "m:1-0")
     call = messages.promote_retries(harness.keys, harness.unit, 1)
@@ -184,7 +184,7 @@ def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
 
 
 def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
-    """S6: a page of waiting retries shows the other items."""
+    """A page of waiting retries shows the other items."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
     harness.do("EVAL", code, 1, harness.items, "m:1-0")
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"
@@ -196,7 +196,7 @@ def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
 
 
 def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) -> None:
-    """S3: a partition and a retry stream whose ids are exhausted can be measured and read."""
+    """A partition and a retry stream whose ids are exhausted can be measured and read."""
     harness.groups()
     topic, partition, group = harness.unit
     harness.add("5-0")
@@ -224,7 +224,7 @@ def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) ->
 
 
 def test_reclaim_reaches_the_end_of_a_full_stream(harness: Harness) -> None:
-    """S3: its pages come to an end."""
+    """Its pages come to an end."""
     harness.groups()
     harness.add(LAST)
     harness.fetch(consumer="stranger")

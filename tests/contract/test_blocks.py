@@ -58,7 +58,7 @@ def test_older_orders_ids_as_numbers(harness: Harness) -> None:
 
 
 def test_is_id_accepts_only_entry_ids(harness: Harness) -> None:
-    """S6: a record may contain anything in place of an id."""
+    """A record may contain anything in place of an id."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = is_id(raw) and 1 or 0 end"
     good = ["0-0", "1-5", f"{LAST}-{LAST}"]
     bad = ["", "5", "junk", "1-", "-1", "1-5-", f"{LAST + 1}-0", f"0-{LAST + 1}", "1 - 5", "0x1-1"]
@@ -66,7 +66,7 @@ def test_is_id_accepts_only_entry_ids(harness: Harness) -> None:
 
 
 def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
-    """S6: Lua's own conversion accepts hex and infinity, and returns nothing for the rest."""
+    """Lua's own conversion accepts hex and infinity, and returns nothing for the rest."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
     good = [0, 7, 2**53 - 1]
     bad = ["", "abc", "-1", "1e308", "inf", "nan", "0x10", " 7", "7.5", 2**53, "9" * 26]
@@ -76,7 +76,7 @@ def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
 
 
 def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
-    """S6: counting comes after the effects, when it is too late for an error."""
+    """Counting comes after the effects, when it is too late for an error."""
     source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
         harness.do("HSET", "h", "f", before)
@@ -84,8 +84,8 @@ def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
         assert harness.do("HGET", "h", "f") == str(after).encode()
 
 
-def test_scores_without_end_go_out_as_numbers(harness: Harness) -> None:
-    """S6: a score may be infinite."""
+def test_infinite_scores_are_returned_as_numbers(harness: Harness) -> None:
+    """A score may be infinite."""
     code = "return {text(tonumber('inf')), text(tonumber('-inf')), text(1e300)}"
     most = str(2**53 - 1).encode()
     assert evaluate(harness, "_clock", code) == [most, b"-" + most, most]

@@ -75,7 +75,7 @@ def scenario(harness: Harness, tmp_path: Path) -> Scenario:
     return Scenario(harness, tmp_path / "ledger")
 
 
-def test_every_place_is_seen_and_the_look_writes_nothing(scenario: Scenario):
+def test_conservation_check_finds_all_and_writes_nothing(scenario: Scenario):
     harness = scenario.harness
     scenario.end(1)
     scenario.ack(1)

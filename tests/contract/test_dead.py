@@ -72,20 +72,20 @@ def test_dead_replay_for_everyone_writes_to_the_partition(harness: Harness) -> N
 
 
 def test_dead_replay_repeated_finds_no_dead_letter(harness: Harness) -> None:
-    """Q31: replay against replay or purge: the loser gets GONE."""
+    """Replay against replay or purge: the loser gets GONE."""
     letter = die(harness, "1-0")[0]
     harness.expect("dead_replay", "OK", replay(harness, letter))
     harness.expect("dead_replay", "GONE", replay(harness, letter))
     harness.expect("dead_replay", "GONE", replay(harness, letter, None))
 
 
-def test_dead_replay_refuses_a_letter_of_another_group(harness: Harness) -> None:
+def test_dead_replay_refuses_a_dead_letter_of_another_group(harness: Harness) -> None:
     letter = die(harness, "1-0")[0]
     harness.do("XGROUP", "CREATE", harness.retry.replace("hits", "audit"), "audit", "0", "MKSTREAM")
     assert harness.expect("dead_replay", "MISMATCH", replay(harness, letter, "audit")) == [b"hits"]
 
 
-def test_dead_replay_refuses_a_letter_without_group(harness: Harness) -> None:
+def test_dead_replay_refuses_a_dead_letter_without_group(harness: Harness) -> None:
     harness.groups()
     harness.add("7-0", "payload", "x", stream=harness.dlq)
     assert harness.expect("dead_replay", "MISMATCH", replay(harness, "7-0")) == [b""]

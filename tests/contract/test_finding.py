@@ -35,7 +35,7 @@ def bury(harness: Harness, *letters: tuple[str, str]) -> None:
 
 
 def test_copies_come_without_their_bodies(harness: Harness) -> None:
-    """U13: the copies of a message are found by its first id."""
+    """The copies of a message are found by its first id."""
     assert find(harness) == ([], "")
     bury(harness, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
     harness.do("XADD", harness.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
@@ -50,7 +50,7 @@ def test_copies_come_without_their_bodies(harness: Harness) -> None:
 
 
 def test_send_is_found_by_its_send_id(harness: Harness) -> None:
-    """U13: the entry of an outbox is found without its body, and other fields do not match."""
+    """The entry of an outbox is found without its body, and other fields do not match."""
     harness.do("XADD", harness.dlq, "1-1", "payload", "p", "sendId", "1-0")
     harness.do("XADD", harness.dlq, "1-2", "payload", "p", "originalId", "1-0", "sendId", "a")
     copies, after = tracing.found(harness.link.run(tracing.find_send(harness.dlq, "1-0", "0-1")))
@@ -60,7 +60,7 @@ def test_send_is_found_by_its_send_id(harness: Harness) -> None:
 
 
 def test_search_continues_where_it_stopped(harness: Harness) -> None:
-    """U13: the work of one call is bounded by entries and by bytes."""
+    """The work of one call is bounded by entries and by bytes."""
     for number in range(2 * tracing.FIND_AT_ONCE):
         harness.do(
             "XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0" if number > 990 else "x"
@@ -84,7 +84,7 @@ def test_search_continues_where_it_stopped(harness: Harness) -> None:
 
 
 def test_search_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
-    """S3: nothing comes after the greatest id, and no error is raised."""
+    """Nothing comes after the greatest id, and no error is raised."""
     for number in range(7):
         harness.do("XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
     harness.do("XADD", harness.dlq, GREATEST, "originalId", "1-0", "group", "hits")
@@ -96,7 +96,7 @@ def test_search_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
 
 
 def test_page_contains_the_entries_within_its_bounds(harness: Harness) -> None:
-    """S2: rows, bounds and order are those of XRANGE and XREVRANGE."""
+    """Rows, bounds and order are those of XRANGE and XREVRANGE."""
     for number in range(1, 8):
         harness.add(f"{number}-0", "payload", str(number))
 
@@ -115,7 +115,7 @@ def test_page_contains_the_entries_within_its_bounds(harness: Harness) -> None:
 
 
 def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> None:
-    """U8: dead letters are counted for each group."""
+    """Dead letters are counted for each group."""
     assert count(harness).of("hits") == 0
     bury(harness, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
     harness.do("XADD", harness.dlq, "*", "payload", "of nobody")
@@ -133,7 +133,7 @@ def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> N
 
 
 def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> None:
-    """U8: one call counts a bounded number. Until all are counted, the result is unknown."""
+    """One call counts a bounded number. Until all are counted, the result is unknown."""
     for at in range(0, statistics.DEAD_LETTERS_AT_ONCE + 100, 100):
         harness.link.pipeline(
             [("XADD", harness.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
@@ -145,7 +145,7 @@ def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> N
 
 
 def test_more_groups_than_there_can_be_are_not_counted(harness: Harness) -> None:
-    """U8: foreign entries among the dead letters cost a bounded amount."""
+    """Foreign entries among the dead letters cost a bounded amount."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
     bury(harness, *names)
     known = DeadLetterCount()

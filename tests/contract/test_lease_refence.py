@@ -43,7 +43,7 @@ def test_replaces_the_token_and_the_lease(harness: Harness) -> None:
 
 @pytest.mark.fault("F2")
 def test_lease_refence_acknowledges_and_charges_in_one_step(harness: Harness) -> None:
-    """T3, T4: finished entries are acknowledged, and the running one is charged once."""
+    """Finished entries are acknowledged, and the running one is charged once."""
     main = harness.pending("1-0", "2-0", "3-0")
     retried = harness.pending_retry("1-0", "2-0")
     harness.own("t1")
@@ -153,7 +153,7 @@ def test_lease_refence_refuses_an_invalid_place(harness: Harness) -> None:
 
 
 def test_lease_refence_acknowledges_a_full_table_in_one_call(harness: Harness) -> None:
-    """B1: one call takes as many entries as one worker can hold, counters included."""
+    """One call takes as many entries as one worker can hold, counters included."""
     ids = [f"{number}-0" for number in range(1, ENTRIES_MAX + 1)]
     done = harness.pending(*ids)
     harness.own("t1")

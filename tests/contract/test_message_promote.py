@@ -95,7 +95,6 @@ def test_reaches_only_the_group_that_failed(harness: Harness) -> None:
 
 
 def test_scheduled_sends_reach_every_group(harness: Harness) -> None:
-    """T7."""
     other = Harness(harness.link, harness.keys, Unit("access", 0, "audit"))
     harness.groups()
     other.groups()

@@ -70,7 +70,7 @@ def test_message_reclaim_takes_entries_of_other_clients(harness: Harness) -> Non
 
 
 def test_leaves_the_owners_own_entries(harness: Harness) -> None:
-    """T5: they are idle too, but a handler is working on them."""
+    """They are idle too, but a handler is working on them."""
     harness.pending("1-0")
     own(harness)
     before = harness.dump()
@@ -215,7 +215,7 @@ def give_up(harness: Harness, *ids: str) -> None:
 
 
 def test_message_reclaim_takes_entries_without_a_consumer(harness: Harness) -> None:
-    """S11: such an entry counts as idle regardless of its idle time, and our own entries stay."""
+    """Such an entry counts as idle regardless of its idle time, and our own entries stay."""
     harness.groups()
     left_by(harness, "w", "1-0", "2-0", "3-0")
     give_up(harness, "2-0")
@@ -230,7 +230,7 @@ def test_message_reclaim_takes_entries_without_a_consumer(harness: Harness) -> N
 
 
 def test_message_reclaim_finds_ownerless_entries_after_ours(harness: Harness) -> None:
-    """S11: a page examines a bounded number of entries, and the next page continues there."""
+    """A page examines a bounded number of entries, and the next page continues there."""
     harness.groups()
     held_by(harness, "w", 3 * LOOKED_MAX)
     give_up(harness, "1-5", f"1-{3 * LOOKED_MAX - 1}", f"1-{3 * LOOKED_MAX}")

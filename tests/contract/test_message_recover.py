@@ -146,7 +146,7 @@ def test_message_recover_reports_a_missing_group(harness: Harness, lost: str) ->
 def test_earlier_fetch_is_refused_or_listed_by_recover(
     harness: Harness, new_link: Callable[..., Connection]
 ) -> None:
-    """T1: a read that executes late, after the listing, delivers nothing unnoticed."""
+    """A read that executes late, after the listing, delivers nothing unnoticed."""
     harness.groups()
     harness.add("1-0")
     harness.own("t1")

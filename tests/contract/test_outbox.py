@@ -156,7 +156,7 @@ def test_outbox_drop_leaves_the_lease_of_another(harness: Harness) -> None:
 # --- the fence ------------------------------------------------------------------------------------
 
 
-def test_outbox_fence_returns_the_last_batch_and_refuses_earlier_epochs(harness: Harness) -> None:
+def test_outbox_fence_returns_last_batch_and_refuses_old_epochs(harness: Harness) -> None:
     fenced(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
     [raw] = harness.expect("outbox_fence", "OK", fence(harness, 6))
@@ -204,7 +204,7 @@ def test_outbox_publish_refuses_without_a_fence_of_this_epoch(harness: Harness) 
     harness.expect("outbox_publish", "UNFENCED", publish(harness, rows(1), epoch=6))
 
 
-def test_outbox_publish_skips_recorded_rows_and_replaces_the_record(harness: Harness) -> None:
+def test_outbox_publish_skips_recorded_rows_and_records_its_own(harness: Harness) -> None:
     fenced(harness)
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2))) == [2, 2, b""]
     before = harness.dump()

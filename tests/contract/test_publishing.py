@@ -172,7 +172,7 @@ def test_append_of_more_values_than_lua_unpacks_writes_all(harness: Harness) -> 
 def test_append_refuses_a_changed_partition_count(
     harness: Harness, present: object, said: bytes
 ) -> None:
-    """B10: the script compares the count. Before, each send needed a WATCH."""
+    """The script compares the count. Before, each send needed a WATCH."""
     if present is not None:
         register(harness, present)
     routed: Any = {"partitions": 2, "meta": harness.keys.meta("access")}

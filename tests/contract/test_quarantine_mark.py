@@ -29,7 +29,7 @@ def test_quarantine_mark_marks_the_first_entry(harness: Harness) -> None:
     assert harness.changes(before) == {"fence": {**before["fence"], "mark": b"m:1-0"}}
 
 
-def test_quarantine_mark_marks_the_next_and_acknowledges_the_last(harness: Harness) -> None:
+def test_quarantine_mark_marks_next_and_acknowledges_last(harness: Harness) -> None:
     main = harness.pending("1-0", "2-0")
     retried = harness.pending_retry("1-0")
     inherit(harness)
@@ -94,7 +94,7 @@ def test_quarantine_mark_repeated_changes_nothing(harness: Harness) -> None:
 
 
 def test_quarantine_mark_refuses_an_earlier_connection(harness: Harness) -> None:
-    """T15: a late mark would name an entry that does not run."""
+    """A late mark would name an entry that does not run."""
     main = harness.pending("1-0", "2-0")
     inherit(harness)
     harness.link.run(messages.recover(harness.keys, harness.leased("t1"), "s2", True, "", "", 10))

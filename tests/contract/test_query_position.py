@@ -45,7 +45,7 @@ def fill(harness: Harness, *entries: str) -> None:
 
 
 def test_query_position_appears_as_a_group_with_its_lag(harness: Harness) -> None:
-    """P7: its progress and its lag are shown with those of groups."""
+    """Its progress and its lag are shown with those of groups."""
     fill(harness, "1-0", "2-0", "3-0")
     assert harness.expect("query_position", "OK", position(harness, "1-0", 1)) == [b"1-0"]
     assert group(harness)["last-delivered-id"] == b"1-0"

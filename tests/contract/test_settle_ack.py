@@ -27,7 +27,6 @@ def test_settle_ack_acknowledges_in_both_streams(harness: Harness) -> None:
 
 
 def test_equal_ids_of_the_two_streams_are_two_entries(harness: Harness) -> None:
-    """T6."""
     harness.pending("1-0")
     harness.pending_retry("1-0")
     harness.own("t1")

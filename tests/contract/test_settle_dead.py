@@ -42,7 +42,7 @@ def test_settle_dead_writes_a_dead_letter(harness: Harness) -> None:
 
 
 def test_settle_dead_takes_entries_of_both_streams(harness: Harness) -> None:
-    """T6: equal ids of the two streams are two dead letters."""
+    """Equal ids of the two streams are two dead letters."""
     harness.pending("1-0", "2-0")
     harness.pending_retry("1-0")
     harness.own("t1")

@@ -47,7 +47,6 @@ def test_settle_note_sets_a_due_time_only_with_a_new_count(harness: Harness):
 
 
 def test_settle_note_counts_survive_a_new_owner(harness: Harness):
-    """T8."""
     places = harness.pending("1-0", "2-0")
     epoch = harness.own("t1")
     harness.link.run(note(harness, (places[1], 4)))

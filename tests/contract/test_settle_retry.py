@@ -44,7 +44,7 @@ def test_moves_the_body_with_changed_fields(harness: Harness) -> None:
 
 
 def test_settle_retry_takes_entries_of_both_streams(harness: Harness) -> None:
-    """T6: equal ids of the two streams are two messages."""
+    """Equal ids of the two streams are two messages."""
     harness.pending("1-0", "2-0")
     harness.pending_retry("1-0")
     harness.own("t1")
@@ -75,7 +75,7 @@ def test_settle_retry_returns_the_earliest_due_time(harness: Harness) -> None:
 
 
 def test_settle_retry_moves_the_counters_with_the_entry(harness: Harness) -> None:
-    """T8: the crash count moves with the fields. A leftover counter would belong to no message."""
+    """The crash count moves with the fields. A leftover counter would belong to no message."""
     harness.pending("1-0", "2-0")
     harness.own("t1")
     harness.do(
@@ -188,7 +188,7 @@ def test_settle_retry_reports_unknown_entries_as_gone(harness: Harness) -> None:
 
 
 def test_settle_retry_needs_the_group(harness: Harness) -> None:
-    """C4: its owner recreates the group, and then settles it."""
+    """Its owner recreates the group, and then settles it."""
     harness.pending("1-0")
     harness.own("t1")
     harness.do("XGROUP", "DESTROY", harness.stream, "hits")
@@ -251,7 +251,7 @@ def test_settle_retry_keeps_1900_fields_up_to_the_dead_letter(harness: Harness) 
 
 
 def test_settle_retry_refuses_another_token(harness: Harness) -> None:
-    """Q24: a late packet of a dead child changes nothing after the refence."""
+    """A late packet of a dead child changes nothing after the refence."""
     harness.pending("1-0")
     harness.own("t1")
     harness.link.run(leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", []))

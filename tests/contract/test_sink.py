@@ -44,7 +44,7 @@ def expires(harness: Harness, key: str) -> bool:
 
 
 def test_sink_start_keeps_the_first_decision(harness: Harness) -> None:
-    """P1: a repeated batch with other tasks gets the ids of the tasks that count."""
+    """A repeated batch with other tasks gets the ids of the tasks that count."""
     assert harness.expect("sink_start", "OK", begin(harness, 0)) == [b""]
     assert expires(harness, harness.keys.sink(QUERY))
     at, raw = harness.expect("sink_start", "STARTED", begin(harness, 0, {"c": {"access": [1]}}))
@@ -122,7 +122,7 @@ def test_sink_publish_moves_a_wide_row(harness: Harness) -> None:
 
 
 def test_sink_publish_moves_only_the_rows_that_fit(harness: Harness) -> None:
-    """S3: a partition with one free id."""
+    """A partition with one free id."""
     key = stage(harness, b"a", b"b")
     last = 2**64 - 1
     harness.do("XADD", harness.stream, f"{last}-{last - 1}", "payload", "x")

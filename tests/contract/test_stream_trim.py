@@ -58,7 +58,7 @@ def test_stream_trim_removes_acknowledged_entries(harness: Harness) -> None:
 
 
 def test_stream_trim_floor_is_the_smallest_needed_id(harness: Harness) -> None:
-    """T16: not the last delivered id, which would retain an acknowledged entry forever."""
+    """Not the last delivered id, which would retain an acknowledged entry forever."""
     fill(harness, 2, acked=2)
     harness.add("3-0")
     assert trimmed(harness).floor == "2-1"
@@ -202,7 +202,7 @@ def test_stream_trim_refuses_without_groups(harness: Harness) -> None:
 
 
 def test_stream_trim_refuses_without_an_expected_group(harness: Harness) -> None:
-    """T12: nothing may be trimmed before every group exists."""
+    """Nothing may be trimmed before every group exists."""
     fill(harness, 3, acked=3)
     call = trim_all(harness, expected=["hits", "audit"])
     assert harness.expect("stream_trim", "MISSING_GROUP", call) == [b"audit"]
@@ -242,7 +242,7 @@ def test_stream_trim_of_a_retry_stream_writes_no_record(harness: Harness) -> Non
 
 
 def test_full_memory_is_freed(harness: Harness) -> None:
-    """T14: with full memory, the trim and its record are accepted."""
+    """With full memory, the trim and its record are accepted."""
     fill(harness, 350, acked=350)
     with harness.full_memory():
         assert trimmed(harness).removed == 350

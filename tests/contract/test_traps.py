@@ -1,7 +1,7 @@
-"""The traps of the protocol, each as a trace that shows it.
+"""Traces of protocol errors: each test fails if a certain line of one script is removed.
 
-Each goes wrong if one line of one script is removed. T1 is in test_message_recover,
-T14 and T18 in test_every_script, T5 in test_message_reclaim, T7 in test_message_promote.
+Similar traces are in test_message_recover, test_every_script, test_message_reclaim and
+test_message_promote.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def pending_now(harness: Harness, token: str) -> list[messages.PendingEntry]:
     return [*page.main, *page.retry]
 
 
-def test_t2_a_late_acquire_does_not_put_an_old_token_back(harness: Harness) -> None:
+def test_late_acquire_does_not_restore_an_old_token(harness: Harness) -> None:
     places = harness.pending("1-0", "2-0")
     late = leases.acquire(harness.keys, harness.leased("a", 0), TTL, "A")
     harness.expect("lease_acquire", "OK", late)
@@ -40,7 +40,7 @@ def test_t2_a_late_acquire_does_not_put_an_old_token_back(harness: Harness) -> N
     )
 
 
-def test_t4_repeated_report_of_a_death_charges_once(harness: Harness) -> None:
+def test_repeated_report_of_a_crash_charges_once(harness: Harness) -> None:
     places = harness.pending("1-0", "2-0")
     harness.own("t1")
     told = leases.refence(
@@ -57,7 +57,7 @@ def test_t4_repeated_report_of_a_death_charges_once(harness: Harness) -> None:
     assert [entry.crashes for entry in pending_now(harness, "t3")] == [2]
 
 
-def test_t6_equal_ids_in_the_two_streams_are_two_messages_to_the_end(harness: Harness) -> None:
+def test_equal_ids_in_both_streams_stay_two_messages(harness: Harness) -> None:
     harness.groups()
     harness.add("1-0", "payload", "main")
     harness.add("1-0", "payload", "retried", stream=harness.retry)
@@ -77,7 +77,7 @@ def test_t6_equal_ids_in_the_two_streams_are_two_messages_to_the_end(harness: Ha
     ]
 
 
-def test_t8_the_crash_count_survives_retry_death_and_replay(harness: Harness) -> None:
+def test_crash_count_survives_retry_dead_letter_and_replay(harness: Harness) -> None:
     place = harness.pending("1-0")[0]
     harness.own("t1")
     harness.expect(
@@ -113,7 +113,7 @@ def test_t8_the_crash_count_survives_retry_death_and_replay(harness: Harness) ->
     }
 
 
-def test_t13_a_late_release_does_not_free_the_next_owners_unit(harness: Harness) -> None:
+def test_late_release_does_not_free_the_next_owners_unit(harness: Harness) -> None:
     epoch = harness.own("t1")
     late = leases.release(harness.keys, harness.leased("t1"))
     harness.expect("lease_release", "OK", late)
@@ -122,7 +122,7 @@ def test_t13_a_late_release_does_not_free_the_next_owners_unit(harness: Harness)
     assert harness.state()["lease"] == b"t2"
 
 
-def test_t15_a_mark_is_charged_once(harness: Harness) -> None:
+def test_mark_is_charged_once(harness: Harness) -> None:
     place = harness.pending("1-0")[0]
     harness.own("old")
     harness.do("DEL", harness.lease)
@@ -154,7 +154,7 @@ def test_t15_a_mark_is_charged_once(harness: Harness) -> None:
     assert [entry.crashes for entry in pending_now(harness, "t4")] == [2]
 
 
-def test_t16_a_partition_is_empty_when_all_is_acknowledged(harness: Harness) -> None:
+def test_partition_is_empty_if_all_is_acknowledged(harness: Harness) -> None:
     harness.groups()
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0")
     entry_id = harness.do("XADD", harness.stream, "*", "payload", "x")

@@ -161,7 +161,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 def test_a_busy_partition_continues_within_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
-    """C3: its worker waits for an answer or a message on a dead connection."""
+    """Its worker waits for an answer or a message on a dead connection."""
     with both(make, proxy, shape) as (daemon, sender):
         workers = daemon.pids()
         with feeding(sender, 0.02):
@@ -186,7 +186,7 @@ def test_a_busy_partition_continues_within_three_seconds(
 def test_an_idle_partition_starts_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
-    """C3: a worker that waits for messages has no deadline, so the housekeeper checks."""
+    """A worker that waits for messages has no deadline, so the housekeeper checks."""
     with both(make, proxy, shape) as (daemon, sender):
         for _ in range(2):  # the second one comes at another time between two checks
             struck = time.monotonic()
@@ -207,7 +207,7 @@ def test_an_idle_partition_starts_a_message_within_two_seconds(
 def test_busy_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """C1: an unanswered login waited 10 s, the time limit of a reply, before the next attempt."""
+    """An unanswered login waited 10 s, the time limit of a reply, before the next attempt."""
     with both(make, proxy, "plain", MANY) as (daemon, sender):
         with feeding(sender, 0.05):
             for number in range(losses):
@@ -229,7 +229,7 @@ def test_busy_partitions_outlive_connections_lost_at_login(
 def test_idle_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """C1: the same for idle workers."""
+    """The same for idle workers."""
     with both(make, proxy, "plain", MANY) as (daemon, sender):
         for number in range(losses):
             healthy = lose_logins(daemon, proxy)
@@ -251,7 +251,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 def test_a_paused_server_gets_few_probes_while_the_daemon_waits(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
-    """C3: new connections get no answer either, so the server is silent."""
+    """New connections get no answer either, so the server is silent."""
     with both(make, proxy, shape) as (daemon, sender):
         with feeding(sender, 0.02):
             wait_progress(daemon, time.monotonic())

@@ -1,4 +1,4 @@
-"""B3: an internal error about one unit harms only that unit, whichever call raises it.
+"""An internal error about one unit harms only that unit, whichever call raises it.
 
 The test finds the calls that the supervisor makes for a unit by watching a daemon through a life
 with all kinds of events. So a new call without isolation fails here.
@@ -182,7 +182,7 @@ SHARES = {"supervisor": 4, "housekeeper": 3}
 def test_an_error_of_any_call_affects_only_its_assignment(
     life: Life, role: str, share: int
 ) -> None:
-    """B3: after an error of any call for a unit the others continue, and so does it, later."""
+    """After an error of any call for a unit the others continue, and so does it, later."""
     steps: list[tuple[Callable[[], None], list[Site]]] = []
     known: set[Site] = set()
     for name, step in life.steps():

@@ -166,7 +166,7 @@ def test_after_the_scripts_are_forgotten(make: Make, record_property: Record) ->
 
 
 @pytest.mark.fault("F38")
-def test_after_all_connections_have_died_silently(
+def test_after_all_connections_fail_silently(
     make: Make, proxy: FaultProxy, record_property: Record
 ) -> None:
     with working(make, redis_url=proxy.url) as (_daemon, load):

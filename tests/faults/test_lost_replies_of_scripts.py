@@ -110,7 +110,7 @@ def test_a_script_whose_reply_was_lost_is_safe_to_repeat(
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
-def test_a_script_that_never_arrived_is_executed_by_the_second_call(
+def test_script_that_never_arrived_runs_with_the_second_call(
     harness: Harness, proxy: FaultProxy, scenario: Scenario
 ):
     call = scenario(harness)

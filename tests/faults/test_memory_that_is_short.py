@@ -37,7 +37,7 @@ def kill(counter: Path, count: int) -> None:
 
 
 @pytest.mark.fault("F5")
-def test_each_kill_counted_by_the_kernel_explains_one_death(counter: Path):
+def test_each_kill_counted_by_the_kernel_explains_one_exit(counter: Path):
     kills = OomMonitor(counter)
     kills.look(1.0)
     assert str(kills.explain(KILLED)) == "signal SIGKILL", "those before our time"
@@ -52,7 +52,7 @@ def test_each_kill_counted_by_the_kernel_explains_one_death(counter: Path):
 
 
 @pytest.mark.fault("F5")
-def test_an_old_kill_explains_no_death(counter: Path):
+def test_old_kill_explains_no_exit(counter: Path):
     kills = OomMonitor(counter)
     kill(counter, 4)
     kills.look(1.0)
@@ -158,7 +158,7 @@ def limited() -> Iterator[Path]:
 
 
 @pytest.mark.fault("F5")
-def test_an_out_of_memory_worker_dies_alone_with_the_cause(new_daemon: NewDaemon, limited: Path):
+def test_out_of_memory_worker_exits_alone_with_the_cause(new_daemon: NewDaemon, limited: Path):
     daemon = new_daemon(partitions=2, consumer={"max_crashes": 2})
     daemon.within = ["sh", "-c", f'echo $$ > {limited}/cgroup.procs; exec "$@"', "sh"]
     with daemon:

@@ -76,7 +76,7 @@ def test_another_host_continues_after_a_host_and_server_loss(
 
 
 @pytest.mark.fault("F31", "F33")
-def test_a_stop_in_the_middle_of_forking_leaves_no_process_and_no_lease(
+def test_stop_during_forks_leaves_no_process_and_no_lease(
     new_daemon: NewDaemon, chance: random.Random
 ):
     """The signal comes while workers are being forked. `wait` fails if one is left over."""
@@ -100,7 +100,7 @@ def test_a_stop_in_the_middle_of_forking_leaves_no_process_and_no_lease(
 
 
 @pytest.mark.fault("F31", "F33")
-def test_recycling_under_a_storm_of_signals_loses_and_repeats_nothing(
+def test_recycling_during_many_signals_keeps_every_message(
     new_daemon: NewDaemon, chance: random.Random
 ):
     """A new process every few messages, and a signal every few milliseconds."""

@@ -91,7 +91,7 @@ def test_a_lost_owner_is_replaced_after_the_clock_is_set_back(
 
 
 @pytest.mark.fault("F10", "F32")
-def test_an_instance_dead_before_a_clock_step_is_no_duplicate(
+def test_instance_killed_before_a_clock_step_is_no_duplicate(
     make: Make, fresh_server: ProcessServer
 ):
     """The next run is on another host, or after a boot: no lock proves the death of this one."""

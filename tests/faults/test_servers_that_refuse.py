@@ -190,7 +190,7 @@ def test_a_producer_gets_an_error_or_waits_if_repeating_is_safe(
 
 
 @pytest.mark.fault("F16")
-def test_a_daemon_that_starts_while_its_server_loads_waits_for_it(
+def test_daemon_start_waits_for_a_loading_server(
     make: Make, fresh_server: ProcessServer
 ):
     daemon = make()

@@ -56,7 +56,7 @@ def test_a_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F26")
-def test_deleting_the_consumer_under_load_costs_nothing_while_its_worker_lives(
+def test_consumer_deleted_under_load_loses_no_message(
     new_daemon: NewDaemon, chance: random.Random
 ):
     """The server forgets the pending entries, the worker does not."""

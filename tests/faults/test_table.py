@@ -83,7 +83,7 @@ def outcomes(**of_servers: dict[str, str]) -> dict[str, object]:
     return {"outcomes": of_servers, "on_server": ["there"]}
 
 
-def test_a_row_is_shown_where_all_that_talks_to_a_server_has_passed_and_nothing_failed():
+def test_row_is_shown_if_its_server_tests_passed_and_none_failed():
     good, bad, none = {"there": "passed"}, {"there": "failed"}, {"there": "skipped"}
     serverless = {"here": "passed"}
     for results, servers in (
@@ -127,7 +127,7 @@ def test_a_run_of_some_tests_keeps_the_outcomes_of_the_others():
     assert (found["date"], found["again"]) == ("1", {"date": "2", "tests": {"valkey": 1}})
 
 
-OWN = "tests/integration/test_link_tls.py::test_detached_child_does_not_end_the_session"
+OWN = "tests/integration/test_link_tls.py::test_detached_child_does_not_close_the_tls_session"
 OF_THE_RUN = (
     "tests/integration/test_link_failures.py::"
     "test_detached_child_leaves_the_parents_connection_alone"

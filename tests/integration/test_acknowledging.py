@@ -35,7 +35,7 @@ NEAR, FAR = QUICK_RUN_NS // ACK_SHARE, 50 * MILLISECOND
         (0, ACK_DELAY_NS + 1, FAR, True),
     ],
 )
-def test_when_an_end_is_settled_before_the_next_run(
+def test_finished_runs_are_settled_before_the_next_if_due(
     ran: int, waited: int, settling: int, *, due: bool
 ):
     assert must_settle_first(ran, waited, settling) is due
@@ -55,7 +55,7 @@ async def one(message: Message) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
-def test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run(
+def test_long_run_is_acknowledged_before_the_next_run_ends(
     link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
 ):
     """The next run may take hours, and its host may be lost during that time."""

@@ -105,7 +105,7 @@ def test_acl_files_for_redis_6_2_have_the_same_commands(name: str) -> None:
 
 
 def test_acl_users_cannot_change_the_server_or_flush_data() -> None:
-    """S2: CONFIG GET shows `requirepass`, so no user may run it."""
+    """CONFIG GET shows `requirepass`, so no user may run it."""
     dangerous = re.compile(r"acl|config|debug|failover|flush|function|keys|module|replicaof")
     for name in users.NAMES:
         assert [each for each in users.read(name).commands if dangerous.match(each)] == []
@@ -242,7 +242,7 @@ def test_a_producer_of_plain_messages_names_the_file_for_others(
     assert sum(link.execute("XLEN", keys.stream(topic, each)) for each in range(2)) == 3
 
 
-def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
+def test_producer_may_run_scripts_that_a_daemon_loaded(
     sender: Callable[..., Producer],
     topic: str,
     link: Connection,
@@ -297,7 +297,7 @@ def test_a_producer_waits_until_a_daemon_has_loaded_the_scripts(
 def test_the_command_sends_as_a_user_that_may_only_send(
     server: Server, granted: None, topic: str, tmp_path: Path
 ) -> None:
-    """U11: the check for a mistyped topic needs no permission that a producer lacks."""
+    """The check for a mistyped topic needs no permission that a producer lacks."""
     file = tmp_path / "streamq.toml"
     redis = {"url": server.url, "username": users.read("producer").user}
     file.write_text(toml({"redis": redis}))
@@ -316,7 +316,7 @@ def test_a_limit_of_the_backlog_needs_no_more(
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
-    """S2: the script also reads the last entry if a group has a lag."""
+    """The script also reads the last entry if a group has a lag."""
     ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Unit(topic, 0, "hits"), "0"))
     settings = config.Settings(redis=as_user(server, users.read("producer-scripts").user))
@@ -432,7 +432,7 @@ MAY_NOT = {
 def test_each_user_is_limited_as_documented(
     server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
-    """S2: each cell of the table in docs/SECURITY.md holds, shown by trying it."""
+    """Each cell of the table in docs/SECURITY.md holds, shown by trying it."""
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
     other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
@@ -494,7 +494,7 @@ def test_a_viewer_sees_everything_and_changes_nothing(
 def test_compose_server_accepts_only_its_password(
     new_server: Callable[..., ProcessServer], tmp_path: Path
 ) -> None:
-    """S10: only the password of the script opens the server of the example."""
+    """Only the password of the script opens the server of the example."""
     if os.geteuid() != 0:
         pytest.skip("the script gives the password to the user of the image, which takes root")
     shutil.copytree(users.FOLDER, tmp_path / "acl")

@@ -235,7 +235,7 @@ def test_commands_succeed_without_bad_values(
 def test_commands_survive_one_bad_value(
     doctor_case: DoctorCase, invoke: Callable[[str], Result], bad: Bad
 ) -> None:
-    """S6, S7, C1: no command crashes, every reader of the value names it, doctor has a fix."""
+    """No command crashes, every reader of the value names it, doctor has a fix."""
     doctor_case.do(*bad.command)
     for verb, codes in VERBS.items():
         for form in ("", " --json"):
@@ -273,7 +273,7 @@ def test_commands_survive_one_bad_value(
 def test_commands_survive_a_key_of_another_type(
     doctor_case: DoctorCase, invoke: Callable[[str], Result], key: str
 ) -> None:
-    """S7: no command crashes, and a command that needs the key names it."""
+    """No command crashes, and a command that needs the key names it."""
     doctor_case.do("DEL", key)
     doctor_case.do("RPUSH", key, "x")
     problems = {}
@@ -294,7 +294,7 @@ def test_commands_survive_a_key_of_another_type(
 def test_page_may_stop_at_the_last_possible_id(
     doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """S3: the server refuses a range after the last id, and the command crashed."""
+    """The server refuses a range after the last id, and the command crashed."""
     monkeypatch.setattr(pending, "PAGE", 1)
     stream = KEYS.stream(*PLACE)
     doctor_case.do("XADD", stream, LAST, "payload", "x")

@@ -227,7 +227,7 @@ def test_pending_continues_at_the_cursor(run: Run, at: At) -> None:
     }
 
 
-def test_pending_asks_for_the_group_when_there_are_several(run: Run, at: At) -> None:
+def test_pending_requires_a_group_if_there_are_several(run: Run, at: At) -> None:
     refused = run("pending", "access", code=8)
     assert "no group reads" in refused.stderr
     at(0, "hits").groups()
@@ -255,10 +255,10 @@ def test_status_without_an_instance(run: Run, at: At) -> None:
     ]
 
 
-def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
+def test_status_has_a_row_with_exact_totals_for_each_group(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """U8, U10, U12: real states, a row for each group, and the choice of one topic.
+    """Real states, a row for each group, and the choice of one topic.
 
     U10: DLQ was 0 next to "3 dead letters", because it came from an old count of an instance.
     """
@@ -431,7 +431,7 @@ def test_produce_refuses_a_too_long_line(
 def test_produce_file_becomes_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
-    """U11: all bytes of a binary file (even if it looks like gzip) or of standard input."""
+    """All bytes of a binary file (even if it looks like gzip) or of standard input."""
     raw = b"\x1f\x8b\x00\r\n\xff\n\n"
     (tmp_path / "cat.png").write_bytes(raw)
     run("produce", "images", "--create", "--from", str(tmp_path / "cat.png"), "--format", "file")
@@ -446,7 +446,7 @@ def test_produce_file_becomes_one_message(
 
 
 def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: Keys) -> None:
-    """U11: `--at`, `--expires` and `--dedup-id` work as in `send`. Mistakes exit with code 2."""
+    """`--at`, `--expires` and `--dedup-id` work as in `send`. Mistakes exit with code 2."""
     again = ("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
     assert "1 message sent to images" in run(*again).stdout
     second = run(*again)
@@ -676,7 +676,7 @@ def test_purging_by_age_and_by_name(run: Run, at: At) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 8, 1)])
-def test_dlq_purge_asks_on_a_terminal(
+def test_dlq_purge_asks_for_confirmation_on_a_terminal(
     file: Path, link: Connection, at: At, answer: bytes, code: int, left: int
 ) -> None:
     bury(at(0), "1-0")
@@ -725,7 +725,7 @@ def test_check_judges_the_server(
 
 
 def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Connection) -> None:
-    """U10: DLQ was `-` for 31,744 dead letters."""
+    """DLQ was `-` for 31,744 dead letters."""
     at(0, "hits").groups()
     stream = at(0, "hits").dlq
     letter = ("payload", "x", "group", "hits")
@@ -740,7 +740,7 @@ def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Conn
 def test_a_refused_login_names_the_address_once(
     tmp_path: Path, server: Server, link: Connection, password: str | None
 ) -> None:
-    """U10: the error was "no answer from X: X refused the connection"."""
+    """The error was "no answer from X: X refused the connection"."""
     path = tmp_path / "refused.toml"
     path.write_text(f'[redis]\nurl = "{server.url}"\n')
     if password is not None:
@@ -778,7 +778,7 @@ def beats_as_one(link: Connection, **info: object) -> None:
 def test_check_reports_another_run_of_the_instance(
     file: Path, link: Connection, info: dict[str, object], level: str
 ) -> None:
-    """U5: `check` found nothing while the name of the instance was in use on another host."""
+    """`check` found nothing while the name of the instance was in use on another host."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\n')
     beats_as_one(link, **info)
@@ -799,7 +799,7 @@ def test_check_reports_another_run_of_the_instance(
 def test_check_accepts_the_name_of_its_own_daemon(
     file: Path, tmp_path: Path, link: Connection
 ) -> None:
-    """U5: the run that holds the lock of this state directory is not another run."""
+    """The run that holds the lock of this state directory is not another run."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\nstate_dir = "var"\n')
     lock = startup.InstanceLock(file.parent / "var", "west-1")
@@ -812,7 +812,7 @@ def test_check_accepts_the_name_of_its_own_daemon(
 
 
 def test_check_names_every_key_of_a_wrong_type(file: Path, link: Connection, keys: Keys) -> None:
-    """S1: `check` crashed on a meta, and for the members it printed only a script's error."""
+    """`check` crashed on a meta, and for the members it printed only a script's error."""
     wrong = [keys.members("default"), keys.info("default"), keys.meta("orders")]
     for key in wrong:
         link.execute("SET", key, "x")

@@ -83,7 +83,7 @@ def test_replies_have_the_order_of_the_commands_on_any_node(
     }
 
 
-def test_scripts_of_many_partitions_travel_together_and_are_taught_to_each_node(
+def test_scripts_share_writes_and_are_loaded_on_each_node(
     open_link: Open, keys: Keys
 ) -> None:
     link = open_link()
@@ -390,7 +390,7 @@ def test_spark_source_reads_each_partition_from_its_node(
 
 
 def test_the_source_for_spark_keeps_few_connections(cluster: Cluster) -> None:
-    """B9: for a process that reads partitions of many slots, and after a change of the password."""
+    """For a process that reads partitions of many slots, and after a change of the password."""
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {}).connection
     for number in range(5 * streams.LINKS_MAX):
         assert streams.link_for(options, f"{{{number}}}").execute("GET", f"{{{number}}}") is None

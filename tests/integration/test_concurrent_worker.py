@@ -96,7 +96,7 @@ def test_concurrent_runs_are_acknowledged_separately(harness: Harness, life: Lif
 def test_slow_failure_of_a_lane_is_settled_without_delay(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
 ):
-    """C3: lanes delay only the settlement of quick failures, like a worker with one lane."""
+    """Lanes delay only the settlement of quick failures, like a worker with one lane."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 60 * 10**9)
     harness.add("1-0", "payload", "bad", "key", "a")
     harness.add("2-0", "payload", "good", "key", "b")
@@ -132,7 +132,7 @@ async def give_way(_message: Message) -> None:
 def test_128_coroutines_settle_messages_that_have_counters(
     harness: Harness, life: Life, count: int
 ):
-    """B2: a worker survives when all acknowledgements clear counters at the same time."""
+    """A worker survives when all acknowledgements clear counters at the same time."""
     for number in range(1, count + 1):
         harness.add(f"{number}-0")
         harness.do("HSET", harness.attempts, f"m:{number}-0:f", "1")
@@ -293,7 +293,7 @@ def test_fenced_worker_finishes_its_runs_and_starts_none(
     assert not slot.batch().running
 
 
-def test_concurrent_worker_reclaims_foreign_entries(harness: Harness, life: Life, slot: WorkerSlot):
+def test_concurrent_worker_reclaims_entries_of_other_clients(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.fetch(5, consumer="someone")
@@ -485,7 +485,7 @@ def test_acknowledgements_that_have_waited_ride_on_a_read(
     assert int(called) <= 5
 
 
-def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
+def test_held_key_runs_again_if_reads_carry_acknowledgements(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """The fetched entries take no lane from due messages, for any length of the stream."""

@@ -109,7 +109,7 @@ def test_timers_are_as_precise_as_the_system(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_loop_with_1100_open_descriptors_waits_as_precisely():
-    """B4: `select` failed for file descriptors above 1,023, and waits were rounded up to 1 ms."""
+    """`select` failed for file descriptors above 1,023, and waits were rounded up to 1 ms."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
@@ -130,7 +130,7 @@ class OwnLoop(asyncio.SelectorEventLoop):
 
 
 def test_event_loop_of_the_handler_module_is_used(monkeypatch: pytest.MonkeyPatch):
-    """U12: without a policy of asyncio, which goes with Python 3.16."""
+    """Without a policy of asyncio, which goes with Python 3.16."""
     monkeypatch.setattr(asyncio, "new_event_loop", OwnLoop)
     loop = new_loop()
     loop.close()

@@ -137,7 +137,7 @@ def test_failed_messages_are_looked_up_one_by_one(handled: Handling, harness: Ha
     assert {cost.sent[name] for name in ("xpending", "xrange")} == {FULL // 2}
 
 
-def test_a_worker_without_messages_costs_six_commands_a_long_poll(
+def test_idle_worker_costs_six_commands_for_each_long_poll(
     harness: Harness, life: Life, meter: Meter, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.001)

@@ -220,7 +220,7 @@ def test_due_retries_are_promoted_by_pages_and_read_again(
     page.holds("Due retries: promote and read again", cost, units=FULL / 1000, per="1,000 retries")
 
 
-def test_due_sends_are_promoted_in_pages_regardless_of_later_ones(
+def test_due_sends_are_promoted_in_pages_despite_later_ones(
     harness: Harness, ours: Connection, view: MetricsView, page: Page, meter: Meter
 ) -> None:
     costs = []

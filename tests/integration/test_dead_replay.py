@@ -190,7 +190,7 @@ def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, 
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_loops_end_at_max_replays(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_replay_loop_stops_at_max_replays(link: Connection, store: Store, keys: Keys, at: At) -> None:
     plain(at(0), 1, replayCount="2")
     plain(at(1), 1, replayCount="3")
     plain(at(2), 1, headers='{"x-replays":"9"}')
@@ -535,7 +535,7 @@ def test_similar_dead_letters_are_one_cause(store: Store, at: At) -> None:
     assert [each.frame for each in dead_letters.causes(store, TOPIC).causes] == ["till.py:pay"]
 
 
-def test_only_the_newest_are_counted_when_asked_so(store: Store, at: At) -> None:
+def test_last_counts_only_the_newest_dead_letters(store: Store, at: At) -> None:
     plain(at(0), 5)
     few = dead_letters.causes(store, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
@@ -656,7 +656,7 @@ def test_partition_in_the_filter_limits_plan_purge_and_replay(
     assert left(link, keys) == here
 
 
-def test_replay_reports_examined_letters_and_stops_among_others(store: Store, at: At) -> None:
+def test_replay_reports_examined_dead_letters_and_can_stop(store: Store, at: At) -> None:
     plain(at(0), 100, reason="dead")
     plain(at(1), 5)
     examined: list[int] = []
@@ -761,7 +761,7 @@ def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: A
     assert rest.cursor == ""
 
 
-def test_audit_log_is_bounded_and_reads_foreign_entries(
+def test_audit_log_is_bounded_and_reads_invalid_entries(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     key = keys.audit("any")

@@ -52,7 +52,7 @@ def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) 
 
 
 def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
-    """U13: delayed sends of all partitions are one list with due time, size and key, in pages."""
+    """Delayed sends of all partitions are one list with due time, size and key, in pages."""
     names = send(
         later("later", 3 * HOUR, partition=2),
         later("soon", 60, partition=1, key="k"),
@@ -82,7 +82,7 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
 def test_delayed_list_pages_within_one_millisecond(
     verb: Run, link: Connection, keys: Keys, at: At
 ) -> None:
-    """U13: many sends that are due at one instant are each listed once."""
+    """Many sends that are due at one instant are each listed once."""
     wanted = set()
     for partition in range(3):
         for number in range(5):
@@ -115,7 +115,7 @@ def test_delayed_list_pages_within_one_millisecond(
 def test_delayed_filters_select(
     verb: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
 ) -> None:
-    """U13: by partition, key and due time."""
+    """By partition, key and due time."""
     names = send(
         later("a", 3 * HOUR, partition=2), later("b", 60, partition=1, key="k"), later("c")
     )
@@ -126,7 +126,7 @@ def test_delayed_filters_select(
 
 
 def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., list[str]]) -> None:
-    """U13: `delayed show` prints key, headers and payload."""
+    """`delayed show` prints key, headers and payload."""
     [name] = send(later("long " * 5000, key="k\x1b", headers={"a": "b"}))
     told = document(verb("show", "access", name, "--json"))
     assert told["payload"] == "long " * 5000
@@ -140,7 +140,7 @@ def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., li
 def test_delayed_cancel_reports_each_outcome(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """U13: the exit code shows if a delayed send was cancelled, already sent or unknown."""
+    """The exit code shows if a delayed send was cancelled, already sent or unknown."""
     keep, drop, sent = send(later("keep"), later("drop"), later("sent", 0))
     assert promote(link, keys) == 1
     [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
@@ -164,7 +164,7 @@ def test_delayed_cancel_reports_each_outcome(
 def test_producer_cancel_removes_a_delayed_send(
     server: Server, at: At, link: Connection, keys: Keys, verb: Run
 ) -> None:
-    """U3: the value from `send` cancels the send. After it was sent, cancel reports that."""
+    """The value from `send` cancels the send. After it was sent, cancel reports that."""
     at(0)
     with Producer(server.url) as producer:
         drop, sent = producer.send_many("access", [later("drop"), later("sent", 0)])
@@ -189,7 +189,7 @@ def test_producer_cancel_removes_a_delayed_send(
 def test_commands_accept_the_uid_of_a_delayed_send(
     server: Server, at: At, run: Run, verb: Run
 ) -> None:
-    """U3: `trace` and `delayed show`, `now` and `cancel` accept the value that `send` returned."""
+    """`trace` and `delayed show`, `now` and `cancel` accept the value that `send` returned."""
     at(0)
     with Producer(server.url) as producer:
         first = producer.send("access", "first", delay=HOUR, key="k")
@@ -204,7 +204,7 @@ def test_commands_accept_the_uid_of_a_delayed_send(
 
 
 def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:
-    """U13: an irreversible command asks first, has a dry run, and is in the audit log."""
+    """An irreversible command asks first, has a dry run, and is in the audit log."""
     send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert verb("cancel", "access", "--all", "--dry-run").stdout == (
         "200 delayed sends would be canceled\n"
@@ -220,7 +220,7 @@ def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -
 def test_delayed_now_sends_immediately(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """U13: `delayed now` makes them due, the promoter sends them, and then the uid is shown."""
+    """`delayed now` makes them due, the promoter sends them, and then the uid is shown."""
     first, second, third = send(later("1"), later("2"), later("3"))
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
@@ -228,7 +228,7 @@ def test_delayed_now_sends_immediately(
     assert (
         verb("now", "access", "--all", "--dry-run").stdout == "2 delayed sends would be due now\n"
     )
-    # U11: --yes was refused.
+    # --yes was refused.
     assert document(verb("now", "access", "--all", "--yes", "--json"))["due"] == 2
     wait_until(lambda: promote(link, keys) or link.execute("XLEN", keys.stream("access", 0)) == 3)
     assert verb("list", "access").stdout == "no delayed sends in access\n"
@@ -242,7 +242,7 @@ def test_cancel_and_promoter_never_both_win(
     store: Store,
     keys: Keys,
 ) -> None:
-    """U13: while a promoter works, each send is either cancelled or sent, as the answer reports."""
+    """While a promoter works, each send is either cancelled or sent, as the answer reports."""
     names = send(*(later(f"m{n}", 0) for n in range(600)))
     theirs = new_link(name="promoter")
     stop = threading.Event()
@@ -288,7 +288,7 @@ def test_cancel_and_promoter_never_both_win(
 def test_delayed_reports_invalid_arguments(
     verb: Run, at: At, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    """U13: malformed arguments are wrong usage, and missing items are refused."""
+    """Malformed arguments are wrong usage, and missing items are refused."""
     at(0)
     assert said in verb(*words, code=code).stderr
 
@@ -296,7 +296,7 @@ def test_delayed_reports_invalid_arguments(
 def test_delayed_list_isolates_an_unreadable_item(
     verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
-    """U13: an unreadable item is listed without a size and can be cancelled."""
+    """An unreadable item is listed without a size and can be cancelled."""
     [name] = send(later("fine"))
     link.execute("ZADD", keys.scheduled("access", 0), 5, "bad")
     link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")
@@ -309,7 +309,7 @@ def test_delayed_list_isolates_an_unreadable_item(
 
 @given(raw=st.binary(max_size=40))
 def test_items_are_read_or_refused(raw: bytes) -> None:
-    """U13: any item is parsed, or rejected with its key and field."""
+    """Any item is parsed, or rejected with its key and field."""
     try:
         fields = scheduled.fields_of(raw, "items", "s")
     except BadValue:

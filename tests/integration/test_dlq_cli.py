@@ -184,7 +184,7 @@ def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, at: At) -> 
     assert at(0).dump() == before
 
 
-def test_dlq_replay_names_the_reason_for_remaining_letters(dlq: Run, at: At) -> None:
+def test_dlq_replay_prints_why_dead_letters_remain(dlq: Run, at: At) -> None:
     write(at(0), 1)
     write(at(1), 2, replayCount="1")
     result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)

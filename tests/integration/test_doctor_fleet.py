@@ -76,7 +76,7 @@ def test_doctor_finds_two_instances_of_one_name(doctor_case: DoctorCase) -> None
 
 
 def test_doctor_finds_a_duplicate_run_of_an_instance(doctor_case: DoctorCase) -> None:
-    """U5: the second run publishes nothing under the name of the first, which may be starting."""
+    """The second run publishes nothing under the name of the first, which may be starting."""
     doctor_case.heartbeat(started=doctor_case.ago(5) / 1000)
     doctor_case.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
     found = doctor_case.finding("fleet.duplicate-instances")
@@ -123,7 +123,7 @@ def test_doctor_finds_a_silent_housekeeper(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_an_instance_that_cannot_fork(doctor_case: DoctorCase) -> None:
-    """C2: doctor names the instance, the error of the operating system, and the limit to raise."""
+    """Doctor names the instance, the error of the operating system, and the limit to raise."""
     doctor_case.silent("fleet.limited")
     doctor_case.heartbeat(capacity=3, capacity_problem="Too many open files", cap=3)
     found = doctor_case.finding("fleet.limited")
@@ -148,7 +148,7 @@ def test_doctor_finds_a_reload_that_waits(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_names_a_failed_assignment_and_its_instance(doctor_case: DoctorCase) -> None:
-    """B3: doctor names the abandoned assignment, and does not report a crash loop."""
+    """Doctor names the abandoned assignment, and does not report a crash loop."""
     doctor_case.silent("fleet.assignment-failed")
     doctor_case.publish(
         assignments=[
@@ -163,7 +163,7 @@ def test_doctor_names_a_failed_assignment_and_its_instance(doctor_case: DoctorCa
 
 
 def test_refused_scoreboard_file_is_named_until_deleted(doctor_case: DoctorCase) -> None:
-    """B1: doctor names a scoreboard file that an instance could not use and renamed."""
+    """Doctor names a scoreboard file that an instance could not use and renamed."""
     doctor_case.silent("fleet.scoreboard-refused")
     doctor_case.publish(refused_board="/run/streamqd/one 1.refused")
     found = doctor_case.finding("fleet.scoreboard-refused")
@@ -175,7 +175,7 @@ def test_refused_scoreboard_file_is_named_until_deleted(doctor_case: DoctorCase)
 
 
 def test_doctor_names_a_blocked_event_loop_for_15_minutes(doctor_case: DoctorCase) -> None:
-    """S4: doctor names a blocked loop, and names it for a while afterwards so operators see it."""
+    """Doctor names a blocked loop, and names it for a while afterwards so operators see it."""
     doctor_case.silent("fleet.loop-blocked")
     unit = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
 
@@ -240,7 +240,7 @@ def test_doctor_finds_a_long_pause(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_a_long_stop(doctor_case: DoctorCase) -> None:
-    """U11: doctor finds a group that was stopped and then forgotten."""
+    """Doctor finds a group that was stopped and then forgotten."""
     order(doctor_case, "stop:access/*/hits")
     doctor_case.silent("fleet.stopped")
     age(doctor_case, "stop:access/*/hits", days=3)

@@ -125,7 +125,7 @@ def test_doctor_finds_unreadable_topic_settings(
 
 
 def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> None:
-    """S1: the fix was `topic create`, which such a key refuses."""
+    """The fix was `topic create`, which such a key refuses."""
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do("DEL", meta)
     doctor_case.do("RPUSH", meta, "x")
@@ -148,7 +148,7 @@ def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> Non
 def test_status_and_doctor_name_a_topic_without_a_count(
     doctor_case: DoctorCase, change: tuple[str, ...], found: str
 ) -> None:
-    """S1: status omitted a topic without a partition count."""
+    """Status omitted a topic without a partition count."""
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do(change[0], meta, *change[1:])
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), "status"])
@@ -163,7 +163,7 @@ def test_status_and_doctor_name_a_topic_without_a_count(
 
 
 def test_status_names_a_topic_that_could_not_be_created(doctor_case: DoctorCase) -> None:
-    """S1: status omitted a topic whose meta had another type before its first start."""
+    """Status omitted a topic whose meta had another type before its first start."""
     settings = config.load(doctor_case.path)
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do("FLUSHALL")
@@ -176,7 +176,7 @@ def test_status_names_a_topic_that_could_not_be_created(doctor_case: DoctorCase)
 
 
 def test_doctor_accepts_a_topic_being_deleted(doctor_case: DoctorCase) -> None:
-    """S1: the deletion removes the count on purpose."""
+    """The deletion removes the count on purpose."""
     assert doctor_case.link.run(topics.retirement(doctor_case.keys, TOPIC)).word == "OK"
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), "status"])
     assert "cannot be read" not in result.stderr
@@ -429,7 +429,7 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> None:
-    """S3: no id can follow the largest one. An id far ahead of the clock is a warning."""
+    """No id can follow the largest one. An id far ahead of the clock is a warning."""
     doctor_case.harness.add("*", "payload", "x")
     doctor_case.silent("partitions.no-room")
     ahead = doctor_case.harness.now_unix_ms() + 10 * 86_400_000
@@ -445,7 +445,7 @@ def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> N
 
 
 def test_entries_that_no_consumer_has(doctor_case: DoctorCase) -> None:
-    """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
+    """XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
     doctor_case.harness.add("1-0", "payload", "x")
     doctor_case.harness.add("2-0", "payload", "x")
     doctor_case.harness.fetch(2)
@@ -466,7 +466,7 @@ def test_entries_that_no_consumer_has(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_prints_the_repair_of_a_bad_value(doctor_case: DoctorCase) -> None:
-    """C1: doctor prints the exact command that repairs it. Other files test the other fields."""
+    """Doctor prints the exact command that repairs it. Other files test the other fields."""
     doctor_case.silent("values.unreadable")
     doctor_case.do("HSET", doctor_case.harness.fence, "epoch", "zzz")
     found = doctor_case.finding("values.unreadable")
@@ -494,7 +494,7 @@ def test_doctor_prints_the_repair_of_a_bad_value(doctor_case: DoctorCase) -> Non
 def test_why_names_the_key_of_the_wrong_type(
     doctor_case: DoctorCase, kind: str, change: tuple[str, ...], found: str
 ) -> None:
-    """B3: why named the stream for each key of its partition, and was silent about a lease."""
+    """Why named the stream for each key of its partition, and was silent about a lease."""
     key = getattr(doctor_case.keys, kind)(TOPIC, 0, GROUP)
     doctor_case.do("DEL", doctor_case.keys.fence(TOPIC, 0, GROUP))
     doctor_case.do("DEL", key)

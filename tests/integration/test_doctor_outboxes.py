@@ -115,7 +115,7 @@ def test_the_last_error_of_a_relay_that_left_is_named(clinic: Clinic) -> None:
     )
 
 
-def test_an_outbox_of_another_configuration_is_known_from_its_relay(clinic: Clinic) -> None:
+def test_outbox_of_another_configuration_is_found_by_its_relay(clinic: Clinic) -> None:
     clinic.relay()
     clinic.relay("other", rows=2, oldest_ms=1000)
     clinic.silent("outboxes.no-relay")
@@ -154,7 +154,7 @@ def test_rows_that_age_beside_a_working_relay_are_a_warning(clinic: Clinic) -> N
     assert "3 rows wait, the oldest 2 h" in clinic.finding("outboxes.waiting")["text"]
 
 
-def test_dead_rows_are_counted_in_the_table_with_the_newest_error(clinic: Clinic) -> None:
+def test_dead_rows_are_counted_and_the_newest_error_is_shown(clinic: Clinic) -> None:
     clinic.relay(dead=7)
     clinic.silent("outboxes.dead-rows")
     clinic.bury("first")
@@ -269,7 +269,7 @@ def test_the_space_of_a_table_is_read_in_each_database(
     assert found["check"] == "outboxes.dead-rows"
 
 
-def test_the_console_asks_no_database(clinic: Clinic) -> None:
+def test_console_connects_to_no_database(clinic: Clinic) -> None:
     clinic.bury("x")
     clinic.relay(dead=1)
     loaded = config.load(clinic.path)

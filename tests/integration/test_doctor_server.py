@@ -322,7 +322,7 @@ def writing(server: ProcessServer) -> Iterator[Connection]:
 
 
 def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """C2: writes that are acknowledged during a sync of 1.5 s are lost with the process."""
+    """Writes that are acknowledged during a sync of 1.5 s are lost with the process."""
     server = slow_disk(1.5, appendfsync="everysec")
     with writing(server) as link:
         doctor_case = DoctorCase(tmp_path, server.url, link)
@@ -334,7 +334,7 @@ def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path
 
 
 def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """C2: the server counts writes that waited more than 2 s."""
+    """The server counts writes that waited more than 2 s."""
     server = slow_disk(3.0, appendfsync="everysec")
     with writing(server) as link:
         doctor_case = DoctorCase(tmp_path, server.url, link)
@@ -346,7 +346,7 @@ def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path
 
 
 def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """C2: with appendfsync always each write waits and nothing is lost."""
+    """With appendfsync always each write waits and nothing is lost."""
     server = slow_disk(0.2, appendfsync="always", latency_monitor_threshold="50")
     with writing(server) as link:
         doctor_case = DoctorCase(tmp_path, server.url, link)
@@ -357,7 +357,7 @@ def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path)
 
 
 def test_doctor_accepts_a_disk_with_fast_syncs(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """C2: a sync of 10 ms is never a finding."""
+    """A sync of 10 ms is never a finding."""
     server = slow_disk(0.01, appendfsync="everysec")
     with writing(server) as link:
         DoctorCase(tmp_path, server.url, link).silent("server.slow-disk")

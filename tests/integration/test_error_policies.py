@@ -199,7 +199,7 @@ def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Lif
 
 
 @pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
-def test_in_quarantine_nothing_is_suspected_while_a_message_waits(
+def test_quarantine_has_no_suspect_while_a_message_waits(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     """A host lost during the wait must not be charged to the message."""
@@ -587,7 +587,7 @@ def test_failure_in_place_stays_owed_after_riding_acks(life: Life):
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_nothing_gets_past_a_held_message_when_the_connection_is_lost(
+def test_held_message_keeps_its_place_after_a_lost_connection(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
     add(harness, "abcabcabcabcabcabcabcabc")
@@ -613,7 +613,7 @@ def test_nothing_gets_past_a_held_message_when_the_connection_is_lost(
     assert pending(harness) == set()
 
 
-def test_a_key_that_was_due_when_the_connection_was_lost_is_not_forgotten(
+def test_due_key_runs_after_a_lost_connection(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     add(harness, "abc")

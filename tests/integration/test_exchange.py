@@ -143,7 +143,7 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
 
 
 def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys: Keys) -> None:
-    """U5: no output named the run with the same name, and its drain was ignored."""
+    """No output named the run with the same name, and its drain was ignored."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
 
     def both(**info: object) -> bool:
@@ -168,7 +168,7 @@ def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys:
 
 
 def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> None:
-    """U5: the record of another run is foreign input."""
+    """The record of another run is foreign input."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
     assert link.run(members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"

@@ -167,7 +167,7 @@ def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
 
 
 def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
-    """U11: `group reset --dry-run` works on a live group, and reports that the reset would not."""
+    """`group reset --dry-run` works on a live group, and reports that the reset would not."""
     for number in range(3):
         at(number).groups()
         at(number).add("1000-0")
@@ -187,8 +187,8 @@ def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
     assert document(run(*words, "--dry-run", "--force", "--json"))["obstacle"] == ""
 
 
-def test_group_commands_print_positions_as_words(run: Run, at: At) -> None:
-    """U11: no position prints as 18446744073709551615."""
+def test_group_commands_print_special_positions_as_words(run: Run, at: At) -> None:
+    """No position prints as 18446744073709551615."""
     for number in range(3):
         at(number).groups()
         at(number).add("1000-0")
@@ -353,7 +353,7 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
 
 
 def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
-    """U11: `retry now` refused --yes, which `retry cancel` takes."""
+    """`retry now` refused --yes, which `retry cancel` takes."""
     set_aside(at(0), "1-0", "2-0")
     set_aside(at(1), "1-0", key="other")
     run("retry", "now", "access", "hits", code=2)
@@ -457,7 +457,7 @@ def test_produce_reports_a_missing_file_in_json(run: Run, tmp_path: Path) -> Non
 def test_group_list_shows_a_spark_query_as_unowned_group(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """P7: it is listed with its lag, causes no finding, and can be deleted like any other group."""
+    """It is listed with its lag, causes no finding, and can be deleted like any other group."""
     at(0).groups()
     at(0).own("t1", owner="west-1")
     for entry_id in ("1000-0", "2000-0", "3000-0"):

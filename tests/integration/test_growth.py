@@ -101,7 +101,7 @@ def test_topic_without_groups_grows_immediately(store: Store, at: At) -> None:
 
 
 def test_a_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
-    """P7: the query's position is shown. Order by key is the responsibility of the query."""
+    """The query's position is shown. Order by key is the responsibility of the query."""
     for number in range(2):
         at(number).add("1-0")
         store.run(spark.query_position(store.keys, "access", number, "etl", "0-0", 0, hold=True))
@@ -305,7 +305,7 @@ def test_topics_by_turns_all_follow_a_growth(
 def test_sends_to_forty_topics_cost_one_round_trip_each(
     server: Server, link: Connection, keys: Keys
 ) -> None:
-    """B10: with nine topics in turn, each send cost two round trips: the count was evicted."""
+    """With nine topics in turn, each send cost two round trips: the count was evicted."""
     names = [f"other{number}" for number in range(40)]
     with counting_sockets(), Producer(server.url) as producer:
         for name in names:
@@ -380,7 +380,7 @@ def misordered(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
+def test_thousand_keys_keep_their_order_during_a_growth(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
     daemon = Daemon(tmp_path, fresh_server.url, partitions=4, groups=("fast", "slow"), code=ORDER)

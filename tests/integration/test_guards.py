@@ -148,7 +148,7 @@ def harness_of_two_keys(link: Connection, keys: Any) -> Harness:
     return harness
 
 
-def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
+def test_held_message_awaits_the_probe_after_a_lost_connection(
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     harness_of_two_keys(link, keys)
@@ -171,7 +171,7 @@ def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_conne
 
 
 @pytest.mark.parametrize("lost", [1, 2], ids=["the letter", "the pause"])
-def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_connection(
+def test_dead_lettered_held_message_stays_so_after_a_reconnect(
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy,
     slot: WorkerSlot, other: Connection, lost: int,
 ):  # fmt: skip
@@ -429,7 +429,7 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
     harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
-    """B8: the guard paused the partition again after it reconnected."""
+    """The guard paused the partition again after it reconnected."""
     life = new_life(proxy.url)
     died: list[str] = []
     held: list[Trigger] = []
@@ -486,7 +486,7 @@ def test_flood_guard_ignores_retries(
     assert slot.counter("dead_lettered") == 5
 
 
-def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
+def test_worker_waits_for_the_window_if_no_pause_can_be_written(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(directives.ORDERS_MAX + 1):

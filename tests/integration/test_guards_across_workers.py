@@ -168,7 +168,7 @@ def test_flood_guard_counts_successes_across_workers(twenty: Harness, life: Life
 
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL, BATCH], ids=["one", "four", "batches"])
-def test_messages_that_die_without_a_run_are_a_flood_too(
+def test_messages_dead_lettered_without_a_run_are_a_flood_too(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """The messages are larger than any producer may send."""

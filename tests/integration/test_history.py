@@ -160,7 +160,7 @@ def test_history_entry_is_written_after_each_server_minute(store: Store, view: M
     assert len(entries(store)) == 1
 
 
-def test_messages_count_from_the_first_measurement_of_a_partition(
+def test_messages_count_from_a_partitions_first_measurement(
     store: Store, view: MetricsView
 ) -> None:
     """A new housekeeper, and a partition that comes and goes within a minute."""

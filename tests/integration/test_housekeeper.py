@@ -203,7 +203,7 @@ def reclaimer(harness: Harness, server: Server) -> Reclaimer:
 
 
 @pytest.mark.parametrize("stream", ["stream", "retry"])
-def test_reclaimer_flags_idle_foreign_entries_once(
+def test_reclaimer_flags_idle_entries_of_other_clients_once(
     harness: Harness,
     view: MetricsView,
     slot: WorkerSlot,
@@ -248,7 +248,7 @@ def test_reclaimer_ignores_own_and_fresh_entries(
 def test_reclaimer_flags_ownerless_entries_immediately(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
+    """XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
     harness.pending("1-0")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
     Reclaimer(harness.store, [patient]).run(view.owned())
@@ -259,7 +259,7 @@ def test_reclaimer_flags_ownerless_entries_immediately(
 
 
 def test_reclaimer_counts_entries_without_a_consumer() -> None:
-    """S11: in the reply of Redis 8.8, the list has no consumer and the summary one more entry."""
+    """In the reply of Redis 8.8, the list has no consumer and the summary one more entry."""
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
     assert held_by_others([summary, None]) == {"": 1}
     assert held_by_others([[1, b"1-0", b"1-0", []], None]) == {"": 1}
@@ -314,7 +314,7 @@ def test_trimmer_keeps_unacknowledged_entries(
 def test_metrics_scrape_succeeds_during_trimming(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """B7: the HTTP thread iterated over a mapping that the trimmer changed, and returned 500."""
+    """The HTTP thread iterated over a mapping that the trimmer changed, and returned 500."""
     harness.groups()
     harness.add("1-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=1))})
@@ -605,7 +605,7 @@ def test_health_endpoints_report_reasons(
 def test_duplicate_instance_publishes_no_summary(
     server: Server, harness: Harness, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
-    """U5: the second daemon with a name replaced the summary of the first."""
+    """The second daemon with a name replaced the summary of the first."""
     board.flags = InstanceFlags.STARTED
     begin(settings_for(server))
     summary = harness.keys.instance("default", "web-1")
@@ -775,7 +775,7 @@ def test_housekeeper_ignores_signals_until_its_supervisor_exits(
 def test_summary_has_the_dead_letters_of_each_group(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """U8: the figures show the dead letters of the group and those of the partition."""
+    """The figures show the dead letters of the group and those of the partition."""
 
     def told() -> tuple[int | None, int | None]:
         deque(measure(harness.store, view), maxlen=0)
@@ -796,7 +796,7 @@ def test_summary_has_the_dead_letters_of_each_group(
 def test_measurement_counts_many_pages_of_dead_letters(
     harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2: with one page per measurement, 500,000 letters took 50 minutes to two hours."""
+    """With one page per measurement, 500,000 letters took 50 minutes to two hours."""
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 60.0)
     count = 3 * statistics.DEAD_LETTERS_AT_ONCE
     harness.link.pipeline([("XADD", harness.dlq, "*", "group", "another")] * count)

@@ -136,7 +136,7 @@ def test_http_public_health_endpoint_hides_reasons() -> None:
     ],
 )
 def test_http_refuses_dns_rebinding(host: str, status: int) -> None:
-    """S10: another site cannot read our pages through DNS rebinding."""
+    """Another site cannot read our pages through DNS rebinding."""
     access = Access(config.Http(hosts=("Metrics.Example.com",)))
     page = access.addressed(lambda _: HttpResponse(200, b"figures"))
     answer = page(HttpRequest("/metrics", {"host": host} if host else {}))

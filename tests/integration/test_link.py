@@ -168,7 +168,7 @@ def _loading(link: Connection) -> list[RedisRefused] | None:
 
 
 @pytest.mark.fault("F20")
-def test_unknown_script_is_taught_once(link: Connection) -> None:
+def test_unknown_script_is_loaded_once(link: Connection) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.execute("CONFIG", "RESETSTAT")
     assert link.run(writer("a", "1")).word == "OK"

@@ -193,7 +193,7 @@ def test_killed_server_raises_and_reconnects(fresh_server: ProcessServer) -> Non
     link.close()
 
 
-def test_connection_that_died_while_idle_is_replaced_silently(
+def test_connection_lost_while_idle_is_replaced_silently(
     link: Connection, new_link: NewLink
 ) -> None:
     idle = new_link(name="test:idle")

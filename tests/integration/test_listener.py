@@ -52,7 +52,7 @@ def watched(link: Connection, keys: Keys) -> Watched:
 
 
 def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
-    """C3: the first check finds the worker, the second confirms it."""
+    """The first check finds the worker, the second confirms it."""
     for unit in UNITS:
         watched.wait(unit)
     assert watched.look() is None

@@ -39,7 +39,7 @@ def harness(link: Connection, keys: Keys) -> Harness:
 # --- the fetch ------------------------------------------------------------------------------------
 
 
-def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing(
+def test_read_after_a_fence_change_fetches_and_acks_nothing(
     harness: Harness, new_link: Callable[..., Connection]
 ):
     harness.pending("1-0")
@@ -123,7 +123,7 @@ def test_released_message_runs_later_as_its_first_attempt(harness: Harness, life
     assert {(item["retryCount"], item["crashCount"]) for item in items.values()} == {(b"1", b"0")}
 
 
-def test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters(
+def test_charged_message_that_succeeds_leaves_no_counters(
     harness: Harness, life: Life
 ):
     harness.pending("1-0", "2-0")
@@ -200,10 +200,10 @@ def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, sl
 # --- full memory ----------------------------------------------------------------------------------
 
 
-def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged(
+def test_full_memory_defers_failures_but_not_acknowledgements(
     harness: Harness, slot: WorkerSlot
 ):
-    """T18: a worker that waited for memory here would never free any."""
+    """A worker that waited for memory here would never free any."""
     failed, done = harness.pending("1-0", "2-0")
     harness.own("t1")
     settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
@@ -237,7 +237,7 @@ LATEST = Settings(
 
 
 def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
-    """T12: a new group skips existing entries. A group that was lost later must skip none."""
+    """A new group skips existing entries. A group that was lost later must skip none."""
     harness.add("1-0")
     startup.ensure_topics(harness.link, LATEST)
     harness.add("2-0")
@@ -250,7 +250,7 @@ def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
 
 @pytest.mark.fault("F15")
 def test_group_on_an_emptied_server_starts_at_the_oldest_entry(harness: Harness):
-    """T12: the emptied server has no record of the group, but its consumer has."""
+    """The emptied server has no record of the group, but its consumer has."""
     startup.ensure_topics(harness.link, LATEST)
     harness.do("FLUSHALL")
     harness.add("1-0")

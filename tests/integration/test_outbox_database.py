@@ -352,7 +352,7 @@ def test_a_killed_server_is_unavailable_until_it_is_back(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_a_killed_connection_ends_the_wait(
+def test_killed_connection_interrupts_the_wait(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     made = database_server.connect(database_url, autocommit=True)

@@ -171,7 +171,7 @@ def test_an_async_connection_of_psycopg(database: Database, database_url: str) -
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_a_commit_ends_the_wait_of_the_relay(application: Any, database: Database) -> None:
+def test_commit_interrupts_the_wait_of_the_relay(application: Any, database: Database) -> None:
     outbox.send(application, "orders", b"x")
     application.commit()
     database.wait(60)  # it arrived before

@@ -1,4 +1,4 @@
-"""S2: no reply of a listing grows with the bodies, and no listing asks for a long page."""
+"""No reply of a listing grows with the bodies, and no listing asks for a long page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def onwards(store: Watched) -> list[str]:
 
 @pytest.mark.parametrize("listed", [newest, onwards])
 def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed: Any) -> None:
-    """S2: each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
+    """Each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
     store = filled(link, [LARGE] * 50)
     assert listed(store) == [f"{number}-0" for number in range(1, 51)]
     assert [count for count, _ in store.pages] == [4] * 12 + [2]
@@ -65,7 +65,7 @@ def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed:
 
 @pytest.mark.parametrize("listed", [newest, onwards])
 def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
-    """S2: small entries are bounded by rows."""
+    """Small entries are bounded by rows."""
     store = filled(link, [10] * COUNT)
     assert listed(store) == [f"{number}-0" for number in range(1, COUNT + 1)]
     assert [count for count, _ in store.pages] == [PAGE_MAX] * 4 + [COUNT - 4 * PAGE_MAX]
@@ -73,7 +73,7 @@ def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any
 
 @pytest.mark.parametrize("listed", [newest, onwards])
 def test_page_exceeds_the_byte_bound_by_one_body_at_most(link: Connection, listed: Any) -> None:
-    """S2: a page sized by the mean of earlier small entries took 64 large ones."""
+    """A page sized by the mean of earlier small entries took 64 large ones."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = filled(link, sizes)
     assert len(listed(store)) == len(sizes)

@@ -111,7 +111,7 @@ def test_an_entry_holds_payload_key_and_headers_and_nothing_else(producer, link,
 
 
 def test_send_returns_the_uid_that_the_handler_sees(server, link, keys):
-    """U3: `send` and `send_many` return `topic/partition/id`, never the same value twice."""
+    """`send` and `send_many` return `topic/partition/id`, never the same value twice."""
     create(link, keys, "access", 4)
     with Producer(server.url) as producer:
         one = producer.send("access", b"x", key="k")
@@ -226,7 +226,7 @@ def test_dedup_ids_spread_over_the_partitions(producer, link, keys):
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_the_first_send_registers_the_topic_with_the_configured_count(server, store: Store):
+def test_first_send_registers_the_configured_partition_count(server, store: Store):
     with Producer(settings=with_topic(server.url, "access", 3)) as producer:
         producer.send("access", b"x")
 
@@ -236,7 +236,7 @@ def test_the_first_send_registers_the_topic_with_the_configured_count(server, st
 
 @pytest.mark.parametrize("delay", [None, 60.0])
 def test_no_send_watches_a_key(producer, link, delay):
-    """B10: the script that writes compares the count itself, so nothing is kept between sends."""
+    """The script that writes compares the count itself, so nothing is kept between sends."""
     link.execute("CONFIG", "RESETSTAT")
 
     producer.send("access", b"x", delay=delay)
@@ -367,7 +367,7 @@ def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxy, link, ke
 
 
 @pytest.mark.fault("F12")
-def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxy, link, keys):
+def test_dedup_id_makes_a_send_with_a_lost_reply_write_once(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         trigger = proxy.arm(Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA"))
@@ -379,7 +379,7 @@ def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxy, link, 
     assert [entry["payload"] for entry in entries(link, keys, "access")] == [b"first", b"second"]
 
 
-def test_with_a_dedup_id_the_executed_script_is_not_executed_twice(proxy, link, keys):
+def test_dedup_id_prevents_a_second_execution_of_the_script(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
         trigger = proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
@@ -622,7 +622,7 @@ def test_without_arguments_the_environment_decides(server, store: Store, monkeyp
 def test_producer_reads_the_default_configuration_file(
     server, store: Store, monkeypatch, tmp_path, kind
 ):
-    """U4: the command line read ./streamq.toml, and the producer another Redis."""
+    """The command line read ./streamq.toml, and the producer another Redis."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 3\n'
     )
@@ -638,7 +638,7 @@ def test_producer_reads_the_default_configuration_file(
 
 
 def test_named_configuration_file_precedes_the_default(server, store: Store, monkeypatch, tmp_path):
-    """U4: the same precedence as on the command line."""
+    """The same precedence as on the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"
     named.write_text(f'[redis]\nurl = "{server.url}"\n')

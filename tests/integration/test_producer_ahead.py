@@ -92,7 +92,7 @@ def test_send_many_prepares_one_chunk_ahead(proxy, link, keys):
     assert payloads(link, keys)[1:] == texts(2000)
 
 
-def test_chunks_that_are_asked_for_are_not_made_ahead(producer, link, keys):
+def test_send_chunks_encodes_no_chunk_ahead(producer, link, keys):
     made: list[int] = []
     chunks = producer.send_chunks("access", (made.append(n) or b"x" for n in range(2000)))
     next(chunks)
@@ -134,7 +134,7 @@ def test_lost_reply_stops_the_following_chunks(proxy, link, keys, fault, chunk):
     assert payloads(link, keys)[1 + written :] == [b"one", b"two"]
 
 
-def test_an_answer_waits_for_items_that_take_longer_than_the_timeout(server, link, keys):
+def test_send_many_reads_the_reply_after_slow_items(server, link, keys):
     with Producer(server.url, timeout=0.2) as producer:
         ids = producer.send_many("access", numbers(2000, lambda: threading.Event().wait(0.5)))
 
@@ -154,7 +154,7 @@ def test_reset_during_a_chunk_writes_none_of_its_messages(proxy, link, keys):
     assert payloads(link, keys)[1:] == [*texts(CHUNK), b"one", b"two"]
 
 
-def test_with_dedup_ids_a_lost_answer_is_asked_for_again_and_the_rest_follows(proxy, link, keys):
+def test_send_many_with_dedup_ids_continues_after_a_lost_reply(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="warm")
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
@@ -254,7 +254,7 @@ def test_producer_closed_by_an_item_still_gets_its_reply(producer, link, keys):
     assert payloads(link, keys)[1:] == texts(2000)
 
 
-def test_an_answer_that_is_lost_in_an_inner_use_is_lost_to_the_outer(proxy, link, keys):
+def test_reply_lost_in_a_nested_send_is_lost_for_the_outer_one(proxy, link, keys):
     with Producer(proxy.url, timeout=0.5) as producer:
         producer.send("access", b"warm")
 

@@ -116,7 +116,7 @@ def test_tasks_do_not_wait_for_a_partition_that_is_not_theirs(server, link, keys
 
 
 def test_check_for_room_is_linear_in_waiting_messages(server, link, keys, monkeypatch):
-    """B6: a check does not compare 300 waiting sends of one partition with one another."""
+    """A check does not compare 300 waiting sends of one partition with one another."""
     crowd(link, keys, server.url)
     compared, tried = [0], [0]
     full_partitions, write = Chunk.full_partitions, Sender._write

@@ -71,7 +71,7 @@ def gate() -> Iterator[Gate]:
 # --- batches --------------------------------------------------------------------------------------
 
 
-def test_messages_are_written_in_order_and_receipts_have_their_ids(server, link, keys):
+def test_buffered_messages_keep_order_and_receipts_have_ids(server, link, keys):
     with BufferedProducer(server.url) as producer:
         receipts = [producer.send("access", b"%d" % n) for n in range(2000)]
 
@@ -191,7 +191,7 @@ def test_lost_reply_affects_only_its_buffered_batch(proxy, link, keys):
     assert payloads(link, keys) == [b"warm", b"0", b"1", b"2", b"good"]
 
 
-def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxy, link, keys):
+def test_buffered_send_with_dedup_id_repeats_after_a_lost_reply(proxy, link, keys):
     with BufferedProducer(proxy.url, linger=NEVER) as producer:
         producer.send("access", b"warm", dedup_id="warm")
         producer.flush()
@@ -205,7 +205,7 @@ def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxy, link, keys):
     ]
 
 
-def test_a_partitioner_cannot_end_the_thread(server, link, keys):
+def test_partitioner_cannot_stop_the_writing_thread(server, link, keys):
     def choose(key: bytes | None, _partitions: int) -> int:
         return sys.exit("no") if key == b"bad" else 0
 

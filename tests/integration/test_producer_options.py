@@ -54,7 +54,7 @@ def test_sticky_partitioner_writes_a_chunk_to_one_partition(server, link, keys):
     assert sorted(places(link, keys, 4).values()) == [512, 512, 512]
 
 
-def test_sticky_gives_each_message_that_is_sent_alone_the_next_partition(server, link, keys):
+def test_sticky_single_sends_take_partitions_in_turn(server, link, keys):
     create(link, keys, 4)
     with Producer(server.url, partitioner="sticky") as producer:
         for _ in range(8):
@@ -63,7 +63,7 @@ def test_sticky_gives_each_message_that_is_sent_alone_the_next_partition(server,
     assert places(link, keys, 4) == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
-def test_consistent_keys_move_to_new_partitions_only_when_the_topic_grows(server, link, keys):
+def test_consistent_keys_move_only_to_new_partitions(server, link, keys):
     create(link, keys, 2)
     names = [f"customer-{n}" for n in range(200)]
     with Producer(server.url, partitioner="consistent") as producer:

@@ -33,10 +33,10 @@ def payloads(link: Connection, keys: Keys, topic: str, partitions: int = 2) -> l
     return [fields[fields.index(b"payload") + 1] for _, fields in rows]
 
 
-def test_threads_share_a_producer_and_each_message_is_written_once(
+def test_threads_that_share_a_producer_write_each_message_once(
     server: Server, link: Connection, keys: Keys, store: Store
 ) -> None:
-    """U4: a pool of threads sends in all ways with one producer, and no send fails."""
+    """A pool of threads sends in all ways with one producer, and no send fails."""
     names = [f"t{number}" for number in range(10)]
     for name in names:
         topics.create(store, name, config.Topic(partitions=2))
@@ -74,7 +74,7 @@ def test_threads_share_a_producer_and_each_message_is_written_once(
 def test_send_in_a_signal_handler_refuses_to_interrupt_a_send(
     proxy: FaultProxy, link: Connection, keys: Keys
 ) -> None:
-    """U4: a handler that interrupts a send of its thread gets an error, and the send its answer."""
+    """A handler that interrupts a send of its thread gets an error, and the send its answer."""
     refused: list[str] = []
 
     def on_signal(*_: object) -> None:
@@ -120,7 +120,7 @@ def taken(producer: Producer) -> bool:
 def test_fork_during_a_send_gives_the_child_a_free_lock(
     fresh_server: ProcessServer,
 ) -> None:
-    """U4: a child forked during another thread's send can send."""
+    """A child forked during another thread's send can send."""
     producer = Producer(fresh_server.url, timeout=20)
     producer.send("access", "warm")
     fresh_server.pause()
@@ -158,7 +158,7 @@ def elapsed(send: Callable[[], object]) -> float:
 def test_send_to_a_hung_server_fails_within_its_timeout(
     fresh_server: ProcessServer, options: dict[str, object], *, warm: bool
 ) -> None:
-    """U7: `timeout` bounds a send with all its repetitions, even the first send to a topic."""
+    """`timeout` bounds a send with all its repetitions, even the first send to a topic."""
     with Producer(fresh_server.url, timeout=LIMIT) as producer:
         if warm:
             producer.send("access", "warm")
@@ -170,10 +170,10 @@ def test_send_to_a_hung_server_fails_within_its_timeout(
     assert many < LIMIT + HUNG
 
 
-def test_threads_that_wait_for_a_hung_server_end_within_their_timeout(
+def test_threads_return_within_the_timeout_if_the_server_hangs(
     fresh_server: ProcessServer,
 ) -> None:
-    """U7: the wait for other threads of the producer counts."""
+    """The wait for other threads of the producer counts."""
     with Producer(fresh_server.url, timeout=LIMIT) as producer:
         producer.send("access", "warm")
         fresh_server.pause()
@@ -187,10 +187,10 @@ def test_threads_that_wait_for_a_hung_server_end_within_their_timeout(
     assert max(took) < LIMIT + HUNG
 
 
-def test_asynchronous_sends_to_a_hung_server_end_within_their_timeout(
+def test_async_sends_return_within_the_timeout_if_it_hangs(
     fresh_server: ProcessServer,
 ) -> None:
-    """U7: sends of many tasks to several topics do not wait for one another's time limits."""
+    """Sends of many tasks to several topics do not wait for one another's time limits."""
 
     async def work() -> float:
         async with AsyncProducer(fresh_server.url, timeout=LIMIT, max_messages=8) as producer:
@@ -213,7 +213,7 @@ def test_asynchronous_sends_to_a_hung_server_end_within_their_timeout(
 def test_every_kind_of_producer_cancels_a_delayed_send(
     server: Server, link: Connection, keys: Keys
 ) -> None:
-    """U3: a buffered and an asynchronous producer cancel by the uid, too."""
+    """A buffered and an asynchronous producer cancel by the uid, too."""
     with BufferedProducer(server.url) as producer:
         uid = producer.send("access", "x", delay=3600).result(10)
         assert producer.cancel(uid)

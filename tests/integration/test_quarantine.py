@@ -360,7 +360,7 @@ def test_finished_held_message_loses_its_mark(
     ],
     ids=["lanes", "a batch"],
 )
-def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
+def test_rest_of_a_round_has_no_mark_and_turn_during_a_rate_wait(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
 ):  # fmt: skip
@@ -390,7 +390,7 @@ def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
     assert seen == [(NO_MESSAGE, True)]
 
 
-def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(
+def test_held_member_leaves_mark_and_turn_to_running_members(
     harness: Harness, life: Life, turns: Turns, look: Callable[[], bytes],
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip

@@ -95,7 +95,7 @@ def test_trim_keeps_unarchived_entries(harness: Harness, run: Run, file: Path) -
     assert document(run("trim", "access", "--max-length", "0", "--yes", "--json"))["removed"] == 200
 
 
-def test_trim_asks_and_refuses(harness: Harness, run: Run, file: Path) -> None:
+def test_trim_asks_for_confirmation_or_refuses(harness: Harness, run: Run, file: Path) -> None:
     fill(harness, 300, acked=300)
     assert "--yes" in run("trim", "access", "--max-length", "0", code=8).stderr
     assert "did you mean access?" in run("trim", "acess", "--max-length", "0", code=8).stderr

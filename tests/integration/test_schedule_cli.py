@@ -247,7 +247,7 @@ def test_an_orphan_is_not_resumed(verb: Run, store: Store) -> None:
 # --- running --------------------------------------------------------------------------------------
 
 
-def test_a_message_is_sent_by_hand(added: Run, store: Store) -> None:
+def test_schedule_run_sends_a_message_now(added: Run, store: Store) -> None:
     due = row(added)["due_unix_ms"]
     added("pause", "tick")
     told = [document(added("run", "tick", "--json")) for _ in range(3)]

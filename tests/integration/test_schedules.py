@@ -118,7 +118,7 @@ def test_an_edit_computes_the_next_tick_from_now(store: Store) -> None:
     assert due > server_unix_ms(store)
 
 
-def test_an_edit_does_not_repeat_a_tick_after_a_clock_was_set_back(store: Store) -> None:
+def test_edit_after_a_clock_step_back_does_not_repeat_a_tick(store: Store) -> None:
     """A tick that was sent while the clock was ahead is not sent again."""
     reconcile(store, schedule())
     ahead = hour_ago(store, -5)
@@ -520,7 +520,7 @@ def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> No
 def test_failed_declaration_affects_only_its_place(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B3: the task of the housekeeper failed, and no schedule of the instance was declared."""
+    """The task of the housekeeper failed, and no schedule of the instance was declared."""
     real = reconciliation.declare
 
     def struck(of: Store, place: TopicPartition, some: Sequence[Declaration]) -> list[str]:
@@ -537,7 +537,7 @@ def test_failed_declaration_affects_only_its_place(
 
 
 def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> None:
-    """S1: the refusal of one key stopped the declaration of all."""
+    """The refusal of one key stopped the declaration of all."""
     store.execute("DEL", store.keys.meta(TOPIC))
     store.execute("SET", store.keys.meta(TOPIC), "x")
     reconcile(store, schedule(), schedule("other", topic="others"))
@@ -545,7 +545,7 @@ def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> Non
 
 
 def test_a_move_that_redis_refuses_does_not_stop_the_others(store: Store) -> None:
-    """B3: after the first key of a wrong type no other move was finished."""
+    """After the first key of a wrong type no other move was finished."""
     reconcile(store, schedule("a", topic="broken"), schedule("b"))
     for name, topic in (("a", "broken"), ("b", TOPIC)):
         moving = IndexLine("default", calls.FILE, (topic, 1), (topic, 0))

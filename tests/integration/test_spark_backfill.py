@@ -280,7 +280,7 @@ def test_only_trimmed_entries_are_lost_without_failing(
     assert (lost in caplog.text) is not archived
 
 
-def test_available_now_ends_at_its_target(shop: Shop) -> None:
+def test_available_now_stops_at_its_target(shop: Shop) -> None:
     """The archive may reach beyond it."""
     shop.need_counts()
     shop.fill(0, 1, 100)

@@ -400,7 +400,7 @@ def test_commands_without_spark_take_a_bucket(
 
 
 @pytest.mark.parametrize("source", ["environment", "profile", "options"])
-def test_credentials_come_from_the_environment_a_profile_or_options(
+def test_credentials_from_environment_profile_or_options_work(
     store: BucketServer, url: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
@@ -513,7 +513,7 @@ def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("address", ["minio.internal:9000", "minio", "http://", ""])
-def test_an_endpoint_that_is_no_url_is_refused(
+def test_endpoint_that_is_not_a_url_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client panicked, which is no error that a command can report."""
@@ -525,7 +525,7 @@ def test_an_endpoint_that_is_no_url_is_refused(
         Archive("s3://bucket/a", create=True)
 
 
-def test_unsafe_commits_cannot_be_asked_for() -> None:
+def test_option_for_unsafe_commits_is_refused() -> None:
     made = location("s3://bucket/a", {"aws_s3_allow_unsafe_rename": "true"})
     assert made.options["aws_s3_allow_unsafe_rename"] == "false"
     assert made.options["aws_conditional_put"] == "etag"

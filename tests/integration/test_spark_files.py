@@ -236,10 +236,10 @@ def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
         ("pipeline", "sql", "--stream", "SELECT * FROM topic_access", "--checkpoint"),
     ],
 )
-def test_checkpoints_in_an_object_store_are_refused_before_anything_is_written(
+def test_checkpoint_in_an_object_store_is_refused_before_a_write(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    """T2: `--checkpoint s3a://bucket/ck` exited with 0 and created a local folder `s3a:`."""
+    """`--checkpoint s3a://bucket/ck` exited with 0 and created a local folder `s3a:`."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -259,14 +259,14 @@ def test_checkpoints_in_an_object_store_are_refused_before_anything_is_written(
     ],
 )
 @pytest.mark.parametrize("address", ["hdfs://host/a", "s3:/bucket/a", "s3://key:secret@bucket/a"])
-def test_an_address_that_is_no_directory_is_refused_before_a_write(
+def test_address_of_no_directory_is_refused_before_a_write(
     shop: Shop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
     address: str,
 ) -> None:
-    """T2: such an address created a local folder, and the command exited with 0."""
+    """Such an address created a local folder, and the command exited with 0."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -324,7 +324,7 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
 
 
 def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None:
-    """U13: `trace --archive` prints the file that contains a message, or reports that none does."""
+    """`trace --archive` prints the file that contains a message, or reports that none does."""
     from streamqd.spark.pipelines.lookup import look
 
     shop.add(0, "1000-0", "1001-0", "1003-0", "1004-0")
@@ -343,7 +343,7 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
         look(f"{folder}/nowhere", "access", 0, "1001-0")
 
 
-def test_a_damaged_file_is_one_sentence_in_a_look_up(shop: Shop) -> None:
+def test_damaged_file_gives_one_sentence_in_a_lookup(shop: Shop) -> None:
     """An error of Arrow is no OSError, and was printed with its traceback."""
     from streamqd.spark.pipelines.lookup import look
 

@@ -186,7 +186,7 @@ def test_loss_is_reported_once(shop: Shop, link: Connection, keys: Keys) -> None
 
 
 def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
-    """P2: a new stream has issued as many entries as were read, and continues after that place."""
+    """A new stream has issued as many entries as were read, and continues after that place."""
     shop.fill(0, 6, 15)
     start = at("10-0", "0-0")
     reader = shop.reader()
@@ -196,7 +196,7 @@ def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
 
 
 def test_foreign_trimming_does_not_skip_entries(shop: Shop) -> None:
-    """P2, N: this also holds without counts (Redis 6.2), and no entry is read twice."""
+    """This also holds without counts (Redis 6.2), and no entry is read twice."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
     reader = lenient(shop, maxOffsetsPerTrigger=4)
@@ -215,7 +215,7 @@ def test_foreign_trimming_does_not_skip_entries(shop: Shop) -> None:
     assert set(found) >= {f"0:{number}-0" for number in range(9, 17)}
 
 
-def test_positions_of_partitions_that_are_not_read_any_more_are_kept(shop: Shop) -> None:
+def test_positions_of_partitions_no_longer_read_are_kept(shop: Shop) -> None:
     shop.fill(0, 1, 5)
     shop.grow(3)
     start = at("0-0", "0-0", "7-0")
@@ -248,7 +248,7 @@ def goes_on(caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any)
 def test_deleted_topic_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, how: dict[str, object]
 ) -> None:
-    """P2: it had 500 entries that the query has not read."""
+    """It had 500 entries that the query has not read."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     shop.fill(0, 1, 600)
     start = at("100-0", "0-0")
@@ -278,7 +278,7 @@ def test_deleted_topic_is_a_loss(
 
 
 def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """P2: the topic was recreated with fewer partitions."""
+    """The topic was recreated with fewer partitions."""
     start = at("0-0", "7-0")
     topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
     topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
@@ -303,7 +303,7 @@ def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixt
 def test_recreated_stream_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
 ) -> None:
-    """P2: with fewer entries and with more, with smaller ids and with larger ones."""
+    """With fewer entries and with more, with smaller ids and with larger ones."""
     if shop.server.version < (7,) and first <= 100 <= first + count - 1:
         pytest.skip("Redis 6.2 does not count: ids of the past may be those of the one stream")
     shop.fill(0, 1, 100)
@@ -321,7 +321,7 @@ def test_recreated_stream_is_a_loss(
 def test_recreated_stream_with_smaller_ids_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P2: its counts would also fit the old stream."""
+    """Its counts would also fit the old stream."""
     shop.link.execute("XADD", shop.keys.stream("access", 0), "5000-0", "payload", "x")
     start = shop.reader().latestOffset(at("0-0", "0-0"), ALL)
     shop.link.execute("DEL", shop.keys.stream("access", 0))
@@ -334,7 +334,7 @@ def test_recreated_stream_with_smaller_ids_is_a_loss(
 
 
 def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """P2: limits and a fixed end hold for the new stream too, and the loss is reported."""
+    """Limits and a fixed end hold for the new stream too, and the loss is reported."""
     shop.fill(0, 1, 100)
     reader = lenient(shop, maxOffsetsPerTrigger=40)
     limit = reader.getDefaultReadLimit()
@@ -355,7 +355,7 @@ def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCapt
 def test_stream_recreated_after_planning_is_read_once(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P2: no entry of the new stream is read twice or left out."""
+    """No entry of the new stream is read twice or left out."""
     shop.fill(0, 1, 100)
     start = at("0-0", "0-0")
     reader = lenient(shop)
@@ -369,7 +369,7 @@ def test_stream_recreated_after_planning_is_read_once(
 
 
 def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
-    """P2: the task reports that its entries are gone."""
+    """The task reports that its entries are gone."""
     shop.fill(0, 1, 100)
     start = at("0-0", "0-0")
     for options in ({}, {"minPartitions": 2}):
@@ -406,7 +406,7 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
 def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
-    """T8: one old entry and many new ones gave two tasks, and all of the entries to one."""
+    """One old entry and many new ones gave two tasks, and all of the entries to one."""
     shop.fill(0, 1, 1)
     burst = 1_795_180_000_000
     shop.fill(0, burst, burst + count - 2)
@@ -495,7 +495,7 @@ class Trimmer:
         return self.walk(catalog, wanted)
 
 
-def test_trimming_during_the_count_is_no_later_loss(
+def test_trim_during_the_count_is_not_a_later_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N: the count at its end equals the stream's, so the next batch finds no loss."""
@@ -550,13 +550,13 @@ def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     ],
 )
 def test_streaming_read_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
-    """T11: a stream ignored its end, and read on."""
+    """A stream ignored its end, and read on."""
     with pytest.raises(ValueError, match="a stream has no end; remove endingOffsets"):
         shop.reader(**ending)
 
 
 def test_batch_read_refuses_a_start_after_its_end(shop: Shop) -> None:
-    """T11: such a read had no rows, without a word."""
+    """Such a read had no rows, without a word."""
     shop.fill(0, 1, 9)
 
     def planned(start: str, end: str) -> int:

@@ -102,7 +102,7 @@ def in_tasks(made: list[Any], count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("key", [True, False])
 def test_sink_writes_a_batch_with_another_layout_once(shop: Shop, key: bool) -> None:
-    """P1: four tasks staged it and the driver died before publishing. One task stages it again."""
+    """Four tasks staged it and the driver died before publishing. One task stages it again."""
     made = rows(*LETTERS, key=key)
     for task, part in enumerate(in_tasks(made, 4)):
         shop.stage(part, task=task)
@@ -125,10 +125,10 @@ def test_the_rows_of_a_task_keep_their_order(shop: Shop) -> None:
         assert page == sorted(page)
 
 
-def test_sink_survives_a_driver_death_anywhere_in_a_commit(
+def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: after any exchange with Redis. The batch is repeated with other tasks and rows.
+    """After any exchange with Redis. The batch is repeated with other tasks and rows.
 
     The decided rows are published: after the first row is out, no row of the second try is.
     """
@@ -185,7 +185,7 @@ def dying_after(exchanges: int) -> Callable[..., Any]:
 def test_sink_publishes_a_batch_of_two_drivers_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: the second starts while the first is active, and each row is there once."""
+    """The second starts while the first is active, and each row is there once."""
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
     mine = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
@@ -206,7 +206,7 @@ def test_sink_publishes_a_batch_of_two_drivers_once(
 
 
 def test_speculation_and_tasks_that_were_tried_again(shop: Shop) -> None:
-    """P1: only the attempts that Spark names count, and rows of the others are removed."""
+    """Only the attempts that Spark names count, and rows of the others are removed."""
     made = rows(*LETTERS)
     shop.stage(made[:13], task=0)  # its executor was lost
     shop.stage(made[13:20], task=1)  # a second copy that was too slow
@@ -230,7 +230,7 @@ def test_sink_removes_rows_staged_after_the_batch(shop: Shop) -> None:
 
 
 def test_sink_records_and_staged_rows_expire(shop: Shop) -> None:
-    """P5: record and staged rows."""
+    """Record and staged rows."""
     parts = [shop.stage(rows("a"), commitRetention="1h")]
     for key in (*shop.left_over(), shop.keys.sink(QUERY)):
         assert 0 < shop.link.execute("PTTL", key) <= 3_600_000
@@ -312,7 +312,7 @@ def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
 def test_sink_reports_different_rows_of_a_finished_batch(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P1: for example after a checkpoint was copied or set back by one batch."""
+    """For example after a checkpoint was copied or set back by one batch."""
     shop.batch([rows("a", "b")], batch=0)
     shop.batch([rows("b", "a")], batch=0)
     assert caplog.text == ""
@@ -341,7 +341,7 @@ class Task:
 def test_sink_removes_the_rows_of_a_failed_task(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5: full memory would stay full, and each attempt would add more."""
+    """Full memory would stay full, and each attempt would add more."""
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options(batchRows=4, maxStagedBytes=1000))
     staged: list[int] = []
@@ -360,7 +360,7 @@ def test_sink_removes_the_rows_of_a_failed_task(
 
 
 def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
-    """P5: this includes rows of tasks that finished before another task failed."""
+    """This includes rows of tasks that finished before another task failed."""
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
     assert shop.left_over() == []
@@ -370,7 +370,7 @@ def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
 def test_sink_keeps_a_decision_after_a_failed_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: Spark calls abort in this case too."""
+    """Spark calls abort in this case too."""
     parts = [shop.stage(rows(*LETTERS))]
     only_decided(shop, monkeypatch, parts)
     sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
@@ -382,7 +382,7 @@ def test_sink_keeps_a_decision_after_a_failed_commit(
 def test_sink_staged_rows_expire_from_the_first_row(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5: the task dies in the middle of a chunk."""
+    """The task dies in the middle of a chunk."""
     real = Connection.pipeline
 
     def cut_off(link: Connection, commands: Any) -> Any:
@@ -401,7 +401,7 @@ def test_sink_staged_rows_expire_from_the_first_row(
 
 
 def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
-    """P1: the faster driver has removed the unpublished rows."""
+    """The faster driver has removed the unpublished rows."""
     mine, theirs = shop.stage(rows(*LETTERS)), shop.stage(rows(*LETTERS))
     shop.publish([theirs])
     shop.link.execute("DEL", *(shop.left_over() or ["none"]))
@@ -420,7 +420,7 @@ def test_staged_rows_that_redis_lost(shop: Shop) -> None:
 
 
 def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: a half batch is always reported, and the message contains the remedy."""
+    """A half batch is always reported, and the message contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
     only_decided(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.left_over())
@@ -437,7 +437,7 @@ def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPat
 def test_sink_reports_a_batch_without_a_record(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P1: its record has expired, so the error reports that its completion is unknown."""
+    """Its record has expired, so the error reports that its completion is unknown."""
     shop.batch([rows("a")], batch=0)
     shop.batch([rows("b")], batch=1)
     assert caplog.text == ""
@@ -459,7 +459,7 @@ def test_sink_refuses_an_oversized_plan(shop: Shop, monkeypatch: pytest.MonkeyPa
 
 
 def test_sink_names_an_invalid_record(shop: Shop) -> None:
-    """S6: the error names key and field."""
+    """The error names key and field."""
     parts = [shop.stage(rows("a"))]
     shop.link.execute("HSET", shop.keys.sink(QUERY), "batch", "3", "plan", "[]", "attempt:x", "y")
     with pytest.raises(BadValue, match="plan of"):
@@ -468,7 +468,7 @@ def test_sink_names_an_invalid_record(shop: Shop) -> None:
 
 @pytest.mark.parametrize("junk", ["9" * 5000, "-1", "x"])
 def test_sink_skips_an_invalid_number_of_an_attempt(shop: Shop, junk: str) -> None:
-    """S6: a bad number of an attempt is skipped."""
+    """A bad number of an attempt is skipped."""
     shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
     shop.batch([rows(*LETTERS)])
     assert shop.all_written() == BODIES
@@ -702,7 +702,7 @@ def test_sink_routes_rows_to_topic_and_partition(shop: Shop) -> None:
         found.place(row._replace(topic="nowhere"), 0)
 
 
-def test_a_topic_is_created_when_that_is_asked_for(shop: Shop, store: Store) -> None:
+def test_sink_creates_a_topic_with_the_option(shop: Shop, store: Store) -> None:
     sink.prepare(shop.options(topic="fresh", partitions=3))
     assert topics.partition_count(store, "fresh") == 3
     sink.prepare(shop.options(topic="fresh", partitions=9))

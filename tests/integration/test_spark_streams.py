@@ -80,7 +80,7 @@ def test_catalog_lists_the_places_of_its_topics(shop: Shop, store: Store) -> Non
         shop.catalog(subscribe=None, assign='{"access": [2]}').places()
     with pytest.raises(TopicMissing, match="exist; create it with `streamqd topic create orders`"):
         shop.catalog(subscribe="orders").places()
-    with pytest.raises(TopicMissing, match="did you mean access, or create it"):  # T12
+    with pytest.raises(TopicMissing, match="did you mean access, or create it"):
         shop.catalog(subscribe="acess").places()
 
 

@@ -60,7 +60,7 @@ def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -
 
 
 def test_figures_include_a_spark_query_position(harness: Harness, server: Server) -> None:
-    """P7: its position and the time of its last report, next to the partition's figures."""
+    """Its position and the time of its last report, next to the partition's figures."""
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.groups()
@@ -72,7 +72,7 @@ def test_figures_include_a_spark_query_position(harness: Harness, server: Server
     assert of_partition(harness).queries[0].lag == 0
 
 
-def test_groups_that_only_look_like_queries_make_no_figures(harness: Harness) -> None:
+def test_groups_named_like_queries_have_no_query_figures(harness: Harness) -> None:
     """Each would be a series of the metrics, and any client of Redis could create them."""
     harness.add("1-0")
     for name in (b"spark:", b"spark:..", b"spark:a b", b"spark:\xff", b"spark:" + b"x" * 65):
@@ -171,7 +171,7 @@ def test_measuring_changes_nothing_even_when_memory_is_full(harness: Harness) ->
 
 
 def test_greatest_id_has_the_latest_time(harness: Harness) -> None:
-    """S3: every view can parse the value that the housekeeper publishes."""
+    """Every view can parse the value that the housekeeper publishes."""
     harness.groups()
     harness.add("18446744073709551615-18446744073709551615")
     assert of_unit(harness).oldest_unread_unix_ms() == INTEGER_MAX

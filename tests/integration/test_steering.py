@@ -258,7 +258,7 @@ def test_forget_refuses_live_or_invalid_instances(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """U11: refused for a run that has returned, for one with valid leases, and for a junk entry."""
+    """Refused for a run that has returned, for one with valid leases, and for a junk entry."""
     heartbeat("a", ttl=0.2)
     run("drain", "a")
     own(1, "a")
@@ -346,7 +346,7 @@ def test_orders_are_listed_and_cleared(
 def test_group_stop_and_group_start_work(
     run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
-    """U11: one command stops a group, waits for its owned partitions, and rejects moves."""
+    """One command stops a group, waits for its owned partitions, and rejects moves."""
     heartbeat("a")
     own(0, "a")
     words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
@@ -379,7 +379,7 @@ def test_group_stop_and_group_start_work(
 def test_applied_reload_is_no_longer_listed(
     run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
-    """U11: a finished reload is not listed as an active directive."""
+    """A finished reload is not listed as an active directive."""
     heartbeat("a")
     heartbeat("b")
     at = document(run("reload", "--json"))["at_unix_ms"]
@@ -408,7 +408,7 @@ def test_applied_reload_is_no_longer_listed(
 
 @pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
 def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: str) -> None:
-    """U11: a stop directive that does not cover all partitions of one group is ignored."""
+    """A stop directive that does not cover all partitions of one group is ignored."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.orders("default"), name, told)
     found = ordered(link, keys)

@@ -83,7 +83,7 @@ def test_rate_state_survives_a_worker_replacement(harness: Harness, life: Life, 
 def test_rate_share_follows_the_partition_count(
     harness: Harness, life: Life, journal: Journal, slot: WorkerSlot
 ):
-    """U11: the share follows the partition count that the supervisor writes, without a restart."""
+    """The share follows the partition count that the supervisor writes, without a restart."""
     fill(harness, 30)
     slot.partitions = 2
 

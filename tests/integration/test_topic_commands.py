@@ -302,13 +302,13 @@ def test_topic_views_write_nothing(
 
 
 def test_growing_to_the_present_number_changes_nothing(run: Run, at: At) -> None:
-    """U10: the command asked for a confirmation and warned that a topic cannot shrink."""
+    """The command asked for a confirmation and warned that a topic cannot shrink."""
     at(0)
     said = run("topic", "grow", "access", "3").stdout
     assert said == "access already has 3 partitions, so nothing was changed\n"
 
 
-def test_a_number_that_cannot_be_grown_to_is_not_asked_into_the_file(
+def test_growth_to_an_invalid_count_gives_no_advice_for_the_file(
     run: Run, at: At, file: Path
 ) -> None:
     at(0)

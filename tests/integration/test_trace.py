@@ -48,7 +48,7 @@ def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
 
 
 def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
-    """U13: a message in the partition, group by group."""
+    """A message in the partition, group by group."""
     harness, other = at(0), at(0, "agents")
     harness.groups()
     other.groups()
@@ -84,7 +84,7 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
 def test_trace_shows_a_running_message(
     run: Run, handed_out: Harness, link: Connection, keys: Keys
 ) -> None:
-    """U13: a message that its owner reports as running is shown as running."""
+    """A message that its owner reports as running is shown as running."""
     link.run(
         members.heartbeat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0)
     )
@@ -99,7 +99,7 @@ def test_trace_shows_a_running_message(
 
 
 def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Harness) -> None:
-    """U13: a message that blocks its partition is pending, with the time of its next run."""
+    """A message that blocks its partition is pending, with the time of its next run."""
     harness = handed_out
     due = harness.now_unix_ms() + 90_500
     harness.do("HSET", harness.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
@@ -111,7 +111,7 @@ def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Harness) -
 
 
 def test_waiting_ready_and_run_again(run: Run, handed_out: Harness) -> None:
-    """U13: its retries are found, even by their ids in the retry stream."""
+    """Its retries are found, even by their ids in the retry stream."""
     harness = handed_out
     # The fields of a worker. Only its letters have class and message in separate fields.
     told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
@@ -142,7 +142,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Harness) -> None:
 
 
 def test_dead_replayed_and_dead_again(run: Run, handed_out: Harness) -> None:
-    """U13: a dead letter is named, and a replay to every group is found."""
+    """A dead letter is named, and a replay to every group is found."""
     harness = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0"}
@@ -165,8 +165,8 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Harness) -> None:
     assert seen(run)["place"] == f"m:{again}"
 
 
-def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Harness) -> None:
-    """U13: a removed entry is reported as gone, with the place to look next."""
+def test_trace_shows_where_to_search_for_a_removed_entry(run: Run, handed_out: Harness) -> None:
+    """A removed entry is reported as gone, with the place to look next."""
     harness = handed_out
     trim = harness.keys.trim("access", 0)
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0")
@@ -179,7 +179,7 @@ def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Har
     said = run("trace", UID).stdout
     assert "not in the partition: trimmed, or never written" in said
     assert "archived: pass --archive DIR to find the file" in said
-    # U2: it is unknown if the partition ever contained it.
+    # it is unknown if the partition ever contained it.
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert (between["where"], between["written"]) == ("trimmed", None)
     assert [each["state"] for each in between["groups"]] == ["missing"]
@@ -194,7 +194,7 @@ def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Har
 
 
 def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Harness) -> None:
-    """U2: retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
+    """Retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
     harness = handed_out
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
     harness.do("HSET", harness.keys.trim("access", 0), "first", "999-0")
@@ -210,7 +210,7 @@ def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Har
 def test_a_gap_in_the_kept_part_of_a_partition_was_never_written(
     run: Run, handed_out: Harness
 ) -> None:
-    """U2: trimming takes the oldest, and the server keeps the greatest id that was deleted."""
+    """Trimming takes the oldest, and the server keeps the greatest id that was deleted."""
     harness = handed_out
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
     if b"max-deleted-entry-id" not in harness.do("XINFO", "STREAM", harness.stream):
@@ -225,7 +225,7 @@ def test_a_gap_in_the_kept_part_of_a_partition_was_never_written(
 
 
 def test_trace_counts_crashed_runs(run: Run, handed_out: Harness) -> None:
-    """U13: runs that crashed are attempts too."""
+    """Runs that crashed are attempts too."""
     harness = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
@@ -237,7 +237,7 @@ def test_trace_counts_crashed_runs(run: Run, handed_out: Harness) -> None:
 def test_trace_finds_a_delayed_send_by_its_send_id(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """U13: a message that is still to be written is found by its send id."""
+    """A message that is still to be written is found by its send id."""
     at(0).groups()
     link.execute("HSET", keys.scheduled_items("access", 0), "abc123", "x")
     due = at(0).now_unix_ms() + 3_600_000
@@ -250,7 +250,7 @@ def test_trace_finds_a_delayed_send_by_its_send_id(
 
 
 def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> None:
-    """U2: the value from the send always identifies the message."""
+    """The value from the send always identifies the message."""
     harness = at(0)
     harness.groups()
     harness.add("1000-0", "payload", "hello", "sendId", "abc123")
@@ -260,7 +260,7 @@ def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> Non
 
 
 def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, at: At) -> None:
-    """U13: the relay routes the row, so the search looks in every partition."""
+    """The relay routes the row, so the search looks in every partition."""
     at(0).groups()
     harness = at(1)
     harness.groups()
@@ -373,12 +373,12 @@ def test_schedule_that_sent_the_message(
 def test_trace_without_a_result_exits_with_its_code(
     run: Run, at: At, uid: str, code: int, text: str
 ) -> None:
-    """U13: one sentence, and the documented exit code."""
+    """One sentence, and the documented exit code."""
     assert text in run("trace", uid, code=code).stderr
 
 
 def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, at: At) -> None:
-    """U13: one group that cannot be read does not hide the others."""
+    """One group that cannot be read does not hide the others."""
     at(0).groups()
     at(0, "agents").groups()
     at(0).add("1000-0")
@@ -394,7 +394,7 @@ def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, at: At) -> None:
 def test_trace_reports_when_its_search_was_bounded(
     run: Run, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U13: a long stream is not read to its end."""
+    """A long stream is not read to its end."""
     monkeypatch.setattr(admin, "CALLS_MAX", 1)
     harness = at(0)
     harness.groups()
@@ -408,13 +408,13 @@ def test_trace_reports_when_its_search_was_bounded(
 
 @need("pyarrow", "deltalake")
 def test_trace_refuses_a_missing_archive(run: Run, handed_out: Harness, tmp_path: Any) -> None:
-    """U13: reading an archive starts no Spark, and a missing archive is reported."""
+    """Reading an archive starts no Spark, and a missing archive is reported."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
     assert "is not an archive" in refused
 
 
 def test_trace_writes_nothing(run: Run, handed_out: Harness) -> None:
-    """U13: a trace changes nothing."""
+    """A trace changes nothing."""
     before = handed_out.dump()
     run("trace", UID)
     assert handed_out.dump() == before

@@ -68,15 +68,15 @@ def typed(file: Path, tmp_path: Path) -> Typed:
 def test_a_filter_that_cannot_match_is_a_mistake(
     run: Run, at: At, verb: str, words: tuple[str, ...], told: list[str]
 ) -> None:
-    """U9: a word that can match no dead letter is wrong usage, and the right words are named."""
+    """A word that can match no dead letter is wrong usage, and the right words are named."""
     bury(at(0), "1-0")
     result = run("dlq", verb, "access", *words, code=2)
     assert all(word in result.stderr for word in told)
     assert not result.stdout
 
 
-def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> None:
-    """U9: `--reason` accepts exactly the words of the wire format."""
+def test_every_reason_is_documented_and_can_be_filtered(run: Run, at: At) -> None:
+    """`--reason` accepts exactly the words of the wire format."""
     page = (ROOT / "docs" / "reference" / "wire-format.md").read_text()
     table = page.partition("| Reason |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == sorted(REASONS)
@@ -85,7 +85,7 @@ def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> N
 
 
 def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
-    """U9: at 80 columns, the message of the error is shown, without the module of its class."""
+    """At 80 columns, the message of the error is shown, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
     bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
     bury(at(1), "1763640000001-0", errorClass="shop.billing.errors.Short", errorMessage="no sum")
@@ -98,7 +98,7 @@ def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
 
 
 def test_tries_include_crashed_runs(run: Run, at: At) -> None:
-    """U9: a dead letter that killed two processes and failed once has three tries."""
+    """A dead letter that killed two processes and failed once has three tries."""
     bury(at(0), "1-0", reason="crashes", attempts="1", crashes="2", errorMessage="signal SIGSEGV")
     head, row = run("dlq", "list", "access").stdout.splitlines()
     at_ = head.index("TRIES")
@@ -106,7 +106,7 @@ def test_tries_include_crashed_runs(run: Run, at: At) -> None:
 
 
 def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
-    """U1, U9: a terminal shows the whole error of a retry, not only its class."""
+    """A terminal shows the whole error of a retry, not only its class."""
     harness = at(0)
     harness.groups()
     harness.add("1795379457027-0", "payload", "x", "key", "customer-4711")
@@ -123,7 +123,7 @@ def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
 
 
 def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> None:
-    """U8: a narrow terminal always shows the state of a group."""
+    """A narrow terminal always shows the state of a group."""
     at(0, "invoices-of-the-north").groups()
     shown = typed("status").shown
     assert re.search(r"access/invoices-of-the-north .* no owner", shown.replace("\n", " ")), shown
@@ -150,14 +150,14 @@ def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> No
     ],
 )
 def test_malformed_input_exits_2_everywhere(run: Run, at: At, words: tuple[str, ...]) -> None:
-    """U9: malformed input is wrong usage (exit code 2) for every command."""
+    """Malformed input is wrong usage (exit code 2) for every command."""
     at(0).groups()
     result = run(*words, code=2)
     assert "Error: " in result.stderr
 
 
 def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
-    """U9: every command rejects a partition beyond the last."""
+    """Every command rejects a partition beyond the last."""
     at(0).groups()
     for words in (
         ("tail", "access"),
@@ -171,8 +171,8 @@ def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
     assert run("retry", "list", "access", "hits", "-k", "x").stdout == "nothing matches\n"
 
 
-def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Connection) -> None:
-    """U9: a command that would ask names the option that answers."""
+def test_without_a_terminal_the_error_names_the_option(run: Run, at: At, link: Connection) -> None:
+    """A command that would ask names the option that answers."""
     bury(at(0), "1-0")
     assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
     assert link.execute("XLEN", at(0).dlq) == 1
@@ -190,7 +190,7 @@ def payloads(
 
 
 def test_a_payload_is_an_argument(run: Run, at: At, link: Connection, keys: Keys) -> None:
-    """U12: `produce TOPIC PAYLOAD` sends one message with any content."""
+    """`produce TOPIC PAYLOAD` sends one message with any content."""
     at(0)
     run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
     run("produce", "access", "")
@@ -200,7 +200,7 @@ def test_a_payload_is_an_argument(run: Run, at: At, link: Connection, keys: Keys
 
 
 def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys: Keys) -> None:
-    """U12: without a payload and --from, lines come from standard input."""
+    """Without a payload and --from, lines come from standard input."""
     at(0)
     run("produce", "access", typed="one\ntwo\n")
     run("produce", "access", "--from", "-", typed="three\n")
@@ -210,7 +210,7 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys:
 def test_misspelled_topic_is_not_created(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
-    """U11: without a terminal, a new topic needs `--create`, and a similar name is suggested."""
+    """Without a terminal, a new topic needs `--create`, and a similar name is suggested."""
     at(0)
     told = run("produce", "acess", "x", code=8).stderr
     assert "acess does not exist (did you mean access?); not a terminal: pass --create" in told
@@ -231,17 +231,17 @@ def test_misspelled_topic_is_not_created(
 def test_configured_topic_is_created(
     run: Run, file: Path, server: Server, link: Connection, keys: Keys, section: dict[str, object]
 ) -> None:
-    """U11: the first message creates a topic that the configuration names."""
+    """The first message creates a topic that the configuration names."""
     file.write_text(file.read_text() + "\n" + toml(section))
     run("produce", "orders", "x")
     assert payloads(link, keys, "orders", 2) == [b"x"]
 
 
 @pytest.mark.parametrize(("answer", "code", "there"), [("n", 8, []), ("y", 0, ["orders"])])
-def test_produce_on_a_terminal_asks_for_a_new_topic(
+def test_produce_on_a_terminal_confirms_a_new_topic(
     typed: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
-    """U11: on a terminal the command asks before it creates a topic."""
+    """On a terminal the command asks before it creates a topic."""
     asked = "Create the topic orders?"
     shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
     assert "does not exist" in shown
@@ -251,7 +251,7 @@ def test_produce_on_a_terminal_asks_for_a_new_topic(
 def test_lines_are_typed_into_a_terminal(
     typed: Typed, at: At, link: Connection, keys: Keys
 ) -> None:
-    """U12: in a terminal, lines are read until Ctrl-D."""
+    """In a terminal, lines are read until Ctrl-D."""
     at(0)
     typed("produce", "access", until="finish with Ctrl-D", keys="one\ntwo\n\x04")
     assert payloads(link, keys) == [b"one", b"two"]
@@ -261,7 +261,7 @@ def test_lines_are_typed_into_a_terminal(
 
 
 def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connection) -> None:
-    """U13: `tail --since` shows all messages written since then, the oldest first."""
+    """`tail --since` shows all messages written since then, the oldest first."""
     now = server_unix_ms(link)
     for number in range(250):
         at(number % 3).add(f"{now - 1_000_000 + number}-0", "payload", f"new {number}")
@@ -277,7 +277,7 @@ def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connec
 
 
 def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
-    """U13: --since and --follow together miss nothing and show nothing twice."""
+    """--since and --follow together miss nothing and show nothing twice."""
     now = server_unix_ms(link)
     at(0).add(f"{now - 5000}-0", "payload", "before")
     terminal = typed(
@@ -290,7 +290,7 @@ def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
 
 
 def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
-    """U12: both take the instance as an argument, and `--to` is equivalent."""
+    """Both take the instance as an argument, and `--to` is equivalent."""
     at(0).groups()
     unit = "access/0/hits"
     as_argument = run("move", unit, "web-9", code=8).stderr
@@ -317,7 +317,7 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
 def test_terminal_output_has_colors(
     typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], coloured: bool
 ) -> None:
-    """U12: a terminal gets colors, unless NO_COLOR or `--no-color` is set."""
+    """A terminal gets colors, unless NO_COLOR or `--no-color` is set."""
     at(0)
     assert bool(COLOUR.search(typed(*options, "topic", "list", **env).raw)) == coloured
     refused = typed(*options, "topic", "describe", "nope", code=8, **env).raw
@@ -328,7 +328,7 @@ def test_terminal_output_has_colors(
 def test_no_pipe_and_no_document_gets_colours(
     run: Run, typed: Typed, at: At, options: tuple[str, ...]
 ) -> None:
-    """U12: pipes and JSON never have colors."""
+    """Pipes and JSON never have colors."""
     at(0)
     assert "\x1b" not in run(*options, "topic", "list").stdout
     assert "\x1b" not in run(*options, "topic", "describe", "nope", code=8).stderr
@@ -367,13 +367,13 @@ def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
 def test_shell_completion_answers_each_shell(
     complete: Callable[..., list[str]], at: At, shell: str
 ) -> None:
-    """U12: topics complete in bash, zsh and fish, through the process that the shell starts."""
+    """Topics complete in bash, zsh and fish, through the process that the shell starts."""
     at(0)
     assert complete("tail", "ac", shell=shell) == ["access"]
 
 
 def test_shell_completion_completes_names(file: Path, at: At, link: Connection, keys: Keys) -> None:
-    """U10, U12: topics, groups and instances complete. Invalid names never reach the shell.
+    """Topics, groups and instances complete. Invalid names never reach the shell.
 
     U10: `why` completed nothing.
     """
@@ -408,14 +408,14 @@ def test_shell_completion_completes_names(file: Path, at: At, link: Connection, 
     assert offered("scale", "access/") == ["access/hits"]
     assert offered("prod") == ["produce"]
 
-    # U11: a `--config` after the command counts, ahead of one before it.
+    # a `--config` after the command counts, ahead of one before it.
     late = BashComplete(cli, {"obj": Session()}, "streamqd", "_STREAMQD_COMPLETE")
     for words in (["tail", "--config", str(file)], ["-c", "no.toml", "tail", "-c", str(file)]):
         assert [each.value for each in late.get_completions(words, "ac")] == ["access"]
 
 
 def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_path: Path) -> None:
-    """U12: with a silent or missing server, completion returns nothing within its time limit."""
+    """With a silent or missing server, completion returns nothing within its time limit."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

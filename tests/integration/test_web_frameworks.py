@@ -166,7 +166,7 @@ def test_flask_setting_is_checked_at_the_start() -> None:
 
 
 @pytest.mark.parametrize(("scope", "status"), [("function", 500), (None, 201)])
-def test_fastapi_transaction_with_scope_function_commits_before_the_response(
+def test_fastapi_function_scope_commits_before_the_response(
     tmp_path: Path, scope: Literal["function"] | None, status: int
 ) -> None:
     """The guide says so: without the scope, the client gets 201 although the commit fails."""

@@ -385,7 +385,7 @@ def test_missing_entries_are_settled_and_counted(bench: Bench):
 
 
 def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):
-    """Q35: the message still runs, and acknowledges nothing."""
+    """The message still runs, and acknowledges nothing."""
     (entry,) = add(bench, "gate")
     bench.start()
     bench.wait_told("gate")
@@ -397,7 +397,7 @@ def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):
     assert bench.runs() == [entry, "5-1"]
 
 
-def test_reclaim_flag_makes_the_worker_claim_foreign_entries(bench: Bench):
+def test_reclaim_flag_makes_the_worker_claim_idle_entries(bench: Bench):
     ids = add(bench, *["ok"] * 3)
     bench.harness.fetch(10, consumer="legacy")
     bench.slot.reclaim_requested = 1
@@ -438,7 +438,7 @@ def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     assert after == before
 
 
-def test_an_idle_worker_notices_a_new_owner_with_the_next_message(bench: Bench):
+def test_idle_worker_detects_a_new_owner_at_the_next_message(bench: Bench):
     bench.start()
     wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
     assert (
@@ -464,7 +464,7 @@ def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
 
 
 def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
-    """U10: errors of `on_start` lacked the file and the line."""
+    """Errors of `on_start` lacked the file and the line."""
     (bench.folder / "refuse").touch()
     add(bench, "ok")
     bench.start()
@@ -476,7 +476,7 @@ def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
     assert bench.slot.state == WorkerState.BOOTING
 
 
-def test_a_hook_that_fails_at_the_end_changes_nothing(bench: Bench):
+def test_on_stop_error_changes_no_outcome(bench: Bench):
     (bench.folder / "refuse-stop").touch()
     ids = add(bench, "ok")
     bench.start()

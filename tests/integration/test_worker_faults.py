@@ -80,7 +80,7 @@ def test_too_wide_entry_is_dead_lettered_in_part(harness: Harness, life: Life):
 
 @pytest.mark.parametrize("body", ["hash", "none"])
 def test_wide_entry_without_a_body_becomes_a_dead_letter(harness: Harness, life: Life, body: str):
-    """B2: the fields that replace a body fit into one call, for any number of fields."""
+    """The fields that replace a body fit into one call, for any number of fields."""
     add_wide(harness, "1-0")
     harness.add("2-0")
     life.run(life.worker("t1", max_messages=2, max_attempts=1, dlq_body=body), fail_bad)
@@ -191,7 +191,7 @@ def test_undescribable_exception_keeps_class_and_traceback():
 
 
 @pytest.mark.parametrize("context", [b"\xff", b"{", b"[1]", b"7"])
-def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
+def test_message_with_an_invalid_crash_record_is_dead_lettered(
     harness: Harness, life: Life, context: bytes
 ):
     harness.add("1-0")
@@ -238,7 +238,7 @@ def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlo
 def test_settler_acknowledges_counted_entries_in_parts(
     harness: Harness, slot: WorkerSlot, count: int
 ):
-    """B2: acknowledgements that clear counters go in calls of a bounded length."""
+    """Acknowledgements that clear counters go in calls of a bounded length."""
     slot.open_table(LANES_MAX)
     ids = [f"{number}-0" for number in range(1, count + 1)]
     places = harness.pending(*ids)
@@ -368,7 +368,7 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(
 
 @pytest.mark.fault("F21")
 def test_acknowledgements_are_sent_without_room(harness: Harness, life: Life):
-    """T18: only the acknowledgements can free the missing memory."""
+    """Only the acknowledgements can free the missing memory."""
     harness.add("1-0", "payload", "bad", stream=harness.retry)
     harness.add("1-0")
     worker = life.worker("t1", prefetch_max=1)
@@ -411,7 +411,7 @@ def test_oversized_message_without_room_is_not_handled(harness: Harness, life: L
 # --- sessions, clocks, ghosts ---------------------------------------------------------------------
 
 
-def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
+def test_outdated_session_reconnects_and_keeps_the_unit(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 4):
@@ -492,7 +492,7 @@ def test_parked_items_are_retried_at_exit(harness: Harness, slot: WorkerSlot):
 
 @pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_run_settles_over_a_new_connection_when_the_old_one_blocks(
+def test_run_settles_over_a_new_connection_if_the_old_one_hangs(
     harness: Harness,
     new_life: Callable[[str], Life],
     proxy: FaultProxy,
@@ -518,7 +518,7 @@ def test_run_settles_over_a_new_connection_when_the_old_one_blocks(
     assert list(state.get("items", {})) == (["m:1-0"] if end else [])
 
 
-def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
+def test_exiting_worker_tries_an_unreachable_server_only_once(
     new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     """The exit of a worker would take twice the timeout of a connection."""
@@ -535,7 +535,7 @@ def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
 
 
 def test_inherited_entries_run_in_order_over_all_pages(harness: Harness, life: Life):
-    """Q26: both streams are merged by id, for any number of entries."""
+    """Both streams are merged by id, for any number of entries."""
     main = [f"{2 * number}-0" for number in range(1, 201)]
     retried = [f"{number}-0" for number in (3, 5, 301, 303, 399, 900)]
     for entry_id in main:

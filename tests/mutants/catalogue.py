@@ -57,7 +57,7 @@ FENCE = (
         ('_pack("WATCH", fence)', '_pack("TYPE", fence)'),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing"
+                "test_read_after_a_fence_change_fetches_and_acks_nothing"
             )
         },
     ),
@@ -111,7 +111,7 @@ LOST_AND_LATE = (
         "lua/lease_acquire.lua",
         ("if not mine and epoch ~= tonumber(seen_epoch) then", "if false then"),
         tests={
-            "contract/test_traps.py": "test_t2_a_late_acquire_does_not_put_an_old_token_back",
+            "contract/test_traps.py": "test_late_acquire_does_not_restore_an_old_token",
             "contract/test_lease_acquire.py": ("test_lease_acquire_refuses_an_outdated_epoch"),
         },
     ),
@@ -141,7 +141,7 @@ LOST_AND_LATE = (
             "self.step = Free()\n        self._drop_token()\n        self.slot",
             "self.step = Free()\n        self.slot",
         ),
-        tests={"unit/test_holding.py": "test_every_acquire_has_a_new_token"},
+        tests={"unit/test_partition_state.py": "test_every_acquire_has_a_new_token"},
     ),
     mutant(
         "a release without the fence",
@@ -150,7 +150,7 @@ LOST_AND_LATE = (
         _FENCE,
         tests={
             "contract/test_traps.py": (
-                "test_t13_a_late_release_does_not_free_the_next_owners_unit"
+                "test_late_release_does_not_free_the_next_owners_unit"
             ),
             "contract/test_lease_release.py": "test_lease_release_leaves_another_owner_alone",
         },
@@ -166,9 +166,9 @@ DEATH = (
         "streamqd/supervisor/partition.py",
         ("secrets.token_hex(16), batch.done, blame", "secrets.token_hex(16), [], blame"),
         tests={
-            "unit/test_holding.py": [
+            "unit/test_partition_state.py": [
                 "test_crash_charges_only_the_running_entry",
-                "test_worker_exit_with_unconfirmed_acks_refences_then_releases",
+                "test_exit_with_unconfirmed_acks_refences_then_releases",
             ]
         },
     ),
@@ -179,7 +179,7 @@ DEATH = (
         ("elapsed > quick_ns or now - settler", "now - settler"),
         tests={
             "integration/test_acknowledging.py": (
-                "test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run[one by one]"
+                "test_long_run_is_acknowledged_before_the_next_run_ends[one by one]"
             )
         },
     ),
@@ -262,7 +262,7 @@ DEATH = (
         ("self._quarantine.begin(*left)", "self._quarantine.begin(left[0])"),
         tests={
             "integration/test_quarantine.py": (
-                "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
+                "test_held_member_leaves_mark_and_turn_to_running_members"
             )
         },
     ),
@@ -273,7 +273,7 @@ DEATH = (
         ("if self._session and not self._runs:", "if self._session:"),
         tests={
             "integration/test_quarantine.py": (
-                "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
+                "test_held_member_leaves_mark_and_turn_to_running_members"
             )
         },
     ),
@@ -284,7 +284,7 @@ DEATH = (
         ("trusted and not self.held_ns(now, runs) and", "trusted and"),
         tests={
             "integration/test_quarantine.py": (
-                "test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn[a batch]"
+                "test_rest_of_a_round_has_no_mark_and_turn_during_a_rate_wait[a batch]"
             )
         },
     ),
@@ -335,14 +335,14 @@ DEATH = (
                 "  end\n"
             ),
         ),
-        tests={"contract/test_traps.py": "test_t4_repeated_report_of_a_death_charges_once"},
+        tests={"contract/test_traps.py": "test_repeated_report_of_a_crash_charges_once"},
     ),
     mutant(
         "a refence that is repeated with another token",
         "a call is repeated with equal arguments until it is answered (T4)",
         "streamqd/supervisor/partition.py",
         ("self.lease, token, ttl,", "self.lease, secrets.token_hex(16), ttl,"),
-        tests={"unit/test_holding.py": ("test_repeated_refence_charges_once")},
+        tests={"unit/test_partition_state.py": ("test_repeated_refence_charges_once")},
     ),
     mutant(
         "a successor with the token of its predecessor",
@@ -359,7 +359,7 @@ DEATH = (
         "a death in quarantine is charged once (T15)",
         "lua/lease_refence.lua",
         ("redis.call('HDEL', fence, 'mark', 'session')", "redis.call('HDEL', fence, 'session')"),
-        tests={"contract/test_traps.py": "test_t15_a_mark_is_charged_once"},
+        tests={"contract/test_traps.py": "test_mark_is_charged_once"},
     ),
     mutant(
         "a crash that charges all fetched messages",
@@ -383,7 +383,7 @@ DEATH = (
         "no message is charged on suspicion",
         "streamqd/supervisor/partition.py",
         ("suspects[0] if len(suspects) == 1 else None", "suspects[0] if suspects else None"),
-        tests={"unit/test_holding.py": "test_several_running_entries_are_not_charged"},
+        tests={"unit/test_partition_state.py": "test_several_running_entries_are_not_charged"},
     ),
     mutant(
         "an acknowledgement of a charged entry that rides on a read",
@@ -392,7 +392,7 @@ DEATH = (
         ("        if has_counters:\n", "        if has_counters is None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters"
+                "test_charged_message_that_succeeds_leaves_no_counters"
             )
         },
     ),
@@ -421,7 +421,7 @@ LIMITS = (
         "only the run for which the kill was decided is charged (T11)",
         "streamqd/supervisor/partition.py",
         ("suspects = self.slot.running_in(kill.run_seq)", "suspects = batch.running"),
-        tests={"unit/test_holding.py": "test_late_hard_limit_charges_nothing"},
+        tests={"unit/test_partition_state.py": "test_late_hard_limit_charges_nothing"},
     ),
     mutant(
         "a soft limit that fires between two messages",
@@ -461,7 +461,7 @@ LIMITS = (
         "streamqd/supervisor/partition.py",
         ("unexpected = kill is None and not (", "unexpected = not ("),
         tests={
-            "unit/test_holding.py": "test_kill_by_the_supervisor_charges_nothing",
+            "unit/test_partition_state.py": "test_kill_by_the_supervisor_charges_nothing",
             "unit/test_mutant_gaps.py": ("test_drain_deadline_kills_without_a_charge"),
         },
     ),
@@ -523,7 +523,7 @@ LIMITS = (
             "        if os.getppid() == parent_pid:\n            return",
             "        if False:\n            return",
         ),
-        tests={"unit/test_process.py": ("test_parent_death_differs_from_an_ordinary_signal")},
+        tests={"unit/test_process.py": ("test_parent_exit_differs_from_an_ordinary_signal")},
     ),
     mutant(
         "a dump that looks at threads while they run",
@@ -579,7 +579,7 @@ SETTLING = (
         ("dues[#dues + 1] = entry.place", "dues[#dues + 1] = entry.id"),
         tests={
             "contract/test_traps.py": (
-                "test_t6_equal_ids_in_the_two_streams_are_two_messages_to_the_end"
+                "test_equal_ids_in_both_streams_stay_two_messages"
             )
         },
     ),
@@ -590,7 +590,7 @@ SETTLING = (
         ("                    deferred += items\n", "                    raise reply\n"),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged"
+                "test_full_memory_defers_failures_but_not_acknowledgements"
             )
         },
     ),
@@ -707,7 +707,7 @@ AROUND = (
         "lua/_floors.lua",
         ("return successor(group['last-delivered-id'])", "return group['last-delivered-id']"),
         tests={
-            "contract/test_traps.py": ("test_t16_a_partition_is_empty_when_all_is_acknowledged"),
+            "contract/test_traps.py": ("test_partition_is_empty_if_all_is_acknowledged"),
             "contract/test_stream_trim.py": ("test_stream_trim_floor_is_the_smallest_needed_id"),
         },
     ),
@@ -821,7 +821,7 @@ AROUND = (
             ),
         ),
         tests={
-            "integration/test_housekeeper.py": ("test_reclaimer_flags_idle_foreign_entries_once")
+            "integration/test_housekeeper.py": ("test_reclaimer_flags_idle_entries_of_other_clients_once")
         },
     ),
     mutant(
@@ -1033,7 +1033,7 @@ SCHEDULES = (
         ),
         tests={
             "integration/test_schedules.py": (
-                "test_an_edit_does_not_repeat_a_tick_after_a_clock_was_set_back"
+                "test_edit_after_a_clock_step_back_does_not_repeat_a_tick"
             )
         },
     ),
@@ -1088,7 +1088,7 @@ OUTBOX = (
         ("if present > tonumber(epoch) then", "if false then"),
         tests={
             "contract/test_outbox.py": (
-                "test_outbox_fence_returns_the_last_batch_and_refuses_earlier_epochs"
+                "test_outbox_fence_returns_last_batch_and_refuses_old_epochs"
             ),
         },
     ),
@@ -1099,7 +1099,7 @@ OUTBOX = (
         ("if added > 0 then", "if false then"),
         tests={
             "contract/test_outbox.py": (
-                "test_outbox_publish_skips_recorded_rows_and_replaces_the_record"
+                "test_outbox_publish_skips_recorded_rows_and_records_its_own"
             ),
         },
     ),

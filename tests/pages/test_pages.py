@@ -62,7 +62,7 @@ def test_a_tutorial_works_as_shown(reader: Reader, page: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", GUIDES)
 def test_a_project_of_a_framework_sends_and_handles(state_dir: Path, framework: str) -> None:
-    """U15: the pages for web frameworks, typed from an empty folder. Django's is for Django 6."""
+    """The pages for web frameworks, typed from an empty folder. Django's is for Django 6."""
     python = django_environment.interpreter() if framework == "django" else sys.executable
     with make_reader(state_dir, python=str(python)) as reader:
         reader.work_through(GUIDES[framework])

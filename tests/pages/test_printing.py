@@ -1,4 +1,4 @@
-"""S9: the output of an example about a message cannot pass for a log line.
+"""The output of an example about a message cannot pass for a log line.
 
 The standard output of a handler is passed on unchanged. A copied example must not let senders write
 to the terminal and the journal.
@@ -71,7 +71,7 @@ def functions(code: str, place: str) -> list[Callable[..., Any]]:
 def test_an_example_prints_a_message_as_one_line(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S9: a copied example lets senders forge lines of the log."""
+    """A copied example lets senders forge lines of the log."""
     declared: list[dict[str, Any]] = []
     for module in (handlers, declaration):
         monkeypatch.setattr(module, "declared", declared)
@@ -88,7 +88,7 @@ def test_an_example_prints_a_message_as_one_line(
 
 @pytest.mark.parametrize("place", PARTS)
 def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
-    """S9: it may print only numbers without repr."""
+    """It may print only numbers without repr."""
     calls = (node for node in ast.walk(ast.parse(PARTS[place])) if isinstance(node, ast.Call))
     for call in calls:
         if ast.unparse(call.func) == "print":

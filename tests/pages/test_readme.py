@@ -82,7 +82,7 @@ def meaning(fence: Fence) -> object:
     return [line[:34].rstrip() for line in fence.text.splitlines()]
 
 
-def test_the_handler_has_ten_lines_and_the_introduction_three_sentences() -> None:
+def test_readme_handler_has_ten_lines_and_intro_three_sentences() -> None:
     handler = next(fence for fence in fences(README) if fence.language == "python")
     introduction = README.read_text().split("\n\n")[1]
 
@@ -225,7 +225,7 @@ def test_results_without_recorded_settings_make_a_page_too() -> None:
     assert "| huey | stay pending |" in text
 
 
-def test_measured_outcomes_of_jobs_replace_those_of_the_documentation() -> None:
+def test_measured_outcomes_of_jobs_replace_documented_ones() -> None:
     text = page.text(RESULTS, SURVIVAL)
 
     assert "This table quotes the documentation" not in text

@@ -236,7 +236,7 @@ def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
 def test_a_hostile_name_in_the_registry_harms_nothing(
     case: ArchiveCase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S1: a topic named `..` erased the whole archive."""
+    """A topic named `..` erased the whole archive."""
     case.topic("orders", 1)
     case.add("orders", 0, 50)
     case.run("orders")

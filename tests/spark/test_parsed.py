@@ -307,7 +307,7 @@ def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
 
 
 def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
-    """T13: `"Amount"` for `amount` was null without a word."""
+    """`"Amount"` for `amount` was null without a word."""
     said: list[str] = []
     press.add(b'{"ID": 1, "amount": 2}')
     press.run("id long, amount int COMMENT 'in cents'", warn=said.append)
@@ -323,7 +323,7 @@ def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
 
 
 def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
-    """T13: the key was not in the table, and unknown fields vanished."""
+    """The key was not in the table, and unknown fields vanished."""
     press.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
     press.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
     press.run("id long, tags map<string,int>", extra=("entry_key", "_rescued"))
@@ -418,7 +418,7 @@ UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
 ]
 
 
-def test_a_schema_that_cannot_be_is_refused_and_entries_are_archived(press: Press) -> None:
+def test_invalid_schema_is_refused_and_entries_are_archived(press: Press) -> None:
     press.shop.topic("other", 1)
     press.add(b'{"id": 1}')
     press.run("id long")
@@ -552,7 +552,7 @@ def test_two_runs_that_know_nothing_of_each_other(
 
 
 def test_tables_of_two_states_are_refused(press: Press) -> None:
-    """T4: without the quarantine, its rows were silently in neither table."""
+    """Without the quarantine, its rows were silently in neither table."""
     archive = Archive(press.folder, create=True)
     press.add(FITS % 1, b"bad")
     press.run()
@@ -618,7 +618,7 @@ def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.Mon
 
 
 def test_a_quarantine_is_parsed_again_after_a_mended_schema(press: Press) -> None:
-    """T6: everything had to be parsed again, and rows of trimmed dates were lost."""
+    """Everything had to be parsed again, and rows of trimmed dates were lost."""
     press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad", b'{"id": "three"}')
     press.run()
     assert (press.ids(), len(press.reasons())) == ([1], 3)
@@ -666,7 +666,7 @@ def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> No
         press.reparse("")
 
 
-def test_rows_of_a_compacted_file_that_were_never_parsed_replace_none(press: Press) -> None:
+def test_unparsed_rows_of_a_compacted_file_replace_no_row(press: Press) -> None:
     """A file with entries on both sides of the parsed position counted as a whole."""
     press.add(FITS % 1, FITS % 2)
     press.run()

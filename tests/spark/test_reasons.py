@@ -1,4 +1,4 @@
-"""T1, T5: the reasons of the single pass equal those of the slow judge, for all payload shapes."""
+"""The reasons of the single pass equal those of the slow judge, for all payload shapes."""
 
 from __future__ import annotations
 

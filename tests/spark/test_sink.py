@@ -83,7 +83,7 @@ def test_invalid_sink_option_is_one_sentence(shop: Shop) -> None:
 
 
 def test_a_message_has_no_null(shop: Shop) -> None:
-    """P5: a null value is an empty message, and a null key is no key."""
+    """A null value is an empty message, and a null key is no key."""
     rows = shop.spark.sql("SELECT cast(NULL AS string) AS value, cast(NULL AS string) AS key")
     write(shop, rows, topic="out", partitions=1)
     [(_, fields)] = shop.link.execute("XRANGE", shop.keys.stream("out", 0), "-", "+")
@@ -92,7 +92,7 @@ def test_a_message_has_no_null(shop: Shop) -> None:
 
 
 def test_the_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
-    """P5: by Spark, for every sink in Python."""
+    """By Spark, for every sink in Python."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     rows = shop.stream("access").select("value")
@@ -116,7 +116,7 @@ def rows_left(shop: Shop) -> list[bytes]:
 
 @pytest.mark.parametrize("source", ["topic", "files"])
 def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str) -> None:
-    """P1: the commit is interrupted, and the batch is repeated with another number of tasks."""
+    """The commit is interrupted, and the batch is repeated with another number of tasks."""
     shop.topic("out", 2)
     expected = sorted(b"%d:%d-0" % (p, n) for p in range(2) for n in range(1, 801))
     lines = tmp_path / "lines"
@@ -153,7 +153,7 @@ def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: st
 
 
 def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
-    """P1: a row is too large after others have been staged."""
+    """A row is too large after others have been staged."""
     shop.topic("access", 2)
     shop.topic("out", 3)
     shop.fill("access", 0, 1, 300)

@@ -171,7 +171,7 @@ def test_a_schema_of_ones_own(shop: Shop) -> None:
 
 
 def test_named_columns_are_the_only_columns(shop: Shop, tmp_path: Path) -> None:
-    """T8: Spark passes no columns to a source in Python, so an option names them."""
+    """Spark passes no columns to a source in Python, so an option names them."""
     shop.topic("access", 1)
     shop.add("access", 0, "1-0", "2-0", key=b"k", headers=b'{"a": "b"}', more=b"x")
     few = shop.read("access", columns="value, headers")

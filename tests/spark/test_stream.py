@@ -142,7 +142,7 @@ def test_dead_letters_stream_too(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Path) -> None:
-    """P2: the query fails and keeps its checkpoint. With failOnDataLoss=false, it continues."""
+    """The query fails and keeps its checkpoint. With failOnDataLoss=false, it continues."""
     for name in ("hits-a", "hits-b"):
         shop.topic(name, 1)
         shop.fill(name, 0, 1, 100)
@@ -167,7 +167,7 @@ def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Pat
 
 
 def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
-    """P7: as a group with its lag. On request, it retains entries that it has not read."""
+    """As a group with its lag. On request, it retains entries that it has not read."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 30)
     stream = shop.keys.stream("access", 0)
@@ -187,7 +187,7 @@ def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_query_reports_its_lag(shop: Shop, tmp_path: Path) -> None:
-    """P7: in the progress of each batch."""
+    """In the progress of each batch."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 30)
     shop.fill("access", 1, 1, 10)

@@ -199,11 +199,11 @@ class Trial:
         assert self._producer is not None
         self._producer.send_signal(signal.SIGTERM)
         assert self._producer.wait(20) == 0, self._producer_log()
-        # I11: no fault is left, so every message finds its owner and its end.
+        # no fault is left, so every message finds its owner and its end.
         self._settled()
         heal_seconds = time.monotonic() - healed
         for victim in self.victims:
-            assert victim.daemon.stop() == 0, victim.daemon.tail()  # I13: no process of it stays
+            assert victim.daemon.stop() == 0, victim.daemon.tail()  # no process of it stays
         self._check()
         assert self.nemesis is not None
         strikes = self.nemesis.strikes

@@ -40,7 +40,7 @@ def test_held_bytes_and_work_are_bounded():
 
 
 def test_appetite_is_small_after_an_oversized_read():
-    """Q40: one oversized read counts although the mean size is still small."""
+    """One oversized read counts although the mean size is still small."""
     prefetch = settled(100)
     assert prefetch.count == 256
     prefetch.observe(256, 100 * 256, 0, received=5 * MIB)

@@ -75,7 +75,7 @@ def test_odd_counts_are_even_in_total_too() -> None:
         assert sorted(counts.values()) == [1, 2]
 
 
-def test_a_joining_member_takes_its_share_of_each_topic_and_group() -> None:
+def test_joining_member_gets_its_share_of_each_topic_and_group() -> None:
     units = units_of({A: 4, B: 4})
     before = assign([member("a")], units, {})
     members = [member("a"), member("b")]
@@ -148,7 +148,7 @@ def test_lowered_cap_sheds_only_the_excess() -> None:
     assert Counter((unit.topic, unit.group) for unit in now) == {A: 3, B: 3}
 
 
-def test_work_goes_to_members_that_offer_it() -> None:
+def test_units_go_to_members_with_a_consumer() -> None:
     members = [member("old", A), member("new", A, B)]
     wanted = assign(members, units_of({A: 4, B: 2, C: 1}), {})
     assert loads(members, wanted) == {"old": 3, "new": 3}
@@ -366,7 +366,7 @@ def test_units_owned_elsewhere_count_as_immovable(fleet: Fleet, elsewhere: list[
 
 
 @given(fleets(any_offers))
-def test_a_unit_is_left_out_only_when_no_chain_of_moves_makes_room(fleet: Fleet) -> None:
+def test_unit_is_left_out_only_if_no_chain_of_moves_makes_room(fleet: Fleet) -> None:
     members, units, owners = fleet
     wanted = assign(members, units, owners)
     counts = loads(members, wanted)

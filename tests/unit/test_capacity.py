@@ -15,7 +15,7 @@ PROBLEM = "Too many open files"
 
 
 def test_refused_start_sets_the_limit_to_running_workers():
-    """C2: an instance does not take partitions again that it cannot start."""
+    """An instance does not take partitions again that it cannot start."""
     capacity = Capacity()
     assert capacity.room(7) is None
     capacity.refused(10.0, 3, PROBLEM)
@@ -24,7 +24,7 @@ def test_refused_start_sets_the_limit_to_running_workers():
 
 
 def test_capacity_backs_off_after_failed_attempts():
-    """C2: the waits between two tries grow."""
+    """The waits between two tries grow."""
     capacity, now, waits = Capacity(), 0.0, []
     capacity.refused(now, 3, PROBLEM)
     for _ in range(6):
@@ -39,7 +39,7 @@ def test_capacity_backs_off_after_failed_attempts():
 
 @given(wanted=st.integers(1, 300), running=st.integers(0, 300))
 def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running: int):
-    """C2: the instance takes back its share, even while it waits for the others to hand it over."""
+    """The instance takes back its share, even while it waits for the others to hand it over."""
     capacity, now = Capacity(), 0.0
     capacity.refused(now, running, PROBLEM)
     while capacity.limit is not None:
@@ -56,7 +56,7 @@ def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running:
 
 
 def test_a_member_of_any_version_reads_the_limit():
-    """C2: the others read a limit as a cap, and a limit of 0 as a member that leaves."""
+    """The others read a limit as a cap, and a limit of 0 as a member that leaves."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
     assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))

@@ -94,7 +94,7 @@ CASES = [
         facts(worker=worker(rates={"acked": 10.0}), oldest_unread_unix_ms=NOW - 90_000),
         "while west handles 10.0 messages/s",
     ),
-    ("idle", True, facts(**QUERY, **READ, pending=0), "has read everything"),  # P7
+    ("idle", True, facts(**QUERY, **READ, pending=0), "has read everything"),
     ("moving", True, facts(**QUERY, shown_seconds=4.0), "showed its position 4 s ago"),
     ("query-silent", False, facts(**QUERY, shown_seconds=90.0), "not shown its position for 90 s"),
     ("query-silent", False, facts(**QUERY), "for an unknown time"),
@@ -110,13 +110,13 @@ CASES = [
     ("no-instance", False, facts(**FREE, members=()), "no instance of the fleet is live"),
     ("no-instance", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
     (
-        "no-capacity",  # C2
+        "no-capacity",
         False,
         facts(**FREE, members=(replace(WEST, cap=4, capacity=4, limit="no files left"),)),
         "refuses more processes (west runs 4: no files left)",
     ),
     (
-        "no-capacity",  # C2
+        "no-capacity",
         False,
         facts(
             worker=worker(state="booting"),

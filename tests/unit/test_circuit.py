@@ -81,7 +81,7 @@ def test_a_failure_before_the_circuit_opened_is_forgiven():
     assert one.failed("a", 6.1, 1)
 
 
-def test_a_message_that_fails_again_while_others_succeed_counts_once():
+def test_message_that_fails_while_others_succeed_counts_once():
     one = circuit(failures=3)
     for number in range(1, 50):
         one.failed("a", number * 0.01, number)

@@ -121,7 +121,7 @@ def test_json_holds_no_control_characters() -> None:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def test_no_question_is_asked_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmation_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     output.confirm("Delete?", yes=True)
     with pytest.raises(Refused, match="--yes"):

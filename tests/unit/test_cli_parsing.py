@@ -163,7 +163,7 @@ OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "g
 
 @pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
 def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
-    """U12: a letter means the same long option in every command, and each has both."""
+    """A letter means the same long option in every command, and each has both."""
     for option in command_at(path).params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
@@ -187,14 +187,14 @@ def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
 def test_old_short_option_names_its_replacement(
     invoke: Invoke, args: tuple[str, ...], instead: str
 ) -> None:
-    """U12: a letter whose meaning has changed is wrong usage, and the error names the option."""
+    """A letter whose meaning has changed is wrong usage, and the error names the option."""
     result = invoke(*args)
     assert result.exit_code == 2
     assert f"pass {instead}" in result.stderr
 
 
 def test_help_lists_commands_under_headings(invoke: Invoke) -> None:
-    """U12: the help lists every command under the heading of its task."""
+    """The help lists every command under the heading of its task."""
     lines = invoke("--help").stdout.splitlines()
     first = lines.index("Start:")
     shown: dict[str, list[str]] = {}
@@ -290,7 +290,7 @@ def test_missing_configuration_file_is_an_error(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
 def test_topic_name_that_could_be_a_path_is_refused(invoke: Invoke, name: str) -> None:
-    """S1: `produce ..` made the topic that erased an archive."""
+    """`produce ..` made the topic that erased an archive."""
     Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
         refused = invoke(*words, input="hi\n")
@@ -300,7 +300,7 @@ def test_topic_name_that_could_be_a_path_is_refused(invoke: Invoke, name: str) -
         Producer().send(name, "x")
 
 
-def test_the_configuration_is_named_or_from_the_environment_or_found(invoke: Invoke) -> None:
+def test_configuration_is_passed_or_from_environment_or_found(invoke: Invoke) -> None:
     Path("one.toml").write_text('[daemon]\ninstance = "one"\n')
     Path("two.toml").write_text('[daemon]\ninstance = "two"\n')
     Path("streamq.toml").write_text('[daemon]\ninstance = "three"\n')
@@ -404,7 +404,7 @@ def test_dlq_commands_accept_only_one_selection(invoke: Invoke) -> None:
     assert "--older-than DURATION" in neither.stderr
 
 
-def test_a_bad_name_of_a_topic_is_refused_before_anything_is_sent(invoke: Invoke) -> None:
+def test_invalid_topic_name_is_refused_before_a_send(invoke: Invoke) -> None:
     result = invoke("produce", "no name!", "--from", "-", input="a")
 
     assert result.exit_code == 2
@@ -459,7 +459,7 @@ def test_verbose_shows_a_traceback(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_refused_start_is_json_where_the_log_is(invoke: Invoke) -> None:
-    """U6: the fatal error of a start was text in a log of JSON lines."""
+    """The fatal error of a start was text in a log of JSON lines."""
     Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
     for style in ((), ("--log-format", "auto"), ("-v",)):
         ran = process(*style)
@@ -574,7 +574,7 @@ def test_command_reports_that_the_embedded_server_is_down(
 
 
 def test_a_socket_of_another_user_is_not_called_missing() -> None:
-    """U9: the command of another user printed that the daemon is not running."""
+    """The command of another user printed that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -598,7 +598,7 @@ def test_a_socket_of_another_user_is_not_called_missing() -> None:
 
 
 def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
-    """U10: the error asked for a module although the user had passed one."""
+    """The error asked for a module although the user had passed one."""
     Path("work.py").write_text("def obey(message): ...\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\n'
@@ -611,7 +611,7 @@ def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
 
 
 def test_check_names_a_slow_import(invoke: Invoke) -> None:
-    """U10: `check` printed nothing for 60 s when an import hung."""
+    """`check` printed nothing for 60 s when an import hung."""
     Path("work.py").write_text("import time\ntime.sleep(60)\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\nboot_timeout = "4s"\n'
@@ -651,7 +651,7 @@ def test_check_prints_all_findings(invoke: Invoke) -> None:
     "verb", [("check",), (), ("--only", "orders/bill")], ids=["check", "start", "only"]
 )
 def test_module_import_failure_is_one_error(invoke: Invoke, verb: tuple[str, ...]) -> None:
-    """U10: the handlers of a module that cannot be imported are not reported as missing too."""
+    """The handlers of a module that cannot be imported are not reported as missing too."""
     Path("streamq.toml").write_text(
         '[daemon]\nhandlers = ["broken"]\n'
         '[[consumers]]\ntopic = "orders"\ngroup = "bill"\nmax_attempts = 3\n'
@@ -671,7 +671,7 @@ def test_module_import_failure_is_one_error(invoke: Invoke, verb: tuple[str, ...
 def test_check_reports_an_http_address_in_use(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """U10: the daemon would start without a reachable metrics endpoint."""
+    """The daemon would start without a reachable metrics endpoint."""
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family, socket.SOCK_STREAM) as other:
         other.bind(("127.0.0.1", 0) if kind == "tcp" else "pages.sock")
@@ -694,13 +694,13 @@ def test_check_reports_an_http_address_in_use(
 
 @pytest.mark.parametrize("path", sorted(verbs()), ids=" ".join)
 def test_each_command_accepts_config_after_its_name(path: tuple[str, ...]) -> None:
-    """U11: `streamqd topic list -c FILE` means the same as `streamqd -c FILE topic list`."""
+    """`streamqd topic list -c FILE` means the same as `streamqd -c FILE topic list`."""
     names = {name for param in command_at(path).params for name in param.opts}
     assert {"-c", "--config"} <= names
 
 
 def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
-    """U11: the last `--config` wins, before or after the command."""
+    """The last `--config` wins, before or after the command."""
     (tmp_path / "a.toml").write_text(GOOD)
     (tmp_path / "b.toml").write_text("[daemon]\nlease_tll = 3\n")
     assert "lease_tll" in invoke("-c", "a.toml", "config", "show", "-c", "b.toml").output
@@ -715,7 +715,7 @@ def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_commands_that_never_ask_accept_yes(path: tuple[str, ...]) -> None:
-    """U11: a script may pass `--yes` to each command that changes messages."""
+def test_commands_without_confirmation_accept_yes(path: tuple[str, ...]) -> None:
+    """A script may pass `--yes` to each command that changes messages."""
     names = {name for param in command_at(path).params for name in param.opts}
     assert {"-y", "--yes"} <= names

@@ -34,13 +34,13 @@ from streamqd.admin.condition import condition, gravity, in_words
 def test_one_word_describes_a_unit(
     lease: str, worker: str, run: float | None, orders: str, word: str
 ) -> None:
-    """U8: the word combines the directives, the owner and the worker. Running is not ready."""
+    """The word combines the directives, the owner and the worker. Running is not ready."""
     found = condition(lease, worker, run, paused=orders == "paused", stopped=orders == "stopped")
     assert found == word
 
 
 def test_group_condition_is_the_worst_of_its_units() -> None:
-    """U8: a group shows the worst word of its units. A word of a later version is unknown."""
+    """A group shows the worst word of its units. A word of a later version is unknown."""
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=gravity)
     assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]

@@ -433,7 +433,7 @@ def test_consumer_numbers_survive_an_invalid_consumer(place: Place) -> None:
 
 
 def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
-    """U11: errors named `consumers[13]`, which is hard to find in a file."""
+    """Errors named `consumers[13]`, which is hard to find in a file."""
     other = WORK.replace('"hits"', '"bills"')
     found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
     assert re.fullmatch(r"consumers\[1\].max_attempts: .* \(access/bills, \S+:11\)", found), found
@@ -443,7 +443,7 @@ def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) ->
 
 
 def test_problem_lines_ignore_text_that_looks_like_a_consumer(place: Place) -> None:
-    """U11: a wrong line is worse than none."""
+    """A wrong line is worse than none."""
     text = f'[daemon]\ninstance = """\n[[consumers]]\n"""\n{WORK}max_attempts = -1'
     found = next(each for each in place.problems(text) if each.startswith("consumers[0]"))
     assert re.search(r"\(access/hits, \S+\.toml\)$", found), found
@@ -649,7 +649,7 @@ def test_a_password_in_the_file_needs_a_private_file(place: Place) -> None:
     assert place.load(text, mode=0o400).redis.url == SECRET_URL
 
 
-def test_a_password_in_the_environment_is_accepted_and_on_the_command_line_not(
+def test_password_is_accepted_from_environment_but_not_arguments(
     place: Place,
 ) -> None:
     assert place.load(environ={"STREAMQ_REDIS__URL": SECRET_URL}).redis.url == SECRET_URL
@@ -777,7 +777,7 @@ def _made_over(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", ["directory", "link"])
 def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, case: str) -> None:
-    """S8: with a long state_dir, another user could create the short directory first."""
+    """With a long state_dir, another user could create the short directory first."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     claimed.parent.rmdir()
@@ -795,7 +795,7 @@ def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, ca
 
 
 def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
-    """S8: any user could create the missing directory in /tmp."""
+    """Any user could create the missing directory in /tmp."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
         prepare()
@@ -805,7 +805,7 @@ def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
 def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime: Path) -> None:
-    """S8: the directory may also belong to the owner of state_dir."""
+    """The directory may also belong to the owner of state_dir."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     os.chown(claimed.parent, 65534, -1)
@@ -855,7 +855,7 @@ LONG = "u" * 300
 def test_no_password_of_a_url_is_shown_or_passed_on(
     url: str, shown: str, scrubbed: str, place: Place
 ) -> None:
-    """S9: a space or a long user name hid the password from the check and from masking."""
+    """A space or a long user name hid the password from the check and from masking."""
     assert secrets.has_password(url)
     settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
     assert config.shown(settings)["redis"]["url"] == shown
@@ -873,7 +873,7 @@ def test_url_without_a_password_is_unchanged(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["me", LONG])
 def test_config_file_with_a_password_must_be_private(place: Place, name: str) -> None:
-    """S9: the check of the file mode recognizes the same passwords as masking."""
+    """The check of the file mode recognizes the same passwords as masking."""
     with pytest.raises(ConfigError, match=r"redis\.url"):
         place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
 
@@ -887,14 +887,14 @@ def test_config_file_with_a_password_must_be_private(place: Place, name: str) ->
     ],
 )
 def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str) -> None:
-    """S9: deep nesting raised RecursionError, with exit code 1 instead of 3."""
+    """Deep nesting raised RecursionError, with exit code 1 instead of 3."""
     with pytest.raises(ConfigError):
         place.load(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000, "{a=" * 5000])
 def test_deeply_nested_environment_variable_is_refused(text: str) -> None:
-    """S9: the same holds for an environment variable."""
+    """The same holds for an environment variable."""
     with pytest.raises(ConfigError):
         config.load(None, {}, {"STREAMQ_DAEMON__LEASE_TTL": text})
 
@@ -1027,7 +1027,7 @@ def test_risky_settings_cause_warnings(place: Place, text: str, said: str) -> No
 # --- the settings of a web framework --------------------------------------------------------------
 
 
-def test_given_sections_are_overridden_by_the_environment_and_kept(tmp_path: Path) -> None:
+def test_environment_overrides_given_sections_without_a_change(tmp_path: Path) -> None:
     given = {"redis": {"url": "redis://127.0.0.1:1/0"}, "topics": {"orders": {"partitions": 3}}}
 
     plain = config.load_given(given, "STREAMQD", environ={})

@@ -42,7 +42,7 @@ class Prober:
 
 
 def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
-    """C3: no byte arrived, while the server answered a new connection."""
+    """No byte arrived, while the server answered a new connection."""
     prober = Prober(True)
     with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
         Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
@@ -51,14 +51,14 @@ def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
 
 
 def test_answer_that_is_there_is_read_without_a_probe(ends) -> None:
-    """C3: a process that was stopped for a while reads the answer that has arrived."""
+    """A process that was stopped for a while reads the answer that has arrived."""
     ends[1].send(b"+OK")
     prober = Prober(True)
     Doubt(SOON, prober).wait(ends[0], time.monotonic() - 1)
     assert prober.asked == 0
 
 
-def test_a_connection_that_the_server_has_closed_is_not_asked_after(ends) -> None:
+def test_connection_closed_by_the_server_is_not_probed(ends) -> None:
     ends[1].close()
     prober = Prober(True)
     Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
@@ -66,7 +66,7 @@ def test_a_connection_that_the_server_has_closed_is_not_asked_after(ends) -> Non
 
 
 def test_reply_right_after_the_probe_reply_is_accepted(ends) -> None:
-    """C3: both answers came from a slow server. The next probe comes later."""
+    """Both answers came from a slow server. The next probe comes later."""
     prober = Prober(True, then=ends[1])
     one = Doubt(SOON, prober)
     one.wait(ends[0], time.monotonic() + 60)
@@ -85,7 +85,7 @@ def test_learnt_patience_expires(ends, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_silent_server_gets_few_probes(ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C3: pauses bound the number of connections, and the late answer is still read."""
+    """Pauses bound the number of connections, and the late answer is still read."""
     monkeypatch.setattr(doubt, "PAUSE_SECONDS", (0.1, 0.4))
     prober = Prober()
     timer = threading.Timer(1.0, lambda: ends[1].send(b"+OK"))
@@ -101,7 +101,7 @@ def test_wait_for_a_reply_raises_at_its_deadline(ends) -> None:
 
 
 def test_attempts_to_connect_get_longer_only_when_used_up() -> None:
-    """C1: a lost login is repeated within a second, and a slow server still gets enough time."""
+    """A lost login is repeated within a second, and a slow server still gets enough time."""
     attempts = Attempts()
     limits = []
     for _ in range(6):

@@ -15,7 +15,7 @@ def duplicate() -> SilenceDetector:
 
 
 def test_duplicate_with_two_heartbeats_stays(duplicate: SilenceDetector) -> None:
-    """U5: detection took a ttl and an interval (18 s). One heartbeat may be a late packet."""
+    """Detection took a ttl and an interval (18 s). One heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
         assert not duplicate.duplicate_seen(1000 + number, 3.0 * number)
@@ -28,7 +28,7 @@ def test_duplicate_with_two_heartbeats_stays(duplicate: SilenceDetector) -> None
 
 
 def test_leaving_duplicate_is_waited_for(duplicate: SilenceDetector) -> None:
-    """U5: a draining run is waited for without a limit, because it frees the name."""
+    """A draining run is waited for without a limit, because it frees the name."""
     for number in range(20):
         assert not duplicate.duplicate_seen(1000 + number, 3.0 * number, leaving=number > 1)
         assert not duplicate.duplicate_stays

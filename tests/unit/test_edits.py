@@ -27,7 +27,7 @@ def edits(code: Path) -> Edits:
     return edits
 
 
-def test_unchanged_files_are_no_edit(edits: Edits):
+def test_unchanged_files_are_not_an_edit(edits: Edits):
     assert [edits.look() for _ in range(3)] == ["", "", ""]
 
 

@@ -1,4 +1,4 @@
-"""U6: each missing package is reported with the same sentence, and its command works."""
+"""Each missing package is reported with the same sentence, and its command works."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RECORDS = re.compile(r"docs/internals/transcripts/|tests/")  # records of past r
 
 
 def test_the_packages_are_those_of_the_project() -> None:
-    """U6: the table of extras equals pyproject.toml."""
+    """The table of extras equals pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = {name: tuple(needs) for name, needs in project["optional-dependencies"].items()}
     assert {name: stated[name] for name in extras.NEEDS} == extras.NEEDS
 
 
 def test_nothing_names_a_package_that_no_index_has() -> None:
-    """U6: `pip install streamqd[…]` fails, because no index has the package."""
+    """`pip install streamqd[…]` fails, because no index has the package."""
     files = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("streamqd/**/*.py")]
     wrong = [
         f"{path.relative_to(ROOT)}: {found[0]}"
@@ -46,7 +46,7 @@ def test_nothing_names_a_package_that_no_index_has() -> None:
 
 
 def test_every_install_hint_in_the_code_is_the_same() -> None:
-    """U6: all code uses the same hint for a missing package."""
+    """All code uses the same hint for a missing package."""
     wrong = [
         str(path.relative_to(ROOT))
         for path in ROOT.glob("streamqd/**/*.py")
@@ -71,7 +71,7 @@ def test_every_install_hint_in_the_code_is_the_same() -> None:
     ],
 )
 def test_pipeline_without_its_packages_names_them(verb: str, package: str, tmp_path: Path) -> None:
-    """U6: `pipeline archive` without pyarrow raised ModuleNotFoundError, or started its work."""
+    """`pipeline archive` without pyarrow raised ModuleNotFoundError, or started its work."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "_archive.json").write_text('{"format": 1, "id": "0"}')
     (tmp_path / "job.py").write_text("def main(job): pass\n")

@@ -40,7 +40,7 @@ def test_why_and_doctor_grade_one_trouble_alike(cause: str, check: str) -> None:
     assert why.severity(cause) is SEVERITIES[check]
 
 
-def test_dead_letters_of_failing_runs_are_a_problem_as_failing_is() -> None:
+def test_dead_letters_of_failing_runs_are_graded_like_failing() -> None:
     check = next(e for e in diagnosis.CHECKS if e.id == "partitions.dead-letters-growing")
 
     def found(acked: float) -> str:
@@ -58,7 +58,7 @@ def raw_of(some: AssignmentRow) -> dict[str, object]:
     return {"topic": some.topic, "partition": some.partition, "group": some.group, "rates": rates}
 
 
-def test_an_assignment_is_graded_by_its_cause_before_its_condition() -> None:
+def test_assignment_is_graded_by_cause_and_then_by_condition() -> None:
     free = replace(row(), lease="free", owner="")
 
     assert why.grade(free, "") is Severity.PROBLEM

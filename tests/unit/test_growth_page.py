@@ -59,7 +59,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> None:
+def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
     """255 more assignments cost 51 ms."""
     text = words(growth_page.text(RESULTS))
 

@@ -434,7 +434,7 @@ def test_class_without_a_module_is_still_named():
     assert len(handlers.Description(raised(Odd("no"))).fingerprint("h:go")) == LENGTH
 
 
-def test_retry_and_dead_are_asked_for():
+def test_raised_retry_and_dead_are_requests():
     asked = handlers.outcome_of(raised(Retry(after=2.5)), "class")
     assert isinstance(asked, RetryAsked)
     assert asked.after == 2.5
@@ -453,13 +453,13 @@ def test_retry_refuses_an_out_of_range_wait(after: float):
 
 
 def test_retry_refuses_a_wait_that_is_not_a_number():
-    """U10: `Retry(after="soon")` raised an error about a comparison."""
+    """`Retry(after="soon")` raised an error about a comparison."""
     with pytest.raises(TypeError, match="after must be a number of seconds, not 'soon'"):
         Retry(after="soon")  # type: ignore[arg-type]
 
 
 def test_a_handler_without_parentheses_is_explained():
-    """U10: the error was that handler() takes 0 positional arguments."""
+    """The error was that handler() takes 0 positional arguments."""
     with pytest.raises(TypeError, match=r"write @handler\(topic=\.\.\., group=\.\.\.\)"):
         handler(print)  # type: ignore[call-arg, misc]
 

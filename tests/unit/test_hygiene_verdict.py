@@ -102,7 +102,7 @@ def test_a_figure_that_rises_has_grown(name: str):
 
 
 @pytest.mark.parametrize("name", WAVERS)
-def test_temporary_peak_is_no_growth(name: str):
+def test_temporary_peak_is_not_growth(name: str):
     peaked = samples()
     peaked[50] = peaked[50]._replace(**{name: 1 << 40})
     assert grown(peaked) == []

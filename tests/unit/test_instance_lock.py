@@ -39,13 +39,13 @@ def lock(folder: Path) -> Iterator[InstanceLock]:
 
 
 def test_instance_lock_is_private_to_its_user(lock: InstanceLock) -> None:
-    """S9: any local user could take the lock in an existing folder of mode 0755."""
+    """Any local user could take the lock in an existing folder of mode 0755."""
     assert lock.acquire() is None
     assert lock.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_instance_lock_of_an_earlier_version_becomes_private(lock: InstanceLock) -> None:
-    """S9: an upgrade removes the permissions of other users."""
+    """An upgrade removes the permissions of other users."""
     lock.path.touch(0o644)
     assert lock.acquire() is None
     assert lock.path.stat().st_mode & 0o777 == 0o600
@@ -53,7 +53,7 @@ def test_instance_lock_of_an_earlier_version_becomes_private(lock: InstanceLock)
 
 @as_root
 def test_instance_lock_cannot_be_taken_by_another_user(lock: InstanceLock) -> None:
-    """S9: other users cannot take it even while it is free."""
+    """Other users cannot take it even while it is free."""
     assert lock.acquire() is None
     lock.release()
     taken = subprocess.run(
@@ -69,7 +69,7 @@ def test_instance_lock_cannot_be_taken_by_another_user(lock: InstanceLock) -> No
 
 @as_root
 def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
-    """S9: the owner of the file could open it for other users again."""
+    """The owner of the file could open it for other users again."""
     lock.path.touch()
     os.chown(lock.path, NOBODY, NOBODY)
     with pytest.raises(StartRefused, match="belongs to another user"):
@@ -77,7 +77,7 @@ def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
 
 
 def test_instance_lock_refuses_a_symlink(folder: Path, tmp_path: Path) -> None:
-    """S9: the target of a link is not opened, truncated or written."""
+    """The target of a link is not opened, truncated or written."""
     (tmp_path / "elsewhere").write_text("kept")
     (folder / "one.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartRefused, match="symbolic link"):

@@ -39,7 +39,7 @@ SHAPING = {
 
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_invisible_characters_are_escaped(text: str) -> None:
-    """S3: two different names never look alike on a screen or in a log."""
+    """Two different names never look alike on a screen or in a log."""
     for shown in (printable(text), printable(text, lines=True), harmless(text)):
         assert "\\" in shown
         assert all(unicodedata.category(each) != "Cf" for each in shown.replace("\u200d", "", 1))
@@ -48,7 +48,7 @@ def test_invisible_characters_are_escaped(text: str) -> None:
 
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_json_escapes_invisible_characters(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3: the document's text shows them, and a parser reads the original text."""
+    """The document's text shows them, and a parser reads the original text."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
     for document in (json_text({"name": text}), json_line({"name": text})):
         assert "\\u" in document

@@ -194,7 +194,7 @@ def _parsed(raw: str) -> list[dict[str, Any]]:
 
 
 def test_json_keeps_letters_and_escapes_half_characters(pipe: tuple[int, int]) -> None:
-    """U6: no search found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
+    """No search found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     logs.event(
@@ -230,7 +230,7 @@ raise KeyError("at the end")
 
 
 def test_python_messages_are_logged_as_json() -> None:
-    """U6: warnings, exceptions that no code catches, records that no handler takes."""
+    """Warnings, exceptions that no code catches, records that no handler takes."""
     ran = subprocess.run([sys.executable, "-c", _PRINTED_BY_PYTHON], capture_output=True)
     warned, thread, unraisable, library, end = _parsed(ran.stderr.decode())
     assert (warned["logger"], warned["level"]) == ("py.warnings", "warning")
@@ -256,7 +256,7 @@ def test_hooks_of_python_are_given_back(pipe: tuple[int, int]) -> None:
 
 
 def test_a_line_that_cannot_be_made_is_reported_as_json(pipe: tuple[int, int]) -> None:
-    """U6: the report of such a line was text."""
+    """The report of such a line was text."""
 
     class Hostile:
         def __str__(self) -> str:
@@ -358,7 +358,7 @@ sink.write("5" * 50)
 
 
 def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
-    """C4: two records shared one line, so no reader could parse the second."""
+    """Two records shared one line, so no reader could parse the second."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "4" * 50, "5" * 50, ""]
@@ -366,7 +366,7 @@ def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
-    """B5: the first call of `event` raised, and the second never returned."""
+    """The first call of `event` raised, and the second never returned."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     os.close(writer)
@@ -379,8 +379,8 @@ def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "all"])
-def test_lines_never_reach_a_connection_with_the_number_of_the_log(kind: str, own: bool) -> None:
-    """B5: if user code closes standard error, the next connection gets its descriptor number."""
+def test_log_lines_never_reach_a_socket_with_the_same_number(kind: str, own: bool) -> None:
+    """If user code closes standard error, the next connection gets its descriptor number."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     if own:
@@ -417,7 +417,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def test_log_survives_a_closed_standard_error() -> None:
-    """B5: the worker opens its own descriptor of the log before user code runs."""
+    """The worker opens its own descriptor of the log before user code runs."""
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(writer)
@@ -446,14 +446,14 @@ sink.write("4" * 50)
 
 
 def test_log_line_cut_in_another_process_loses_no_line(tmp_path: Path) -> None:
-    """C5: the next process wrote its record into the line of the cut one."""
+    """The next process wrote its record into the line of the cut one."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "3" * 50, "4" * 50, ""]
 
 
 def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
-    """C5: after a full disk, a restarted daemon appended to a cut record."""
+    """After a full disk, a restarted daemon appended to a cut record."""
     path = tmp_path / "log"
     path.write_text("cut")
     for _ in range(2):
@@ -465,7 +465,7 @@ def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
 
 
 def test_interrupted_log_line_is_sent_whole() -> None:
-    """C5: the rest of a long line would follow the line of another process."""
+    """The rest of a long line would follow the line of another process."""
     reader, writer = _endpoints("pipe")
     sink = Sink(writer)
     sink.write("1" * 6000)
@@ -490,7 +490,7 @@ def test_interrupted_log_line_is_sent_whole() -> None:
 
 
 def test_repeated_findings_are_logged_in_a_few_lines(pipe: tuple[int, int]) -> None:
-    """S6: 50,000 junk directives took a line each. Only a changed value is logged again."""
+    """50,000 junk directives took a line each. Only a changed value is logged again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     once = logs.Once("directive.ignored")

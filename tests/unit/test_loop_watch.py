@@ -40,7 +40,7 @@ def stack(*frames: str) -> str:
     ],
 )
 def test_the_innermost_frame_of_the_user_blocks(frames: list[str], found: Frame | None) -> None:
-    """S4: frames of the library and of streamqd are skipped. An installed application is named."""
+    """Frames of the library and of streamqd are skipped. An installed application is named."""
     assert blocking_frame(stack(*frames)) == found
 
 
@@ -70,7 +70,7 @@ def loop() -> Iterator[eventloop.EventLoop]:
 def test_loop_heartbeat_runs_only_during_open_runs(
     slot: WorkerSlot, loop: eventloop.EventLoop
 ) -> None:
-    """S4: the watch costs nothing per message, and an idle loop sets no timer."""
+    """The watch costs nothing per message, and an idle loop sets no timer."""
     loop.show(slot)
     assert slot.loop_thread != threading.get_native_id()
     slot.post_batch([b"m:1-0"])

@@ -48,7 +48,7 @@ NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
 
 @given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
 def test_duplicate_field_names_resolve_the_same_everywhere(pairs: list[tuple[bytes, bytes]]):
-    """S9: of two equal names, `payload` returned the first field and all other readers the last."""
+    """Of two equal names, `payload` returned the first field and all other readers the last."""
     flat = [part for pair in pairs for part in pair]
     found = message(*flat)
     assert found.payload == dict(pairs).get(b"payload", b"")
@@ -59,7 +59,7 @@ def test_duplicate_field_names_resolve_the_same_everywhere(pairs: list[tuple[byt
 
 @pytest.mark.parametrize("topic", [b"..", b".", b".x", b"a/b", b""])
 def test_invalid_origin_topic_is_ignored(topic: bytes):
-    """S1: handlers may use the origin in file names."""
+    """Handlers may use the origin in file names."""
     fields = (b"originalTopic", topic, b"originalId", b"1-1", b"originalPartition", b"0")
     assert message(b"payload", b"", *fields).origin == ("access", 3)
 

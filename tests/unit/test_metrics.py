@@ -159,7 +159,7 @@ def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> 
 
 
 def test_metrics_include_a_spark_query_position(view: MetricsView) -> None:
-    """P7: the lag and the time of its last position. An unknown value is absent."""
+    """The lag and the time of its last position. An unknown value is absent."""
     labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
     assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}

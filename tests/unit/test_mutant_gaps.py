@@ -114,7 +114,7 @@ def test_run_over_its_hard_limit_is_killed_at_the_second_tick() -> None:
 
 
 def test_new_run_is_not_killed_for_the_previous_one() -> None:
-    """T11: the second observation sees another run."""
+    """The second observation sees another run."""
     scenario = Scenario(hard_timeout=5.0)
     scenario.begin(0, age=6.0)
     scenario.look()
@@ -217,7 +217,7 @@ def test_drain_finishes_the_running_message_and_releases() -> None:
 def test_drain_waits_only_for_calls_that_may_still_succeed(
     code: str, refused: str, ends: int | None
 ) -> None:
-    """C4: the drain does not wait for a call that was refused because of a bad value."""
+    """The drain does not wait for a call that was refused because of a bad value."""
     scenario = Scenario()
     drain = DrainOf(scenario)
     assert drain.look() is None

@@ -92,7 +92,7 @@ def test_watchdog_is_fed_while_redis_is_down(watched: Watched) -> None:
     assert "Redis does not answer" in said
 
 
-def test_time_is_asked_for_during_start_and_drain_only(watched: Watched) -> None:
+def test_more_time_is_requested_only_in_start_and_drain(watched: Watched) -> None:
     word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
     assert word in watched.tick(seen=False)
     assert word not in watched.tick(seen=False)  # not in every tick

@@ -90,7 +90,7 @@ def test_entries_waiting_for_a_key_can_be_surrendered():
     assert ordering.surrender(Entry(6, None)) == []
 
 
-def test_several_are_given_out_and_end_together():
+def test_several_entries_are_taken_and_finish_together():
     ordering: Ordering[Entry] = ByKey()
     entries = [Entry(number, key) for number, key in enumerate((b"a", None, b"a", b"b", b"a"))]
     ordering.add(entries)

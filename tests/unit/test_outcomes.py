@@ -59,7 +59,7 @@ def raised(kind: Callable[..., BaseException]) -> BaseException:
 @pytest.mark.parametrize("kind", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
 def test_hostile_exception_still_has_an_outcome(kind: Any, detail: str):
-    """S4: attributes of an exception are user code, which killed a worker or a lane."""
+    """Attributes of an exception are user code, which killed a worker or a lane."""
     error = raised(kind)
     expected = DeadAsked if kind is DeadAndSilent else Failed
     assert type(handlers.outcome_of(error, detail)) is expected

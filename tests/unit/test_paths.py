@@ -1,4 +1,4 @@
-"""S1: a path joined with a foreign name never leaves its root folder."""
+"""A path joined with a foreign name never leaves its root folder."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @example(["link"])
 @example(["back", "x"])
 def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) -> None:
-    """S1: for any parts, the joined path is below the root, or it is refused."""
+    """For any parts, the joined path is below the root, or it is refused."""
     try:
         found = below(root, *parts)
     except Refused:
@@ -88,7 +88,7 @@ def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) 
 @example(["."])
 @example(["inner", "up"])
 def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]) -> None:
-    """S1: a removal keeps files outside of the root, the root itself and the targets of links."""
+    """A removal keeps files outside of the root, the root itself and the targets of links."""
     (root / "inner").mkdir(exist_ok=True)
     with contextlib.suppress(Refused):
         remove_below(root, *parts)
@@ -99,7 +99,7 @@ def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]
 @given(st.from_regex(NAME, fullmatch=True))
 @settings(max_examples=examples(200))
 def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
-    """S1: the rule for names and the rule for paths agree."""
+    """The rule for names and the rule for paths agree."""
     if name not in ("link", "back"):
         assert below(root, name).parent == root
         assert below(root, PurePosixPath(f"topic={name}"), name).parent.parent == root
@@ -107,7 +107,7 @@ def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
 def test_invalid_names_are_rejected(name: str) -> None:
-    """S1: no name starts with a dot."""
+    """No name starts with a dot."""
     assert not NAME.fullmatch(name)
 
 
@@ -118,7 +118,7 @@ def test_root_may_be_a_symlink(tmp_path: Path) -> None:
 
 
 def test_failed_removal_is_reported(tmp_path: Path) -> None:
-    """S1: each error of a removal is reported."""
+    """Each error of a removal is reported."""
     (tmp_path / "file").touch()
     with pytest.raises(Refused, match=r"file cannot be removed \(Not a directory\)"):
         remove_below(tmp_path, "file")
@@ -145,7 +145,7 @@ def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
     ["s3a://bucket/ck", "s3://b", "gs://b/c", "abfss://c@a.example/d", "hdfs:/a", "file://host/a"],
 )
 def test_local_folder_refuses_a_remote_uri(named: str) -> None:
-    """T2: such a URI created a local folder named `s3a:`, and the command exited with 0."""
+    """Such a URI created a local folder named `s3a:`, and the command exited with 0."""
     with pytest.raises(Malformed) as caught:
         local_folder(named)
     assert str(caught.value).startswith(

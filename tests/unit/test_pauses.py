@@ -8,7 +8,7 @@ from streamqd.supervisor.bounded_client import SPENT_SECONDS, NodeBackoff
 
 
 @pytest.mark.fault("F16")
-def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
+def test_pauses_grow_to_a_bound_and_stop_at_an_answer() -> None:
     pauses = NodeBackoff(0.1, 0.35, lambda: 0.5)
     assert not pauses
     ends = [round(pauses.begin("a", 10.0) - 10.0, 6) for _ in range(4)]

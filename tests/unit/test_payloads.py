@@ -207,7 +207,7 @@ def test_settings_that_do_not_suit_a_handler_are_named():
 
 
 def test_more_threads_than_128_are_refused_in_one_sentence():
-    """S2: the limit for coroutines is 4,096."""
+    """The limit for coroutines is 4,096."""
     many = Consumer(topic="t", group="g", handler="h:go", concurrency=129)
     (problem,) = misfits([many], {"h:go": []})
     assert problem == (

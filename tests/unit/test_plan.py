@@ -69,6 +69,6 @@ def test_worker_command_combines_with_any_other_action(beside: Action) -> None:
 
 
 @pytest.mark.parametrize("ending", [DismissStandby(UNIT), KillStandby(UNIT)])
-def test_a_standby_that_should_end_is_not_adopted(ending: Action) -> None:
+def test_standby_that_should_exit_is_not_adopted(ending: Action) -> None:
     assert merge([AdoptStandby(UNIT), ending]) == [ending]
     assert merge([AdoptStandby(OTHER), ending]) == [ending, AdoptStandby(OTHER)]

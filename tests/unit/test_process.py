@@ -171,7 +171,7 @@ def test_child_exits_with_its_parent(spawn: Start):
     wait_until(lambda: not alive(inner), what="the inner one is gone")
 
 
-def test_parent_death_differs_from_an_ordinary_signal(spawn: Start):
+def test_parent_exit_differs_from_an_ordinary_signal(spawn: Start):
     """The kernel reports the parent's death with SIGUSR1, which an operator may also send."""
 
     def run(control: socket.socket) -> int:
@@ -345,7 +345,7 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
 
 
 def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
-    """U6: faulthandler wrote to standard error, where each line must be a record.
+    """Faulthandler wrote to standard error, where each line must be a record.
 
     A burst of requests is harmless. It once overflowed the signal stack and killed the child.
     """

@@ -83,7 +83,7 @@ def test_an_option_is_read_in_every_spelling(given: dict[str, Any], found: objec
     assert list(options.checked(**given).values()) == [found]
 
 
-def test_every_option_is_checked_but_the_partitioner_which_checks_itself():
+def test_every_option_has_a_check_except_the_partitioner():
     told = {**get_type_hints(options.ProducerOptions), **get_type_hints(options.BufferOptions)}
     for name in told.keys() - {"partitioner"}:
         with pytest.raises(TypeError, match=name):

@@ -101,7 +101,7 @@ RATES = st.builds(
 
 
 @given(RATES, st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=20))
-def test_no_stretch_of_time_sees_more_than_the_rate_and_the_burst(
+def test_no_period_has_more_runs_than_rate_and_burst_allow(
     rate: Rate, steps: list[tuple[float, int]]
 ):
     clock = Clock(rate)
@@ -164,7 +164,7 @@ def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
 
 
 def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
-    """U11: each partition gets an equal share, or the whole rate if their count is unknown."""
+    """Each partition gets an equal share, or the whole rate if their count is unknown."""
     (shared,) = loaded(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
     assert [shared.rate_per_second(count) for count in (0, 1, 4, 8)] == [12.0, 12.0, 3.0, 1.5]
     (each,) = loaded(tmp_path, f'{WORK}rate = "12/s"').consumers
@@ -172,7 +172,7 @@ def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
 
 
 def test_a_rate_per_group_without_a_rate_is_a_mistake(tmp_path: Path):
-    """U11: `check` names a `rate_per` that limits nothing."""
+    """`check` names a `rate_per` that limits nothing."""
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f'{WORK}rate_per = "group"')
     assert raised.value.problems == [
@@ -183,7 +183,7 @@ def test_a_rate_per_group_without_a_rate_is_a_mistake(tmp_path: Path):
     ]
 
 
-def test_an_age_that_would_do_nothing_but_start_processes_is_refused(tmp_path: Path):
+def test_max_age_below_a_second_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f'{WORK}max_age = "200ms"')
     assert raised.value.problems == [

@@ -73,7 +73,7 @@ def test_member_is_dead_after_one_ttl_and_two_own_heartbeats():
 
 @pytest.mark.fault("F9")
 def test_server_pause_makes_no_member_dead_by_age():
-    """T10: the first instance back would find all other beats old and take everything."""
+    """The first instance back would find all other beats old and take everything."""
     watch = Watch()
     watch.heartbeat(0.0, {"you": 0.0})
     watch.heartbeat(HEARTBEAT, {"you": HEARTBEAT})
@@ -139,7 +139,7 @@ def test_only_members_observed_silent_are_forgotten():
 
 
 @pytest.mark.fault("F10")
-def test_member_death_is_found_despite_a_clock_set_back():
+def test_failed_member_is_detected_despite_a_clock_step_back():
     watch, back = Watch(), -3600.0
     watch.heartbeat(0.0, {"you": 0.0})
     looks = [
@@ -198,7 +198,7 @@ def test_unobserved_time_does_not_expire_a_lease():
     assert seldom.look(20 * HEARTBEAT, 3600.0)
 
 
-def test_own_instance_is_always_alive():
+def test_own_instance_is_always_live():
     silence = SilenceDetector("me", TTL, HEARTBEAT)
     for number in range(5):
         live = silence.live(number * HEARTBEAT, 10**9, [member("me", heartbeat_unix_ms=1)])
@@ -482,7 +482,7 @@ def test_moves_under_way_count_against_the_limit():
     assert brain.decide(3.0, live, UNITS, mine, 4, {}, room=0).shed == []
 
 
-def test_unit_no_longer_offered_goes_to_a_member_that_offers_it():
+def test_unit_moves_to_a_member_that_still_has_a_consumer():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     me, mine = MemberView(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
     assert brain.decide(9.0, [me], UNITS[:1], mine, 0, {}, room=8).shed == []
@@ -607,7 +607,7 @@ def test_drained_instance_hands_over_all_and_takes_nothing():
 
 
 def test_stopped_group_is_released_and_not_taken():
-    """U11: no instance owns a partition of a stopped group, and no other partition moves."""
+    """No instance owns a partition of a stopped group, and no other partition moves."""
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     topic, group = UNITS[0].topic, UNITS[0].group
@@ -623,7 +623,7 @@ def test_stopped_group_is_released_and_not_taken():
 
 
 def test_units_of_a_stopped_group_make_room_below_the_cap():
-    """U11: an instance over its cap keeps its other partitions if the stop makes enough room."""
+    """An instance over its cap keeps its other partitions if the stop makes enough room."""
     other = Unit("t2", 0, "g")
     units = [*UNITS[:2], other]
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=1.0)
@@ -634,7 +634,7 @@ def test_units_of_a_stopped_group_make_room_below_the_cap():
     assert decision.shed == sorted(UNITS[:2])
 
 
-def test_a_hurried_fleet_is_levelled_without_delay_and_hold_but_a_few_at_a_time():
+def test_hurry_skips_delay_and_hold_and_still_limits_moves():
     fleet = Fleet("a", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     fleet.join("b")

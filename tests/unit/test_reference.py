@@ -155,7 +155,7 @@ def test_schema_contains_exactly_the_settings() -> None:
     assert set(bounds) == set(settings_of(config.Retention))
 
 
-def test_the_schema_bounds_and_defaults_are_those_of_the_settings() -> None:
+def test_schema_has_the_bounds_and_defaults_of_the_settings() -> None:
     daemon = config.json_schema()["properties"]["daemon"]["properties"]
     assert daemon["weight"]["default"] == 1
     assert (daemon["weight"]["minimum"], daemon["weight"]["maximum"]) == (1, 1000)

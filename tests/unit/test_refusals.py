@@ -31,7 +31,7 @@ LASTING = [
 ]
 
 
-def test_no_word_is_of_two_kinds() -> None:
+def test_each_error_code_has_one_kind() -> None:
     words = [word for kind in RefusalKind for word in kind.value if kind is not RefusalKind.OTHER]
     assert sorted(words) == sorted({*words}) == sorted(TRANSIENT + LASTING)
 

@@ -59,7 +59,7 @@ def test_the_age_of_a_reload_by_a_signal_is_that_of_the_signal() -> None:
     assert found.waits_for == "the start of the new worker of orders/0/bill"
 
 
-def test_a_later_directive_does_not_make_a_running_reload_younger() -> None:
+def test_later_directive_keeps_the_age_of_a_running_reload() -> None:
     raw = HUNG | {"directive_unix_ms": ASKED - 60_000}
     found = reloads.pending(fleet(asked="a", a={"reloading": raw}), "a", RUNS)
 
@@ -67,7 +67,7 @@ def test_a_later_directive_does_not_make_a_running_reload_younger() -> None:
     assert (found.asked_unix_ms, found.by) == (ASKED - 60_000, "")
 
 
-def test_an_instance_waits_for_its_turn() -> None:
+def test_instance_waits_for_its_turn_to_reload() -> None:
     state = fleet(asked="*", a={"reloading": HUNG}, b={})
 
     found = reloads.pending(state, "b", {})
@@ -88,7 +88,7 @@ def test_a_finished_reload_is_not_pending() -> None:
 @pytest.mark.parametrize(
     "raw", [1, "x", [], {}, {"assignment": ["orders", "0", 1], "workers": "many", "step": 9}]
 )
-def test_a_reload_that_cannot_be_read_says_less(raw: object) -> None:
+def test_invalid_reload_record_is_shown_with_fewer_details(raw: object) -> None:
     found = reloads.pending(fleet(a={"reloading": raw}), "a", {})
 
     assert found is None or found.waits_for == "the check of the new configuration and code"

@@ -54,7 +54,7 @@ def test_first_exit_of_any_kind_restarts_immediately(cause: ExitCause, lived: fl
 
 
 @pytest.mark.fault("F3")
-def test_boot_crashes_wait_longer_each_time_and_then_open_the_breaker() -> None:
+def test_boot_crashes_wait_longer_and_then_open_the_breaker() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
     assert [after(exits[:count]) for count in range(1, 6)] == [
         NOW,
@@ -119,7 +119,7 @@ def test_poison_message_restarts_without_a_wait(max_crashes: int) -> None:
         assert after(exits[:count], max_crashes=max_crashes) == NOW
 
 
-def test_a_poison_message_after_a_boot_crash_never_opens_the_breaker() -> None:
+def test_poison_message_after_a_boot_crash_opens_no_breaker() -> None:
     exits = [boot(1.0), boot(2.0), boot(3.0), boot(4.0), *map(handling, (5.0, 6.0, 7.0))]
     assert isinstance(after(exits), Restart)
 
@@ -132,7 +132,7 @@ def test_poison_messages_among_good_ones_restart_immediately() -> None:
         assert after(exits) == NOW
 
 
-def test_a_handler_that_crashes_on_every_message_opens_the_breaker() -> None:
+def test_handler_that_crashes_on_each_message_opens_the_breaker() -> None:
     exits = [handling(float(at)) for at in range(1, 21)]
     assert after(exits[:4]) == NOW
     assert after(exits[:5]) == Restart(0.5)
@@ -141,7 +141,7 @@ def test_a_handler_that_crashes_on_every_message_opens_the_breaker() -> None:
     assert after(exits) == GiveUp(80.0)
 
 
-def test_without_a_limit_of_crashes_a_poison_message_opens_the_breaker_too() -> None:
+def test_poison_message_without_crash_limit_opens_the_breaker() -> None:
     exits = [handling(float(at)) for at in range(1, 21)]
     assert isinstance(after(exits[:19], max_crashes=0), Restart)
     assert after(exits, max_crashes=0) == GiveUp(80.0)

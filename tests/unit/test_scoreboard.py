@@ -172,7 +172,7 @@ def test_an_empty_batch_is_empty(slot: WorkerSlot):
     assert slot.unfinished == 0
 
 
-def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: WorkerSlot):
+def test_too_many_entries_are_refused_before_a_write(slot: WorkerSlot):
     slot.post_batch(PLACES)
     with pytest.raises(ValueError, match=f"{ENTRIES_MAX + 1} entries"):
         slot.post_batch([b"m:1-1"] * (ENTRIES_MAX + 1))
@@ -230,7 +230,7 @@ def test_slot_table_entries_are_added_and_removed_singly(slot: WorkerSlot):
 
 @pytest.mark.parametrize("lanes", [2, 128, 600, LANES_MAX])
 def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
-    """S2: the slot of a worker with few lanes takes little memory."""
+    """The slot of a worker with few lanes takes little memory."""
     slot.open_table(lanes)
     last = entries_of(lanes) - 1
     assert slot.in_flight == last + 1
@@ -247,7 +247,7 @@ def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
 
 
 def test_slot_memory_follows_its_lanes():
-    """S2: a slot for 4,096 coroutines is large, and a board may have 4,096 slots."""
+    """A slot for 4,096 coroutines is large, and a board may have 4,096 slots."""
     descriptor = os.memfd_create("board")
     try:
         board = scoreboard.Scoreboard(4, descriptor)
@@ -362,7 +362,7 @@ def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
 
 
 def test_child_that_leaves_its_slot_writes_to_private_memory():
-    """S5: writes of a forked child never reach the process that owns the slot."""
+    """Writes of a forked child never reach the process that owns the slot."""
     board = Scoreboard(slots=4)
     slot, other = board.allot(Unit("a", 0, "g")), board.allot(Unit("a", 1, "g"))
     slot.words[WORD_COMMAND], slot.states[5] = 2, RUNNING

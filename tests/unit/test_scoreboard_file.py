@@ -27,8 +27,8 @@ def test_scoreboard_file_header_round_trips():
 
 
 @pytest.mark.parametrize("told", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
-def test_a_header_whose_check_sum_is_right_and_whose_text_is_not_is_refused(told: bytes):
-    """C5: the start failed with the decoder's own error."""
+def test_header_with_valid_checksum_and_invalid_json_is_refused(told: bytes):
+    """The start failed with the decoder's own error."""
     magic = scoreboard_file.packed({})[:20]
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
     with pytest.raises(scoreboard_file.ScoreboardFileRefused, match="not a scoreboard"):
@@ -96,7 +96,7 @@ def test_unreadable_board_is_renamed_after_any_exception(
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception],
 ):
-    """B1: after any error in reading, the file is renamed, logged once, and the start continues."""
+    """After any error in reading, the file is renamed, logged once, and the start continues."""
     start(lock)
 
     def fail(_raw: bytes) -> dict[str, object]:
@@ -117,7 +117,7 @@ def test_unreadable_board_is_renamed_after_any_exception(
 def test_unreadable_slot_costs_only_its_own_unit(
     memory: Path, lock: InstanceLock, told: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """B1: an unexpected error about one slot leaves the other units resumable."""
+    """An unexpected error about one slot leaves the other units resumable."""
     start(lock)
     read = WorkerSlot.checked_batch
 
@@ -146,7 +146,7 @@ def _pipe(path: Path) -> None:
 def test_scoreboard_that_is_not_a_file_is_moved_aside(
     memory: Path, lock: InstanceLock, told: list[str], obstacle: Callable[[Path], None]
 ):
-    """B1: a directory in place of the file prevented every start of the daemon."""
+    """A directory in place of the file prevented every start of the daemon."""
     start(lock)
     obstacle(board_in(memory))
     assert start(lock).resumable == {}
@@ -154,10 +154,10 @@ def test_scoreboard_that_is_not_a_file_is_moved_aside(
     assert board_in(memory).is_file()
 
 
-def test_board_that_cannot_be_renamed_does_not_end_the_start(
+def test_board_that_cannot_be_renamed_does_not_stop_the_start(
     memory: Path, lock: InstanceLock, told: list[str]
 ):
-    """B1: with directories in both places, the daemon starts without a file."""
+    """With directories in both places, the daemon starts without a file."""
     start(lock)
     path = board_in(memory)
     _folder(path)
@@ -171,10 +171,10 @@ def test_board_that_cannot_be_renamed_does_not_end_the_start(
         (aside / "kept").rmdir()
 
 
-def test_random_bytes_in_a_board_never_end_a_start(
+def test_random_bytes_in_a_board_never_stop_a_start(
     memory: Path, lock: InstanceLock, told: list[str]
 ):
-    """B1: 300 boards with random bytes in random places are used in part or renamed."""
+    """300 boards with random bytes in random places are used in part or renamed."""
     start(lock)
     drawn = random.Random(20)
     sizes = [1, 8, 64, 4096]

@@ -241,7 +241,7 @@ TIED: dict[str, int | str] = {
 
 
 def test_every_unpacked_list_is_short_enough_for_lua() -> None:
-    """B1, B2: no caller can pass more values to a script than one `unpack` takes."""
+    """No caller can pass more values to a script than one `unpack` takes."""
     assert unpacked() == UNPACKED.keys(), "a list without its limit"
     limits = {
         what: bound(limit) if isinstance(limit, str) else limit for what, limit in UNPACKED.items()
@@ -252,7 +252,7 @@ def test_every_unpacked_list_is_short_enough_for_lua() -> None:
 
 
 def test_every_number_of_a_script_is_tied_to_python() -> None:
-    """B1, B2: a limit in a script equals the limit in the Python code of its call."""
+    """A limit in a script equals the limit in the Python code of its call."""
     found = constants()
     assert found.keys() == TIED.keys(), "a number that nothing ties"
     tied = {name: value for name, value in TIED.items() if isinstance(value, int)}
@@ -304,7 +304,7 @@ FEEDERS: dict[str, list[int]] = {
 
 
 def test_every_call_limit_accepts_the_largest_part() -> None:
-    """B1, B2: no caller makes parts that are larger than a call accepts."""
+    """No caller makes parts that are larger than a call accepts."""
     assert checked_limits() == FEEDERS.keys(), "a limit without its callers"
     for name, sizes in FEEDERS.items():
         module, _, limit = name.partition(".")
@@ -313,13 +313,13 @@ def test_every_call_limit_accepts_the_largest_part() -> None:
 
 
 def test_pages_of_admin_commands_are_short() -> None:
-    """S2: a call that reads bodies requests at most 64 rows, a call that counts letters 500."""
+    """A call that reads bodies requests at most 64 rows, a call that counts letters 500."""
     assert max(due.PAGE, due.BATCH, trace.PAGE, reading.PAGE_MAX) <= 64
     assert statistics.DEAD_LETTERS_AT_ONCE <= 500
 
 
 def test_two_reads_fit_into_a_worker_s_table() -> None:
-    """B1: a read brings up to `prefetch_max` of each stream while as many run."""
+    """A read brings up to `prefetch_max` of each stream while as many run."""
     lanes = largest("concurrency")
     assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
     # One read, the unsettled entries of the previous read, and held messages that are due.
@@ -327,7 +327,7 @@ def test_two_reads_fit_into_a_worker_s_table() -> None:
 
 
 def test_limits_that_belong_together_agree() -> None:
-    """B1, B2: each side accepts as much as the other side can hold."""
+    """Each side accepts as much as the other side can hold."""
     slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
     slot.open_table(largest("concurrency"))
     assert slot.in_flight == ENTRIES_MAX, "the table of a worker"
@@ -347,7 +347,7 @@ def test_limits_that_belong_together_agree() -> None:
 
 
 def test_assignment_of_all_suspects_fits_into_one_datagram() -> None:
-    """S2: a standby gets the suspects over its socket, and waits for them before it starts."""
+    """A standby gets the suspects over its socket, and waits for them before it starts."""
     chance = random.Random(1)
     places = [
         b"%c:%d-%d" % (chance.choice(b"mr"), chance.getrandbits(64), chance.getrandbits(64))

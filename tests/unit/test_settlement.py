@@ -179,7 +179,7 @@ def test_error_outside_dead_on_is_retried() -> None:
     assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
 
 
-def test_an_asked_retry_is_not_judged_by_class() -> None:
+def test_explicit_retry_ignores_the_error_class() -> None:
     policy = dataclasses.replace(POLICY, retry_on=("KeyError",), dead_on=("OSError",))
     assert verdict(RetryAsked(2.0, FAILED), policy=policy) == RetryVerdict(2.0)
 

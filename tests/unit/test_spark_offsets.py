@@ -174,7 +174,7 @@ def test_after_a_loss_remaining_entries_are_read_once(
     assert onward.id >= start.id
 
 
-def test_trimming_up_to_the_reader_is_no_loss() -> None:
+def test_trim_up_to_the_reader_is_not_a_loss() -> None:
     """The last read entry is gone, so ids alone cannot distinguish this from a loss."""
     stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
     assert offsets.lost(Position((5, 0), 2), stream.facts()) is None
@@ -195,7 +195,7 @@ def test_restarted_stream_is_detected() -> None:
 def test_recreated_stream_is_detected(
     old: list[offsets.Id], new: list[offsets.Id], data: st.DataObject
 ) -> None:
-    """P2: for any position in the old stream and any number of entries in the new one.
+    """For any position in the old stream and any number of entries in the new one.
 
     The exceptions: the new stream has lost exactly as many entries as were read, or both
     streams contain the position.
@@ -220,14 +220,14 @@ def test_recreated_stream_is_detected(
 
 @given(STREAMS, st.data())
 def test_trimmed_stream_is_not_a_replacement(ids: list[offsets.Id], data: st.DataObject) -> None:
-    """P2: trimming raises no false alarm, for any position of the reader."""
+    """Trimming raises no false alarm, for any position of the reader."""
     count = len(set(ids))
     stream = Stream(ids, data.draw(st.integers(0, count)))
     assert not offsets.replaced(stream.position(data.draw(st.integers(0, count))), stream.facts())
 
 
 def test_known_number_of_lost_entries_is_reported() -> None:
-    """P2: the number of lost entries is reported where it is known."""
+    """The number of lost entries is reported where it is known."""
     new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
     assert offsets.lost(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
     assert offsets.lost(Position((50, 0), 20), new, 20) == Loss("replaced", None)
@@ -236,7 +236,7 @@ def test_known_number_of_lost_entries_is_reported() -> None:
 
 @pytest.mark.parametrize("added", [3, 5, 7])
 def test_counts_that_stand_still_skip_nothing(added: int) -> None:
-    """P2: before Redis 7.0, an XDEL or XADD MAXLEN of other clients can lower the count."""
+    """Before Redis 7.0, an XDEL or XADD MAXLEN of other clients can lower the count."""
     read = Position((9, 0), 5)
     facts = StreamFacts(min(added, 5), added, first=(8, 0), last=(12, 0))
     assert 1 <= offsets.backlog(read, facts) <= facts.length
@@ -246,7 +246,7 @@ def test_counts_that_stand_still_skip_nothing(added: int) -> None:
 
 
 def test_stream_with_smaller_ids_is_a_replacement() -> None:
-    """P2: for any number of entries. A position without a count may be in the future."""
+    """For any number of entries. A position without a count may be in the future."""
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
     assert offsets.lost(Position((100, 0), 100), new) == Loss("replaced", None)
     assert offsets.onward(Position((100, 0), 100), new) == new.earliest
@@ -448,7 +448,7 @@ def test_emptied_stream_is_not_a_replacement() -> None:
 
 
 def test_lag_counts_entries_after_the_batch() -> None:
-    """P7: all entries of a new partition are waiting. A partition without a count is left out."""
+    """All entries of a new partition are waiting. A partition without a count is left out."""
     places = [("access", number) for number in range(4)]
     end = {
         places[0]: Position((5, 0), 5),

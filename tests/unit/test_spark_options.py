@@ -259,7 +259,7 @@ def test_times_go_before_offsets() -> None:
     ],
 )
 def test_text_times_without_a_zone_are_utc(text: str, unix_ms: int) -> None:
-    """P5: times without a zone are UTC."""
+    """Times without a zone are UTC."""
     assert read(startingTimestamp=text).starting_default == Bound("time", unix_ms)
     each = read(endingOffsetsByTimestamp=f'{{"access": {{"0": "{text}"}}}}')
     assert each.ending == {("access", 0): Bound("time", unix_ms)}
@@ -307,7 +307,7 @@ def test_wrong_write_option_is_reported(options: dict[str, object], sentence: st
 def test_option_that_a_read_ignores_is_refused(
     stream: bool, given: dict[str, str], sentence: str
 ) -> None:
-    """T12: a batch read took a limit of streams, and had no limit."""
+    """A batch read took a limit of streams, and had no limit."""
     with pytest.raises(OptionsError, match=sentence):
         options.refuse_ignored(given, stream=stream)
     options.refuse_ignored(given, stream=not stream)

@@ -161,7 +161,7 @@ PIECES = st.sampled_from(
     lambda found: json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
 ))  # fmt: skip
 def test_the_fast_reader_proves_nothing_wrong(payload: bytes) -> None:
-    """T5: each object of the fast reader equals that of the exact reader."""
+    """Each object of the fast reader equals that of the exact reader."""
     for each in (payload, b'{"a": ' + payload + b"}", *HARD):
         found = strict.proven(each)
         if found is not None:
@@ -264,7 +264,7 @@ def test_rescued_fields_are_as_they_were() -> None:
     assert rescued(payload, {"a", "b", "ü", "d"}) is None
 
 
-def test_a_payload_that_is_nested_too_deeply_to_be_divided_is_rescued_whole() -> None:
+def test_payload_nested_too_deeply_to_divide_is_rescued_whole() -> None:
     """Spark judges such rows. If one of them fit, the task failed in every run."""
     payload = b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
     assert rescued(payload, {"b"}) == payload.decode()
@@ -277,7 +277,7 @@ def test_a_struct_without_fields_is_refused() -> None:
         stored(kind)
 
 
-def test_a_text_that_spark_must_not_read_as_a_number_stays_undecided() -> None:
+def test_text_that_is_a_number_only_for_spark_stays_undecided() -> None:
     """Its reason was that of other wrong texts, with the reasons of other columns behind it."""
     texts = ["free", "see1234", "x" * 1001]
     assert convert(pa.decimal128(10, 2), texts)[1:] == ({0}, {1, 2})
@@ -343,7 +343,7 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
 
 
 def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
-    """T13: without them, every query of a column reads all files."""
+    """Without them, every query of a column reads all files."""
     moment = dt.datetime(2025, 11, 20, 10, 0, 0, 1_001, dt.UTC)
     values: dict[str, list[Any]] = {
         "entry_partition": [1, 0],
@@ -439,7 +439,7 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
 
 
 def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> None:
-    """T4: a new quarantine was created, and the rows of the first were in neither table."""
+    """A new quarantine was created, and the rows of the first were in neither table."""
     table, quarantine = made(archive)
     opened(archive, "orders")
     shutil.rmtree(quarantine.folder.path)

@@ -82,7 +82,7 @@ def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
 
 
 def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
-    """P7: a topic of 5 entries got advice on its partitions."""
+    """A topic of 5 entries got advice on its partitions."""
     hot = [{"key": "k", "crc32": 1, "entries": 5, "keys": 1}]
     assert wrong(living(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
 
@@ -135,7 +135,7 @@ def test_condition_names_its_place_and_reason() -> None:
     assert wrong(living(stopped), topic()) == ["warning: orders/billing: stopped"]
 
 
-def test_without_an_instance_the_fleet_is_named_and_not_each_group() -> None:
+def test_problem_names_the_fleet_if_no_instance_is_live() -> None:
     free = replace(GROUP, condition="free", lag=5)
     assert wrong(replace(FLEET, groups=[free]), topic()) == [
         "problem: fleet main: no instance is alive"
@@ -401,7 +401,7 @@ WIDTHS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("buckets", [2, 3, 17, 60])
 def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
-    """T3: buckets under a minute had labels of whole minutes that overlapped."""
+    """Buckets under a minute had labels of whole minutes that overlapped."""
     first = NOW - NOW % (1000 * width)
     last = first + 1000 * width * buckets
     found = [*time_labels(first, last, 5.0)]
@@ -446,7 +446,7 @@ def test_width_of_a_bar_is_in_words(milliseconds: int, words: str) -> None:
     ("most", "step"), [(0, 1), (1, 1), (4, 1), (5, 2), (50, 20), (99, 50), (1_234_567, 500_000)]
 )
 def test_counts_have_round_whole_steps(most: int, step: int) -> None:
-    """T3: counts had labels such as .40000, and steps of 20 and 30 in one axis."""
+    """Counts had labels such as .40000, and steps of 20 and 30 in one axis."""
     assert count_step(most) == step
 
 
@@ -458,7 +458,7 @@ def test_a_chart_has_separators_years_and_a_tooltip() -> None:
 
 
 def test_empty_window_is_reported() -> None:
-    """T14: the page listed "Nothing." under its findings for an empty window."""
+    """The page listed "Nothing." under its findings for an empty window."""
     made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
     words = " ".join(Reader(page(made)).words.split())
     wanted = "There are no entries and no dead letters from 2025-11-20 00:53:20 to now (UTC)."
@@ -466,7 +466,7 @@ def test_empty_window_is_reported() -> None:
 
 
 def test_a_finding_of_payloads_names_the_quarantine() -> None:
-    """T9: the finding suggested `tail`, and omitted that the quarantine counts other rows."""
+    """The finding suggested `tail`, and omitted that the quarantine counts other rows."""
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))

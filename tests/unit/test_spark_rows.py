@@ -60,7 +60,7 @@ def test_empty_entry_becomes_null_columns() -> None:
     assert found == [{"key": None, "value": b"", "headers": None, "fields": None}]
 
 
-def test_columns_come_in_the_order_asked_for() -> None:
+def test_columns_have_the_requested_order() -> None:
     found = table([entry("5-6", payload=b"v")], "id", "value")
     assert [*found[0].items()] == [("id", "5-6"), ("value", b"v")]
 

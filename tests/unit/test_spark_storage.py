@@ -492,7 +492,7 @@ def everything(archive: Archive) -> set[Path]:
 )
 @example("..")
 def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) -> None:
-    """S1: no name of a topic can change the archive of another topic."""
+    """No name of a topic can change the archive of another topic."""
     if not archive.topics():
         add(opened(archive), 0, 3)
     before = everything(archive)
@@ -507,7 +507,7 @@ def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) 
 
 
 def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
-    """S1: through a link below the root, rows would be written to another folder."""
+    """Through a link below the root, rows would be written to another folder."""
     (tmp_path / "elsewhere").mkdir()
     (archive.root.path / "tables").mkdir()
     (archive.root.path / "tables" / "access").symlink_to(tmp_path / "elsewhere")
@@ -560,7 +560,7 @@ def test_started_reader_finishes_within_the_grace(archive: Archive) -> None:
 
 
 def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> None:
-    """S1: targets of links and files of other programs in the folder stay."""
+    """Targets of links and files of other programs in the folder stay."""
     made = opened(archive)
     [file] = add(made, 0, 1)
     orphan = made.folder.path / written(made, 1, 2)[0].path

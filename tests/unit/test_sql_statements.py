@@ -161,6 +161,6 @@ def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_sql_table_with_explicit_columns_is_refused(statement: str, refused: bool) -> None:
-    """T12: Spark accepted the table, and the first SELECT failed."""
+    """Spark accepted the table, and the first SELECT failed."""
     with pytest.raises(Refused, match="without columns") if refused else nullcontext():
         check(statement)

@@ -1,4 +1,4 @@
-"""S6: every parser of what Redis holds returns a value within bounds, or raises BadValue."""
+"""Every parser of what Redis holds returns a value within bounds, or raises BadValue."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fine(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) ->
 def test_fence_parser_reports_bad_values(
     token: Any, epoch: Any, owner: Any, since: Any, quarantine: Any, ttl_ms: int
 ) -> None:
-    """C1, S6: an invalid epoch or time is reported with its key and field."""
+    """An invalid epoch or time is reported with its key and field."""
     fence = (token, epoch, owner, since, quarantine)
     key = "the fence of a"
     view = read(lambda: leases.LeaseView.parse(fence, ttl_ms, key), key, "epoch", "since")
@@ -100,7 +100,7 @@ INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leavin
 @quick
 @given(st.dictionaries(st.sampled_from(INFO), nested, max_size=4), odd)
 def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> None:
-    """S6: values such as `"owned": 10**400`."""
+    """Values such as `"owned": 10**400`."""
     told = json.dumps(info).encode()
     (heartbeat,) = members.heartbeats([b"one", score], [b"one", told])
     fine(heartbeat.heartbeat_unix_ms)
@@ -117,7 +117,7 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
 
 
 def test_a_number_beyond_everything_in_a_member_is_named() -> None:
-    """S6: the error names the key and the field."""
+    """The error names the key and the field."""
     (heartbeat,) = members.heartbeats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
     with pytest.raises(BadValue, match=r"one\.owned of the info"):
         members.described(heartbeat, "the info")
@@ -127,7 +127,7 @@ def test_a_number_beyond_everything_in_a_member_is_named() -> None:
 @quick
 @given(odd, odd, odd)
 def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
-    """S6: names, scores and records of any bytes."""
+    """Names, scores and records of any bytes."""
     for heartbeat in members.heartbeats([name, score], [name, info]):
         assert members.seen_of(heartbeat).member.id.isprintable() or name
         assert isinstance(heartbeat.info, dict)
@@ -139,7 +139,7 @@ def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, in
 @quick
 @given(st.dictionaries(st.sampled_from(("version", "at_unix_ms", "by", "why", "to")), nested))
 def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> None:
-    """S6: a directive is parsed or listed as unreadable."""
+    """A directive is parsed or listed as unreadable."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
     known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
     fine(known.reload_of("x"))
@@ -150,7 +150,7 @@ def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> N
 def test_topic_parsers_report_bad_values(
     count: Any, created: Any, stored: Any, token: Any, barriers: Any
 ) -> None:
-    """S6: counts, times and settings of a topic, and of its growth."""
+    """Counts, times and settings of a topic, and of its growth."""
     keys = Keys()
     key, registered = keys.meta("orders"), Answers([count, created, stored])
     growing = Answers([count, count, created, token, barriers])
@@ -166,7 +166,7 @@ def test_topic_parsers_report_bad_values(
 @quick
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
 def test_registry_parser_separates_invalid_names(raw: list[bytes]) -> None:
-    """S6: an invalid name is listed separately, and hides no valid name."""
+    """An invalid name is listed separately, and hides no valid name."""
     names, bad = topics.registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)
     assert raw.count(b"orders") == names.count("orders")
@@ -177,7 +177,7 @@ def test_registry_parser_separates_invalid_names(raw: list[bytes]) -> None:
 @quick
 @given(odd, odd, odd)
 def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) -> None:
-    """S6: the record of trimming and names of foreign groups."""
+    """The record of trimming and names of foreign groups."""
     rest = [3, b"5", b"1-0", b"2-0", 0, 0, kept, b"17", [[name, 3, b""]], 1]
     figures = statistics.partition_figures(Reply("OK", rest), "the record")
     assert figures.length == 3
@@ -201,7 +201,7 @@ def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) 
 def test_counter_parser_reports_bad_values(
     crashes: int, failures: int, wait_ms: int, context: bytes
 ) -> None:
-    """S6: counters of an entry that cannot be read count as none, and are named."""
+    """Counters of an entry that cannot be read count as none, and are named."""
     row = [b"1-0", [], crashes, failures, context, wait_ms]
     page = messages.Recovered.parse(
         Reply("OK", [0, b"", b"", [row], [row], 0, 0, b""]), "the counters"
@@ -221,7 +221,7 @@ def test_counter_parser_reports_bad_values(
 def test_plan_and_delay_parsers_report_bad_values(
     raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]
 ) -> None:
-    """S6: plans of the sink, and waiting retries."""
+    """Plans of the sink, and waiting retries."""
     plan = read(lambda: spark.read_plan(raw, "the record"), "the record") or {}
     for of_attempt in plan.values():
         for name, partitions in of_attempt.items():

@@ -9,7 +9,7 @@ from streamqd.supervisor.control import LOGGED_MAX, Control
 
 
 def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> None:
-    """S6: the log stays bounded while valid directives are obeyed."""
+    """The log stays bounded while valid directives are obeyed."""
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(
         logs, "event", lambda name, **fields: lines.append((name, fields["directive"]))

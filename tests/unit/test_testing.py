@@ -87,7 +87,7 @@ async def obey_later(msg: Message) -> object:
         ("release", "release", "", (1, 1)),
     ],
 )
-def test_the_end_of_a_run_is_a_verdict(
+def test_each_result_of_a_run_gives_its_verdict(
     function: Any, word: str, verdict: str, reason: str, delay: Any
 ) -> None:
     backoff = {"base": 10, "jitter": "none"}
@@ -361,7 +361,7 @@ def leave(msg: Message) -> None:
     ],
 )
 def test_handler_that_exits_its_process_has_crashed(payload: str, what: str) -> None:
-    """U5: the handler terminated pytest."""
+    """The handler terminated pytest."""
     found = run(leave, payload)
     assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
     assert len(seen) == 1
@@ -382,13 +382,13 @@ def leave_batch(batch: list[Message]) -> None:
 
 
 def test_every_handler_kind_may_exit_its_process() -> None:
-    """U5: coroutines and batch handlers too."""
+    """Coroutines and batch handlers too."""
     assert run(leave_later, "").verdict == "crash"
     assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
 
 
 def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
-    """U5: handled signals, children of the handler and the test process are not affected."""
+    """Handled signals, children of the handler and the test process are not affected."""
 
     def forks(msg: Message) -> None:
         os.kill(os.getpid(), 0)
@@ -410,7 +410,7 @@ def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
 
 
 def test_handler_that_exits_before_the_crash_step_has_crashed() -> None:
-    """U5: the child exits before the step of the requested crash."""
+    """The child exits before the step of the requested crash."""
     assert run(leave, "exit 0", crash_at="end").verdict == "crash"
     assert seen == []
 

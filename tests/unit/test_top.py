@@ -120,7 +120,7 @@ def test_top_names_a_hung_handler() -> None:
 
 
 def test_open_circuit_is_shown_once_per_group() -> None:
-    """U12: an open breaker takes one line per group instead of one per partition."""
+    """An open breaker takes one line per group instead of one per partition."""
     units = [unit(n, state="halted") for n in range(7)] + [unit(8, state="probing"), unit(9)]
     lines = text(frame(view(units), Shown(), 100, 40)).splitlines()
 
@@ -134,7 +134,7 @@ def test_open_circuit_is_shown_once_per_group() -> None:
 
 
 def test_top_shows_the_dead_letters_of_each_group() -> None:
-    """U8: the total of the partition is not repeated for each of its groups."""
+    """The total of the partition is not repeated for each of its groups."""
     mine = unit(0, partition_dead_letters=7, dead_letters=2)
     other = unit(0, group="agents", partition_dead_letters=7, dead_letters=5)
     old = unit(1, partition_dead_letters=3)
@@ -150,7 +150,7 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 
 
 def test_sums_count_partitions_without_an_owner() -> None:
-    """U8: a unit without an owner does not hide the dead letters of its partition."""
+    """A unit without an owner does not hide the dead letters of its partition."""
     told = unit(0, partition_dead_letters=7, arriving=2.0)
     stray = free(0, group="zoo")
     other = unit(0, group="agents", partition_dead_letters=7, arriving=2.0)
@@ -159,7 +159,7 @@ def test_sums_count_partitions_without_an_owner() -> None:
 
 
 def test_top_shows_a_running_message_as_the_state() -> None:
-    """U8: a unit that is stuck in one message is not `ready`."""
+    """A unit that is stuck in one message is not `ready`."""
     shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), Shown(), 80, 24))
     assert " run 4.2s " in shown
     stopped = replace(free(5), stopped=True)
@@ -309,7 +309,7 @@ def test_numbers_sort_from_the_greatest_names_from_a() -> None:
     assert [u.partition for u in visible(seen, Shown(order="owner"))] == [1, 0, 2]
 
 
-def test_a_filter_looks_at_partition_owner_and_state() -> None:
+def test_filter_matches_partition_owner_and_state() -> None:
     seen = view([unit(0, "west-1"), unit(1, "east-1"), unit(2, "west-1", state="broken")])
 
     assert [u.partition for u in visible(seen, Shown(filter="EAST"))] == [1]
@@ -410,7 +410,7 @@ def test_styles_carry_no_information_without_words() -> None:
 
 
 def test_unreadable_values_are_listed_above_the_table() -> None:
-    """S7: one value by name, then the number of others. Other problems keep their room."""
+    """One value by name, then the number of others. Other problems keep their room."""
     rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "an integer") for n in range(5)]
     shown = text(frame(view(unreadable=rows), Shown(), 200, None))
     assert "! epoch of key-0 cannot be read: it is 'abc' and not an integer" in shown

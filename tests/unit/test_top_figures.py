@@ -66,7 +66,7 @@ def test_a_trend_is_the_slope_and_forgets() -> None:
     assert trend.of("a") is None
 
 
-def test_burst_is_no_growth() -> None:
+def test_burst_is_not_growth() -> None:
     drift = Drift(7)
     for second, lag in enumerate((0, 0, 1500)):
         drift.observe({"a": lag}, second * SECOND)
@@ -113,8 +113,8 @@ def test_latency_is_of_the_last_minute() -> None:
     assert found.p99 == round(BUCKETS[5], 6)
 
 
-def test_figures_of_many_runs_end_a_minute_after_the_last() -> None:
-    """U10: the figures of 10,000 runs stayed for 14 minutes."""
+def test_figures_of_many_runs_expire_a_minute_after_the_last() -> None:
+    """The figures of 10,000 runs stayed for 14 minutes."""
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 10_001), 1.0, SECOND)

@@ -163,7 +163,7 @@ def test_unrelated_strike_explains_nothing(story: Story, strike: tuple[str, int,
 @pytest.mark.parametrize(
     ("deaf_at", "deaf_pid", "explained"), [(3.5, 100, True), (9.0, 100, False), (3.5, 200, False)]
 )
-def test_a_connection_that_is_half_open_when_redis_returns_costs_the_lease(
+def test_half_open_connection_after_an_outage_costs_the_lease(
     story: Story, deaf_at: float, deaf_pid: int, *, explained: bool
 ):
     story.send(1)

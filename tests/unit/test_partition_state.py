@@ -34,41 +34,41 @@ class StateDriver:
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
-        self.holding = PartitionState(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
-        self.slot = self.holding.slot
+        self.partition = PartitionState(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
+        self.slot = self.partition.slot
 
-    def wish(self) -> Call | None:
-        return self.holding.intent(Keys(), 15.0, "west-1")
+    def next_call(self) -> Call | None:
+        return self.partition.intent(Keys(), 15.0, "west-1")
 
     def script(self) -> str:
-        call = self.wish()
+        call = self.next_call()
         return call.script.name if call else ""
 
     def argument(self, name: str) -> object:
-        call = self.wish()
+        call = self.next_call()
         assert call is not None
         at = [argument.name for argument in call.script.args].index(name)
         return call.argv[len(call.script.keys) + at]
 
     def places(self) -> list[object]:
         """Return the list at the end of the next call."""
-        call = self.wish()
+        call = self.next_call()
         assert call is not None
         return list(call.argv[len(call.script.keys) + len(call.script.args) - 1 :])
 
     def answer(self, word: str, *rest: object) -> str:
-        return self.holding.answered(Reply(word, list(rest)), now=100.0)
+        return self.partition.answered(Reply(word, list(rest)), now=100.0)
 
     def hold(self, epoch: int = 7) -> StateDriver:
-        self.holding.take(seen_epoch=epoch - 1)
+        self.partition.take(seen_epoch=epoch - 1)
         assert self.answer("OK", str(epoch).encode(), 0, b"") == "acquired"
-        self.holding.groups_ready = True
+        self.partition.groups_ready = True
         return self
 
     def run(self) -> StateDriver:
         """Start a process that works on four entries."""
         child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
-        self.holding.started_as(child, now=101.0)
+        self.partition.started_as(child, now=101.0)
         self.worker.ready_at = 102.0
         self.slot.state = WorkerState.READY
         self.slot.post_batch(PLACES)
@@ -81,8 +81,8 @@ class StateDriver:
 
     @property
     def worker(self) -> RunningWorker:
-        assert self.holding.worker is not None
-        return self.holding.worker
+        assert self.partition.worker is not None
+        return self.partition.worker
 
     def quiet(self) -> StateDriver:
         self.slot.state = WorkerState.QUIET
@@ -98,50 +98,50 @@ def driver() -> StateDriver:
 
 
 def test_free_unit_has_no_next_call(driver: StateDriver):
-    assert driver.wish() is None
-    assert not driver.holding.owned
-    assert not driver.holding.startable
-    assert not driver.holding.wants_exchange
+    assert driver.next_call() is None
+    assert not driver.partition.owned
+    assert not driver.partition.startable
+    assert not driver.partition.wants_exchange
 
 
 def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
-    driver.holding.take(seen_epoch=5, dead_token="corpse")
-    first = driver.wish()
+    driver.partition.take(seen_epoch=5, dead_token="corpse")
+    first = driver.next_call()
     assert first is not None
     assert first.script.name == "lease_acquire"
     assert (driver.argument("seen_epoch"), driver.argument("dead_token")) == (5, "corpse")
-    assert [driver.wish() for _ in range(3)] == [first] * 3
-    assert driver.holding.answered(RedisRefused("OOM", "full"), 1.0) == ""
-    assert driver.wish() == first
+    assert [driver.next_call() for _ in range(3)] == [first] * 3
+    assert driver.partition.answered(RedisRefused("OOM", "full"), 1.0) == ""
+    assert driver.next_call() == first
 
 
 @pytest.mark.parametrize("word", ["OK", "MINE"])
 def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
-    driver.holding.take(seen_epoch=5)
+    driver.partition.take(seen_epoch=5)
     assert driver.answer(word, b"1763640000000", 0, b"") == "acquired"
-    assert driver.holding.phase is Phase.HELD
-    assert driver.holding.owned
-    assert driver.holding.lease.epoch == driver.slot.epoch == 1763640000000
+    assert driver.partition.phase is Phase.HELD
+    assert driver.partition.owned
+    assert driver.partition.lease.epoch == driver.slot.epoch == 1763640000000
     assert driver.slot.owned == 1
-    assert driver.wish() is None
-    assert not driver.holding.startable, "the groups come first"
-    assert driver.holding.wants_exchange
+    assert driver.next_call() is None
+    assert not driver.partition.startable, "the groups come first"
+    assert driver.partition.wants_exchange
 
 
 @pytest.mark.parametrize("epoch", [b"x", [b"7"], None])
 def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
     """The call is repeated, or the assignment given up as if it was not answered."""
-    driver.holding.take(seen_epoch=5)
+    driver.partition.take(seen_epoch=5)
     with pytest.raises((BadValue, ValueError, TypeError)):
         driver.answer("OK", epoch, 0, b"")
-    assert driver.holding.phase is Phase.ACQUIRING
+    assert driver.partition.phase is Phase.ACQUIRING
     driver.answer("OK", b"7", 0, b"")
-    driver.run().mark(DONE, RUNNING, WAITING, WAITING).holding.ended(KILLED)
-    before = driver.wish()
+    driver.run().mark(DONE, RUNNING, WAITING, WAITING).partition.ended(KILLED)
+    before = driver.next_call()
     with pytest.raises((BadValue, ValueError, TypeError)):
         driver.answer("OK", epoch)
-    assert driver.holding.phase is Phase.REFENCING
-    assert driver.wish() == before
+    assert driver.partition.phase is Phase.REFENCING
+    assert driver.next_call() == before
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_resumed_charge_names_a_cause_only_if_known(
     driver: StateDriver, next_token: str, what: str
 ):
     """A worker that died before the supervisor died of something else."""
-    lease = Lease(driver.holding.unit, "old", 7)
+    lease = Lease(driver.partition.unit, "old", 7)
     found = ResumablePartition(lease, next_token, [], [PLACES[0]])
-    driver.holding.resume(found, alone=True)
+    driver.partition.resume(found, alone=True)
     assert driver.argument("charged") == PLACES[0]
     context = driver.argument("context")
     assert isinstance(context, bytes)
@@ -168,28 +168,28 @@ def test_resumed_charge_names_a_cause_only_if_known(
 def test_unit_taken_by_another_instance_is_not_owned(
     driver: StateDriver, word: str, rest: tuple[bytes, ...]
 ):
-    driver.holding.take(seen_epoch=5)
+    driver.partition.take(seen_epoch=5)
     assert driver.answer(word, *rest) == ""
-    assert driver.holding.phase is Phase.FREE
-    assert driver.wish() is None
+    assert driver.partition.phase is Phase.FREE
+    assert driver.next_call() is None
 
 
 def test_every_acquire_has_a_new_token(driver: StateDriver):
     """A token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
-        driver.holding.take(seen_epoch=5)
+        driver.partition.take(seen_epoch=5)
         tokens.add(driver.argument("token"))
-        driver.holding.give_up()
+        driver.partition.give_up()
         assert driver.script() == "lease_release"
         driver.answer("FENCED", b"5", b"")
     assert len(tokens) == 5
 
 
 def test_abandoned_acquire_is_released_with_its_token(driver: StateDriver):
-    driver.holding.take(seen_epoch=5)
+    driver.partition.take(seen_epoch=5)
     token = driver.argument("token")
-    driver.holding.give_up()
+    driver.partition.give_up()
     assert (driver.script(), driver.argument("token")) == ("lease_release", token)
 
 
@@ -198,14 +198,14 @@ def test_abandoned_acquire_is_released_with_its_token(driver: StateDriver):
 
 @pytest.mark.parametrize("word", ["OK", "FENCED"])
 def test_release_is_repeated_until_any_reply(driver: StateDriver, word: str):
-    driver.hold().holding.give_up()
-    first = driver.wish()
+    driver.hold().partition.give_up()
+    first = driver.next_call()
     assert first is not None
     assert first.script.name == "lease_release"
-    assert not driver.holding.owned, "nothing is renewed while it is given back"
-    assert driver.wish() == first
+    assert not driver.partition.owned, "nothing is renewed while it is given back"
+    assert driver.next_call() == first
     assert driver.answer(word, b"7", b"") == "released"
-    assert driver.holding.phase is Phase.FREE
+    assert driver.partition.phase is Phase.FREE
     assert driver.slot.owned == 0
     assert driver.slot.trusted_until_ns == 0
 
@@ -213,16 +213,16 @@ def test_release_is_repeated_until_any_reply(driver: StateDriver, word: str):
 def test_clean_worker_exit_releases_without_a_refence(driver: StateDriver):
     driver.hold().run().mark(CLEARED, CLEARED).quiet()
     driver.worker.stop_reason = "drain"
-    verdict = driver.holding.ended(Exit(ExitCode.STOPPED, None))
+    verdict = driver.partition.ended(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.script() == "lease_release"
 
 
-def test_worker_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
+def test_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
     """The connection may have lost its acknowledgements, so the refence repeats them."""
     driver.hold().run().mark(CLEARED, DONE).quiet()
     driver.worker.stop_reason = "shed"
-    driver.holding.ended(Exit(ExitCode.STOPPED, None))
+    driver.partition.ended(Exit(ExitCode.STOPPED, None))
     assert driver.script() == "lease_refence"
     assert driver.places() == [PLACES[1]]
     driver.answer("OK", b"8", 0)
@@ -231,13 +231,13 @@ def test_worker_exit_with_unconfirmed_acks_refences_then_releases(driver: StateD
 
 def test_release_during_a_refence_waits_for_its_reply(driver: StateDriver):
     driver.hold().run().mark(RUNNING)
-    driver.holding.ended(KILLED)
-    refence = driver.wish()
-    driver.holding.give_up()
-    assert driver.wish() == refence
+    driver.partition.ended(KILLED)
+    refence = driver.next_call()
+    driver.partition.give_up()
+    assert driver.next_call() == refence
     driver.answer("OK", b"8", 1)
     assert driver.script() == "lease_release"
-    assert driver.argument("token") == driver.holding.lease.token
+    assert driver.argument("token") == driver.partition.lease.token
 
 
 # --- crash accounting -----------------------------------------------------------------------------
@@ -248,8 +248,8 @@ def test_crash_charges_only_the_running_entry(
     driver: StateDriver,
 ):
     driver.hold().run().mark(DONE, FAILED, RUNNING)
-    old = driver.holding.lease.token
-    verdict = driver.holding.ended(KILLED)
+    old = driver.partition.lease.token
+    verdict = driver.partition.ended(KILLED)
     assert (verdict.crashed, verdict.cause, verdict.charged) == (
         True,
         ExitCause.HANDLING,
@@ -265,31 +265,31 @@ def test_crash_charges_only_the_running_entry(
 
 def test_repeated_refence_charges_once(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
-    driver.holding.ended(KILLED)
-    first = driver.wish()
-    assert [driver.wish() for _ in range(3)] == [first] * 3
-    assert driver.holding.owned, "its lease is kept alive"
-    assert not driver.holding.startable, "no successor before the answer"
+    driver.partition.ended(KILLED)
+    first = driver.next_call()
+    assert [driver.next_call() for _ in range(3)] == [first] * 3
+    assert driver.partition.owned, "its lease is kept alive"
+    assert not driver.partition.startable, "no successor before the answer"
     new = driver.argument("new")
     assert driver.answer("OK", b"8", 1) == "charged"
-    assert driver.holding.lease.token == new
-    assert driver.holding.lease.epoch == driver.slot.epoch == 8
+    assert driver.partition.lease.token == new
+    assert driver.partition.lease.epoch == driver.slot.epoch == 8
     assert driver.slot.counter("charged") == 1
-    assert driver.holding.startable
+    assert driver.partition.startable
 
 
-def test_a_refence_that_is_fenced_means_the_unit_is_lost(driver: StateDriver):
+def test_fenced_refence_loses_the_unit(driver: StateDriver):
     driver.hold().run().mark(RUNNING)
-    driver.holding.ended(KILLED)
+    driver.partition.ended(KILLED)
     assert driver.answer("FENCED", b"9", b"east-1") == "lost"
-    assert driver.holding.phase is Phase.FREE
+    assert driver.partition.phase is Phase.FREE
     assert driver.slot.counter("charged") == 0
 
 
 @pytest.mark.fault("F1")
 def test_several_running_entries_are_not_charged(driver: StateDriver):
     driver.hold().run().mark(RUNNING, RUNNING)
-    verdict = driver.holding.ended(KILLED)
+    verdict = driver.partition.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, None)
     assert driver.argument("charged") == b""
 
@@ -298,7 +298,7 @@ def test_several_running_entries_are_not_charged(driver: StateDriver):
 def test_kill_by_the_supervisor_charges_nothing(driver: StateDriver, reason: str):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill(reason, driver.slot.run_seq, 103.0)
-    verdict = driver.holding.ended(KILLED)
+    verdict = driver.partition.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.places() == [PLACES[0]]
 
@@ -307,7 +307,7 @@ def test_kill_by_the_supervisor_charges_nothing(driver: StateDriver, reason: str
 def test_hard_limit_charges_its_own_run(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
-    verdict = driver.holding.ended(KILLED)
+    verdict = driver.partition.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
     assert json.loads(str(driver.argument("context"), "ascii"))["what"] == "a hard time limit"
 
@@ -317,21 +317,21 @@ def test_late_hard_limit_charges_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
     driver.slot.run_seq += 1
-    assert driver.holding.ended(KILLED).charged is None
+    assert driver.partition.ended(KILLED).charged is None
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4, 5, 6, 9, 255])
 def test_handler_that_exits_its_process_is_charged(driver: StateDriver, code: int):
     driver.hold().run().mark(DONE, RUNNING)
-    verdict = driver.holding.ended(Exit(code, None))
+    verdict = driver.partition.ended(Exit(code, None))
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
     assert driver.script() == "lease_refence", "the unit stays ours"
 
 
 @pytest.mark.parametrize("code", [0, 4, 5, 6])
-def test_a_process_that_vanishes_between_two_messages_has_crashed(driver: StateDriver, code: int):
+def test_exit_between_two_messages_counts_as_a_crash(driver: StateDriver, code: int):
     driver.hold().run()
-    verdict = driver.holding.ended(Exit(code, None))
+    verdict = driver.partition.ended(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (True, ExitCause.IDLE, None)
     assert driver.script() == "lease_refence"
 
@@ -339,29 +339,29 @@ def test_a_process_that_vanishes_between_two_messages_has_crashed(driver: StateD
 @pytest.mark.parametrize("code", [ExitCode.STOPPED, ExitCode.RECYCLE, ExitCode.NO_GROUP])
 def test_clean_exit_does_not_count_as_a_crash(driver: StateDriver, code: ExitCode):
     driver.hold().run().mark(DONE).quiet()
-    verdict = driver.holding.ended(Exit(code, None))
+    verdict = driver.partition.ended(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (False, ExitCause.ORDERED, None)
     assert driver.script() == "lease_refence", "a successor is to follow"
 
 
 def test_missing_group_is_recreated_before_the_next_worker(driver: StateDriver):
     driver.hold().run().quiet()
-    driver.holding.ended(Exit(ExitCode.NO_GROUP, None))
+    driver.partition.ended(Exit(ExitCode.NO_GROUP, None))
     driver.answer("OK", b"8", 0)
-    assert not driver.holding.startable
-    assert driver.holding.wants_exchange
+    assert not driver.partition.startable
+    assert driver.partition.wants_exchange
 
 
 def test_fenced_worker_loses_the_unit(driver: StateDriver):
     driver.hold().run().quiet()
-    assert driver.holding.ended(Exit(ExitCode.FENCED, None)).lost
-    assert driver.holding.phase is Phase.FREE
-    assert driver.wish() is None
+    assert driver.partition.ended(Exit(ExitCode.FENCED, None)).lost
+    assert driver.partition.phase is Phase.FREE
+    assert driver.next_call() is None
 
 
 def test_unit_lost_before_the_worker_exit_is_lost_once(driver: StateDriver):
-    driver.hold().run().quiet().holding.become_free()
-    assert not driver.holding.ended(Exit(ExitCode.FENCED, None)).lost
+    driver.hold().run().quiet().partition.become_free()
+    assert not driver.partition.ended(Exit(ExitCode.FENCED, None)).lost
 
 
 def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
@@ -369,20 +369,20 @@ def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
     driver.hold().run().quiet()
     driver.worker.stop_reason = "recycle"
     driver.slot.add("recycled")  # as the worker itself counts it
-    driver.holding.ended(Exit(ExitCode.RECYCLE, None))
+    driver.partition.ended(Exit(ExitCode.RECYCLE, None))
     assert driver.slot.counter("recycled") == 4
 
 
-def test_processes_that_die_with_nothing_to_blame_are_counted(driver: StateDriver):
+def test_crashes_without_a_suspect_are_counted(driver: StateDriver):
     driver.hold()
     for number in range(1, 3):
         driver.run().mark(DONE)
-        driver.holding.ended(KILLED)
+        driver.partition.ended(KILLED)
         driver.answer("OK", str(number).encode(), 0)
-        assert driver.holding.uncharged == number
+        assert driver.partition.uncharged == number
     driver.run().mark(RUNNING)
-    driver.holding.ended(KILLED)
-    assert driver.holding.uncharged == 0
+    driver.partition.ended(KILLED)
+    assert driver.partition.uncharged == 0
 
 
 # --- loss -----------------------------------------------------------------------------------------
@@ -390,21 +390,21 @@ def test_processes_that_die_with_nothing_to_blame_are_counted(driver: StateDrive
 
 def test_process_exit_after_the_loss_of_its_unit_settles_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
-    driver.holding.become_free()
-    found = driver.holding.ended(KILLED)
+    driver.partition.become_free()
+    found = driver.partition.ended(KILLED)
     assert (found.crashed, found.charged) == (True, None), "the new owner handles pending entries"
-    assert driver.wish() is None
-    assert driver.holding.phase is Phase.FREE
+    assert driver.next_call() is None
+    assert driver.partition.phase is Phase.FREE
 
 
 def test_entries_of_a_lost_unit_are_not_settled_later(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
-    driver.holding.become_free()
-    driver.holding.ended(KILLED)
+    driver.partition.become_free()
+    driver.partition.ended(KILLED)
     driver.hold(epoch=12).run().quiet()
     driver.slot.post_batch([])
     driver.worker.kill = Kill("quit", 0, 103.0)
-    assert driver.holding.abandon() is not None
+    assert driver.partition.abandon() is not None
     assert driver.script() == "lease_refence"
     assert driver.argument("charged") == b""
     assert driver.places() == []
@@ -412,8 +412,8 @@ def test_entries_of_a_lost_unit_are_not_settled_later(driver: StateDriver):
 
 def test_unkillable_process_is_fenced_and_its_unit_moves(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
-    child = driver.holding.child
-    assert driver.holding.abandon() is child
+    child = driver.partition.child
+    assert driver.partition.abandon() is child
     assert driver.places() == [], "its slot may still change"
     assert driver.argument("charged") == b""
     driver.answer("OK", b"8", 0)
@@ -423,18 +423,18 @@ def test_unkillable_process_is_fenced_and_its_unit_moves(driver: StateDriver):
 def test_lost_unit_is_no_longer_trusted(driver: StateDriver):
     driver.hold()
     driver.slot.trusted_until_ns = 10**18
-    driver.holding.become_free()
+    driver.partition.become_free()
     assert (driver.slot.trusted_until_ns, driver.slot.owned) == (0, 0)
 
 
 def test_logged_refusal_is_not_retried_early(driver: StateDriver):
-    driver.holding.take(seen_epoch=5)
-    assert driver.holding.wants_exchange
-    driver.holding.refusal = "WRONGTYPE"
-    assert not driver.holding.wants_exchange
+    driver.partition.take(seen_epoch=5)
+    assert driver.partition.wants_exchange
+    driver.partition.refusal = "WRONGTYPE"
+    assert not driver.partition.wants_exchange
 
 
-def test_settled_counts_the_present_process_only(driver: StateDriver):
+def test_settled_counts_only_the_current_process(driver: StateDriver):
     driver.hold().run()
     driver.slot.add("acked", 3)
     driver.slot.add("failed", 2)
@@ -449,49 +449,49 @@ def test_settled_counts_the_present_process_only(driver: StateDriver):
 def test_quiet_worker_is_replaced_before_its_exit(driver: StateDriver):
     driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     driver.worker.stop_reason = "recycle"
-    assert not driver.holding.is_quiet
+    assert not driver.partition.is_quiet
     driver.quiet()
-    assert driver.holding.is_quiet
-    child, verdict = driver.holding.dismiss()
-    assert (child.pid, driver.holding.child) == (4711, None)
+    assert driver.partition.is_quiet
+    child, verdict = driver.partition.dismiss()
+    assert (child.pid, driver.partition.child) == (4711, None)
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.script() == "lease_refence"
     assert (driver.argument("charged"), driver.places()) == (b"", [b"m:1-0"])
     assert driver.slot.counter("recycled") == 1
-    assert not driver.holding.startable, "no token before the fence has it"
+    assert not driver.partition.startable, "no token before the fence has it"
     driver.answer("OK", b"8", 0)
-    assert driver.holding.startable
+    assert driver.partition.startable
 
 
 def test_acquired_unit_is_booting(driver: StateDriver):
     driver.hold()
     assert driver.slot.state == WorkerState.BOOTING
-    assert not driver.holding.is_ready
+    assert not driver.partition.is_ready
     driver.run()
-    driver.holding.ended(KILLED)
+    driver.partition.ended(KILLED)
     assert driver.slot.state == WorkerState.GONE, "this worker has exited"
 
 
-def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(driver: StateDriver):
+def test_worker_killed_for_a_slow_exit_has_not_crashed(driver: StateDriver):
     """Only `on_stop` took too long, so no handler is to blame."""
     driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     driver.quiet()
     driver.worker.kill = Kill("on_stop", 0, 103.0)
-    verdict = driver.holding.ended(Exit(None, signal.SIGKILL))
+    verdict = driver.partition.ended(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.slot.counter("crashes") == 0
-    assert (driver.holding.last_exit, driver.holding.uncharged) == ("", 0)
+    assert (driver.partition.last_exit, driver.partition.uncharged) == ("", 0)
     assert driver.places() == [b"m:1-0"], "the finished entry is acknowledged"
 
 
 def test_standby_is_warm_after_its_own_report(driver: StateDriver):
     driver.hold().run()
-    assert not driver.holding.standby_is_warm
-    driver.holding.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]
+    assert not driver.partition.standby_is_warm
+    driver.partition.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]
     driver.slot.warm_pid = 4700  # an earlier standby
-    assert not driver.holding.standby_is_warm
+    assert not driver.partition.standby_is_warm
     driver.slot.warm_pid = 4712
-    assert driver.holding.standby_is_warm
+    assert driver.partition.standby_is_warm
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -500,33 +500,33 @@ def test_standby_is_warm_after_its_own_report(driver: StateDriver):
 def test_crash_suspects_are_kept_until_they_ran(driver: StateDriver):
     """The suspects also survive an orderly exit of the worker, such as a reload."""
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
-    driver.holding.ended(Exit(None, 9))
-    assert driver.holding.suspects == dict.fromkeys(PLACES, 2)
+    driver.partition.ended(Exit(None, 9))
+    assert driver.partition.suspects == dict.fromkeys(PLACES, 2)
     driver.answer("OK", b"8", 0)
     driver.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
     driver.slot.suspects_left = 4
-    driver.holding.ended(Exit(ExitCode.STOPPED, None))
-    assert driver.holding.suspects == dict.fromkeys(PLACES, 2)
+    driver.partition.ended(Exit(ExitCode.STOPPED, None))
+    assert driver.partition.suspects == dict.fromkeys(PLACES, 2)
     driver.answer("OK", b"9", 0)
     driver.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
     driver.slot.suspects_left = 0
-    driver.holding.ended(Exit(ExitCode.STOPPED, None))
-    assert driver.holding.suspects == {}
+    driver.partition.ended(Exit(ExitCode.STOPPED, None))
+    assert driver.partition.suspects == {}
 
 
-def test_a_round_that_crashes_is_halved_and_delays_no_restart(driver: StateDriver):
+def test_crashed_round_is_halved_and_restarts_without_delay(driver: StateDriver):
     """The restarts of a narrowing search are progress, not a crash loop."""
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
-    found = driver.holding.ended(Exit(None, 9))
+    found = driver.partition.ended(Exit(None, 9))
     assert not found.narrowed
-    assert driver.holding.plan_restart(found, 200.0, Daemon(instance="one"))
-    assert len(driver.holding.exits) == 1
+    assert driver.partition.plan_restart(found, 200.0, Daemon(instance="one"))
+    assert len(driver.partition.exits) == 1
     driver.answer("OK", b"8", 0)
     driver.run().mark(RUNNING, RUNNING, WAITING, WAITING)
     driver.slot.suspects_left = 4
-    found = driver.holding.ended(Exit(None, 9))
+    found = driver.partition.ended(Exit(None, 9))
     assert (found.narrowed, found.charged) == (True, None)
-    assert driver.holding.suspects == dict(zip(PLACES, (1, 1, 2, 2), strict=True))
-    assert driver.holding.plan_restart(found, 201.0, Daemon(instance="one"))
-    assert len(driver.holding.exits) == 1
-    assert driver.holding.start_at == 201.0
+    assert driver.partition.suspects == dict(zip(PLACES, (1, 1, 2, 2), strict=True))
+    assert driver.partition.plan_restart(found, 201.0, Daemon(instance="one"))
+    assert len(driver.partition.exits) == 1
+    assert driver.partition.start_at == 201.0
