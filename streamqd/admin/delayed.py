@@ -207,7 +207,9 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
                 f" PARTITION:SEND-ID as `streamqd delayed list {topic}` prints it"
             )
         if match.re is _UID and match["topic"] != topic:
-            raise Malformed(f"{name!r} is not a delayed send of {topic}")
+            raise Malformed(
+                f"{name!r} is not a delayed send of {topic}; pass {match['topic']} as the topic"
+            )
         partition, send_id = match.groups()[-2:]
         topics.check_partition(topic, int(partition), count)
         yield int(partition), send_id

@@ -281,7 +281,10 @@ def living(state: FleetState, instance: str) -> MemberView:
         return state.live[instance]
     if instance in state.silent:
         seconds = state.silent[instance] / 1000
-        raise Refused(f"the instance {instance} has been silent for {seconds:.0f} s")
+        raise Refused(
+            f"the instance {instance} has been silent for {seconds:.0f} s; start it, or run"
+            f" `streamqd forget {instance}`"
+        )
     near = difflib.get_close_matches(instance, state.live, n=1)
     there = ", ".join(sorted(state.live)) or "none"
     hint = f"did you mean {near[0]}?" if near else f"its instances are: {there}"
@@ -321,7 +324,10 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
     if instance is not None:
         living(state, instance)
     elif not state.live:
-        raise Refused(f"no instance of the fleet {fleet.name} is alive")
+        raise Refused(
+            f"no instance of the fleet {fleet.name} is live; start one, which reads the current"
+            " configuration and code"
+        )
     name = f"reload:{instance or directives.ALL_INSTANCES}"
     if dry_run:
         order = [instance] if instance else sorted(state.live)
@@ -514,13 +520,19 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     state = published.fleet_state(fleet)
     seen = living(state, to)
     if seen.leaving:
-        raise Refused(f"the instance {to} is leaving")
+        raise Refused(f"the instance {to} is leaving; choose another instance")
     if to in state.control.drains:
         raise Refused(f"the instance {to} is drained; run `streamqd drain {to} --undo` first")
     if (unit.topic, unit.group) not in seen.member.offers:
-        raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
+        raise Refused(
+            f"the instance {to} has no consumer for {unit.topic}/{unit.group}; configure one there"
+            " and reload, or choose another instance"
+        )
     if unit in seen.broken:
-        raise Refused(f"the worker of {unit} crashes in a loop on {to}")
+        raise Refused(
+            f"the worker of {unit} crashes in a loop on {to}; fix the handler and run"
+            f" `streamqd reload {to}`, or choose another instance"
+        )
     if state.control.stop_of(unit) is not None:
         raise Refused(
             f"the group {unit.group} of {unit.topic} is stopped; run"
@@ -530,7 +542,10 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     owner = owners.get(unit, "")
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
-        raise Refused(f"the instance {to} owns {cap} partitions, which is its max_partitions")
+        raise Refused(
+            f"the instance {to} owns {plural(cap, 'assignment')}, which is its max_partitions; move"
+            " another one away, or raise daemon.max_partitions"
+        )
     name = f"move:{unit}"
     notes = [f"{to} already owns it and will keep it"] if owner == to else []
     known = state.control.moves.get(unit)

@@ -156,8 +156,8 @@ def known(store: Store, topic: str, group: str, reader: ViewReader | None = None
     found = topics.groups_of(reader or ViewReader(store), {topic: count})[topic]
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise Refused(f"no group {group} reads the topic {topic}{hint}")
+        hint = f"did you mean {near[0]}?" if near else f"run `streamqd group list {topic}`"
+        raise Refused(f"no group {group} reads the topic {topic}; {hint}")
     return count
 
 

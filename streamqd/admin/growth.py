@@ -143,7 +143,8 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
 def _check(topic: str, count: int, to: int) -> None:
     if to < count:
         raise Refused(
-            f"the topic {topic} already has {count} partitions, and a topic cannot shrink"
+            f"the topic {topic} already has {count} partitions, and a topic cannot shrink; choose"
+            f" a multiple of {count}"
         )
     if to % count:
         near = [each for each in (to // count * count, (to // count + 1) * count) if each > count]
@@ -152,7 +153,9 @@ def _check(topic: str, count: int, to: int) -> None:
             f" between old partitions and lose their order; choose {' or '.join(map(str, near))}"
         )
     if to > PARTITIONS_MAX:
-        raise Refused(f"a topic can have at most {PARTITIONS_MAX} partitions")
+        raise Refused(
+            f"a topic can have at most {PARTITIONS_MAX} partitions; choose a smaller number"
+        )
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:

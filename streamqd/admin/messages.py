@@ -262,7 +262,9 @@ class MessageList(Generic[Item, Row]):
             found = MessagePosition(int(match[1] or 0), int(match[2]), match[3])
             self.order(found)
         except ValueError:
-            raise Malformed(f"{cursor!r} is not a cursor that this command printed") from None
+            raise Malformed(
+                f"{cursor!r} is not a cursor that this command printed; omit it to start again"
+            ) from None
         topics.check_partition(self.topic, found.partition, self.partitions)
         return found
 

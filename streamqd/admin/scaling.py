@@ -75,7 +75,9 @@ def measure(
         there = {_name(each) for each in units}
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
             if slash and name not in there:
-                raise Refused(f"no group {group} reads the topic {topic}")
+                raise Refused(
+                    f"no group {group} reads the topic {topic}; run `streamqd group list {topic}`"
+                )
     measured = assignments.measured(reader, units, state.now_unix_ms)
     due = _due(reader, units, state.now_unix_ms + int(within_seconds * 1000))
     groups = {

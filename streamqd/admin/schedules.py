@@ -501,7 +501,9 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
     place, schedule, kept = found.line.place, found.schedule, found.kept
     if schedule is None or kept is None:
         state = found.state(server_unix_ms(store.connection))
-        raise Refused(f"schedule {name} is {state}, so nothing was sent")
+        raise Refused(
+            f"schedule {name} is {state}, so nothing was sent; run `streamqd schedule show {name}`"
+        )
     count = topics.partition_count(store, place[0])
     single = store.connection.node_of(store.keys.meta(place[0])) == ""
     instant = max(kept.tick or 0, kept.ran or 0)
@@ -684,7 +686,10 @@ def _each(
     if not dry_run:
         for found in chosen:
             if "OK" not in [act(store, place, found.name) for place in found.places]:
-                raise Refused(f"schedule {found.name} was removed by another client")
+                raise Refused(
+                    f"schedule {found.name} was removed by another client; run"
+                    " `streamqd schedule list`"
+                )
     changed = {found.name: state for found in chosen}
     return ScheduleChanged(changed, min(dues, default=None), dry_run)
 
@@ -700,7 +705,10 @@ def _release(store: Store, place: TopicPartition, name: str) -> str:
 def _pausable(store: Store, found: _SeenSchedule) -> bool:
     state = found.state(server_unix_ms(store.connection))
     if state in (MISSING, UNREADABLE):
-        raise Refused(f"schedule {found.name} is {state}, so nothing was paused")
+        raise Refused(
+            f"schedule {found.name} is {state}, so nothing was paused; run"
+            f" `streamqd schedule show {found.name}`"
+        )
     return state != PAUSED
 
 

@@ -62,7 +62,10 @@ def change(
         after = _merged(before, changed_topic(topic, before, assignments))
         reply = store.run(topics.configuration(store.keys, topic, text, after))
         if reply.word == "MISSING":
-            raise Refused(f"the topic {topic} was deleted by another client")
+            raise Refused(
+                f"the topic {topic} was deleted by another client; to create it again, run"
+                f" `streamqd topic create {topic}`"
+            )
         if reply.word == "OK":
             return _seen(topic, after, configured, changed=after != before)
     raise Refused(
@@ -193,7 +196,10 @@ def _loaded(topic: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Refused(f"the settings of the topic {topic} in Redis are not a JSON object: {text!r}")
+        raise Refused(
+            f"the settings of the topic {topic} in Redis are not a JSON object ({text!r}); for the"
+            " fix, run `streamqd doctor`"
+        )
     return found
 
 

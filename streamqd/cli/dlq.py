@@ -385,7 +385,9 @@ def purge(
     stored stay, and the exit code is 8.
     """
     if ids and older_than is not None:
-        raise click.UsageError("--id names dead letters, but --older-than applies to all")
+        raise click.UsageError(
+            "--id names dead letters, but --older-than applies to all; pass one of them"
+        )
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
     choice = chosen(session, topic, filters, ids, older_than)

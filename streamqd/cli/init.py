@@ -219,7 +219,10 @@ def init(session: Session, directory: Path, example: str | None, as_json: bool) 
     files = _files(example) | {"streamqd.service": _unit(directory.absolute())}
     there = [name for name in files if (directory / name).exists()]
     if there:
-        raise Refused(f"{directory} already contains {', '.join(there)}, so nothing was written")
+        raise Refused(
+            f"{directory} already contains {', '.join(there)}, so nothing was written; choose"
+            " another directory"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

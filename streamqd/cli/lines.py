@@ -19,6 +19,10 @@ _BUFFER_BYTES = 1 << 16
 STDIN = "standard input"
 
 
+def _limit(max_bytes: int) -> str:
+    return f"max_message_bytes ({max_bytes:,}); split it, or raise daemon.max_message_bytes"
+
+
 class BadInputError(Exception):
     """The input cannot be read or sent. The text is a sentence with the number of the line."""
 
@@ -69,9 +73,7 @@ class Lines:
             if line.endswith(b"\n"):
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
             if len(line) > max_bytes:
-                raise BadInputError(
-                    f"{self.place} is longer than max_message_bytes ({max_bytes:,})"
-                )
+                raise BadInputError(f"{self.place} is longer than {_limit(max_bytes)}")
             yield line
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ class File(Lines):
         except OSError as error:
             raise BadInputError(f"{self.name} cannot be read: {error}") from error
         if len(whole) > max_bytes:
-            raise BadInputError(f"{self.name} is longer than max_message_bytes ({max_bytes:,})")
+            raise BadInputError(f"{self.name} is longer than {_limit(max_bytes)}")
         yield whole
 
 
@@ -126,7 +128,7 @@ class Payload:
     def read(self, max_bytes: int) -> Iterator[bytes]:
         """Yield the payload. Raises BadInputError if it is too long."""
         if len(self._payload) > max_bytes:
-            raise BadInputError(f"the payload is longer than max_message_bytes ({max_bytes:,})")
+            raise BadInputError(f"the payload is longer than {_limit(max_bytes)}")
         yield self._payload
 
     def close(self) -> None:

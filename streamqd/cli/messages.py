@@ -160,7 +160,7 @@ def _only_group(session: Session, topic: str) -> str:
     partitions = range(topics.partition_count(session.store, topic))
     found = topics.groups(session.store, topic, partitions)
     if not found:
-        raise Refused(f"no group reads the topic {topic}")
+        raise Refused(f"no group reads the topic {topic}; start a daemon with a consumer for it")
     if len(found) > 1:
         raise Refused(f"several groups read {topic}; pass --group with one of {', '.join(found)}")
     return found[0]

@@ -135,7 +135,10 @@ class ScaleServer:
         self._server.start()
         try:
             if not self._server.listening.wait(LISTEN_SECONDS) or self._server.bound is None:
-                raise Refused(f"{http.shown(self._address)} is in use by another process")
+                raise Refused(
+                    f"{http.shown(self._address)} is in use by another process; pass another"
+                    " address to --bind"
+                )
             click.echo(f"scale: {http.shown(self._server.bound)}/scale")
             signal.sigwait(STOP_SIGNALS)
         finally:

@@ -62,7 +62,9 @@ def socket_path(settings: Settings) -> Path:
     if _fits(direct):
         return direct
     # Never compute the path here: another user could create the expected directory first.
-    absent = RedisUnavailable(f"no server has been started in {state_dir}", sent=False)
+    absent = RedisUnavailable(
+        f"no server has been started in {state_dir}; start the daemon", sent=False
+    )
     try:
         owner = state_dir.stat().st_uid
         named = Path(os.fsdecode((state_dir / _POINTER).read_bytes().rstrip(b"\n")))

@@ -121,7 +121,10 @@ class Outbox:
             item = item._replace(headers=span.headers(item.headers))
         message = expanded(envelope_of(item, self._max_bytes))
         if message.partition is not None and not 0 <= message.partition < PARTITIONS_MAX:
-            raise Refused(f"the topic {topic} cannot have a partition {message.partition}")
+            raise Refused(
+                f"the topic {topic} cannot have a partition {message.partition}; pass a number from"
+                f" 0 to {PARTITIONS_MAX - 1}"
+            )
         return encode(topic, message)
 
 

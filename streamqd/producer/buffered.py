@@ -192,7 +192,7 @@ class BufferedProducer:
             if now >= deadline:
                 raise BufferFull(
                     f"the buffer has had no room for {self._block:g} s, so a message to {topic}"
-                    " was not accepted"
+                    " was not accepted; send it later, or raise max_messages or max_bytes"
                 )
             self._buffer.wait_for_room(deadline - now)
         return receipt

@@ -110,7 +110,8 @@ class Chunk:
             if self.results[at] is NOT_YET:
                 self.results[at] = BacklogFull(
                     "messages of this producer wait for room in"
-                    f" {self.topic}/{self.partitions[at]}, so a later message was not sent"
+                    f" {self.topic}/{self.partitions[at]}, so a later message was not sent; send it"
+                    " again later"
                 )
 
     def give_up(self) -> None:

@@ -191,7 +191,7 @@ def test_impossible_moves_are_rejected(
     own(1, "full")
     run("drain", "dry")
     for to, text in {
-        "full": "owns 1 partitions",
+        "full": "owns 1 assignment, which is its max_partitions",
         "other": "no consumer for orders/bill",
         "sick": "crashes in a loop on sick",
         "going": "is leaving",
@@ -293,7 +293,7 @@ def test_forget_refuses_live_or_invalid_instances(
 def test_reload_accepts_some_or_all_instances(
     run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
-    assert "is alive" in run("reload", code=8).stderr
+    assert "is live" in run("reload", code=8).stderr
     heartbeat("b")
     heartbeat("a")
     assert "in this order: a, b" in "".join(document(run("reload", "--dry-run", "--json"))["notes"])

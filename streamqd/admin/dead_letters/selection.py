@@ -107,7 +107,8 @@ def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
         raise Refused(
-            f"dead letter {dead_letter_id} not found: it was replayed or purged, or never existed"
+            f"dead letter {dead_letter_id} not found (it was replayed or purged, or never"
+            " existed); `streamqd dlq list` shows the others"
         )
     return Entry(place.partition, place.id, pairs(page[0][1]))
 
@@ -200,9 +201,13 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
         owner = DeadLetterFields(entry.fields).text(b"group")
         if choice.group is not None and owner != choice.group:
             raise Refused(
-                f"the dead letter {entry.place} belongs to the group {owner}, not {choice.group}"
+                f"dead letter {entry.place} belongs to group {owner}, not {choice.group};"
+                f" pass --group {owner}"
             )
-        raise Refused(f"the dead letter {entry.place} does not match the filter")
+        raise Refused(
+            f"dead letter {entry.place} does not match the filter; omit the ID, or change the"
+            " filter"
+        )
     return [LetterPage(1, [entry]) for entry in found]
 
 
