@@ -86,7 +86,7 @@ def prepare(
 
 
 def _log_slow_import(text: str) -> None:
-    logs.event("import.slow", logging.WARNING, about=text)
+    logs.event("import.delayed", logging.WARNING, about=text)
 
 
 def _modules(settings: Settings) -> set[str]:

@@ -60,7 +60,7 @@ EVENTS: dict[str, str] = {
     "http.listening": "Metrics and health are served at this address.",
     "http.unavailable": "The HTTP address cannot be bound. The daemon retries, and handles"
     " messages in the meantime.",
-    "import.slow": "The import of the handler modules takes longer than 2 s. No worker starts"
+    "import.delayed": "The import of the handler modules takes longer than 2 s. No worker starts"
     " before it is complete.",
     "instance.crash_looped": "Every partition of this instance crashes in a loop. The daemon"
     " exits.",
@@ -93,26 +93,28 @@ EVENTS: dict[str, str] = {
     " acknowledged.",
     "move.removed": "A move was removed: any instance may own the partition again.",
     "move.requested": "An operator moves a partition to another instance.",
+    "outbox.acquired": "The relay holds the outbox and sends its rows.",
     "outbox.blocked": "Rows of an outbox wait (`rows`), because of `error`. Other"
     " rows are sent. They are tried again every `poll`.",
     "outbox.database_lost": "The database of an outbox is unavailable (`error`)."
     " Its rows wait there. The relay connects again automatically.",
     "outbox.database_recovered": "The database of an outbox answers again.",
     "outbox.exited": "The relay of an outbox exited unexpectedly and is restarted.",
-    "outbox.kept": "A relay stopped and could not release its outbox. Another relay"
-    " takes it when the lease expires.",
     "outbox.lost": "Another relay holds the outbox. This one sends nothing and stands by.",
     "outbox.redis_lost": "The relay of an outbox cannot use Redis (`error`). Its"
     " rows wait in the database.",
     "outbox.redis_recovered": "The relay of an outbox can use Redis again.",
-    "outbox.row_buried": "A row of an outbox cannot be sent (`error`). It was moved"
+    "outbox.release_failed": "A relay stopped and could not release its outbox. Another relay"
+    " takes it when the lease expires.",
+    "outbox.row_dead_lettered": "A row of an outbox cannot be sent (`error`). It was moved"
     " to the table of dead rows. Other rows are sent.",
     "outbox.standby": "Another relay (`owner`) holds the outbox. This one takes"
     " over when it stops.",
     "outbox.started": "The relay of an outbox runs.",
     "outbox.stopped": "The relay of an outbox stopped.",
-    "outbox.taken": "The relay holds the outbox and sends its rows.",
     "outbox.unblocked": "The relay is no longer blocked, and sends the rows of the outbox.",
+    "partition.handed_over": "A partition is handed over because this instance's share of the fleet"
+    " changed.",
     "pause.removed": "A pause was removed.",
     "pause.requested": "An operator paused a topic, a group or a partition.",
     "process.failed": "A process or thread of the daemon raised an uncaught exception"
@@ -120,8 +122,6 @@ EVENTS: dict[str, str] = {
     "quarantine.unlocked": "The state directory does not support locks. A suspect message of a lost"
     " host may run at the same time as others.",
     "rebalance.requested": "An operator requested a rebalance of the fleet.",
-    "rebalance.shed": "A partition is handed over because this instance's share of the fleet"
-    " changed.",
     "reclaim.requested": "Entries read by another client are idle. The worker will claim them.",
     "redis.bad_value": "A value in Redis is not valid for its key. The affected partition, group"
     " or topic is suspended and checked again later, and everything else continues. `streamqd"
@@ -134,13 +134,13 @@ EVENTS: dict[str, str] = {
     " and then exits with code 4.",
     "reload.edited": "`--reload` noticed a saved file. A reload starts.",
     "reload.finished": "All workers run the new configuration and code.",
-    "reload.needs_restart": "These changed settings take effect only after a restart.",
     "reload.refused": "The new configuration or code is not valid. Nothing was changed.",
     "reload.requested": "An operator requested a reload, and it is this instance's turn.",
-    "reload.rolling": "The new configuration is valid. Workers are replaced one by one.",
+    "reload.restart_required": "These changed settings take effect only after a restart.",
     "reload.started": "A reload was requested. The new configuration and code are being checked.",
     "reload.stopped": "A new worker does not start. Workers that were not replaced yet keep the"
     " old code.",
+    "reload.validated": "The new configuration is valid. Workers are replaced one by one.",
     "request.fenced": "A newer owner exists. The request of this process was refused and changed"
     " nothing.",
     "retention.dropped": "Unacknowledged entries were dropped, because of"
@@ -202,13 +202,13 @@ EVENTS: dict[str, str] = {
     "worker.hook_failed": "An on_stop hook raised. The worker exits anyway.",
     "worker.killed": "A worker was killed, because a run, `on_stop` or the drain exceeded its"
     " time limit.",
+    "worker.limit_exceeded": "A worker exceeded max_rss with its first message. Raise the limit.",
     "worker.ready": "A worker has loaded its handler and fetches messages.",
     "worker.recycled": "A worker reached a limit and is replaced.",
     "worker.resumed": "A stalled worker reads again.",
+    "worker.retried": "The worker of a partition is started again after a crash loop.",
     "worker.stalled": "A worker cannot read or acknowledge. It retries until it can.",
     "worker.started": "A worker was forked.",
-    "worker.tight_limit": "A worker reached max_rss with its first message. Raise the limit.",
-    "worker.tried_again": "The worker of a partition is started again after a crash loop.",
     "worker.unkillable": "A killed worker does not exit. Its partition is released.",
 }
 """Every event and its meaning. An event that is missing here is a programming error."""

@@ -300,7 +300,7 @@ class Relay:
                 self._store.run(self._keeping())
                 self._store.run(outbox.drop(self._store.keys, self._options.name, self._token))
         except (RedisUnavailable, RedisRefused, DatabaseUnavailable) as error:
-            logs.event("outbox.kept", outbox=self._options.name, error=str(error))
+            logs.event("outbox.release_failed", outbox=self._options.name, error=str(error))
         self._database.close()
         self._store.connection.close()
 
@@ -369,7 +369,7 @@ class Relay:
         self._topics.clear()
         self._settled.clear()  # the fences return them
         if self._standby or not self._figures.sent:
-            logs.event("outbox.taken", outbox=self._options.name, epoch=self._epoch)
+            logs.event("outbox.acquired", outbox=self._options.name, epoch=self._epoch)
         self._standby = False
         return 0.0
 
@@ -615,7 +615,7 @@ class Relay:
             return
         self._figures.dead += 1
         logs.event(
-            "outbox.row_buried",
+            "outbox.row_dead_lettered",
             outbox=self._options.name,
             row=row.id,
             topic=row.topic or None,

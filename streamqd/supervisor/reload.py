@@ -148,7 +148,7 @@ class Reload:
     def roll(self, partitions: int) -> None:
         """Record that `partitions` workers are being replaced."""
         self.rolling = True
-        logs.event("reload.rolling", partitions=partitions)
+        logs.event("reload.validated", partitions=partitions)
 
     def rolled(self, result: RollResult) -> None:
         """Report the result of replacing the workers."""
@@ -182,7 +182,7 @@ def _keep_fixed(new: Settings, old: Settings) -> Settings:
     if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
         changed.pop(0)
     if changed:
-        logs.event("reload.needs_restart", logging.WARNING, settings=", ".join(changed))
+        logs.event("reload.restart_required", logging.WARNING, settings=", ".join(changed))
     return dataclasses.replace(
         new,
         redis=old.redis,

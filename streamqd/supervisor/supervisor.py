@@ -269,7 +269,7 @@ class Supervisor:
         worker = partition.worker
         if found.rss is not None and worker is not None and worker.settled() == 0:
             logs.event(
-                "worker.tight_limit",
+                "worker.limit_exceeded",
                 logging.WARNING,
                 unit=partition.unit,
                 rss=found.rss,
@@ -397,14 +397,14 @@ class Supervisor:
     def _count_release(self, partition: PartitionState, reason: str) -> None:
         if reason == "shed":
             self.board.add("rebalance_shed")
-            logs.event("rebalance.shed", unit=partition.unit, epoch=partition.lease.epoch)
+            logs.event("partition.handed_over", unit=partition.unit, epoch=partition.lease.epoch)
         elif reason == "unstartable":
             self.board.add("unstartable")
 
     def _end_cooldown(self, partition: PartitionState) -> None:
         if partition.broken_until:
             partition.broken_until = 0.0
-            logs.event("worker.tried_again", unit=partition.unit)
+            logs.event("worker.retried", unit=partition.unit)
 
     def _exchange(self) -> None:
         """Do one round trip to Redis: the heartbeat, and the calls of the partitions."""

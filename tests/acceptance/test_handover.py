@@ -556,7 +556,7 @@ def test_a_first_message_over_max_rss_is_logged(hooked: NewDaemon):
     daemon.write_code(daemon.module_path.read_text() + fat + '\n_WORDS["fat"] = _fat\n')
     with daemon:
         daemon.send(["fat go"])
-        tight = daemon.wait_event("worker.tight_limit")
+        tight = daemon.wait_event("worker.limit_exceeded")
         assert tight["max_rss"] == 1 << 20 < tight["rss"] - tight["baseline"]
         put(daemon, "go")
         daemon.wait_settled()

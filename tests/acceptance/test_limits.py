@@ -269,7 +269,7 @@ def test_a_crash_loop_pauses_and_retries_only_its_partition(
     uids = daemon.send(["ok"] * 20)
     daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 10, what="partition 0 works")
     # One attempt after the cooldown, then another cooldown.
-    closed = daemon.wait_event("worker.tried_again", after=opened["number"])
+    closed = daemon.wait_event("worker.retried", after=opened["number"])
     again = daemon.wait_event("worker.crash_looped", after=closed["number"])
     between = daemon.events("worker.started", after=closed["number"], partition=1)
     assert len([each for each in between if each["number"] < again["number"]]) == 1

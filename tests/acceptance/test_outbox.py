@@ -280,7 +280,7 @@ def test_the_daemon_relays_and_drains(
         daemon.write_config(outboxes=[{"name": NAME, "database": url, "poll": "100ms"}])
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("outbox.stopped")
-        daemon.wait_event("outbox.taken")
+        daemon.wait_event("outbox.acquired")
         with contextlib.closing(server.connect(url)) as application:
             sender.send(application, TOPIC, b"1:1")
             application.commit()

@@ -82,7 +82,7 @@ class Fleet:
 
     def moves(self) -> int:
         """Return the number of logged lease changes of all members."""
-        names = ("lease.acquired", "lease.released", "lease.lost", "rebalance.shed")
+        names = ("lease.acquired", "lease.released", "lease.lost", "partition.handed_over")
         return sum(len(m.events(name)) for m in self.members.values() for name in names)
 
     def heartbeats(self) -> dict[str, float]:

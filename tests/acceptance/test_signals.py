@@ -99,7 +99,7 @@ def test_a_reload_applies_settings_and_names_those_for_a_restart(
         daemon.wait_event("reload.finished", after=mark)
         daemon.wait_event("worker.ready", after=mark, group="ship")
 
-        warned = daemon.wait_event("reload.needs_restart", after=mark)
+        warned = daemon.wait_event("reload.restart_required", after=mark)
         assert "daemon.lease_ttl" in warned["settings"]
         (second,) = daemon.send(["fail"])
         daemon.groups.append("ship")
@@ -150,7 +150,7 @@ def test_a_reload_of_broken_code_names_the_error(
         daemon.wait_settled()
         assert daemon.titles() == before
         assert daemon.ledger.audit(GROUP) == Audit()
-        assert daemon.events("reload.rolling") == []
+        assert daemon.events("reload.validated") == []
 
         # The same daemon loads the code after it is fixed.
         daemon.write_code(good.replace('VERSION = "1"', 'VERSION = "mended"'))
