@@ -187,8 +187,7 @@ class SingleRunner:
         return len(messages)
 
     def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Record the verdict on a failed run. Return True if the message waits for another run.
-        """
+        """Record the verdict on a failed run. Return True if the message waits for another run."""
         self._kept = self._verdicts.failed(entry, error)
         if self._kept:
             assert self._in_place is not None

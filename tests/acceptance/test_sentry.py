@@ -125,9 +125,7 @@ def test_each_cause_is_reported_once_a_minute(
         assert event["fingerprint"] == [letters[cause["type"]]["fingerprint"]]
 
 
-def test_verdicts_raised_by_a_handler_are_not_reported(
-    reported: NewDaemon, sentry: SentryServer
-):
+def test_verdicts_raised_by_a_handler_are_not_reported(reported: NewDaemon, sentry: SentryServer):
     with reported(consumer={"handler": "work:plain"}) as daemon:
         daemon.send(["dead", "asked", "declined 7"])
         daemon.wait_settled()

@@ -307,9 +307,7 @@ def test_a_run_that_kills_its_process_is_exported_once(
     assert not list((daemon.folder / "var" / "runs").iterdir())
 
 
-def test_span_of_a_killed_run_has_the_ids_of_its_log_lines(
-    traced: NewDaemon, collector: Collector
-):
+def test_span_of_a_killed_run_has_the_ids_of_its_log_lines(traced: NewDaemon, collector: Collector):
     with traced(consumer={"handler": "work:plain"}) as daemon:
         [uid] = send(daemon, "die")
         killed, _ = killed_and_next(collector, uid)
@@ -343,9 +341,7 @@ def test_runs_of_a_lost_daemon_are_exported_by_the_next_one(
     assert killed.attributes["error.type"] == "process_lost"
 
 
-def test_collector_outage_delays_only_spans_of_killed_runs(
-    traced: NewDaemon, collector: Collector
-):
+def test_collector_outage_delays_only_spans_of_killed_runs(traced: NewDaemon, collector: Collector):
     daemon = traced(consumer={"handler": "work:plain"})
     daemon.environment["OTEL_EXPORTER_OTLP_TIMEOUT"] = "1"
     collector.refuses = True

@@ -121,9 +121,7 @@ def test_axe_finds_no_fault_in_both_color_schemes(console, visit, path, filled):
 
 @pytest.mark.slow
 @every_path
-def test_views_work_without_javascript_and_viewers_see_no_button(
-    console, visit, path, filled
-):
+def test_views_work_without_javascript_and_viewers_see_no_button(console, visit, path, filled):
     page, answer = visit(console, filled(path), javascript=False)
     assert answer.status == 200
     assert page.inner_text("h1, h2")

@@ -190,9 +190,7 @@ def test_a_producer_gets_an_error_or_waits_if_repeating_is_safe(
 
 
 @pytest.mark.fault("F16")
-def test_daemon_start_waits_for_a_loading_server(
-    make: Make, fresh_server: ProcessServer
-):
+def test_daemon_start_waits_for_a_loading_server(make: Make, fresh_server: ProcessServer):
     daemon = make()
     (uid,) = daemon.send(["ok"])
     refusal = Loading(fresh_server)

@@ -56,9 +56,7 @@ def test_a_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F26")
-def test_consumer_deleted_under_load_loses_no_message(
-    new_daemon: NewDaemon, chance: random.Random
-):
+def test_consumer_deleted_under_load_loses_no_message(new_daemon: NewDaemon, chance: random.Random):
     """The server forgets the pending entries, the worker does not."""
     with new_daemon() as daemon:
         daemon.send("sleep 0.002" for _ in range(LOAD))

@@ -83,9 +83,7 @@ def test_replies_have_the_order_of_the_commands_on_any_node(
     }
 
 
-def test_scripts_share_writes_and_are_loaded_on_each_node(
-    open_link: Open, keys: Keys
-) -> None:
+def test_scripts_share_writes_and_are_loaded_on_each_node(open_link: Open, keys: Keys) -> None:
     link = open_link()
     units = [Unit("orders", number, "bill") for number in range(12)]
     for reply in link.run_many([messages.ensure_group(keys, unit, "0") for unit in units]):

@@ -293,7 +293,9 @@ def test_fenced_worker_finishes_its_runs_and_starts_none(
     assert not slot.batch().running
 
 
-def test_concurrent_worker_reclaims_entries_of_other_clients(harness: Harness, life: Life, slot: WorkerSlot):
+def test_concurrent_worker_reclaims_entries_of_other_clients(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.fetch(5, consumer="someone")

@@ -190,7 +190,9 @@ def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, 
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_replay_loop_stops_at_max_replays(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_replay_loop_stops_at_max_replays(
+    link: Connection, store: Store, keys: Keys, at: At
+) -> None:
     plain(at(0), 1, replayCount="2")
     plain(at(1), 1, replayCount="3")
     plain(at(2), 1, headers='{"x-replays":"9"}')

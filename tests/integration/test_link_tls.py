@@ -166,7 +166,9 @@ def test_paused_server_leaves_the_outcome_unknown(
 
 
 @pytest.mark.fault("F33")
-def test_detached_child_does_not_close_the_tls_session(settings: config.Redis, open_link: Open) -> None:
+def test_detached_child_does_not_close_the_tls_session(
+    settings: config.Redis, open_link: Open
+) -> None:
     link = open_link(settings)
     number = link.execute("CLIENT", "ID")
     child = os.fork()

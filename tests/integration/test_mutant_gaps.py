@@ -123,9 +123,7 @@ def test_released_message_runs_later_as_its_first_attempt(harness: Harness, life
     assert {(item["retryCount"], item["crashCount"]) for item in items.values()} == {(b"1", b"0")}
 
 
-def test_charged_message_that_succeeds_leaves_no_counters(
-    harness: Harness, life: Life
-):
+def test_charged_message_that_succeeds_leaves_no_counters(harness: Harness, life: Life):
     harness.pending("1-0", "2-0")
     harness.own("t1")
     harness.do("HSET", harness.attempts, "m:1-0:c", "1", "m:1-0:last", "{}")
@@ -200,9 +198,7 @@ def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, sl
 # --- full memory ----------------------------------------------------------------------------------
 
 
-def test_full_memory_defers_failures_but_not_acknowledgements(
-    harness: Harness, slot: WorkerSlot
-):
+def test_full_memory_defers_failures_but_not_acknowledgements(harness: Harness, slot: WorkerSlot):
     """A worker that waited for memory here would never free any."""
     failed, done = harness.pending("1-0", "2-0")
     harness.own("t1")

@@ -149,9 +149,7 @@ LOST_AND_LATE = (
         "lua/lease_release.lua",
         _FENCE,
         tests={
-            "contract/test_traps.py": (
-                "test_late_release_does_not_free_the_next_owners_unit"
-            ),
+            "contract/test_traps.py": ("test_late_release_does_not_free_the_next_owners_unit"),
             "contract/test_lease_release.py": "test_lease_release_leaves_another_owner_alone",
         },
     ),
@@ -577,11 +575,7 @@ SETTLING = (
         "lua/settle_retry.lua",
         ("packed[#packed + 1] = entry.place", "packed[#packed + 1] = entry.id"),
         ("dues[#dues + 1] = entry.place", "dues[#dues + 1] = entry.id"),
-        tests={
-            "contract/test_traps.py": (
-                "test_equal_ids_in_both_streams_stay_two_messages"
-            )
-        },
+        tests={"contract/test_traps.py": ("test_equal_ids_in_both_streams_stay_two_messages")},
     ),
     mutant(
         "a failed message that stops the worker while memory is full",
@@ -821,7 +815,9 @@ AROUND = (
             ),
         ),
         tests={
-            "integration/test_housekeeper.py": ("test_reclaimer_flags_idle_entries_of_other_clients_once")
+            "integration/test_housekeeper.py": (
+                "test_reclaimer_flags_idle_entries_of_other_clients_once"
+            )
         },
     ),
     mutant(
