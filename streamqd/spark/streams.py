@@ -20,7 +20,14 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from streamqd.config import topology
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused, SparkError, TopicMissing
+from streamqd.errors import (
+    RedisRefused,
+    RedisUnavailable,
+    RefusalKind,
+    Refused,
+    SparkError,
+    TopicMissing,
+)
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Bound, Id, Loss, Offsets, Position, Span, StreamFacts
@@ -147,7 +154,7 @@ def registered(store: Store) -> list[str]:
     """
     found, bad = topics.registry(store)
     for error in bad:
-        _warn_once(f"{error}, so it is skipped")
+        warn_once(f"{error}, so it is skipped")
     return found
 
 
@@ -161,7 +168,8 @@ def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict
     }
 
 
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Log a warning, but the same text only once in a process."""
     if text not in _logged:
         _logged.add(text)
         _log.warning("%s", text)
@@ -237,7 +245,7 @@ class Catalog:
                 alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
                 hint = f"did you mean {alike[0]}, or " if alike else ""
                 raise TopicMissing(f"{text}; {hint}create it with `streamqd topic create {topic}`")
-            _warn_once(f"{text}, so it is skipped")
+            warn_once(f"{text}, so it is skipped")
         if not options.assign:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
@@ -260,7 +268,10 @@ class Catalog:
             for place, raw in zip(dead, link.pipeline(asked), strict=True)
         }
         calls = [statistics.measure_partition(self._keys, *place) for place in live]
-        for place, answer in zip(live, accepted(link.run_many(calls)), strict=True):
+        for place, answer in zip(live, link.run_many(calls), strict=True):
+            if isinstance(answer, RedisRefused):
+                found[place] = self._stream_facts(link, place, answer)
+                continue
             figures = statistics.partition_figures(answer)
             found[place] = StreamFacts(
                 length=figures.length,
@@ -270,6 +281,30 @@ class Catalog:
                 counted=figures.counted,
             )
         return found
+
+    def _stream_facts(
+        self, link: Connection, place: TopicPartition, refused: RedisRefused
+    ) -> StreamFacts:
+        """Return the facts from the stream alone: another key of the partition may be unreadable.
+
+        For example, another client has overwritten the key of its dead letters. Raises `refused`
+        if the stream is the cause, or if the server does not count.
+        """
+        if refused.kind is not RefusalKind.OF_A_KEY:
+            raise refused
+        [raw] = link.pipeline([("XINFO", "STREAM", stream_key(self._keys, place))])
+        if isinstance(raw, RedisRefused) and "no such key" in str(raw):
+            return StreamFacts()
+        info = {} if isinstance(raw, RedisRefused) else dict(zip(raw[::2], raw[1::2], strict=True))
+        if b"entries-added" not in info:
+            raise refused
+        first = info[b"first-entry"]
+        return StreamFacts(
+            length=int(info[b"length"]),
+            added=int(info[b"entries-added"]),
+            first=offsets.read_id(first[0]) if first else None,
+            last=offsets.read_id(info[b"last-generated-id"]),
+        )
 
     def show(self, positions: Offsets) -> None:
         """Show how far a query has read, as the position of a group. Nothing depends on it."""
@@ -282,7 +317,7 @@ class Catalog:
         ]
         for answer in persist(self._options.connection, lambda link: link.run_many(calls)):
             if isinstance(answer, RedisRefused):
-                _warn_once(f"the position of spark:{self._options.group} is not shown: {answer}")
+                warn_once(f"the position of spark:{self._options.group} is not shown: {answer}")
 
     # --- positions ---
 
