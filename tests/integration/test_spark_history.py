@@ -32,7 +32,8 @@ pytestmark = [optional.need("pyspark", "deltalake", "msgspec", "pyarrow")]
 deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyspark")
 
-from streamqd.spark.pipelines import compact  # noqa: E402
+from streamqd.spark import reader  # noqa: E402
+from streamqd.spark.pipelines import compact, letters  # noqa: E402
 from streamqd.spark.pipelines.archive import Archiver, Done  # noqa: E402
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY  # noqa: E402
 from streamqd.spark.pipelines.lease import PipelineLease  # noqa: E402
@@ -292,6 +293,68 @@ def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_p
     case.run()
     assert case.archived_letters() == case.letters
     assert case.archived_minutes() == case.minutes
+
+
+def test_dead_letters_are_committed_in_portions(
+    case: HistoryCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A portion may end within a partition. A kill loses only the portion that was not committed."""
+    monkeypatch.setattr(letters, "PORTION_ROWS", 1)
+    monkeypatch.setattr(reader, "BATCH_ROWS", 1)
+    first = case.bury("access", 0, 40)  # the first page has 32
+    case.bury("access", 1, 2)
+
+    case.break_off("committed")
+    assert case.archived_letters() == Counter({("access", 0, entry): 1 for entry in first[:32]})
+    assert case.run()["access"].dead_letters == 10
+    assert case.archived_letters() == case.letters
+    assert case.mark("access", 0) == first[-1]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bool) -> None:
+    """The replica had one of three. The next ID is before the position: its clock is behind."""
+    kept, lost, last = case.bury("access", 0, 3)
+    case.run()
+    dlq, trim = case.keys.dlq("access", 0), case.keys.trim("access", 0)
+    [[_, fields]] = case.link.execute("XRANGE", dlq, kept, kept)
+    case.link.execute("DEL", dlq)
+    case.link.execute("XADD", dlq, kept, *fields)
+    case.link.execute("HSET", trim, "dead_archived", kept)
+    new = f"{lost.partition('-')[0]}-7"
+    case.link.execute("XADD", dlq, new, *fields)
+    case.letters["access", 0, new] += 1
+    if later:
+        case.bury("access", 0, 1)  # the IDs reach the position before the next run
+
+    case.break_off("committed")
+    case.run()
+    assert case.archived_letters() == case.letters
+    assert last in {row["id"] for row in case.rows(DEAD, "access")}
+    assert case.mark("access", 0) == (max(id_ for _, _, id_ in case.letters) if later else new)
+    assert case.run()["access"].dead_letters == 0
+
+
+@pytest.mark.parametrize("field", ["dlq", "trim"])
+def test_wrong_dead_letter_key_harms_only_dead_letters(case: HistoryCase, field: str) -> None:
+    """Another client wrote another type, or no ID."""
+    topics.create(case.store, "orders", Topic(partitions=1))
+    case.bury("orders", 0, 2)
+    case.bury("access", 0, 1)
+    case.run()
+    if field == "dlq":
+        if case.server.version < (7,):
+            pytest.skip("Redis 6.2 does not count entries, so the record of trimming is needed")
+        case.link.execute("DEL", case.keys.dlq("access", 0))
+        case.link.execute("SET", case.keys.dlq("access", 0), "x")
+    else:
+        case.link.execute("HSET", case.keys.trim("access", 0), "dead_archived", "x")
+    case.bury("orders", 0, 1)
+    with closing(Archiver(case.settings, case.folder, unasked, lambda _: None)) as archiver:
+        done = {each.topic: each.dead_letters for each in archiver.run()}
+    assert done == {"access": 0, "orders": 1}
+    assert list(archiver.problems) == ["access:dlq"]
+    assert "dead letters of access are not archived: " in str(archiver.problems["access:dlq"])
 
 
 def test_two_archives_do_not_share_positions(case: HistoryCase, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from streamqd.errors import BadValue, RedisRefused, RefusalKind, Refused, SparkE
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register_once
 from streamqd.spark.location import Location, source_name
-from streamqd.spark.offsets import Offsets, Position, StreamFacts
+from streamqd.spark.offsets import Id, Offsets, Position, StreamFacts
 from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -32,7 +32,7 @@ from streamqd.spark.pipelines.progress import OnProgress, ProgressMeter
 from streamqd.spark.pipelines.queries import failure, wait
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 from streamqd.spark.streams import Catalog, registered, report_loss
-from streamqd.store import archives
+from streamqd.store import archives, untrusted
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.replies import accepted
@@ -221,7 +221,7 @@ class Archiver:
         letters = LetterArchiver(self.archive, self.settings, topic)
         return letters.run(
             check=lease.check,
-            verify=lambda table: self._verify_new(table, "dead_archived"),
+            reported=lambda table: self._verify_new(table, "dead_archived"),
             advance=self.advance_dead,
         )
 
@@ -242,16 +242,20 @@ class Archiver:
                 f" schema has {column}, which is another column; correct the case of one of them"
             )
 
-    def _verify_new(self, table: ArchiveTable, field: str) -> None:
+    def _verify_new(self, table: ArchiveTable, field: str) -> dict[TopicPartition, Id]:
         """Check the files not yet reported to Redis, because Redis deletes reported entries.
 
-        `field` of the record of trimming has the reported position.
+        `field` of the record of trimming has the reported position. Return these positions.
         """
+        reported: dict[TopicPartition, Id] = {}
         for place, end in table.positions.items():
-            raw = self.link.execute("HGET", self.keys.trim(*place), field)
-            told = offsets.read_id(raw) if raw else offsets.ZERO
+            key = self.keys.trim(*place)
+            raw = self.link.execute("HGET", key, field)
+            text = untrusted.entry_id(raw, key, field, default=offsets.write_id(offsets.ZERO))
+            told = reported[place] = offsets.read_id(text)
             if end.id > told:
                 table.verify(each for each in table.files(place[1]) if each.last > told)
+        return reported
 
     def advance(self, ends: Offsets) -> None:
         """Report to Redis up to where partitions are archived."""

@@ -2,25 +2,28 @@
 
 A row is a dead letter, identified by its topic, its partition and its ID. The IDs of a dead-letter
 stream only grow, so a table has all dead letters up to its position that existed at the time of a
-run. Redis gets the position after the commit, and retention then deletes them. A run that is killed
-in between reports the position of the table first.
+run. Redis gets the position after the commit, and retention then deletes them.
+
+If Redis has an older position, a run was killed in between, or a failover lost the newest dead
+letters. After a failover, others may have got IDs before the position. So a run first archives the
+dead letters in this range that the table does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd import config
 from streamqd.model import RawEntry, TopicPartition
 from streamqd.policy.fingerprint import of_dead_letter
 from streamqd.spark import offsets, rows
-from streamqd.spark.offsets import Offsets, Position, StreamFacts
+from streamqd.spark.offsets import Id, Offsets, Position, StreamFacts
 from streamqd.spark.options import DLQ, ReadOptions, of_settings, read_options
 from streamqd.spark.pipelines import compact
 from streamqd.spark.pipelines.kinds import DEAD
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, opened_alone
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
 
@@ -30,8 +33,17 @@ if TYPE_CHECKING:
     from streamqd.spark.pipelines.parts import WrittenFile
 
 FETCH_ROWS = 1_000  # dead letters of one page. `fetchBytes` is the limit if they are large.
+PORTION_ROWS = 200_000  # dead letters of one commit, approximately
 COLUMNS = rows.columns(dead=True, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
+
+
+class _Range(NamedTuple):
+    """The dead letters of a partition with IDs in `(start, end]`."""
+
+    place: TopicPartition
+    start: Id
+    end: Id
 
 
 class LetterArchiver:
@@ -47,14 +59,14 @@ class LetterArchiver:
         self,
         *,
         check: Callable[[], None],
-        verify: Callable[[ArchiveTable], None],
+        reported: Callable[[ArchiveTable], Mapping[TopicPartition, Id]],
         advance: Callable[[Offsets], None],
     ) -> int:
         """Archive all dead letters present now. Return their number.
 
-        `check` raises an error if the lease is lost, and `verify` if files that Redis does not know
-        of are damaged. `advance` reports positions to Redis. Raises ArchiveError, Refused,
-        RedisUnavailable, RedisRefused, OSError.
+        `check` raises an error if the lease is lost. `reported` returns the positions that Redis
+        has, and raises an error if files after them are damaged. `advance` reports positions to
+        Redis. Raises ArchiveError, Refused, RedisUnavailable, RedisRefused, OSError.
         """
         facts = self._facts()
         table = self._archive.derived(self._topic, DEAD)
@@ -62,29 +74,32 @@ class LetterArchiver:
             return 0
         table = table or self._archive.derived(self._topic, DEAD, DEAD.columns())
         assert table is not None
-        verify(table)
-        advance(offsets.of_same_streams(table.positions, facts))
-        starts = {place: table.positions.get(place, Position(offsets.ZERO)) for place in facts}
-        ends = {
-            place: Position(each.last)
+        ends = {place: end.id for place, end in table.positions.items() if place in facts}
+        known = reported(table)
+        earlier = [
+            _Range(place, known.get(place, offsets.ZERO), min(end, facts[place].last))
+            for place, end in ends.items()
+        ]
+        later = [
+            _Range(place, ends.get(place, offsets.ZERO), each.last)
             for place, each in facts.items()
-            if each.length and each.last > starts[place].id
-        }
-        if not ends:
-            return 0
-        with ExitStack() as unfinished:
-            files = [
-                file
-                for place, end in ends.items()
-                for file in self._written(table, place, starts[place], end, unfinished)
-            ]
-            check()
-            unfinished.pop_all()  # an error of the commit does not show that it is not in the table
-        table.append(files, ends)
+            if each.length
+        ]
+        total = commits = 0
+        for files, _ in self._portions(table, earlier, check, new=False):
+            if files:
+                table.append(files, {})
+                total, commits = total + sum(each.rows for each in files), commits + 1
         check()
-        advance(ends)
-        compact.tidy(table, 1)
-        return sum(each.rows for each in files)
+        advance({each.place: Position(each.end) for each in earlier if each.end > each.start})
+        for files, reached in self._portions(table, later, check, new=True):
+            table.append(files, reached)
+            check()
+            advance(reached)
+            total, commits = total + sum(each.rows for each in files), commits + 1
+        if commits:
+            compact.tidy(table, commits)
+        return total
 
     def _facts(self) -> dict[TopicPartition, StreamFacts]:
         """Return the facts about the dead letters of each partition, by topic and partition."""
@@ -92,26 +107,77 @@ class LetterArchiver:
         found = catalog.facts(catalog.places(strict=False))
         return {(self._topic, number): each for (_, number), each in found.items()}
 
-    def _written(
+    def _portions(
         self,
         table: ArchiveTable,
-        place: TopicPartition,
-        start: Position,
-        end: Position,
-        unfinished: ExitStack,
-    ) -> list[WrittenFile]:
-        """Write the dead letters of a partition into files, which `unfinished` removes."""
+        ranges: Sequence[_Range],
+        check: Callable[[], None],
+        *,
+        new: bool,
+    ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
+        """Write about PORTION_ROWS dead letters at a time. Yield the files and their positions.
+
+        Dead letters that are not `new` are written only if the table does not have them. An error
+        removes the files that were not yielded.
+        """
         from streamqd.spark.pipelines.parts import PartWriter
 
-        source = (self._topic + DLQ, place[1])
+        with ExitStack() as unfinished:
+            files: list[WrittenFile] = []
+            reached: Offsets = {}
+            count = 0
+            for each in ranges:
+                writer, at = PartWriter(table.folder, each.place[1]), each.start
+                unfinished.callback(writer.discard)
+                for entries in self._read(each):
+                    batch = self._batch(each.place, entries)
+                    batch = batch if new else _missing(table, each.place[1], batch)
+                    writer.write(batch)
+                    count += batch.num_rows
+                    at = offsets.read_id(entries[-1][0])
+                    reached[each.place] = Position(at)
+                    if count >= PORTION_ROWS:
+                        files += writer.finish()
+                        check()
+                        unfinished.pop_all()  # the commit may be in the table despite an error
+                        yield files, reached
+                        files, reached, count = [], {}, 0
+                        writer = PartWriter(table.folder, each.place[1])
+                        unfinished.callback(writer.discard)
+                files += writer.finish()
+                if at < each.end:
+                    reached[each.place] = Position(each.end)
+            if reached:
+                check()
+                unfinished.pop_all()
+                yield files, reached
+
+    def _read(self, wanted: _Range) -> Iterator[list[RawEntry]]:
+        source = (self._topic + DLQ, wanted.place[1])
+        start, end = Position(wanted.start), Position(wanted.end)
         span = offsets.span(source, start, end, StreamFacts(exact=False))
-        assert span is not None
-        writer = PartWriter(table.folder, place[1])
-        unfinished.callback(writer.discard)
-        made = rows.Table(STORED, COLUMNS, source)
-        for entries in EntryReader(self._options, span).batches():
-            writer.write(_named(made.batch(entries), entries))
-        return writer.finish()
+        return iter(()) if span is None else EntryReader(self._options, span).batches()
+
+    def _batch(self, place: TopicPartition, entries: list[RawEntry]) -> pa.RecordBatch:
+        made = rows.Table(STORED, COLUMNS, (self._topic + DLQ, place[1]))
+        return _named(made.batch(entries), entries)
+
+
+def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of a batch, in the order of their IDs, whose IDs a table does not have."""
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
+    low, high = batch["id_ms"][0].as_py(), batch["id_ms"][-1].as_py()
+    known = []
+    for file in table.files(partition):
+        if file.first[0] <= high and file.last[0] >= low:
+            with opened_alone(table.folder, file.path) as raw:
+                wanted = [("id_ms", ">=", low), ("id_ms", "<=", high)]
+                found = parquet.read_table(raw, columns=["id"], filters=wanted)
+            known += found["id"].cast(pa.string()).chunks
+    archived = compute.is_in(batch["id"], value_set=pa.chunked_array(known, pa.string()))
+    return batch.filter(compute.invert(archived))
 
 
 def _named(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:
