@@ -6,6 +6,7 @@ only, and read everything else from Redis again.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import Refused, SparkError
 from streamqd.model import TopicPartition
 from streamqd.paths import store_url
 from streamqd.spark import offsets, rows, sink, table
@@ -48,6 +49,8 @@ from streamqd.spark.options import (
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog, report_loss
+
+_log = logging.getLogger("streamqd.spark")
 
 LOOKS = 5  # at a stream that is trimmed while it is counted
 
@@ -310,7 +313,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._took_at = float("-inf")
         self._shown: Offsets = {}
         self._shown_at = float("-inf")
-        self._archived_to: Offsets | None = None  # as far as was looked at
+        self._archived_to: Offsets = {}  # ends of the tables, as far as was looked at
+        self._topics: set[str] = set()  # whose tables were looked at
         self._looked_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -318,9 +322,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         if self._initial is None:
             catalog = Catalog(self.options)
             places = catalog.places()
-            archived = {} if self.backfill is None else self._looked(self.backfill, places)
+            if self.backfill is not None:
+                self._look(self.backfill, places)
             facts = catalog.facts(places)
-            starts = catalog.starts(facts, offsets.LATEST, archived)
+            starts = catalog.starts(facts, offsets.LATEST, self._archived_to)
             starts = catalog.counted(starts, facts)
             self._initial = offsets.to_json(starts)
         return self._initial
@@ -334,8 +339,20 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the newest entries, and how many come after the batch that was planned last."""
         latest = self._latest()
-        lag = offsets.lag(self._end, latest)
+        lag = offsets.lag(self._counted(self._end), latest)
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
+
+    def _counted(self, ends: Offsets) -> Offsets:
+        """Return the same with estimated counts inside the archive, where they are unknown."""
+        found = dict(ends)
+        for place, end in ends.items():
+            border = self._archived_to.get(place)
+            if self.backfill is None or border is None or border.passed is None:
+                continue
+            if end.passed is None and end.id < border.id:
+                left = self.backfill.waiting(place, end.id, border.id)
+                found[place] = Position(end.id, max(0, border.passed - left))
+        return found
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch: the newest entries, or the limit of each partition."""
@@ -381,37 +398,56 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """
         if self.backfill is None:
             return begun, catalog.facts(places)
-        archived = self._archived_to
-        late = time.monotonic() - self._looked_at >= LOOK_SECONDS
-        if archived is None or (late and any(_later(begun, archived, each) for each in places)):
-            archived = self._looked(self.backfill, places)
+        self._look_if_due(self.backfill, begun, places)
         while True:
             facts = catalog.facts(places)
             hot = dict(begun)
-            for place in archived.keys() & facts.keys():
-                end = archived[place]
+            for place in self._archived_to.keys() & facts.keys():
+                end = self._archived_to[place]
                 target = end if self._target is None else self._target.get(place, end)
                 end = min(end, target, key=lambda each: each.id)
                 start = begun.get(place, _NEW)
                 if end.id > start.id and not self._has_restarted(start, end, facts[place]):
                     hot[place] = end
-            if not any(offsets.lost(hot.get(place, _NEW), each) for place, each in facts.items()):
+            lost = [p for p, each in facts.items() if offsets.lost(hot.get(p, _NEW), each)]
+            known = dict(self._archived_to)
+            if lost:
+                self._look(self.backfill, lost)
+            if known == self._archived_to:
                 return hot, facts
-            newer = self._looked(self.backfill, places)
-            if newer == archived:
-                return hot, facts
-            archived = newer
+
+    def _look_if_due(
+        self, backfill: Backfill, begun: Offsets, places: Sequence[TopicPartition]
+    ) -> None:
+        """Open tables for the first time where a query may be in them, and after a minute again.
+
+        Without a newer look, the query reads later entries from Redis. So an error does not stop it
+        if they are still there.
+        """
+        new = [p for p in places if p[0] not in self._topics and not begun.get(p, _NEW).passed]
+        if new:
+            self._look(backfill, new)
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        late = [place for place in places if _later(begun, self._archived_to, place)]
+        try:
+            if late:
+                self._look(backfill, late)
+        except (Refused, SparkError) as error:
+            self._looked_at = time.monotonic()
+            _log.warning("%s. Continuing with the archive as it was opened before", error)
 
     def _has_restarted(self, start: Position, end: Position, facts: StreamFacts) -> bool:
         """Return True if a query reads a new stream, and the archive has entries of another."""
         known = bool(start.passed) and not offsets.replaced(start, facts)
         return known and not self.options.fail_on_data_loss and offsets.replaced(end, facts)
 
-    def _looked(self, backfill: Backfill, places: Iterable[TopicPartition]) -> Offsets:
-        """Return the ends of the tables as they are now."""
-        self._archived_to = backfill.look(name for name, _ in places)
+    def _look(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
+        """Open the tables of these topics as they are now. Raises Refused, ArchiveError."""
+        names = {name for name, _ in places}
+        self._archived_to |= backfill.look(names)
+        self._topics |= names
         self._looked_at = time.monotonic()
-        return self._archived_to
 
     def _archived(
         self, begun: Offsets, hot: Offsets, places: Iterable[TopicPartition]
