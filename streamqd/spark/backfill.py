@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -150,7 +151,7 @@ class Backfill:
         for file in self._within(place, after, upto):
             share = _share(file, after, upto)
             size = max(share / TASK_ROWS, file.size / max(1, file.rows) * share / TASK_BYTES)
-            stripes = max(1, min(round(size), -(-file.rows // GROUP_ROWS)))
+            stripes = max(1, min(math.ceil(size), -(-file.rows // GROUP_ROWS)))
             for at in range(stripes):
                 if size / stripes > room:
                     tasks.append([])

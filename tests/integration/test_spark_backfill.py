@@ -19,6 +19,7 @@ from streamqd.store.store import Store
 from tests.support.servers import Server
 
 pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("deltalake")
 streaming = pytest.importorskip("pyspark.sql.streaming.datasource")
 types = pytest.importorskip("pyspark.sql.types")
@@ -184,6 +185,19 @@ def test_limits_hold_in_both_phases(shop: Shop, compacted: bool) -> None:
         found.append(rows(shop.reader(), start, end))
         start = json.loads(json.dumps(end))
     assert flat(found) == flat(batches)
+
+
+def test_compacted_files_have_bounded_row_groups(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task reads whole row groups, so their size bounds what it reads in vain."""
+    monkeypatch.setattr(compact, "GROUP_ROWS", 64)
+    shop.fill(0, 1, 300)
+    table = shop.archive(rows_max=150)
+    compact.rewrite(table, 1 << 20)
+    [file] = table.files(0)
+    groups = pq.read_metadata(table.locate(file))
+    assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [64] * 4 + [44]
 
 
 def test_archive_grows_while_a_stream_reads_it(shop: Shop) -> None:
@@ -415,6 +429,7 @@ def test_stream_that_has_left_the_archive_needs_only_redis(
         raise ArchiveError("the object store does not answer")
 
     shop.fill(0, 1, 100)
+    shop.fill(1, 1, 10)
     shop.archive()
     reader = shop.reader()
     end = reader.latestOffset(BEGIN, ALL)
@@ -425,9 +440,44 @@ def test_stream_that_has_left_the_archive_needs_only_redis(
     last = reader.latestOffset(end, ALL)
     found = [batch for each in reader.partitions(end, last) for batch in reader.read(each)]
     assert sum(batch.num_rows for batch in found) == 20
+    assert shop.reader().latestOffset(end, ALL) == last  # after a restart
     shop.trim(0, "111-0")
-    with pytest.raises(ArchiveError, match="does not answer"):
-        reader.latestOffset(end, ALL)
+    for each in (reader, shop.reader()):
+        with pytest.raises(ArchiveError, match="does not answer"):
+            each.latestOffset(end, ALL)
+
+
+def test_stream_in_the_archive_continues_with_its_last_look(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> Any:
+        raise ArchiveError("the object store does not answer")
+
+    shop.fill(0, 1, 100)
+    shop.archive()
+    reader = shop.reader()
+    start = reader.latestOffset(BEGIN, streaming.ReadMaxRows(30))
+    monkeypatch.setattr(source, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(Backfill, "look", away)
+    assert flat(to_the_end(reader, start, streaming.ReadMaxRows(30))) == numbered(0, 31, 100)
+    assert "the object store does not answer. Continuing with the archive" in caplog.text
+
+
+def test_lag_includes_archived_entries(shop: Shop) -> None:
+    shop.need_counts()
+    shop.fill(0, 1, 300)
+    shop.fill(1, 1, 100)
+    shop.archive(rows_max=90)
+    shop.trim(0, "301-0")
+    shop.fill(0, 301, 350)
+    reader = shop.reader()
+    start, read = BEGIN, 0
+    while (end := reader.latestOffset(start, streaming.ReadMaxRows(80))) != start:
+        read += len(rows(reader, start, end))
+        shown = reader.reportLatestOffset().get("#lag", {}).get("total", 0)
+        assert abs(shown - (450 - read)) < 10, "the share of a file is an estimate"
+        start = end
+    assert read == 450
 
 
 def test_limit_holds_in_a_file_with_a_dense_end(shop: Shop) -> None:

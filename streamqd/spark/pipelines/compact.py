@@ -27,7 +27,7 @@ from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, tables
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.parts import WrittenFile, bounded_with_nan
+from streamqd.spark.pipelines.parts import GROUP_ROWS, WrittenFile, bounded_with_nan
 from streamqd.spark.pipelines.storage import (
     MARK,
     Archive,
@@ -204,10 +204,11 @@ def _writing(table: ArchiveTable) -> WriterProperties:
     from deltalake import ColumnProperties, WriterProperties
 
     if table.kind != derived.RESULTS:
-        return WriterProperties(compression="ZSTD")
+        return WriterProperties(compression="ZSTD", max_row_group_size=GROUP_ROWS)
     names = bounded_with_nan(tables.arrow_columns(table))
     return WriterProperties(
         compression="ZSTD",
+        max_row_group_size=GROUP_ROWS,
         default_column_properties=ColumnProperties(statistics_enabled="NONE"),
         column_properties={name: ColumnProperties(statistics_enabled="CHUNK") for name in names},
     )
