@@ -298,7 +298,7 @@ def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_p
 def test_dead_letters_are_committed_in_portions(
     case: HistoryCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A portion may end within a partition. A kill loses only the portion that was not committed."""
+    """A portion may end within a partition. A kill loses only what was not committed."""
     monkeypatch.setattr(letters, "PORTION_ROWS", 1)
     monkeypatch.setattr(reader, "BATCH_ROWS", 1)
     first = case.bury("access", 0, 40)  # the first page has 32

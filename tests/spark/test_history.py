@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streamqd import config
+from streamqd.spark.pipelines import overviews
 from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.storage import Archive
@@ -120,3 +121,56 @@ def test_queries_of_the_guide_answer_their_questions(
 def statement(command: str) -> str:
     """Return the SQL in a command of a page."""
     return command.partition('"')[2].rpartition('"')[0].replace("\\\n", "")
+
+
+def test_dead_letters_archived_while_a_view_is_made_are_in_it_once(
+    shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run archives them after the table was opened, and they leave Redis before it is read."""
+    shop.topic("access", 1)
+    folder = tmp_path / "archive"
+    bury(shop, "access", 0, f"{AT}-0")
+    archived(settings, folder, shop)
+    bury(shop, "access", 0, f"{AT}-1")
+    find, runs = overviews._letter_places, []
+
+    def late(given: config.Settings) -> Any:
+        found = find(given)
+        if not runs:
+            runs.append(found)
+            archived(settings, folder, shop)
+            shop.link.execute("XDEL", shop.keys.dlq("access", 0), f"{AT}-0", f"{AT}-1")
+        return found
+
+    monkeypatch.setattr(overviews, "_letter_places", late)
+    prompt = Prompt(shop.spark, settings, Archive(folder))
+    letters = prompt.ask("SELECT id FROM dead_letters ORDER BY id")
+    assert [row[0] for row in letters.rows] == [f"{AT}-0", f"{AT}-1"]
+
+
+def test_views_leave_out_what_cannot_be_read(
+    shop: Shop, settings: config.Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic in ("access", "orders", "mail"):
+        shop.topic(topic, 1)
+        bury(shop, topic, 0, f"{AT}-0")
+    minute(shop, AT + 60_100, figures("access", "weblog:count"))
+    folder = tmp_path / "archive"
+    archived(settings, folder, shop)
+    for table in ("dead_letters/orders", "history/default"):
+        for file in (folder / table / "_delta_log").glob("*.json"):
+            file.write_text("x", "utf-8")
+    bury(shop, "access", 0, f"{AT}-1")
+    shop.link.execute("DEL", shop.keys.dlq("mail", 0))
+    shop.link.execute("SET", shop.keys.dlq("mail", 0), "x")
+    shop.link.execute("SADD", shop.keys.registry(), "gone")
+
+    prompt = Prompt(shop.spark, settings, Archive(folder))
+    letters = prompt.ask("SELECT topic, id FROM dead_letters ORDER BY topic, id")
+    minutes = prompt.ask("SELECT topic FROM messages")
+
+    access = [("access", f"{AT}-{each}") for each in range(2)]
+    assert letters.rows == [*access, ("mail", f"{AT}-0"), ("orders", f"{AT}-0")]
+    assert minutes.rows == [("access",)], "read from Redis"
+    for left_out in ("dead_letters/orders", "history/default", shop.keys.dlq("mail", 0)):
+        assert any(left_out in text and "the view" in text for text in caplog.messages)

@@ -23,6 +23,8 @@ from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from streamqd.spark.pipelines.parts import WrittenFile
 
 MINUTE_MS = 60_000
@@ -65,10 +67,14 @@ class MinuteArchiver:
             yield entry
 
 
-def waiting(store: Store, table: ArchiveTable | None, fleet: str) -> list[dict[str, Any]]:
+def waiting(store: Store, table: ArchiveTable | None, fleet: str) -> pa.Table:
     """Return the rows in Redis that are not in a table, and all without one."""
+    import pyarrow as pa
+
+    schema = minute_columns()
     entries = history.read(store, fleet, 0, _last(table, fleet))
-    return [row for entry in entries for row in _rows(entry)]
+    parts = [pa.Table.from_pylist(rows, schema) for _, rows in _portions(entries)]
+    return pa.concat_tables(parts or [pa.Table.from_pylist([], schema)])
 
 
 def _last(table: ArchiveTable | None, fleet: str) -> str:

@@ -1,45 +1,52 @@
 """Views over all topics: the history of messages, and dead letters, in the archive and in Redis.
 
 Each row is in a view once. The tables are opened first, and what follows their positions is read
-from Redis.
+from Redis. If a table has grown in this time, both are read again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamqd import config
+from streamqd.errors import BadValue, RedisRefused, RefusalKind, Refused, SparkError
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register, rows
-from streamqd.spark.options import DLQ, of_settings, read_options
+from streamqd.spark.offsets import Offsets
+from streamqd.spark.options import DLQ, of_settings
 from streamqd.spark.pipelines import minutes, tables
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY, minute_columns
 from streamqd.spark.pipelines.letters import COLUMNS
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable
-from streamqd.spark.streams import Catalog, registered
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from streamqd.spark.streams import partition_counts, registered, warn_once
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+LOOKS = 5  # at tables that grow while Redis is read
 
 
 def messages(spark: SparkSession, settings: config.Settings, archive: Archive | None) -> DataFrame:
-    """Return the figures of all fleets in the archive, and of the configured fleet in Redis."""
-    import pyarrow as pa
+    """Return the figures of all fleets in the archive, and of the configured fleet in Redis.
 
+    A table that cannot be read is left out with a warning.
+    """
     own = settings.daemon.fleet
     names = sorted({own, *(archive.names(HISTORY) if archive else ())})
     frames = []
     for fleet in names:
-        table = archive.derived(fleet, HISTORY) if archive else None
+        table = _table(archive, fleet, HISTORY, "messages")
         if table is not None:
             frames.append(_of_fleet(tables.read_files(spark, table, table.files()), fleet))
         if fleet == own:
-            waiting = pa.Table.from_pylist(_waiting(settings, table), minute_columns())
-            frames.append(_of_fleet(spark.createDataFrame(waiting), fleet))
+            waiting = spark.createDataFrame(_waiting(settings, table))
+            frames.append(_of_fleet(waiting, fleet))
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
@@ -50,7 +57,16 @@ def _of_fleet(frame: DataFrame, fleet: str) -> DataFrame:
     return frame.select(*chosen, f.lit(fleet).alias("fleet"))
 
 
-def _waiting(settings: config.Settings, table: ArchiveTable | None) -> list[dict[str, Any]]:
+def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> ArchiveTable | None:
+    """Return a table, None if there is none, or with a warning if it cannot be read."""
+    try:
+        return archive.derived(name, kind) if archive else None
+    except (Refused, SparkError) as error:
+        warn_once(f"{error}, so the view {view} is without this table")
+        return None
+
+
+def _waiting(settings: config.Settings, table: ArchiveTable | None) -> pa.Table:
     link = tables.connect(settings)
     try:
         store = Store(link, Keys(settings.keys.control, settings.keys.streams))
@@ -62,11 +78,25 @@ def _waiting(settings: config.Settings, table: ArchiveTable | None) -> list[dict
 def dead_letters(
     spark: SparkSession, settings: config.Settings, archive: Archive | None
 ) -> DataFrame:
-    """Return the dead letters of all topics: archived ones, and those in Redis after them."""
+    """Return the dead letters of all topics: archived ones, and those in Redis after them.
+
+    What cannot be read, a table or a partition in Redis, is left out with a warning. Raises Refused
+    if runs of `pipeline archive` follow each other too fast.
+    """
     from pyspark.sql import functions as f
 
-    found = {name: archive.derived(name, DEAD) for name in archive.names(DEAD)} if archive else {}
-    known = {name: table for name, table in found.items() if table is not None}
+    for _ in range(LOOKS):
+        known = _letter_tables(archive)
+        places = _letter_places(settings)
+        # Read at once, because dead letters that are archived later leave Redis.
+        behind = [place for place in places if place[0] in known]
+        read = _waiting_letters(spark, settings, behind, known)
+        read = [each.localCheckpoint() for each in read]
+        if _positions(_letter_tables(archive)) == _positions(known):
+            break
+    else:
+        raise Refused("dead letters were archived during each of several reads; try again")
+    read += _waiting_letters(spark, settings, [each for each in places if each not in behind], {})
     names = [each.name for each in COLUMNS]
     frames = [
         tables.read_files(spark, table, table.files())
@@ -74,38 +104,74 @@ def dead_letters(
         .select(*names)
         for name, table in known.items()
     ]
-    link = tables.connect(settings)
-    try:
-        live = registered(Store(link, Keys(settings.keys.control, settings.keys.streams)))
-    finally:
-        link.close()
-    if live:
-        frame = _behind(spark, settings, live, known)
-        topic = f.regexp_replace("topic", f"{DLQ}$", "")
-        frames.append(frame.withColumn("topic", topic).select(*names))
+    frames += [
+        each.withColumn("topic", f.regexp_replace("topic", f"{DLQ}$", "")).select(*names)
+        for each in read
+    ]
     if not frames:
         return spark.createDataFrame([], rows.ddl(COLUMNS))
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
-def _behind(
+def _letter_tables(archive: Archive | None) -> dict[str, ArchiveTable]:
+    """Return the tables of dead letters by topic, without those that cannot be read."""
+    names = archive.names(DEAD) if archive else []
+    found = {name: _table(archive, name, DEAD, "dead_letters") for name in names}
+    return {name: table for name, table in found.items() if table is not None}
+
+
+def _positions(known: Mapping[str, ArchiveTable]) -> dict[str, Offsets]:
+    return {name: table.positions for name, table in known.items()}
+
+
+def _letter_places(settings: config.Settings) -> list[TopicPartition]:
+    """Return the partitions with dead letters in Redis, without those that cannot be read."""
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    link = tables.connect(settings)
+    try:
+        counts: dict[str, int] = {}
+        for name in registered(Store(link, keys)):
+            try:
+                counts |= partition_counts(link, keys, [name])
+            except BadValue as error:
+                warn_once(f"{error}, so the view dead_letters is without the topic {name}")
+        places = [(name, number) for name, count in counts.items() for number in range(count)]
+        found = link.pipeline([("XLEN", keys.dlq(*place)) for place in places])
+    finally:
+        link.close()
+    filled = []
+    for place, length in zip(places, found, strict=True):
+        if not isinstance(length, RedisRefused):
+            filled += [place] if length else []
+        elif length.kind is RefusalKind.OF_A_KEY:
+            warn_once(f"{keys.dlq(*place)}: {length}, so the view dead_letters is without it")
+        else:
+            raise length
+    return filled
+
+
+def _waiting_letters(
     spark: SparkSession,
     settings: config.Settings,
-    live: list[str],
+    places: Sequence[TopicPartition],
     known: Mapping[str, ArchiveTable],
-) -> DataFrame:
-    """Return the dead letters in Redis that follow those in the tables."""
+) -> list[DataFrame]:
+    """Return the dead letters in Redis that follow those in the tables, none without places."""
     register(spark)
-    given = of_settings(settings) | {"subscribe": ",".join(name + DLQ for name in live)}
+    chosen: dict[str, list[int]] = {}
     starts: dict[str, dict[str, str]] = {}
-    for name, number in Catalog(read_options(given, {})).places():
-        table = known.get(name.removesuffix(DLQ))
-        end = None if table is None else table.positions.get((table.topic, number))
+    for name, number in places:
+        table = known.get(name)
+        end = None if table is None else table.positions.get((name, number))
         at = "earliest" if end is None else offsets.write_id(end.id)
-        starts.setdefault(name, {})[str(number)] = at
-    given |= {"startingOffsets": json.dumps(starts), "pushdown": "true"}
+        chosen.setdefault(name + DLQ, []).append(number)
+        starts.setdefault(name + DLQ, {})[str(number)] = at
+    if not places:
+        return []
+    given = of_settings(settings) | {"assign": json.dumps(chosen), "pushdown": "true"}
+    given |= {"startingOffsets": json.dumps(starts)}
     given |= {"includeHeaders": "true", "includeFields": "true"}
-    return spark.read.format("streamq").options(**given).load()
+    return [spark.read.format("streamq").options(**given).load()]
 
 
 Overview = Callable[["SparkSession", config.Settings, "Archive | None"], "DataFrame"]

@@ -167,11 +167,12 @@ def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str
 def _histories(
     settings: config.Settings, spark: SparkSession, scope: ReportScope
 ) -> dict[str, dict[str, Any]]:
-    """Return the history of each topic that has one."""
+    """Return the history of each topic that has one, none with a warning if it cannot be read."""
     try:
         return report_history.histories(spark, settings, scope)
     except PySparkException as error:
-        raise failure(error) from error
+        streams.warn_once(f"{failure(error)}, so the report is without the history")
+        return {}
 
 
 def _last(out: Location) -> dict[str, Any] | None:
