@@ -69,8 +69,7 @@ test-slow: $(ALL_STAMP) # What `make test` leaves out on its server, but for Spa
 	$(BIN)/pytest $(PARALLEL) --slow $(addprefix --ignore=,$(SPARK)) $(PYTEST_ARGS)
 
 test-spark: $(ALL_STAMP) ## Run what starts Spark: one session keeps both cores busy
-	$(BIN)/pytest tests/spark $(PYTEST_ARGS)
-	$(BIN)/pytest tests/acceptance/test_spark.py $(PYTEST_ARGS)
+	@status=0; for part in $(SPARK); do $(BIN)/pytest $$part $(PYTEST_ARGS) || status=1; done; exit $$status
 
 test-server: $(DEV_STAMP) ## Run what needs a server on SERVER=redis7|redis62|redis82|testcontainers (ACL=1, PARTS=)
 	$(COMPILE)
