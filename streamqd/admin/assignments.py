@@ -13,12 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from streamqd.admin import backlog, published
 from streamqd.admin.condition import condition
-from streamqd.admin.reading import ViewReader, lease_views, measure
+from streamqd.admin.reading import ViewReader, lease_views
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
 from streamqd.store.leases import LeaseView
 from streamqd.store.statistics import Backlog, UnitFigures
-from streamqd.store.store import Store
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
 RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
@@ -274,7 +273,7 @@ def measured(
         for unit, reply in zip(units, replies, strict=True)
         if (each := backlog.unit_figures(reader, unit, reply)) is not None
     }
-    unread = _unread(reader.store, figures, count_max)
+    unread, uncounted = _unread(reader, figures, count_max)
     rows = []
     for unit, view, reply in zip(units, views, replies, strict=True):
         lease, owner, since = holder(view)
@@ -287,7 +286,7 @@ def measured(
             "since_unix_ms": since,
             "quarantine": view.quarantine,
             "exists": reply is None or reply.word != "NOGROUP",
-            "lag": lag if unit in figures and lag <= count_max else None,
+            "lag": lag if unit in figures and unit not in uncounted and lag <= count_max else None,
             "lag_at_least": lag,
             "retry_unread": retry,
             "pending": each.pending,
@@ -317,17 +316,17 @@ MAIN, RETRY = 0, 1  # the partition's stream, and the retry stream of the group
 
 
 def _unread(
-    store: Store, figures: Mapping[Unit, UnitFigures], most: int
-) -> Counter[tuple[Unit, int]]:
-    """Return the unread messages of each unit in MAIN and in RETRY.
+    reader: ViewReader, figures: Mapping[Unit, UnitFigures], most: int
+) -> tuple[Counter[tuple[Unit, int]], set[Unit]]:
+    """Return the unread messages of each unit in MAIN and in RETRY, and units with a partial count.
 
     Where the server keeps no count, they are counted up to `most` or a few more. A call counts no
     more than its byte limit allows, so all streams take turns.
     """
-    found: Counter[tuple[Unit, int]] = Counter()
+    keys, found, uncounted = reader.keys, Counter[tuple[Unit, int]](), set[Unit]()
     left: list[tuple[tuple[Unit, int], str, str]] = []  # perhaps more entries after this ID
     for unit, each in figures.items():
-        streams = {store.keys.source(*unit): each.main, store.keys.retry_stream(*unit): each.retry}
+        streams = {keys.source(*unit): each.main, keys.retry_stream(*unit): each.retry}
         for at, (stream, behind) in enumerate(streams.items()):
             found[unit, at] = 1 if behind.unread is None else behind.unread
             if behind.unread is None:
@@ -335,9 +334,12 @@ def _unread(
     while left:
         steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
         before, left = left, []
-        for (place, stream, _), reply in zip(before, measure(store, steps), strict=True):
-            gone, last, more = reply.rest
-            found[place] += int(gone)
-            if more and found[place] <= most:
-                left.append((place, stream, last.decode()))
-    return found
+        for (place, stream, _), reply in zip(before, reader.measure(steps), strict=True):
+            step = reader.figures(spark.StreamStep.parse, reply, stream)
+            if step is None:
+                uncounted.add(place[0])
+                continue
+            found[place] += step.passed
+            if step.more and found[place] <= most:
+                left.append((place, stream, step.last))
+    return found, uncounted

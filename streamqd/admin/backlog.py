@@ -28,8 +28,7 @@ def unit_figures(
     reader: ViewReader, unit: Unit, reply: Reply | None
 ) -> statistics.UnitFigures | None:
     """Parse a reply of `statistics.measure_unit`. None: no such group, or an unreadable reply."""
-    key = reader.keys.retry(*unit)
-    return None if reply is None else reader.read(statistics.unit_figures, reply, key)
+    return reader.figures(statistics.unit_figures, reply, reader.keys.retry(*unit))
 
 
 def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -61,10 +60,11 @@ def count_between(
     """Count the entries after a position, up to and including `upto`. Returns as `count_behind`."""
     most, total = most or COUNT_MAX, 0
     while total < most:
-        gone, last, more = store.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
-        total += int(gone)
-        position = last.decode()
-        if not more:
+        call = spark.step(stream, position, upto, spark.STEP_MAX)
+        step = spark.StreamStep.parse(store.run(call))
+        total += step.passed
+        position = step.last
+        if not step.more:
             return total, True
     return total, position == upto
 

@@ -13,12 +13,20 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refused
+from streamqd.errors import (
+    BadValue,
+    ContractError,
+    Malformed,
+    RedisRefused,
+    RefusalKind,
+    Refused,
+)
 from streamqd.model import Unit
 from streamqd.store import leases, tracing, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
+from streamqd.store.replies import valid, whole
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -277,15 +285,30 @@ class ViewReader:
         return ask(self.store, commands, batch=batch, refused=self._refused_command)
 
     def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
-        """Run read scripts in bounded pipelines. None for one with unreadable keys."""
+        """Run read scripts in bounded pipelines. None for unreadable keys or an invalid reply."""
         replies: list[Reply | None] = []
         for call, reply in _measured(self.store, calls):
-            if isinstance(reply, RedisRefused) and (
-                reply.code != "WRONGTYPE" or not self._mistyped_keys(call)
-            ):
+            if isinstance(reply, Reply):
+                replies.append(reply)
+                continue
+            replies.append(None)
+            if isinstance(reply, ContractError):
+                self.keep(_invalid(call.key, reply))
+            elif reply.code != "WRONGTYPE" or not self._mistyped_keys(call):
                 self.refused(reply, call.key, "EVALSHA")
-            replies.append(None if isinstance(reply, RedisRefused) else reply)
         return replies
+
+    def figures(self, parse: Callable[[Reply, str], T], reply: Reply | None, key: str) -> T | None:
+        """Parse a reply of `measure`. None for none, and for an invalid one, which is kept.
+
+        `key` names the place of a value that cannot be read.
+        """
+        try:
+            return None if reply is None else self.read(parse, reply, key)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # The server checks no types of values, and the contract of a script names only words.
+            self.keep(_invalid(key, error))
+            return None
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """Return the parsed value. An unreadable one is kept, and the result is None."""
@@ -362,20 +385,27 @@ class ViewReader:
 
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
-    """Run reading scripts in bounded round trips."""
+    """Run reading scripts in bounded round trips. Raises RedisRefused, ContractError."""
     return [_answered(reply) for _, reply in _measured(store, calls)]
 
 
-def _measured(store: Store, calls: Sequence[Call]) -> Iterator[tuple[Call, Reply | RedisRefused]]:
+def _measured(
+    store: Store, calls: Sequence[Call]
+) -> Iterator[tuple[Call, Reply | RedisRefused | ContractError]]:
     for start in range(0, len(calls), BATCH):
         some = calls[start : start + BATCH]
-        yield from zip(some, store.run_many(some), strict=True)
+        replies: list[Reply | RedisRefused | ContractError] = whole(store.run_each(some))
+        yield from zip(some, replies, strict=True)
 
 
-def _answered(reply: Reply | RedisRefused) -> Reply:
+def _answered(reply: Reply | RedisRefused | ContractError) -> Reply:
     if isinstance(reply, RedisRefused):
         raise reply
-    return reply
+    return valid(reply)
+
+
+def _invalid(key: str, error: Exception) -> Unreadable:
+    return Unreadable(key, "", f"measured with an invalid reply ({error})", "with figures")
 
 
 def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:

@@ -127,11 +127,13 @@ def known_stand(
 
     A group whose name is not UTF-8 is shown with escaped bytes and kept as unreadable.
     """
-    if reply is None:
-        return None
-    for row in reply.rest[6]:
-        reader.text(row[0], reader.keys.stream(topic, partition), "group")
-    return reader.read(Stand.parse, reply, reader.keys.trim(topic, partition))
+
+    def stand(found: Reply, trim: str) -> Stand:
+        for row in found.rest[6]:
+            reader.text(row[0], reader.keys.stream(topic, partition), "group")
+        return Stand.parse(found, trim)
+
+    return reader.figures(stand, reply, reader.keys.trim(topic, partition))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from streamqd.admin import named_fields, published, topics
@@ -29,6 +30,7 @@ from streamqd.model import Unit
 from streamqd.store import members, statistics
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, Directives
+from streamqd.store.scripts import Reply
 from streamqd.store.statistics import DeadLetterCount, PartitionFigures
 
 DEAD_LETTERS_MAX = 200_000  # dead letters that one `read` counts by group
@@ -323,11 +325,15 @@ def _letters(
     while left and read < DEAD_LETTERS_MAX:
         calls = [statistics.count_dead_letters(reader.keys, *place, found[place]) for place in left]
         for place, reply in zip(left, reader.measure(calls), strict=True):
-            known = found[place]
-            found[place] = (
-                statistics.dead_letters_counted(known, reply) if reply else DeadLetterCount()
+            counted = reader.figures(
+                partial(_counted, found[place]), reply, reader.keys.dlq(*place)
             )
+            found[place] = counted or DeadLetterCount()
         # A counter that started again lost dead letters in between: the next read counts them.
         left = [place for place in left if found[place].after and not found[place].whole]
         read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found
+
+
+def _counted(known: DeadLetterCount, reply: Reply, _key: str) -> DeadLetterCount:
+    return statistics.dead_letters_counted(known, reply)

@@ -367,9 +367,8 @@ def figures_of(
 def partition_figures_of(
     reader: ViewReader, place: tuple[str, int], reply: Reply | None
 ) -> statistics.PartitionFigures:
-    """Parse the reply of `statistics.measure_partition`. None is a refused call."""
-    trim = reader.keys.trim(*place)
-    found = None if reply is None else reader.read(statistics.partition_figures, reply, trim)
+    """Parse the reply of `statistics.measure_partition`. None is an unreadable one."""
+    found = reader.figures(statistics.partition_figures, reply, reader.keys.trim(*place))
     if found is None:
         return statistics.PartitionFigures(0, 0, "", "", 0, 0, "")
     reader.add(found.bad)

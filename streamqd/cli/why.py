@@ -33,10 +33,10 @@ def why(session: Session, *, place: str) -> CommandResult:
     answers = admin.answer(session.fleet, topic, partition, group, names)
 
     def show() -> None:
+        unreadable(answers[0].unreadable)
         if partition is None:
             _show_topic(answers)
             return
-        unreadable(answers[0].unreadable)
         for each in answers:
             _show(each.causes, each.causes[0].sentence)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamqd.errors import BadValue, ContractError
 from streamqd.model import QUERIES
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
-from streamqd.store.scripts import Call
+from streamqd.store.scripts import Call, Reply
 
 STEP_MAX = 500  # entries per step
 ROWS_MAX = 250  # rows per call
@@ -24,10 +24,24 @@ Plan = Mapping[str, Mapping[str, Sequence[int]]]  # attempt -> topic -> partitio
 
 
 def step(stream: str, after: str, upto: str, count: int) -> Call:
-    """Advance `count` entries from `after`, at most to `upto`. The reply: number, last id."""
+    """Advance `count` entries from `after`, at most to `upto`. `StreamStep` reads the reply."""
     if not 1 <= count <= STEP_MAX:
         raise ContractError(f"stream_step: {count} entries, not 1 to {STEP_MAX}")
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
+
+
+class StreamStep(NamedTuple):
+    """A step over `passed` entries up to `last`. `more`: there may be entries after it."""
+
+    passed: int
+    last: str
+    more: bool
+
+    @classmethod
+    def parse(cls, reply: Reply, _key: str = "") -> StreamStep:
+        """Read OK."""
+        passed, last, more = reply.rest
+        return cls(int(passed), last.decode(), bool(more))
 
 
 def query_position(

@@ -14,11 +14,12 @@ from streamqd.admin import pending
 from streamqd.admin.reading import SEQ_MAX, Id, forwards
 from streamqd.cli import cli
 from streamqd.model import Unit
-from streamqd.store import messages
+from streamqd.store import messages, scripts
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support.doctor_case import GROUP, INSTANCE, TOPIC, DoctorCase
+from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 
 KEYS = Keys()
@@ -288,6 +289,40 @@ def test_commands_survive_a_key_of_another_type(
             ):
                 problems[verb + form] = (done.exit_code, done.output[-300:])
     assert problems == {}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(b"*1\r\n$3\r\nWAT\r\n", id="unknown-word"),
+        pytest.param(b":7\r\n", id="no-list"),
+        pytest.param(b"*5\r\n$2\r\nOK\r\n:1\r\n*0\r\n$1\r\nx\r\n*0\r\n", id="wrong-types"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["status", "why access", "group list", "top --once"])
+def test_commands_survive_an_invalid_reply_about_one_partition(
+    doctor_case: DoctorCase,
+    invoke: Callable[[str], Result],
+    proxy: FaultProxy,
+    verb: str,
+    reply: bytes,
+) -> None:
+    """One invalid reply of a measurement failed the command for all partitions."""
+    script = scripts.get("assignment_measure")
+    names = (script.sha.encode(), script.source)
+    place = KEYS.stream(TOPIC, 1).encode()
+    forged = proxy.forge(reply, lambda command: place in command and command[1] in names)
+    doctor_case.url = proxy.url
+    doctor_case.write()
+    done = invoke(verb)
+    assert forged.happened.is_set()
+    assert done.exit_code in VERBS.get(verb, {0, 1}) | {0}, done.output
+    assert verb.startswith("top") or "measured with an invalid reply" in done.output
+    assert KEYS.stream(TOPIC, 0) not in done.output
+    if verb == "status":
+        seen = json.loads(invoke(f"status {TOPIC} --json").stdout)
+        lags = {row["partition"]: row["lag"] for row in seen["assignments"]}
+        assert lags == {0: 1, 1: None}
 
 
 @pytest.mark.parametrize("order", ["id", "idle"])

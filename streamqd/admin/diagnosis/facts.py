@@ -582,7 +582,7 @@ def gather_partitions(
             *name,
             wrong_types=types[at],
             groups=groups[at],
-            figures=None if reply is None else reader.read(statistics.partition_figures, reply),
+            figures=reader.figures(statistics.partition_figures, reply, statistics.TRIM),
             scheduled=scheduled[at] if not types[at] else Delays(),
             stand=known_stand(reader, *name, stands[at]),
             oldest_dead_letter_unix_ms=letters.get(name),
