@@ -17,8 +17,8 @@ import pytest
 
 from tests.faults.results import FULL_SPEED
 from tests.support.clock import HOUR, Clock
-from tests.support.daemon import Daemon
-from tests.support.full_speed import CODE, CONSUMER, Load
+from tests.support.daemon import Daemon, daemons
+from tests.support.full_speed import CODE, CONSUMER, Control, Load
 from tests.support.kill_matrix import freeze, thaw
 from tests.support.proxy import FaultProxy
 from tests.support.servers import ProcessServer
@@ -29,17 +29,34 @@ TTL_SECONDS = 5.0
 OPTIONS = {"lease_ttl": f"{TTL_SECONDS}s", "rebalance_delay": "0s", "rebalance_hold": "0s"}
 
 
+@pytest.fixture
+def control(
+    new_server: Callable[..., ProcessServer], tmp_path_factory: pytest.TempPathFactory
+) -> Control:
+    """Start a daemon that no fault reaches."""
+
+    @contextmanager
+    def start(partitions: int) -> Iterator[Daemon]:
+        with (
+            daemons(tmp_path_factory.mktemp("control"), new_server().url) as make,
+            make(code=CODE, consumer=CONSUMER, partitions=partitions) as made,
+        ):
+            yield made
+
+    return start
+
+
 @contextmanager
-def working(make: Make, **given: Any) -> Iterator[tuple[Daemon, Load]]:
+def working(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemon, Load]]:
     """One daemon with a backlog, at full speed."""
     made = make(code=CODE, consumer=CONSUMER, daemon=OPTIONS, **given)
     with made:
-        yield made, Load(made)
+        yield made, Load(made, control)
         assert made.stop() == 0
 
 
 @contextmanager
-def two_working(make: Make) -> Iterator[tuple[Daemon, Daemon, Load]]:
+def two_working(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, Load]]:
     """Two daemons with a partition each, at full speed."""
     given = {"partitions": 2, "code": CODE, "consumer": CONSUMER, "daemon": OPTIONS}
     first, second = make(name="a", **given), make(name="b", **given)
@@ -47,22 +64,24 @@ def two_working(make: Make) -> Iterator[tuple[Daemon, Daemon, Load]]:
         first.wait_for(
             lambda: len(first.pids()) == len(second.pids()) == 1, what="one each", timeout=30
         )
-        yield first, second, Load(second)
+        yield first, second, Load(second, control)
         assert second.stop() == 0
 
 
 @pytest.mark.fault("F1")
-def test_after_a_worker_is_killed(make: Make, record_property: Record) -> None:
-    with working(make) as (daemon, load):
+def test_after_a_worker_is_killed(make: Make, control: Control, record_property: Record) -> None:
+    with working(make, control) as (daemon, load):
         killed_at = time.monotonic()
         os.kill(daemon.pids()[0], signal.SIGKILL)
         record_property(FULL_SPEED, load.seconds_until_full(killed_at))
 
 
 @pytest.mark.fault("F6")
-def test_after_a_supervisor_is_killed(make: Make, record_property: Record) -> None:
+def test_after_a_supervisor_is_killed(
+    make: Make, control: Control, record_property: Record
+) -> None:
     """Its successor starts when its processes have exited, as systemd does it."""
-    with working(make) as (daemon, load):
+    with working(make, control) as (daemon, load):
         killed_at = time.monotonic()
         daemon.kill()
         daemon.wait_gone(5.0)
@@ -71,9 +90,9 @@ def test_after_a_supervisor_is_killed(make: Make, record_property: Record) -> No
 
 
 @pytest.mark.fault("F7")
-def test_after_a_host_is_lost(make: Make, record_property: Record) -> None:
+def test_after_a_host_is_lost(make: Make, control: Control, record_property: Record) -> None:
     """Nothing proves its death, so its lease of 5 s must expire."""
-    with two_working(make) as (first, _second, load):
+    with two_working(make, control) as (first, _second, load):
         freeze(first)  # no time to release anything
         lost_at = time.monotonic()
         first.kill()
@@ -81,9 +100,11 @@ def test_after_a_host_is_lost(make: Make, record_property: Record) -> None:
 
 
 @pytest.mark.fault("F8")
-def test_after_an_instance_has_paused(make: Make, record_property: Record) -> None:
+def test_after_an_instance_has_paused(
+    make: Make, control: Control, record_property: Record
+) -> None:
     """It pauses for longer than its lease of 5 s, and another instance takes its partition over."""
-    with two_working(make) as (first, _second, load):
+    with two_working(make, control) as (first, _second, load):
         paused_at = time.monotonic()
         freeze(first)
         try:
@@ -94,9 +115,9 @@ def test_after_an_instance_has_paused(make: Make, record_property: Record) -> No
 
 @pytest.mark.fault("F9")
 def test_after_a_server_has_paused(
-    make: Make, fresh_server: ProcessServer, record_property: Record
+    make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
-    with working(make) as (daemon, load):
+    with working(make, control) as (daemon, load):
         mark = daemon.mark()
         fresh_server.pause()
         daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
@@ -108,10 +129,10 @@ def test_after_a_server_has_paused(
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_after_a_clock_has_jumped(
-    make: Make, fresh_server: ProcessServer, record_property: Record, jump: int
+    make: Make, control: Control, fresh_server: ProcessServer, record_property: Record, jump: int
 ) -> None:
     clock = Clock(fresh_server)
-    with working(make) as (_daemon, load):
+    with working(make, control) as (_daemon, load):
         jumped_at = time.monotonic()
         clock.jump_to(jump)
         record_property(FULL_SPEED, load.seconds_until_full(jumped_at))
@@ -124,8 +145,10 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 
 @pytest.mark.fault("F11")
-def test_after_a_network_was_away(make: Make, proxy: FaultProxy, record_property: Record) -> None:
-    with working(make, redis_url=proxy.url) as (daemon, load):
+def test_after_a_network_was_away(
+    make: Make, control: Control, proxy: FaultProxy, record_property: Record
+) -> None:
+    with working(make, control, redis_url=proxy.url) as (daemon, load):
         mark = daemon.mark()
         proxy.hold(requests=True, replies=True)
         daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
@@ -136,9 +159,9 @@ def test_after_a_network_was_away(make: Make, proxy: FaultProxy, record_property
 
 @pytest.mark.fault("F13")
 def test_after_all_connections_are_reset(
-    make: Make, proxy: FaultProxy, record_property: Record
+    make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
-    with working(make, redis_url=proxy.url) as (_daemon, load):
+    with working(make, control, redis_url=proxy.url) as (_daemon, load):
         cut_at = time.monotonic()
         proxy.cut()
         record_property(FULL_SPEED, load.seconds_until_full(cut_at))
@@ -146,10 +169,10 @@ def test_after_all_connections_are_reset(
 
 @pytest.mark.fault("F14")
 def test_after_a_server_is_killed(
-    make: Make, fresh_server: ProcessServer, record_property: Record
+    make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
     """With an append-only file. The time counts from when it accepts commands again."""
-    with working(make) as (daemon, load):
+    with working(make, control) as (daemon, load):
         mark = daemon.mark()
         fresh_server.kill()
         daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
@@ -158,8 +181,10 @@ def test_after_a_server_is_killed(
 
 
 @pytest.mark.fault("F20")
-def test_after_the_scripts_are_forgotten(make: Make, record_property: Record) -> None:
-    with working(make) as (daemon, load):
+def test_after_the_scripts_are_forgotten(
+    make: Make, control: Control, record_property: Record
+) -> None:
+    with working(make, control) as (daemon, load):
         flushed_at = time.monotonic()
         daemon.link.execute("SCRIPT", "FLUSH")
         record_property(FULL_SPEED, load.seconds_until_full(flushed_at))
@@ -167,9 +192,9 @@ def test_after_the_scripts_are_forgotten(make: Make, record_property: Record) ->
 
 @pytest.mark.fault("F38")
 def test_after_all_connections_fail_silently(
-    make: Make, proxy: FaultProxy, record_property: Record
+    make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
-    with working(make, redis_url=proxy.url) as (_daemon, load):
+    with working(make, control, redis_url=proxy.url) as (_daemon, load):
         died_at = time.monotonic()
         proxy.silence()
         record_property(FULL_SPEED, load.seconds_until_full(died_at))
