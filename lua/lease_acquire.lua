@@ -3,8 +3,8 @@
 -- Take a partition for a group. The caller passes the epoch that it saw when it decided, so a copy
 -- of this call that runs minutes late finds a later epoch and changes nothing. A token left in the
 -- fence means that the last owner did not release the partition: its pending entries are inherited
--- and run in quarantine. The entries that it was about to handle are accused, and run alone next. An
--- entry that was accused or charged before has run alone: if it is still pending, it is charged.
+-- and run in quarantine. The entries that it was about to handle are accused, and run alone next.
+-- An entry that was accused or charged before has run alone: if it is still pending, it is charged.
 -- The first charge of an accused entry counts as three crashes, one for each lost host: the loss
 -- that left it pending, the one of its round, and the one when it ran alone.
 --
@@ -55,6 +55,14 @@ if not mine and epoch ~= tonumber(seen_epoch) then
   return {'MOVED', text(epoch)}
 end
 local unclean = holder ~= false
+-- The mark names the entries that the last owner was about to handle. After an unclean loss:
+--
+--   Mark                                  Charged                Accused
+--   none, or an entry that is finished    -                      as before
+--   one entry, charged before             that entry, 1 crash    as before
+--   one entry, accused before             that entry, 3 crashes  as before
+--   another entry                         -                      as before, and that entry
+--   several entries                       -                      as before, and these entries
 local victim, hits, accused = '', 1, held[6] or ''
 if unclean and not mine and mark then
   local source, id = locate(stream, retry, mark)

@@ -4,6 +4,9 @@ Failed runs (`attempt`) and runs that crashed their process (`crashes`) are coun
 (a drain, a rebalance) counts as neither. Limits count runs: with `max_attempts` 5 the fifth failure
 is the last. A limit of 0 means unlimited.
 
+No decision is needed for a message that is missing, expired or too large: `worker.verdicts`
+finishes it without a run.
+
 Among `retry_on` and `dead_on`, the class nearest to the exception decides, in Python's method
 resolution order. For example, with `dead_on` OSError and `retry_on` ConnectionError, a refused
 connection is retried and a missing file is dead-lettered.

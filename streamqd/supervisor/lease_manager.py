@@ -120,35 +120,42 @@ class LeaseManager:
     def _say(
         self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> None:
-        predecessor = self.membership.dead_nonce
-        listen = now >= self.wakes.next_at()
-        mistyped = self.membership.mistyped
-        others = self._view_due or self._wake_ups or predecessor or mistyped or listen
+        """Make one round trip: the calls, or the first other one that is due."""
+        others: list[tuple[object, Callable[[], object]]] = [
+            (self._view_due, partial(self._look, partitions, offers, now)),
+            (self.membership.dead_nonce, self._remove_predecessor),
+            (self.membership.mistyped, partial(self.membership.explain, self.link)),
+            (self._wake_ups, self._send_wake_ups),
+            (now >= self.wakes.next_at(), partial(self._listen, now)),
+        ]
+        other = next((say for due, say in others if due), None)
         # Refused calls are due at every tick, so the other round trips alternate with them.
-        calls = [] if self._asked and others else self._calls(now, partitions, offers)
+        calls = [] if self._asked and other else self._calls(now, partitions, offers)
         self._asked = bool(calls)
         try:
             if calls:
                 self.client.ask(calls)
-            elif self._view_due:
-                self._look(partitions, offers, now)
-            elif predecessor:
-                # Its reply does not matter: the predecessor also leaves when it is silent for long.
-                whole(self.link.run_each([self.membership.removal_of_predecessor()]))
-                self.membership.dead_nonce = ""
-                self.membership.heartbeat_soon()
-            elif mistyped:
-                self.membership.explain(self.link)
-            elif self._wake_ups:
-                wake_ups, self._wake_ups = self._wake_ups, []
-                self.link.pipeline(wake_ups)
-            elif listen and self.wakes.listen(now, self.client.patience):
-                self.membership.heartbeat_soon()
+            elif other is not None:
+                other()
         except RedisUnavailable as error:
             self.client.failed(error)
             self.wakes.link.close()
             # After an outage, first find out which members are alive.
             self.membership.heartbeat_by(time.monotonic())
+
+    def _remove_predecessor(self) -> None:
+        # Its reply does not matter: the predecessor also leaves when it is silent for long.
+        whole(self.link.run_each([self.membership.removal_of_predecessor()]))
+        self.membership.dead_nonce = ""
+        self.membership.heartbeat_soon()
+
+    def _send_wake_ups(self) -> None:
+        wake_ups, self._wake_ups = self._wake_ups, []
+        self.link.pipeline(wake_ups)
+
+    def _listen(self, now: float) -> None:
+        if self.wakes.listen(now, self.client.patience):
+            self.membership.heartbeat_soon()
 
     def _calls(
         self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]

@@ -320,6 +320,7 @@ class PartitionState:
         """Process the exit of the worker: find the suspects and plan the next call."""
         worker, now = self.worker, time.monotonic()
         assert worker is not None
+        # First read the slot, then decide, and clear the slot last: the refence needs its entries.
         lived, settled = worker.lived(now), worker.settled()
         batch, held = self.slot.batch(), isinstance(self.step, Held)
         blame = self._blame(exit_, worker.kill, batch)

@@ -17,7 +17,6 @@ from streamqd.scoreboard import (
     RUNNING,
     WAITING,
     WORD_RUN_SEQ,
-    WORD_TRUSTED_UNTIL,
     now_ns,
 )
 from streamqd.store.fetch import FetchResult
@@ -159,6 +158,12 @@ class ConcurrentExecutor:
 
     @property
     def _startable(self) -> int:
+        """The number of ready entries that start in this turn, so they take no room.
+
+        For example, 8 lanes of which 3 are free, `prefetch_max` 16, and 10 ready entries: 3 are
+        startable, so 7 wait, and `room` allows 9 more. With `ready=4`, slow runs get no room,
+        because the 3 free lanes have entries, and quick runs get none, because 7 are ready.
+        """
         if self._ack_each or self._held is not None or not self._begins_at_once:
             return 0
         return min(self._lanes_free, self._ordering.ready)
@@ -220,8 +225,8 @@ class ConcurrentExecutor:
         if held and self._held is not None:
             self._take_due(self._held)
         ordering = self._ordering
-        if ordering.ready and now_ns() > self._slot.words[WORD_TRUSTED_UNTIL]:
-            self._context.channel.await_trust()
+        if ordering.ready:
+            self._gates.await_trust(now_ns())
         if self._begins_at_once:
             begun = ordering.take(self._lanes_free)
             self._mark_running(begun)

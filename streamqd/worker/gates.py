@@ -66,8 +66,15 @@ class Gates:
 
     def are_open(self, now: int, runs: int = 1) -> bool:
         """Return True if `runs` would start without waiting while no other run is active."""
-        trusted = now <= self._words[WORD_TRUSTED_UNTIL]
-        return trusted and not self.held_ns(now, runs) and self.admits(0)
+        return self._is_trusted(now) and not self.held_ns(now, runs) and self.admits(0)
+
+    def _is_trusted(self, now: int) -> bool:
+        # `SingleRunner._run_each` has this comparison too, because it is made for each message.
+        return now <= self._words[WORD_TRUSTED_UNTIL]
+
+    def await_trust(self, now: int) -> int:
+        """Return `now` if the lease is trusted then, else the instant after the wait for trust."""
+        return now if self._is_trusted(now) else self._channel.await_trust()
 
     def await_open(self, now: int, runs: int = 1) -> int:
         """Wait until the lease is trusted and every gate is open, and return that instant.
@@ -75,11 +82,10 @@ class Gates:
         Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """
         while True:
-            if now > self._words[WORD_TRUSTED_UNTIL]:
-                now = self._channel.await_trust()
+            now = self.await_trust(now)
             for gate in self._gates:
                 now = gate.await_open(now, runs)
-            if now <= self._words[WORD_TRUSTED_UNTIL]:  # a gate can wait longer than the lease
+            if self._is_trusted(now):  # a gate can wait longer than the lease
                 return now
 
     def await_start(self, now: int, runs: int = 1) -> int:

@@ -221,6 +221,8 @@ class Guards:
             else:
                 with contextlib.suppress(RedisRefused):
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
+        # The pause also comes back as a command of the supervisor, after its next heartbeat. Until
+        # then, and if the supervisor cannot read it, only this check keeps the worker waiting.
         orders = keys.orders(self._fleet)
         while self._paused and link.execute("HEXISTS", orders, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)

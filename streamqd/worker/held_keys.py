@@ -141,6 +141,12 @@ class KeyBlocker(Generic[Kept]):
 class HeldKeys:
     """The held keys of one worker. Each executor consults it before a run and after the run.
 
+    | Executor and entry  | Before the run                   | After the run                       |
+    | serial, new         | `count_free`, `may_run`          | `keep` if it failed, else `forget`  |
+    | serial, due         | `take`, `may_run`                | the same, then `is_done`, `go_on`   |
+    | lanes, new          | `may_run` with `queued`          | `keep` if it failed, then `ended`   |
+    | lanes, due          | `take`, `begin_again`            | the same                            |
+
     Held entries are in no batch, so they cannot be blamed for a crash.
     """
 
@@ -190,8 +196,8 @@ class HeldKeys:
     def begin_again(self, entry: FetchedEntry) -> None:
         """Wait for the turn of a message that has a lane, and mark it, before its start.
 
-        Batches of one message use `may_run` instead. Raises Stop, Fenced, RedisUnavailable,
-        RedisRefused. After an error, the message has not started: call `restart`.
+        Raises Stop, Fenced, RedisUnavailable, RedisRefused. After an error, the message has not
+        started: call `restart`.
         """
         self._quarantine.run_again(entry.place)
 

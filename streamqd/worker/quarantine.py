@@ -134,7 +134,14 @@ class Quarantine:
         return entry.crash_count > 0 or entry.place in self.accused
 
     def _begin(self, *places: bytes) -> None:
-        """Wait until no condition delays a round, then take its turn and mark it."""
+        """Wait until no condition delays a round, then take its turn and mark it.
+
+        | State                                  | Mark       | Turn | Then                     |
+        | a condition delays the round           | no message | no   | wait for it, look again  |
+        | another worker has the turn            | no message | no   | POLL_SECONDS, look again |
+        | the turn is taken                      | the round  | yes  | the round starts         |
+        | delayed again while the mark was sent  | the round  | no   | look again               |
+        """
         channel = self._context.channel
         if self._had_seconds > SHARE_SECONDS:
             self._had_seconds = 0.0

@@ -106,22 +106,17 @@ class Recovery:
     def _run_others(self, *, opened: bool) -> None:
         """Handle all pending entries. In quarantine, they run in rounds that grow."""
         ready: list[messages.PendingEntry] = []
-        width, listed = self._quarantine.width, 0
-        growing = min(width, 2)
+        listed, most = 0, min(self._quarantine.width, 2)
         for pending in self._pages(opened=opened):
-            if not self._quarantine.is_open or width == 1:
+            if not self._quarantine.is_open or self._quarantine.width == 1:
                 self._run_pending(pending)
                 self._settler.flush()
                 continue
             ready += pending
             listed += len(pending)
             self._slot.suspects_left, self._slot.suspects = len(ready), listed
-            while len(ready) >= growing or sum(map(_size, ready)) >= self._consumer.prefetch_bytes:
-                ready = self._run_round(ready, growing)
-                growing = min(width, 4 * growing)
-        while ready:
-            ready = self._run_round(ready, growing)
-            growing = min(width, 4 * growing)
+            ready, most = self._run_rounds(ready, most)
+        self._run_rounds(ready, most, last=True)
 
     def _run_suspects(self) -> bool:
         """Run the suspects of earlier crashes in rounds, before all other pending entries.
@@ -129,7 +124,6 @@ class Recovery:
         Returns True if a session was opened.
         """
         ready: list[messages.PendingEntry] = []
-        size, size_max = 0, self._consumer.prefetch_bytes
         missing = len(self._suspects)
         for pending in self._pages():
             # An accused entry means that an earlier loss is not resolved. Entries that have waited
@@ -138,25 +132,35 @@ class Recovery:
                 return True  # all inherited entries run under marks
             found = [entry for entry in pending if entry.place in self._suspects]
             missing -= len(found)
-            ready += found
-            size += sum(entry.size for entry in found)
-            while ready and size >= size_max:
-                ready = self._run_round(ready)
-                size = sum(entry.size for entry in ready)
+            ready, _ = self._run_rounds([*ready, *found])
             if not missing:
                 break  # the other pages are listed when their entries run
-        while ready:
-            ready = self._run_round(ready)
+        self._run_rounds(ready, last=True)
         self._quarantine.end()
         return True
 
-    def _run_round(
-        self, ready: list[messages.PendingEntry], most: int = 0
-    ) -> list[messages.PendingEntry]:
-        """Run the first suspects together, with no other message next to them. Returns the rest.
+    def _run_rounds(
+        self, ready: list[messages.PendingEntry], most: int = 0, *, last: bool = False
+    ) -> tuple[list[messages.PendingEntry], int]:
+        """Run rounds of the listed entries. Returns those that wait for more, and the next `most`.
 
-        `most` is the largest round of inherited entries that are not suspects.
+        A round starts if `most` entries are ready, or as many bytes as a worker holds, or with
+        `last` anything. `most` is the largest round of inherited entries that are not suspects, and
+        grows with each round. With 0, `ready` are suspects.
         """
+        while ready and (
+            last
+            or 0 < most <= len(ready)
+            or sum(map(_size, ready)) >= self._consumer.prefetch_bytes
+        ):
+            ready = self._run_round(ready, most)
+            most = min(self._quarantine.width, 4 * most)
+        return ready, most
+
+    def _run_round(
+        self, ready: list[messages.PendingEntry], most: int
+    ) -> list[messages.PendingEntry]:
+        """Run the first entries together, with no other message next to them. Returns the rest."""
         alone = self._quarantine.accused
         largest = [
             1 if each.crashes or each.place in alone else self._suspects.get(each.place, most)

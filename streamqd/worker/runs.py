@@ -145,6 +145,7 @@ class SingleRunner:
         sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
         counters = entry is not None and entry.has_counters
         for index, message in enumerate(messages, first):
+            # Before the run: follow a command, settle what must not wait, and wait for the gates.
             if words[WORD_COMMAND] and index > first:
                 context.channel.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
@@ -152,6 +153,7 @@ class SingleRunner:
                 now = pace.settle_first(now, elapsed)
             if gated or now > words[WORD_TRUSTED_UNTIL]:
                 now = gates.await_start(now)
+            # The run. RUNNING comes before anything that the message could influence.
             lanes[1] = now
             words[WORD_RUN_SEQ] = sequence = sequence + 1
             states[index] = RUNNING
@@ -167,6 +169,7 @@ class SingleRunner:
                 end = raised
             if end is None:
                 states[index] = DONE
+            # After the run: count it, then acknowledge it or find its verdict.
             ended = clock_gettime_ns(CLOCK_BOOTTIME)
             current.message = None
             self._last_run_ns = elapsed = ended - now

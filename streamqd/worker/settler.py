@@ -170,6 +170,14 @@ class Settler:
             self.slot.states[item.at] = FAILED
 
     # --- when ---
+    #
+    # | Owed                            | `since_ns`    | `_hurried` | Due               |
+    # | nothing                         | 0             | no         | never             |
+    # | verdicts of quick runs          | of the oldest | no         | after `linger_ns` |
+    # | a failure of a longer run       | of the oldest | yes        | immediately       |
+    # | only entries that Redis refused | 0             | no         | at each `settle`  |
+    #
+    # Refused entries are sent at most every DEFER_SECONDS, which `_deferred_until_ns` limits.
 
     def hurry(self) -> None:
         """Make the recorded failures due, because their runs were not quick."""

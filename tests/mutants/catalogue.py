@@ -279,7 +279,7 @@ DEATH = (
         "a batch that is marked before it waits for its rate",
         "no message is accused for a wait",
         "streamqd/worker/gates.py",
-        ("trusted and not self.held_ns(now, runs) and", "trusted and"),
+        ("self._is_trusted(now) and not self.held_ns(now, runs) and", "self._is_trusted(now) and"),
         tests={
             "integration/test_quarantine.py": (
                 "test_rest_of_a_round_has_no_mark_and_turn_during_a_rate_wait[a batch]"
