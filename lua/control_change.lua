@@ -12,7 +12,8 @@
 -- ARGV[4..] removed   list  directives to remove
 --
 -- Returns  OK    written                         [2] time, unix ms [3] number removed
--- Returns  FULL  there are already `directives_max` directives; nothing was written     [2] how many
+-- Returns  FULL  there are already `directives_max` directives; nothing was written
+--                                                [2] how many
 --
 -- Cost     O(n), n = directives removed
 -- Repeat   safe: a repeated reload or rebalance runs twice. Works when memory is full

@@ -10,7 +10,7 @@
 -- KEYS[3]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  dead_letter_id  id      the dead letter
--- ARGV[2]  group           str     group of the target retry stream, '' = the target is the partition
+-- ARGV[2]  group           str     group of the target retry stream, '' = target is the partition
 -- ARGV[3..] changed        list    names and values: retryCount 0, crashCount 0, replayCount + 1
 --
 -- Returns  OK        [2] new id

@@ -1,9 +1,9 @@
 -- lease_refence: held -> held (epoch + 1 or later), for the successor of an exited worker
 --
--- Replace the token of a worker process that has exited. After this call, late packets of that worker are refused.
--- The same step acknowledges the entries that it finished and charges the running one.
--- As three calls, a lost reply would charge twice, and a crash between the calls would charge no
--- entry.
+-- Replace the token of a worker process that has exited. After this call, late packets of that
+-- worker are refused. The same step acknowledges the entries that it finished and charges the
+-- running one. As three calls, a lost reply would charge twice, and a crash between the calls would
+-- charge no entry.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G

@@ -17,8 +17,8 @@
 --
 -- Returns  OK    [2] now, unix ms [3] members, each id, last heartbeat in unix ms, JSON [4]
 --                directives and their JSON in turn
--- Returns  DUPLICATE  another run sends heartbeats under this id     [2] its last heartbeat, unix ms [3]
---                its JSON
+-- Returns  DUPLICATE  another run sends heartbeats under this id
+--                [2] its last heartbeat, unix ms [3] its JSON
 --
 -- Cost     O(n + m + s), n = members, m = directives (control_change bounds them), s = silent ids
 -- Repeat   safe, but a late copy from an instance that left brings it back until it is removed for

@@ -5,8 +5,8 @@
 -- - The owner's own consumer is never examined. Its slow entries are idle too, but running.
 -- - An idle entry without a body is acknowledged and counted.
 -- - An entry without a consumer counts as idle forever. XNACK of Redis 8.8 leaves it with the name
---   '' and an idle time of -1. No list of consumers includes it, so all pending entries are searched
---   for it if the server counts more of them than the consumers have.
+--   '' and an idle time of -1. No list of consumers includes it, so all pending entries are
+--   searched for it if the server counts more of them than the consumers have.
 -- - Each call examines one page of the other clients' entries, busy or not, and returns where the
 --   next page starts. For a request of idle entries alone, the server would scan all others.
 -- - A missing group raises the server's own error NOGROUP, as a read does.

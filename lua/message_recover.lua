@@ -19,8 +19,8 @@
 -- ARGV[6]  after_retry  id      the same for the retry stream
 -- ARGV[7]  count        int     at most this many from each stream
 --
--- Returns  OK      [2] 1 = in quarantine [3] last id delivered to the group in the partition stream [4]
---                  the same in the retry stream [5] entries of the partition stream [6] of the
+-- Returns  OK      [2] 1 = in quarantine [3] last id delivered to the group in the partition stream
+--                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
 --                  retry stream; each id, fields or nil, crashes, failures, crash context, ms until
 --                  its next run in place is due (a number that cannot be read is -1) [7] 1 = there
 --                  may be more in the partition stream [8] the same for the retry stream [9]

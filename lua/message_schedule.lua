@@ -3,10 +3,10 @@
 -- Keep a message until it is due. message_promote then writes it to the partition. `sentAt` is
 -- added here by the server's clock, because the id of the later entry shows its due time.
 --
--- KEYS[1]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}            score = due, unix ms
--- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}       send id -> packed fields
--- KEYS[3]? meta       HASH    streaming:mq:topic:{T}:meta             not on a cluster: another slot
--- KEYS[4]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>         only with a dedup id
+-- KEYS[1]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}          score = due, unix ms
+-- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}     send id -> packed fields
+-- KEYS[3]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
+-- KEYS[4]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>       only with a dedup id
 --
 -- ARGV[1]  partitions int     partition count by which the message was routed
 -- ARGV[2]  delay_ms   int     delay from now, if `at_ms` is -1

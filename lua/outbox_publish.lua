@@ -19,9 +19,9 @@
 --                             in unix ms or '', the number of its names and values, then
 --                             the names and values
 --
--- Returns  OK        written     [2] number of leading rows that are in the topic [3] number of rows
---                                that this call wrote [4] the error of the next row, or the backlog
---                                that left no room for it, or ''
+-- Returns  OK        written     [2] number of leading rows that are in the topic [3] number of
+--                                rows that this call wrote [4] the error of the next row, or the
+--                                backlog that left no room for it, or ''
 -- Returns  FULL      the backlog is at its limit     [2] backlog
 -- Returns  FENCED    a later relay has fenced the partition     [2] its epoch
 -- Returns  UNFENCED  this epoch has not fenced the partition, or its record was deleted

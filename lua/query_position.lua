@@ -18,8 +18,8 @@
 --                  deleted
 --
 -- Cost     O(g), g = groups of the partition
--- Repeat   safe, but a late copy shows an earlier position until the next call. Works when memory is
---          full
+-- Repeat   safe, but a late copy shows an earlier position until the next call. Works when memory
+--          is full
 -- @include _groups
 -- @include _ids
 

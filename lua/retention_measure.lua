@@ -12,8 +12,8 @@
 --              if unknown, milliseconds since one of its consumers was last seen or '', total
 --              unread and pending entries dropped [9] first entry that is not archived or ''
 --
--- Cost     O(g x (c + log n)) + size of g + 3 bodies, g = groups, c = consumers of a group, n = pending
---          entries, and the sizes of 1,000 nodes
+-- Cost     O(g x (c + log n)) + size of g + 3 bodies, g = groups, c = consumers of a group, n =
+--          pending entries, and the sizes of 1,000 nodes
 -- Repeat   safe: reads only
 -- @include _groups
 -- @include _ids

@@ -1,8 +1,8 @@
 -- settle_retry: in-flight -> waiting
 --
 -- Move failed entries to the retry set, each with its delay. policy/settlement.py decides, and this
--- script executes the decision or refuses. The body moves from the stream to the retry set inside the
--- server. The attempts of the entry are removed: its crash count continues in its fields.
+-- script executes the decision or refuses. The body moves from the stream to the retry set inside
+-- the server. The attempts of the entry are removed: its crash count continues in its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}

@@ -12,14 +12,14 @@
 -- ARGV[5]  topics  str   names of their topics, separated by spaces
 --
 -- Returns  OK     decided                       [2] number of the previous batch, or ''
--- Returns  STARTED  a decision is not carried out yet, for this batch or an earlier one [2] number of
---                 that batch [3] its plan
+-- Returns  STARTED  a decision is not carried out yet, for this batch or an earlier one
+--                 [2] number of that batch [3] its plan
 -- Returns  DONE   the batch is published        [2] its rows [3] its topics, '' = unknown
 -- Returns  PAST   a later batch was decided     [2] its number
 --
 -- Cost     O(1) + size of the plan
--- Repeat   idempotent: the second call returns STARTED with the first decision. Works when memory is
---          full
+-- Repeat   idempotent: the second call returns STARTED with the first decision. Works when memory
+--          is full
 -- @include _numbers
 
 local record = KEYS[1]

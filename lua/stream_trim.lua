@@ -1,7 +1,7 @@
 -- stream_trim: settled and no longer retained -> gone
 --
--- Remove the oldest entries in whole nodes, but keep every entry that a group still has to finish. The
--- floor, the smallest id that must stay, is found and used in one step: computed elsewhere, it
+-- Remove the oldest entries in whole nodes, but keep every entry that a group still has to finish.
+-- The floor, the smallest id that must stay, is found and used in one step: computed elsewhere, it
 -- would be wrong after a group's creation, a reset or a failover. The floor of a group is its first
 -- pending entry, or else the id after the last delivered one. The position of a Spark query counts
 -- only if the query asked for it. Limits apply independently: an entry is removed when it exceeds
