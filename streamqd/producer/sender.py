@@ -538,8 +538,7 @@ class Sender:
         known: Any = {"partitions": chunk.count, "meta": self._writer.meta(chunk.topic)}
         sent = (message.dedup_id or "", self._window)
         if not message.send_id:
-            fields = [message.fields]
-            return publishing.publish(*place, fields, *sent, self._max_backlog, **known)
+            return publishing.publish(*place, message.fields, *sent, self._max_backlog, **known)
         return publishing.schedule(
             *(*place, message.delay, message.send_id, message.fields, *sent),
             at_unix_ms=message.at_unix_ms,

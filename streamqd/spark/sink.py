@@ -74,7 +74,7 @@ def append(options: WriteOptions, chunk: Chunk) -> int:
     rows = [(place, row) for place, of_place in chunk.items() for row in of_place]
     if options.id_column:
         calls = [
-            publishing.publish(keys, *place, [row.fields], row.dedup_id, options.dedup_window)
+            publishing.publish(keys, *place, row.fields, row.dedup_id, options.dedup_window)
             for place, row in rows
         ]
         replies = accepted(persist(connection, lambda link: link.run_many(calls)))

@@ -313,7 +313,7 @@ def publish(
     keys: Keys,
     topic: str,
     partition: int,
-    messages: Sequence[Sequence[bytes | str]],
+    fields: Sequence[bytes | str],
     dedup_id: str = "",
     window: float = 0.0,
     max_backlog: int | None = None,
@@ -323,13 +323,11 @@ def publish(
 ) -> Call:
     """Write a message unless its dedup id was used within `window` seconds.
 
-    Or write several without dedup ids, while the backlog is below `max_backlog`. With `meta`, the
-    topic's key, only if the topic has `partitions`.
+    With `max_backlog`, only while the backlog is smaller. With `meta`, the topic's key, only if the
+    topic has `partitions`. `append` writes several messages.
     """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")
-    if not messages or (dedup_id and len(messages) > 1):
-        raise ContractError(f"message_publish: {len(messages)} messages, dedup id {dedup_id!r}")
     named = {"stream": keys.stream(topic, partition)}
     if meta is not None:
         named["meta"] = meta
@@ -341,7 +339,7 @@ def publish(
         window_ms=_window_ms(dedup_id, window),
         max_backlog=-1 if max_backlog is None else max_backlog,
         alone=False,
-        messages=flat(messages),
+        messages=flat([fields]),
     )
 
 

@@ -164,7 +164,7 @@ def measure(harness: Harness, body: str) -> Iterator[Call]:
     yield messages.snapshot(harness.keys, harness.unit)
     yield spark.step(harness.stream, "0-0", "9999999999999-0", spark.STEP_MAX)
     fields = [b"payload", body.encode()]
-    yield publishing.publish(harness.keys, *PATH, [fields], "order-1", 60.0, max_backlog=10**6)
+    yield publishing.publish(harness.keys, *PATH, fields, "order-1", 60.0, max_backlog=10**6)
     yield publishing.schedule(harness.keys, *PATH, 5.0, "send-1", fields, "order-2", 60.0)
 
 

@@ -307,7 +307,7 @@ def message_publish(harness: Harness) -> Call:
     harness.do("XACK", harness.stream, harness.unit.group, *harness.fetch(1))
     topic, partition, _ = harness.unit
     return publishing.publish(
-        *(harness.keys, topic, partition, [[b"payload", b"x"]], "order-1", 60.0, 2),
+        *(harness.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, 2),
         partitions=2,
         meta=known(harness),
     )

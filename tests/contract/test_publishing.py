@@ -18,7 +18,7 @@ BODY = {"payload": b"\x00\xff\r\n", "key": b"k"}
 
 
 def publish(harness: Harness, dedup_id: str = "order-1", max_backlog: int | None = None) -> Call:
-    return publishing.publish(harness.keys, "access", 0, [FIELDS], dedup_id, 60.0, max_backlog)
+    return publishing.publish(harness.keys, "access", 0, FIELDS, dedup_id, 60.0, max_backlog)
 
 
 def fill(harness: Harness, count: int) -> None:
@@ -179,7 +179,7 @@ def test_append_refuses_a_changed_partition_count(
     place = (harness.keys, "access", 0)
 
     assert harness.expect("message_append", "MOVED", append(harness, b"a")) == [said]
-    call = publishing.publish(*place, [FIELDS], "order-1", 60.0, 5, **routed)
+    call = publishing.publish(*place, FIELDS, "order-1", 60.0, 5, **routed)
     assert harness.expect("message_publish", "MOVED", call) == [said]
     call = publishing.schedule(*place, 1.0, "send-1", FIELDS, **routed)
     assert harness.expect("message_schedule", "MOVED", call) == [said]
@@ -208,7 +208,8 @@ def test_append_to_a_full_stream_returns_the_written_ids(harness: Harness) -> No
 def test_publish_of_many_writes_as_many_as_fit(harness: Harness) -> None:
     fill(harness, 3)
     messages = [[b"payload", b"%d" % number] for number in range(4)]
-    call = publishing.publish(harness.keys, "access", 0, messages, max_backlog=5)
+    call = publishing.append(harness.keys, "access", 0, 0, None, max_backlog=5, alone=False)
+    call = call._replace(argv=(*call.argv, *publishing.flat(messages)))
     ids, backlog = harness.expect("message_publish", "OK", call)
     assert (len(ids), backlog) == (2, 3)
     assert [each["payload"] for each in written(harness)][3:] == [b"0", b"1"]
@@ -274,13 +275,13 @@ def test_dedup_id_covers_sends_and_scheduled_sends(harness: Harness) -> None:
 def test_publishing_rejects_invalid_calls() -> None:
     keys = Keys()
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, [[b"payload"]])
+        publishing.publish(keys, "access", 0, [b"payload"])
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, [[]])
+        publishing.publish(keys, "access", 0, [])
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, [FIELDS], "order-1", 0.0)
+        publishing.publish(keys, "access", 0, FIELDS, "order-1", 0.0)
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, [FIELDS], max_backlog=0)
+        publishing.publish(keys, "access", 0, FIELDS, max_backlog=0)
     with pytest.raises(ContractError):
         publishing.schedule(keys, "access", 0, 1.0, "", FIELDS)
     with pytest.raises(ContractError):
