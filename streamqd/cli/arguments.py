@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from streamqd.config.values import parse_duration, parse_size
+from streamqd.config.values import parse_duration, parse_instant, parse_size
 from streamqd.paths import local_folder, store_url
 from streamqd.policy.fingerprint import LENGTH
 
@@ -154,9 +153,8 @@ def _moment(value: object) -> tuple[float, bool]:
     with contextlib.suppress(ValueError):
         return parse_duration(text), True
     try:
-        found = dt.datetime.fromisoformat(text)
-        return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp() * 1000, False
-    except (ValueError, OverflowError):
+        return parse_instant(text) * 1000, False
+    except ValueError:
         raise ValueError(
             "is not a time; pass an age (12h, 7d) or UTC, such as 2026-11-21 or 2026-11-21T08:30"
         ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import difflib
 import json
 import os
@@ -21,6 +20,7 @@ from streamqd.cli.lines import STDIN, BadInputError, File, Lines, Payload
 from streamqd.cli.output import emit, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
+from streamqd.config.values import parse_instant
 from streamqd.errors import (
     Malformed,
     RedisRefused,
@@ -43,9 +43,8 @@ Key = Callable[[bytes], bytes | None]
 def _instant(value: object) -> float:
     """Return a date and time as unix seconds. Without an offset, it is UTC."""
     try:
-        found = dt.datetime.fromisoformat(str(value).strip())
-        return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp()
-    except (ValueError, OverflowError):
+        return parse_instant(str(value))
+    except ValueError:
         raise ValueError(
             "is not a time; pass UTC, such as 2026-12-24T18:00, or pass a duration as --delay"
         ) from None

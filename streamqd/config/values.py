@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 Duration = float | str | timedelta  # seconds, or a string such as "1m30s"
@@ -72,6 +72,15 @@ def _duration_of_text(text: str) -> float:
     if places != sorted(set(places)):
         raise ValueError('has units out of order or repeated, unlike "1h30m15s"')
     return float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
+
+
+def parse_instant(text: str) -> float:
+    """Return the unix seconds of an ISO 8601 date or time. Without an offset, it is UTC."""
+    found = datetime.fromisoformat(text.strip())
+    try:
+        return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
+    except OverflowError as error:
+        raise ValueError("is outside the years of a time") from error
 
 
 def format_duration(seconds: float) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
 
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
+from streamqd.config.values import parse_instant
 from streamqd.console.access import Role
 from streamqd.console.exports import ExportFile
 from streamqd.console.view import ConsoleView, Context, Download, Visit
@@ -49,9 +49,8 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
     number, unit = text[:-1], text[-1:]
     if unit in _MINUTES and number.isascii() and number.isdigit() and len(number) < 6:
         return now_unix_ms - int(number) * _MINUTES[unit]
-    with contextlib.suppress(ValueError, OverflowError):
-        at = datetime.fromisoformat(text)
-        return max(0, int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
+    with contextlib.suppress(ValueError):
+        return max(0, int(parse_instant(text) * 1000))
     raise Malformed(
         f"{name}: write an age such as 30m, 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)"
     )
