@@ -53,8 +53,6 @@ class ConsoleHistory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[Pair, dict[int, array[int]]] = {}
-        # Lag and measured partitions of each group in the last minute of each instance.
-        self._lags: dict[str, tuple[int, dict[Pair, tuple[int, int]]]] = {}
         self._covered: set[int] = set()  # minutes with an entry of any instance
         self._since = 0  # unix ms: from here on, entries are read
         self._last = ""  # ID of the newest entry that was read
@@ -160,22 +158,17 @@ class ConsoleHistory:
         minute = max(0, round(middle)) // MINUTE_MS
         minutes = range(max(0, minute + 1 - spread), minute + 1)
         self._covered.update(minutes)
-        before, lags = self._lags.get(entry.instance, (minute, {}))
-        if before != minute:
-            lags = {}
-        # The lag of a minute is that at its end, of the owners at that time.
+        # The lag of a minute is that at its end, of the owners at that time: at most one entry of
+        # an instance reaches it.
         ends = entry.until_unix_ms >= (minute + 1) * MINUTE_MS
         for row in entry.rows:
             for at, each in enumerate(minutes):
                 _sum(self._figures((row.topic, row.group), each), row, at, len(minutes))
         at_end = {(row.topic, row.group): row.lag for row in entry.rows}
         for pair, measured in entry.measured.items() if ends else ():
-            known = lags.get(pair, (0, 0))
-            lags[pair] = max(known[0], at_end.get(pair, 0)), max(known[1], measured)
             figures = self._figures(pair, minute)
-            figures[_LAG] = min(_MOST, figures[_LAG] + lags[pair][0] - known[0])
-            figures[_MEASURED] = min(_MOST, figures[_MEASURED] + lags[pair][1] - known[1])
-        self._lags[entry.instance] = minute, lags
+            figures[_LAG] = min(_MOST, figures[_LAG] + at_end.get(pair, 0))
+            figures[_MEASURED] = min(_MOST, figures[_MEASURED] + measured)
 
     def _figures(self, pair: Pair, minute: int) -> array[int]:
         """Return the figures of a group and minute, zeros at first."""
@@ -195,7 +188,6 @@ class ConsoleHistory:
                 del some[minute]
             if not some:
                 del self._groups[pair]
-        self._lags = {name: each for name, each in self._lags.items() if each[0] >= last - 2}
 
     def _point(
         self, some: Mapping[int, array[int]], whole: Set[int], first: int, step: int

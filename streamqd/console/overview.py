@@ -41,7 +41,7 @@ LEVELS: Mapping[Severity | None, str] = {
     Severity.NOTE: NOTE,
     None: "",
 }
-_OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}
+OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # id -> level
 _OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
 
 
@@ -366,7 +366,7 @@ def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
     """Report all dead letters in one sentence."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
     fix = "look at their causes, then replay or purge them"
-    level = _OF_CHECKS["partitions.dead-letters-many"]
+    level = OF_CHECKS["partitions.dead-letters-many"]
     if len(by_count) == 1:
         [(topic, number)] = by_count
         yield Trouble(level, f"{plural(number, 'dead letter')} in {topic}", fix, "dead", topic)
@@ -387,14 +387,14 @@ def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
     }
     found = {name: f"{number:,} {word}" for name, (word, number) in words.items() if number}
     if found:
-        level = min((_OF_CHECKS[name] for name in found), key=_rank)
+        level = min((OF_CHECKS[name] for name in found), key=_rank)
         text = f"schedules send nothing: {', '.join(found.values())}"
         yield Trouble(level, text, "`streamqd doctor --only schedules`", "schedules")
 
 
 def _of_unreadable(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
     for row in rows:
-        yield Trouble(_OF_CHECKS["values.unreadable"], str(row), "`streamqd doctor`", "doctor")
+        yield Trouble(OF_CHECKS["values.unreadable"], str(row), "`streamqd doctor`", "doctor")
 
 
 def _of_directive(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
@@ -410,7 +410,7 @@ def _of_directive(kind: str, scope: str, given: Directive, now_unix_ms: int) -> 
     named = topic not in ("", "*")
     level, fix = NOTE, ""
     if now_unix_ms - given.at_unix_ms > PAUSED_SECONDS * 1000:
-        level = _OF_CHECKS["fleet.paused" if kind == "pause" else "fleet.stopped"]
+        level = OF_CHECKS["fleet.paused" if kind == "pause" else "fleet.stopped"]
         fix = f"`streamqd resume {why.as_argument(scope)}`"
         if kind == "stop":
             fix = f"`streamqd group start {topic} {group}`"

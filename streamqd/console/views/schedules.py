@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from streamqd.admin import schedules
+from streamqd.admin.schedules import MISSING
 from streamqd.console.access import Role
+from streamqd.console.overview import NOTE, OF_CHECKS
 from streamqd.console.view import (
     Act,
     ActResult,
@@ -14,12 +16,14 @@ from streamqd.console.view import (
     Visit,
 )
 from streamqd.errors import Refused
+from streamqd.store.schedules import MOVING, ORPHANED, PAUSED, UNREADABLE
 
 TICKS_SHOWN = 5
 _BODY = frozenset({"key", "headers", "payload"})
+# State -> level, as `doctor` grades it.
 LEVELS = {
-    **dict.fromkeys(("orphaned", "unreadable", "missing"), "alarm"),
-    **dict.fromkeys(("paused", "moving"), "note"),
+    **{state: OF_CHECKS[f"schedules.{state}"] for state in (MISSING, ORPHANED, UNREADABLE)},
+    **dict.fromkeys((PAUSED, MOVING), NOTE),
 }
 
 
