@@ -119,6 +119,7 @@ class BatchRunner:
             if error is None:
                 settler.ack(entry_id, entry.index, ended, entry.retried, entry.has_counters)
             else:
+                entry.restore()
                 self._verdicts.failed(entry, error)
 
 

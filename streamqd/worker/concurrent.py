@@ -344,6 +344,7 @@ class ConcurrentExecutor:
         self._running.discard(entry)
         self._context.counts.handled += 1
         entry.end = None  # break the reference cycle traceback -> entry
+        entry.restore()
         self._judged = entry
         # The same rule as for one message at a time: only quick failures wait.
         if entry.ended_ns - entry.started_ns > QUICK_RUN_NS:

@@ -182,6 +182,8 @@ class SingleRunner:
                 states[index] = DONE
                 settler.ack(entry_id, index, ended, retried, counters)
             else:
+                if entry is not None:
+                    entry.restore()
                 failed = entry or _entry_of(message, entry_id, index, retried)
                 if self._failed(failed, error) and counts.handled != limit:
                     return index - first + 1

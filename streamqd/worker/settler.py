@@ -41,8 +41,8 @@ class FailedEntry(NamedTuple):
 
     `fields` are the changed fields. `body` holds all fields as they were read, flat: sent only if
     the server cannot copy them, because the entry was trimmed or is too wide. `size` is the
-    approximate size of the body in bytes. `read` numbers the read that brought the entry, 0 if it
-    was listed or came alone.
+    approximate size of the body in bytes. `number` counts all entries that the worker has read, in
+    their order. It is 0 for an entry that was listed or came alone.
     """
 
     place: bytes
@@ -51,7 +51,7 @@ class FailedEntry(NamedTuple):
     fields: dict[bytes, bytes]
     body: list[bytes]
     size: int
-    read: int = 0
+    number: int = 0
 
     def bytes_moved(self) -> int:
         """Return the approximate number of bytes that the next place takes."""
@@ -84,7 +84,8 @@ class Settler:
         # Acknowledgements that also clear counters in Redis need a script, so no read carries them.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
-        self._read = 0  # number of the current read, see `FailedEntry`
+        self._numbered = 0  # entries read so far
+        self._first = 0  # number of the first entry of the batch, 0 if no read brought it
         self.since_ns = 0  # when the oldest unsettled verdict was noted, or 0
         self._hurried = False  # a failure must not wait for `linger_ns`
         # By place: failures of entries that wait in place, and when they run again.
@@ -116,10 +117,14 @@ class Settler:
         if entries and not self.since_ns:
             self.since_ns = entries[0].ended_ns
 
+    def number(self, index: int) -> int:
+        """Return the number of an entry of the batch, see `FailedEntry`."""
+        return self._first + index if self._first and index != NOWHERE else 0
+
     def fail(self, item: FailedEntry, now: int) -> None:
         """Record that an entry is retried or dead-lettered. No crash is charged to it any more."""
         self._mark(item.at, FAILED)
-        self.items.append(item._replace(read=self._read) if self._read else item)
+        self.items.append(item)
         if not self.since_ns:
             self.since_ns = now
 
@@ -164,8 +169,9 @@ class Settler:
         `read`: one read brought all of `places`, in their order.
         """
         self.slot.post_batch(places + self.deferred_places)
-        first, self._read = len(places), self.slot.generation if read else 0
-        self.items = [item._replace(at=at, read=0) for at, item in enumerate(self.items, first)]
+        self._first = self._numbered + 1 if read else 0
+        self._numbered += len(places) if read else 0
+        self.items = [item._replace(at=at) for at, item in enumerate(self.items, len(places))]
         for item in self.items:
             self.slot.states[item.at] = FAILED
 
@@ -432,8 +438,6 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
 
 
 def _adjacent(items: list[FailedEntry]) -> bool:
-    """Return True if the entries were consecutive in one read, and so in the stream."""
-    first = items[0]
-    return first.read > 0 and all(
-        item.read == first.read and item.at == at for at, item in enumerate(items, first.at)
-    )
+    """Return True if the entries were read consecutively, so they are adjacent in their streams."""
+    first = items[0].number
+    return first > 0 and all(item.number == at for at, item in enumerate(items, first))

@@ -165,10 +165,10 @@ class Verdicts:
     def failed(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Settle a message whose run failed. Returns True if it waits in its place instead.
 
-        Until its verdict is found, its state byte is RUNNING, and a crash here is charged to it.
+        Its message must be restored. Until its verdict is found, its state byte is RUNNING, and a
+        crash here is charged to it.
         """
         self._slot.states[entry.index] = RUNNING
-        entry.restore()
         message, crashes = entry.message, entry.crash_count
         self._counts.failed += 1
         judged = Judged(error)
@@ -318,7 +318,8 @@ class Verdicts:
             fields |= dead_letters.withheld(message, self._consumer.dlq_body)
             if self._guards is not None:
                 self._guards.died()
-        item = FailedEntry(entry.place, entry.index, delay, fields, message._fields, entry.size)
+        body, number = message._fields, self._settler.number(entry.index)
+        item = FailedEntry(entry.place, entry.index, delay, fields, body, entry.size, number)
         self._settler.fail(item, now_ns())
 
     def _give_up(

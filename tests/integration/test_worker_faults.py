@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -231,6 +232,24 @@ def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlo
         settler.fail(FailedEntry(place, at, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
     settler.flush()
     assert settler.deferred_places == [b"x:3-0"]
+    assert sorted(harness.state()["delayed"]) == ["m:1-0", "m:2-0"]
+
+
+@pytest.mark.parametrize(("listed", "reads"), [(False, 1), (True, 2)])
+def test_failed_entries_of_two_reads_are_found_by_one_read(
+    harness: Harness, slot: WorkerSlot, listed: bool, reads: int
+):
+    """Entries that were listed may have others between them: each is found alone."""
+    places = harness.pending("1-0", "2-0")
+    settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
+    for place in places:
+        settler.begin_batch([place], read=not listed)
+        item = FailedEntry(place, 0, 3600.0, {b"retryCount": b"1"}, [], 0, settler.number(0))
+        settler.fail(item, 1)
+    harness.do("CONFIG", "RESETSTAT")
+    settler.flush()
+    (calls,) = re.findall(rb"cmdstat_xrange:calls=(\d+)", harness.do("INFO", "commandstats"))
+    assert int(calls) == reads
     assert sorted(harness.state()["delayed"]) == ["m:1-0", "m:2-0"]
 
 
