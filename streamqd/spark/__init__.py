@@ -40,14 +40,14 @@ __all__ = [
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _ADDRESS = "SPARK_LOCAL_IP"
 _LOOPBACK = "127.0.0.1"
-# For a session of one machine. Each can be overridden.
+# Defaults for a session on one machine. Each can be overridden.
 _CONF = {
     _PUSHDOWN: "true",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# For a session whose Java only schedules tasks: no code there is worth optimizing.
+# Defaults for a session whose Java only schedules tasks, where optimizing code is not worth it.
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LIGHT_CONF = {
@@ -213,7 +213,7 @@ def stream_topic(
 
 
 def _given(settings: config.Settings | None, options: Mapping[str, object]) -> dict[str, str]:
-    """Return the options of a read as Spark takes them. Those of the caller go first."""
+    """Return the options of a read in Spark's form. The caller's options take precedence."""
     given = of_settings(settings) if settings is not None else {}
     return given | {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -222,12 +222,12 @@ def _given(settings: config.Settings | None, options: Mapping[str, object]) -> d
 
 
 def need_spark(*more: str) -> None:
-    """Raise SparkMissingError unless pyspark, pyarrow and these are there. Imports none."""
+    """Raise SparkMissingError unless pyspark, pyarrow and these are installed. Imports none."""
     need("pyspark", "pyarrow", *more)
 
 
 def need(*packages: str) -> None:
-    """Raise SparkMissingError unless these packages are there. Imports none."""
+    """Raise SparkMissingError unless these packages are installed. Imports none."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkMissingError(

@@ -1,6 +1,6 @@
-"""Entries by column: ids, payloads, headers and other fields. Pure: pyarrow, no Redis.
+"""Convert entries to columns: IDs, payloads, headers and other fields. Pure: pyarrow, no Redis.
 
-It limits the speed of reads, so work is done for a whole list at a time wherever entries allow it.
+This code limits the speed of reads, so it works on a whole list at a time wherever possible.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _as_text(raw: pa.Array) -> pa.Array:
 
 
 def _even_columns(bodies: Sequence[Sequence[bytes]]) -> dict[bytes, Sequence[bytes]] | None:
-    """Return the values by field if all entries have the same fields in order, else None."""
+    """Return the values by field, or None unless all entries have the same fields in order."""
     count = len(bodies)
     width = len(bodies[0]) if bodies else 0
     if not count or list(map(len, bodies)).count(width) != count:

@@ -1,4 +1,4 @@
-"""Parses option texts, each by its kind, and collects all problems. Pure."""
+"""Parse the strings of options, each by its kind, and collect all problems. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Form:
                 self.problems.append(f"{name} is not an option{hint}")
 
     def default(self, values: Mapping[str, str]) -> None:
-        """Use these values where none is given."""
+        """Set values for options that are not given."""
         self._raw = {name.lower(): value for name, value in values.items()} | self._raw
 
     def finish(self) -> None:

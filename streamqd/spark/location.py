@@ -106,7 +106,7 @@ class Location(Protocol):
         """Create a file for pyarrow to write."""
 
     def settle(self, names: Iterable[str]) -> None:
-        """Flush files, and the names of their directories, to the disk. No-op in a store."""
+        """Flush files, and the entries in their directories, to the disk. No-op in a store."""
 
     def settle_commit(self, number: int) -> None:
         """Flush a commit of the table in this directory, and the checkpoint after it."""

@@ -1,10 +1,10 @@
-"""Positions of a query, ranges, splits, and the number of lost entries. Pure.
+"""Compute positions of a query, ranges, splits, and the number of lost entries. Pure.
 
-A position is exclusive: everything up to and including its id has been read. A range is
-`(start, end]`. Besides the id a position carries how many entries the stream had issued up to it.
-Ids have gaps, so an id alone does not show whether trimming overtook a reader. The two counts do,
-exactly: the entries that the stream has removed in total, minus the entries that the reader has
-passed, are the lost entries. With the counts, a backlog is one subtraction.
+A position is exclusive: everything up to and including its ID has been read. A range is
+`(start, end]`. A position also has the number of entries that the stream had issued up to it. IDs
+have gaps, so an ID alone does not show that trimming overtook a reader. The counts show it exactly:
+the number of lost entries is the number of entries that the stream removed, minus the number that
+the reader passed. With the counts, a backlog is one subtraction.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _from_number(number: int) -> Id:
 
 
 class Position(NamedTuple):
-    """A place between entries. `passed`: entries ever issued up to here, None if unknown."""
+    """A position between entries. `passed` entries were issued up to here, None if unknown."""
 
     id: Id
     passed: int | None = None
@@ -78,11 +78,12 @@ Offsets = dict[TopicPartition, Position]
 
 
 class StreamFacts(NamedTuple):
-    """The facts about a stream at one instant.
+    """The state of a stream at one time.
 
-    `added` counts every entry ever issued, minus the entries that others removed if the server
-    does not count (`counted`). `exact` is False for a stream whose entries are also removed from
-    its middle (dead letters): no loss is reported there, and counts are less exact.
+    `added` counts every entry ever issued. If the server does not count them (`counted` is False),
+    entries that other clients removed are missing from it. `exact` is False for a stream of dead
+    letters, whose entries are also removed from the middle: no loss is reported, and counts are
+    less exact.
     """
 
     length: int = 0
@@ -219,7 +220,7 @@ def replaced(position: Position, facts: StreamFacts) -> bool:
         return True  # the last id of a stream never decreases, even if entries are removed
     if facts.counted and facts.added < position.passed:
         return True
-    # Without the server's count an id is as good as one: a new stream has none of the past.
+    # Without the server's count, use the ID: a new stream has no ID of the past.
     nothing_left = facts.first is None or facts.first > position.id
     same = not facts.counted and facts.last == position.id
     return nothing_left and not same and facts.removed < position.passed
@@ -256,12 +257,12 @@ def lost(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss |
 
 
 def after_loss(start: Position, facts: StreamFacts) -> Position:
-    """Return where to continue after a loss: at the oldest entry, or after the last one read."""
+    """Return the position after a loss: the oldest entry, or the last entry read."""
     return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
 def onward(start: Position, facts: StreamFacts) -> Position:
-    """Return where to continue. In another stream of the same name, nothing is read yet."""
+    """Return the position to continue from. A recreated stream is read from its start."""
     if replaced(start, facts):
         return facts.earliest
     return start if lost(start, facts) is None else after_loss(start, facts)
@@ -393,7 +394,7 @@ def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
 def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> list[Id]:
     """Return ids that cut adjacent parts into `count` pieces of equal weight.
 
-    The weight of a part is taken as spread evenly over it. Fewer ids where pieces would be empty.
+    The weight of a part is assumed to be spread evenly. Returns fewer IDs if pieces would be empty.
     """
     share = sum(weights) / count
     low, end = _number(parts[0].start), _number(parts[-1].end)

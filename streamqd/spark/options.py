@@ -1,7 +1,7 @@
-"""The options of the data source: parsed once, and all problems reported together.
+"""Parse the options of the data source once, and report all problems together.
 
-Spark passes strings, with the names in lower case. Names and meanings are those of
-Spark's Kafka source wherever it has the same thing.
+Spark passes strings, with the names in lower case. Options that Spark's Kafka source also has have
+the same names and meanings.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class SparkConnection:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Which entries are read, in which range, and in which portions.
+    """The entries, the range and the batch sizes of a read.
 
-    Without `columns`, all columns are read. `starting` and `ending` hold the bounds of single
-    partitions, `starting_default` and `ending_default` the bounds of all others. These are None if
-    only the named partitions are read. A stream shows its position as the group `spark:GROUP`, and
-    with `hold` retention keeps its unread entries.
+    Without `columns`, all columns are read. `starting` and `ending` contain the bounds of single
+    partitions, `starting_default` and `ending_default` those of all others. These are None if only
+    the named partitions are read. A stream publishes its position as the group `spark:GROUP`. With
+    `hold`, retention keeps its unread entries.
     """
 
     connection: SparkConnection
@@ -143,7 +143,7 @@ class WriteOptions:
 
 
 _EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
-# Of reading and of writing: a table is for both, and each use ignores the other's options.
+# The options of reads and of writes. A table has both, and each use ignores those of the other.
 _NAMES = (
     *("url", *_LOGIN, "subscribe", "subscribePattern", "assign"),
     *(f"{edge}{kind}" for edge in ("starting", "ending") for kind in _EDGES),

@@ -1,4 +1,4 @@
-"""Rows as messages: their fields, and their target partition."""
+"""Convert rows to messages: the fields and the target partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters that Spark offers, as partitions to leave out and ids to start and stop at. Pure.
+"""Convert the filters that Spark offers to the partitions and ID ranges to read. Pure.
 
 Spark applies a filter again unless the source claims to apply it. So the source claims only filters
 that it applies exactly.

@@ -1,4 +1,4 @@
-"""Reading one range of a stream in pieces of bounded size, noticing when trimming overtakes it."""
+"""Read a range of a stream in pieces of bounded size, and detect if trimming overtakes it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BATCH_ROWS = 10_000  # most rows of one Arrow batch
 PROGRESS_TTL = 86_400  # seconds
 
 _FIRST_FETCH = 32  # entries, while their size is unknown
-_GROWTH = 8  # times as many entries as in the fetch before at most
-_OVERWEIGHT = 4  # times `fetch_bytes`: a reply of more is not taken
-_LEAST_ASKED = 2  # entries: the one read last and the next, however large they are
+_GROWTH = 8  # largest ratio of entries in one fetch to the previous one
+_OVERWEIGHT = 4  # ratio to `fetch_bytes` above which a reply is not read
+_LEAST_ASKED = 2  # entries, of any size: the last one that was read, and the next
 
 
 class EntryReader:

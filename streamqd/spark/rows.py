@@ -1,4 +1,4 @@
-"""Entries as Arrow columns. Pure: pyarrow, no Redis, no Spark.
+"""Convert entries to Arrow columns. Pure: pyarrow, no Redis, no Spark.
 
 A batch must have exactly the types that Spark expects, so the columns are described once, here, as
 Spark's DDL and as Arrow types.
@@ -18,7 +18,7 @@ _LARGEST_COUNT = (1 << 31) - 1
 
 
 class Column(NamedTuple):
-    """A column. `field` is the entry's field that it is made of, b'' when of none."""
+    """A column of a read. `field` is the entry field with its values, b'' if there is none."""
 
     name: str
     ddl: str

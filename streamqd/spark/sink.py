@@ -1,7 +1,7 @@
-"""Writing rows to topics: exactly once from a streaming query, at least once from a batch.
+"""Write rows to topics: exactly once from a streaming query, at least once from a batch.
 
-A streaming query stages its rows and publishes them at the commit. A batch write adds its rows
-plainly, or each under the id that a column holds.
+A streaming query stages its rows and publishes them at the commit. A batch write appends its rows
+directly, with the dedup IDs of a column if there is one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: tasks stage, the commit publishes. With ids, or not idempotent, plain."""
+    """A streaming write: tasks stage rows, and the commit publishes them.
+
+    With dedup IDs, or with `idempotent` off, tasks append rows directly."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options

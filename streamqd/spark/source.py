@@ -1,7 +1,7 @@
-"""The data source `streamq` for Spark: `spark.read.format("streamq")` and its three siblings.
+"""The data source `streamq` for Spark: batch and streaming reads and writes.
 
-Spark makes these objects in several processes, pickles them and throws them away: they hold options
-only, and read everything else from Redis again.
+Spark creates these objects in several processes, pickles and discards them, so they contain only
+options. All other data is read from Redis each time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from streamqd.spark.streams import Catalog, report_loss
 
 _log = logging.getLogger("streamqd.spark")
 
-LOOKS = 5  # at a stream that is trimmed while it is counted
+LOOKS = 5  # attempts to count a stream that is trimmed in the meantime
 
 
 class StreamqSource(DataSource):
@@ -266,7 +266,7 @@ class _Reading:
 
 
 class TopicReader(_Reading, DataSourceReader):
-    """A batch read: everything between two offsets that are fixed when it is planned."""
+    """A batch read: the entries between two offsets, which are fixed at planning time."""
 
     def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
         super().__init__(options, chosen)
@@ -285,7 +285,7 @@ class TopicReader(_Reading, DataSourceReader):
 
 
 class FilteringReader(TopicReader):
-    """A batch read that takes filters. Spark refuses such a reader unless its conf allows it."""
+    """A batch read that applies filters. Spark refuses such a reader unless its conf allows it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         return self.narrowing.take(filters)
@@ -297,7 +297,7 @@ _NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read in f
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Spark keeps the offsets in its checkpoint. Redis may show them too."""
+    """A streaming read. Spark keeps the offsets in its checkpoint. They can also be in Redis."""
 
     def __init__(
         self,
@@ -587,7 +587,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         )
 
     def _holds_back(self, total: int) -> bool:
-        """Return True to wait for more entries. A query with an end never waits."""
+        """Return True if the batch should wait for entries. A query with an end never waits."""
         if self._target is not None or total >= self.options.min_per_trigger:
             return False
         return time.monotonic() - self._took_at < self.options.max_trigger_delay

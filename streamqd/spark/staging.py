@@ -1,4 +1,4 @@
-"""Exactly once from a streaming query: tasks stage their rows, the driver publishes them.
+"""Publish the rows of a streaming query exactly once: tasks stage them, the driver publishes them.
 
 1. A `Stage` takes the rows of one attempt of a task, each into a stream next to its partition.
 2. The driver gets a `Staged` of each task, and gives them to `Publisher.commit`.
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class NotPublishedError(SparkError):
-    """A batch cannot be published so that each of its rows is there once."""
+    """A batch cannot be published with each of its rows exactly once."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Stage:
                 raise reply
 
     def _announce(self, names: set[str]) -> None:
-        """Note what to remove if this attempt does not count, before it exists."""
+        """Record, before staging, the streams to remove if this attempt is rejected."""
         record, new = self._ledger.record, sorted(names - self._announced)
         if new:
             fields = [part for name in new for part in (self._field(name), self._batch)]

@@ -1,8 +1,8 @@
-"""The Redis side of the source: stream facts, positions, and the partitions to read.
+"""Read streams for the source: their state, positions, and the partitions to read.
 
-Reads by id only: no consumer group is made, no pending entry. A process keeps its connections from
-task to task, because Spark's Python workers run many: a few at a time, each until it was idle for a
-minute. They never travel between processes.
+Streams are read by ID, without a consumer group or pending entries. Spark's Python workers run many
+tasks, so a process keeps a few connections between tasks, each until it was idle for a minute.
+Connections are never passed to other processes.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Catalog:
         )
 
     def show(self, positions: Offsets) -> None:
-        """Show how far a query has read, as the position of a group. Nothing depends on it."""
+        """Publish the position of a query as that of a group, for information only."""
         calls = [
             store.query_position(
                 *(self._keys, *place, self._options.group, offsets.write_id(each.id), each.passed),
@@ -329,7 +329,7 @@ class Catalog:
     ) -> Offsets:
         """Return the start positions. Raises Refused if the options omit a partition.
 
-        Those of `archived` may be before the oldest entry.
+        The positions of `archived` partitions can be before their oldest entry in Redis.
         """
         return self._resolved("starting", facts, default, archived)
 

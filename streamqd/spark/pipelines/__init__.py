@@ -1,7 +1,7 @@
 """Pipelines on Spark: archive, compact, replay, sql, and custom jobs.
 
-`streamqd pipeline` calls these. Each takes a lease where two runs could collide, and returns its
-result as a plain value. Importing this needs pyarrow, and a missing one raises an error.
+`streamqd pipeline` calls these. Each one takes a lease if two runs could collide, and returns its
+result as a plain value. Importing this package requires pyarrow, and raises an error without it.
 """
 
 from __future__ import annotations

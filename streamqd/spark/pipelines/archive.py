@@ -1,7 +1,7 @@
-"""Topics into Delta tables, each entry exactly once, and the watermark that allows Redis to trim.
+"""Write topics into Delta tables, each entry exactly once, and advance the watermark in Redis.
 
 The table is the source of truth: each run starts at its end. The stream's own checkpoint exists
-only during the run, so no checkpoint can disagree.
+only during the run, so no checkpoint can contradict the table.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Archiver:
 
     @contextmanager
     def _apart(self, about: str, text: str) -> Iterator[None]:
-        """Note an error of one table or key, so that the run continues with the others."""
+        """Record an error of one table or key, and continue the run with the others."""
         try:
             yield
         except (Refused, SparkError) as error:

@@ -1,7 +1,7 @@
-"""Plans one batch of an archive: the entries of each partition, and the position after it. Pure.
+"""Plan a batch of an archive: the entries of each partition, and the positions after it. Pure.
 
-The table is the only record: a batch starts at its end. An interrupted batch is planned again, and
-may then have other entries.
+The table is the only record, and a batch starts at its end. An interrupted batch is planned again,
+possibly with other entries.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PIECE_ROWS = 100_000  # minimum entries of each task when several tasks share a 
 
 
 class Stretch(NamedTuple):
-    """One partition's part of a batch.
+    """The part of a batch that comes from one partition.
 
-    It starts at `begin`, is read in `spans` (none without entries), and reaches to `target`. With a
-    `limit`, it stops after that many entries.
+    It starts at `begin`, is read in `spans` (none without entries), and ends at `target`, or after
+    `limit` entries.
     """
 
     place: TopicPartition

@@ -1,7 +1,7 @@
-"""Reading tables of an object store in Spark: its tasks read the Parquet files with pyarrow.
+"""Read tables of an object store in Spark, whose tasks read the Parquet files with pyarrow.
 
-Spark's own reader needs a file system of Hadoop for each kind of store, which no Python package
-contains. Filters select the files, and row groups within files. Spark applies them again.
+Spark's own reader needs a Hadoop file system for each kind of store, and no Python package contains
+one. Filters select files and row groups. Spark applies them to the rows again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> ty
 
 
 class BucketTableReader(DataSourceReader):
-    """Reads files of one table that may hold rows which fulfil all conditions."""
+    """Reads the files of one table that may contain rows that match all conditions."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ def _moment(unix_ms: int, more_ms: int) -> dt.datetime:
 
 
 def _may_hold(bounds: tuple[Any, Any] | None, condition: Condition) -> bool:
-    """Return False if no value within the bounds fulfils a condition."""
+    """Return False if no value within the bounds can match a condition."""
     if bounds is None:
         return True
     low, high = bounds

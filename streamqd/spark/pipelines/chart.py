@@ -1,4 +1,4 @@
-"""Bars over time as SVG, in the colors of the page around it. Pure.
+"""Draw bars over time as SVG, in the colors of the surrounding page. Pure.
 
 It contains only numbers and times, so no escaping is needed.
 """

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: held by one run at a time, and by the query that it was made for."""
+"""Guard a directory of checkpoints: one run at a time, and only the query that created it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges small files of a table into large ones, and deletes files that no reader needs any longer.
+"""Merge small files of a table into large ones, and delete files that no reader needs any longer.
 
 The merge is a commit of the Delta log: a reader sees the table before or after it. The deletion is
 not a commit, and it spares files for `grace`, because readers may still use them.
@@ -44,10 +44,10 @@ _log = logging.getLogger("streamqd.spark")
 
 TARGET = 256 << 20  # bytes of files that are written into one
 GRACE = 86_400.0  # seconds that replaced files stay for readers that already use them
-FAN_IN = 8  # files of a date and a partition of about one size become one
-_SMALLEST = 1 << 20  # bytes: all below are of one size
-_DATES = 200  # whose small files one commit merges
-_BATCHES = 50  # between two looks for files that can go
+FAN_IN = 8  # files of similar size, date and partition that are merged into one
+_SMALLEST = 1 << 20  # bytes; smaller files count as similar in size
+_DATES = 200  # dates in one merge commit
+_BATCHES = 50  # batches between two searches for files to delete
 _HOUR = 3600
 _DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # partition columns, in this order
 
@@ -169,7 +169,7 @@ def _tidy(table: ArchiveTable, batches: int) -> None:
 
 
 def _size_class(size: int) -> int:
-    """0 up to 1 MiB, 1 up to 8 MiB, and so on."""
+    """Return the size class of a file: 0 up to 1 MiB, 1 up to 8 MiB, and so on."""
     return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, FAN_IN)))
 
 

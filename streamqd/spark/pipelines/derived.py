@@ -1,4 +1,4 @@
-"""Derived tables: their columns, and how the parsed table and its quarantine keep in step."""
+"""Derived tables: their columns, and the consistency of a parsed table and its quarantine."""
 
 from __future__ import annotations
 

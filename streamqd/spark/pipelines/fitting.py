@@ -83,11 +83,11 @@ def judged(
     kept: Sequence[str] = KEPT,
     read: Reader = json_texts,
 ) -> DataFrame:
-    """Return converted rows of a raw table, ordered by the dates that fitting rows will have.
+    """Return converted rows of a raw table, ordered by the dates of rows that fit.
 
-    `kept` are the columns of the raw table to return. `Reasons` returns what does not fit. `alone`
-    exists for columns that derail Spark, such as maps: a wrong row is converted again, without
-    these columns and with each one alone.
+    `kept` are the columns of the raw table to return. `Reasons` finds the values that do not fit.
+    `alone` has columns that can make Spark misread later ones, such as maps. A row that does not
+    fit is converted again, once without these columns and once with each of them alone.
     """
     from pyspark.sql import functions as f
 
@@ -107,7 +107,7 @@ def judged(
         )
         dated = dated.withColumn("alone", f.when(f.col("wrong") & f.col("fault").isNull(), alone))
         found.append("alone")
-    # One file after the other: a task holds one open, however many dates there are.
+    # A task has one open file at a time, for any number of dates.
     return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
@@ -222,7 +222,7 @@ class Plain:
 
 
 class Fitter:
-    """Writes judged rows into files of the parsed table and the quarantine.
+    """Writes validated rows into files of the parsed table and the quarantine.
 
     Undecided rows are written like those of the quarantine, without a reason and without a commit.
     """
@@ -281,7 +281,7 @@ class Fitter:
             values = self._read(rows["value"].to_pylist()).texts
             found = [each and rescued(each, has) for each in values]
             own[RESCUED] = pa.array(found, pa.string())
-        # A column that the schema has no longer stays in the table.
+        # A column that was removed from the schema stays in the table.
         return _as(
             schema,
             [
@@ -317,9 +317,9 @@ class Fitter:
 
 
 class _ByDate:
-    """Writes rows into one file for each date, as far as they come in the order of their dates.
+    """Writes rows into one file for each date, if they arrive in the order of their dates.
 
-    Other rows are held, up to LATE_BYTES, and written date by date.
+    Other rows are buffered, up to LATE_BYTES, and then written date by date.
     """
 
     def __init__(self, files: DateWriter) -> None:

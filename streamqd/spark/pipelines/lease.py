@@ -1,7 +1,7 @@
-"""The lease that keeps two runs of a pipeline apart.
+"""The lease of a pipeline, so that two runs do not do the same work.
 
-Held in Redis, renewed by a thread with its own connection while the block runs. It only saves work:
-the archive itself prevents that an entry is published twice.
+It is stored in Redis, and a thread with its own connection renews it while the block runs. It only
+saves work: even without it, the archive contains no entry twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RENEWALS = 5  # per TTL
 
 
 class PipelineLease:
-    """One pipeline on one topic, for the length of a `with` block.
+    """The lease of one pipeline on one topic, for the duration of a `with` block.
 
     1. Entering takes the lease, or raises Refused, which names its holder.
     2. A thread renews it. `check` raises RedisUnavailable once it is no longer ours.

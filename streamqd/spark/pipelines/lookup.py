@@ -1,4 +1,4 @@
-"""One message in an archive: its table names the files, pyarrow reads them. Without Spark."""
+"""Find a message in an archive without Spark: the table lists the files, and pyarrow reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def look(
     entry_id: str,
     options: Mapping[str, str] | None = None,
 ) -> Looked:
-    """Look for one entry. Raises Refused without an archive, ArchiveError for a broken one.
+    """Find an entry. Raises Refused without an archive, and ArchiveError for a damaged one.
 
     `options` are those of `[archive]`, for object stores.
     """

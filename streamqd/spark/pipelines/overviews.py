@@ -1,7 +1,7 @@
 """Views over all topics: the history of messages, and dead letters, in the archive and in Redis.
 
-Each row is in a view once. The tables are opened first, and what follows their positions is read
-from Redis. If a table has grown in this time, both are read again.
+Each row is in a view once: the tables are opened first, and only later entries are read from Redis.
+If a table has grown in this time, both are read again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Msgpack payloads as JSON text, so that one judge serves both encodings.
+"""Convert msgpack payloads to JSON text, so that the same validation serves both encodings.
 
-A fast reader proves most payloads: if its values encode to the same bytes, no name occurs twice. An
-exact reader, which has the error sentences, reads the rest.
+A fast reader handles most payloads: if its values encode to the same bytes, no name occurs twice.
+An exact reader, which produces the error sentences, handles the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def json_texts(payloads: Sequence[bytes | None]) -> Texts:
 
 
 class MsgpackTexts:
-    """The function that returns msgpack payloads as JSON. A value: each task gets a copy."""
+    """The function that returns msgpack payloads as JSON. Each task gets a copy of the instance."""
 
     def __init__(self, kind: StructType) -> None:
         self._kind = kind

@@ -1,8 +1,8 @@
 """Parsed tables: payloads of a topic as columns, and the payloads that do not fit, with the reason.
 
 Both are derived from the raw table, which stays the source of truth. The commit to the parsed table
-records its position, and the files that it owes to the quarantine, which gets them next. So a kill
-between the two loses no file and duplicates none.
+also records its position and the files that the quarantine must get next. A kill between the two
+commits therefore neither loses nor duplicates a file.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def parse_quarantine(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Judge the rows of a quarantine again, by the schema of today. Rows that fit move.
+    """Validate the rows of a quarantine against the current schema, and move those that fit.
 
-    Returns the numbers of rows that moved, and that stay. Raises what `parse` raises.
+    Returns the numbers of rows that moved and that stay. Raises the errors of `parse`.
     """
     pair = derived.opened(archive, topic)
     files = [] if pair is None else pair.quarantine.files()

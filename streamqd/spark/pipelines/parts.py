@@ -1,7 +1,7 @@
-"""Writing Parquet from Arrow batches, in Spark's tasks. Knows neither Spark nor Redis.
+"""Write Parquet files from Arrow batches, in Spark's tasks. Uses neither Spark nor Redis.
 
-A file gets a name that no other has, at its place in the table: until a commit names it, it is not
-part of the table, and vacuum removes it eventually.
+A file gets a unique name in the directory of the table. It becomes part of the table with a commit
+that lists it. Without a commit, vacuum removes it eventually.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BOUNDED_COLUMNS = 32  # as Delta's own writers do
 _BOUND_CHARACTERS = 32
 _DAY_MS = 86_400_000
 _LAST_DAY = 253_402_300_799 // 86_400  # ids beyond the calendar belong to its last day
-# Readers search for ids, not for contents: statistics of bodies cost time and help no reader.
+# Readers search for IDs and not for contents, so statistics of bodies would only cost time.
 _STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
 _ENCODINGS = {
     "id": "DELTA_BYTE_ARRAY",

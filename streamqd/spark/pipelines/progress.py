@@ -1,6 +1,6 @@
-"""Progress of a run, which Spark does not report: counts that the tasks add up in Redis.
+"""Show the progress of a run, which Spark does not report. The tasks count rows in Redis.
 
-A repeated task counts again, so the figure is approximate, but never above the total.
+A repeated task counts its rows again, so the figure is approximate, but never above the total.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ProgressMeter:
         self.show(0)
 
     def look(self) -> None:
-        """Show how far it is. What Redis does not answer is not shown."""
+        """Show the current progress. If Redis does not answer, nothing is shown."""
         with suppress(RedisUnavailable, RedisRefused):
             self.show(sum(map(int, self._link.execute("HVALS", self._key))))
 

@@ -1,4 +1,4 @@
-"""Statements of SQL over topics, one after the other, on one session. Each can be cancelled."""
+"""Run SQL statements over topics, one after the other, in one session. Each can be canceled."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from streamqd.spark.pipelines.storage import Archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POLL = 0.5  # seconds between two looks for jobs to cancel
-_PATIENCE = 5.0  # seconds that a cancelled statement may take to end
+_POLL = 0.5  # seconds between two searches for jobs to cancel
+_PATIENCE = 5.0  # seconds that a canceled statement may take to stop
 Fits = Callable[[Sequence[str]], None]
 
 

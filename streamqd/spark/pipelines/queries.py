@@ -1,4 +1,4 @@
-"""Waits for Spark's streaming queries, and turns their errors into sentences."""
+"""Wait for Spark's streaming queries, and convert their errors to sentences."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
 
 @contextlib.contextmanager
 def in_a_sentence() -> Iterator[None]:
-    """Raise the error that `failure` makes of an error of Spark, without the stack of Java."""
+    """Convert Spark's errors inside to those of `failure`, without the Java stack."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

@@ -1,8 +1,8 @@
-"""Why converted rows do not fit their schema: a sentence for each column that is wrong.
+"""Find the reasons why converted rows do not fit their schema: one sentence per wrong column.
 
-Whole columns are checked, so a row that fits costs almost no time, and a wrong row costs one more
-look at its payload. Spark leaves null where a value does not fit its type. Such a value is null in
-the column and not null in the payload.
+Whole columns are checked, so a row that fits costs almost no time. For a wrong row, the payload is
+read again. If a value does not fit its type, Spark sets null. Such a value is null in the column
+and not null in the payload.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class JudgedRows(NamedTuple):
 
 
 class Reasons:
-    """Finds the reasons why rows of `fitting.judged` do not fit. A value: each task gets a copy."""
+    """Finds the reasons why rows of `fitting.judged` do not fit. Each task gets a copy."""
 
     def __init__(
         self, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
@@ -181,7 +181,7 @@ def _true(mask: pa.Array) -> list[int]:
 
 
 def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
-    """Return rows whose JSON value is partly or wholly lost. Not for types that derail Spark."""
+    """Return rows whose JSON value was partly or fully lost. Not for types of `derails`."""
     from pyspark.sql.types import ArrayType, StructType
 
     found: set[int] = set()

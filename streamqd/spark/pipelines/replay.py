@@ -1,4 +1,4 @@
-"""Sends old messages again: from Redis, the archive or the dead letters, to any topic.
+"""Send old messages again: from Redis, the archive or the dead letters, to any topic.
 
 A replayed message is a new message. Its header `x-replay-of` contains the id of the old entry.
 """
@@ -222,7 +222,7 @@ def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]
 
 
 def paced(rows: Iterable[Row], rate: float) -> Iterator[Row]:
-    """Yield the same rows, spaced evenly at the rate. Lost time is not made up for."""
+    """Yield the rows, spaced evenly at the rate. After a delay, no burst follows."""
     due = time.monotonic()
     for row in rows:
         early = due - time.monotonic()

@@ -1,7 +1,7 @@
-"""A report on topics: their problems, worst first, and their contents, as a page and its figures.
+"""Report on topics: their problems, worst first, and their contents, as a page and as figures.
 
-It reads and changes nothing but its own folder, so it needs no lease. Entries that arrive during
-the run may be included or not.
+The report changes only its own directory, so it needs no lease. Entries that arrive during the run
+may or may not be included.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def report(
     ]
     past = _histories(settings, spark(), scope) if topics else {}
     topics = [each | {"history": past.get(each["topic"])} for each in topics]
-    seen = _fleet(settings)  # again, because Spark takes a long time
+    seen = _fleet(settings)  # read again, because Spark takes a long time
     document = {
         "format": judge.FORMAT,
         "version": __version__,

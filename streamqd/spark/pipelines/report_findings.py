@@ -17,8 +17,8 @@ Topic = Mapping[str, Any]  # as `report` has it
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
 LATE_SECONDS, STALE_SECONDS = 30, 300  # the age of the oldest unread message: a warning, a problem
-ENTRIES_MIN = 1_000  # with fewer entries, their spread means nothing
-_UNEVEN = 1.5  # the fullest partition, in times the mean
+ENTRIES_MIN = 1_000  # entries below which their distribution has no significance
+_UNEVEN = 1.5  # ratio of the fullest partition to the mean at which it is reported
 _RELIEF = 0.7  # more partitions help if the fullest shrinks to at most this share
 _SHARE = 0.1  # smallest fraction of all entries at which a key is reported
 _NAME_MAX = 500  # characters of the name of a measure
@@ -42,9 +42,9 @@ class ReportFinding:
 
 
 def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
-    """Return findings, groups, causes of death, topics and measures, each the worst first.
+    """Return findings, groups, causes of dead letters, topics and measures, each worst first.
 
-    Measures are numbers to compare, under names for people.
+    Measures are numbers to compare with other reports, under readable names.
     """
     names = [each["topic"] for each in topics]
     groups = [each for each in seen.groups if each.topic in names]
@@ -70,7 +70,7 @@ def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
 
 
 def error_of(cause: Mapping[str, Any]) -> str:
-    """Return the name of a cause of death: the class of the error, else the reason."""
+    """Return the name of a dead letter's cause: the class of the error, else the reason."""
     return str(cause["error_class"] or cause["reason"] or "unknown")
 
 

@@ -134,7 +134,7 @@ def _letters(letters: DataFrame) -> DataFrame:
 
 
 def _cause(*told: str | None) -> tuple[str, str]:
-    """Return the fingerprint of a letter, its own or derived, and the frame where it failed."""
+    """Return the fingerprint of a dead letter, recorded or derived, and the frame that failed."""
     names = ("fingerprint", "errorClass", "signal", "reason", "traceback", "handler")
     fields = {
         name.encode(): text.encode("utf-8", "replace")

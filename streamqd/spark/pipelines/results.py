@@ -1,4 +1,4 @@
-"""Rows of a standing query in a table of the archive, each once."""
+"""Store the rows of a standing query in a table of the archive, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of the user's own, with session, source and sink prepared."""
+"""Run a function of the user as a Spark job, with a session, a source and a sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema of a topic's payloads: read, checked, and as tables have it."""
+"""Read and check the schema of a topic's payloads, and convert it for tables."""
 
 from __future__ import annotations
 

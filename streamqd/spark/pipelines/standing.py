@@ -1,4 +1,4 @@
-"""A standing query: SQL over topics as streams. Its rows are shown as they come, sent or stored."""
+"""Run a standing query: SQL over topics as streams. Its rows are shown, sent or stored."""
 
 from __future__ import annotations
 

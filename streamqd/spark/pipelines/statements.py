@@ -1,4 +1,4 @@
-"""Spark's SQL as text: finds the end of a statement, and passwords in it."""
+"""Scan Spark's SQL as text: find the end of a statement, and passwords in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive: a directory with Delta tables, for each topic its entries and the derived tables.
+"""An archive: a directory with Delta tables, for the entries of each topic and derived tables.
 
     <archive>/_archive.json                                      names the archive
     <archive>/tables/<topic>/_delta_log/                         the files that count, the position
@@ -9,8 +9,8 @@
     <archive>/history/<fleet>/                                   figures of each minute
     <archive>/results/<name>/                                    rows of standing queries
 
-A commit adds the files of a batch and carries a note: how far each partition is archived by it.
-The next batch starts at the newest note. A file that no commit names is not in the archive.
+A commit adds the files of a batch, with a note that has the archived position of each partition.
+The next batch starts at the newest note. A file that no commit lists is not in the archive.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ArchiveError(SparkError):
 
 
 class ArchiveDamagedError(ArchiveError):
-    """Rows that the archive has promised are not there."""
+    """Rows that the archive has reported as stored are missing."""
 
 
 class Owed(NamedTuple):
@@ -360,7 +360,7 @@ class ArchiveTable:
                 raise ArchiveDamagedError(f"{path} has {found} rows, not {file.rows}")
 
     def settle(self, files: Iterable[WrittenFile]) -> None:
-        """Verify files, and have them reach the disk."""
+        """Verify files, and flush them to the disk."""
         listed = list(files)
         self.verify(listed)
         self.folder.settle(each.path for each in listed)
@@ -501,7 +501,7 @@ class ArchiveTable:
                 self.folder.settle_commit(number)
 
     def reload(self) -> None:
-        """Look at the table as it is now."""
+        """Read the current version of the table."""
         with _translated(self.folder, "read"):
             self.delta.update_incremental()
         self.note = self._newest_note()

@@ -1,9 +1,9 @@
-"""JSON, strictly: why a payload is not one object that Spark may convert.
+"""Check strictly that a payload is one JSON object that Spark may convert.
 
-Spark's reader of JSON is lenient: it takes the first of two documents, the last of two names, and
-makes characters of bytes that are not UTF-8. It also computes for hours to round 1e500000000. So
-each payload is read here before Spark reads it: a fast reader proves most payloads valid, and an
-exact reader, which has the error sentences, reads the rest.
+Spark's JSON reader is lenient: it accepts the first of two documents and the last of two equal
+names, and replaces bytes that are not UTF-8. It also takes hours to round 1e500000000. Each payload
+is therefore checked here before Spark reads it. A fast reader accepts most valid payloads, and an
+exact reader, which produces the error sentences, checks the rest.
 """
 
 from __future__ import annotations
@@ -220,10 +220,10 @@ def _fast() -> Callable[[bytes], Any]:
 
 
 def proven(payload: bytes) -> dict[str, Any] | None:
-    """Return the object of a payload that is surely strict JSON, None for a doubtful one.
+    """Return the object of a payload that is certainly strict JSON, None for any other.
 
-    The reader is strict except for repeated names: it takes the last. Counting excludes these: a
-    payload has at most as many names as it has colons after a quote, in any place.
+    The reader is strict except for repeated names, of which it returns the last. Counting detects
+    these: a payload has at most as many names as it has colons after a quote, anywhere.
     """
     try:
         found = _fast()(payload)

@@ -1,6 +1,6 @@
-"""Topics as tables: archived entries and the entries still in Redis, each entry once.
+"""Read topics as tables: archived entries and the entries still in Redis, each entry once.
 
-The Delta table decides: Spark reads its entries from its files, and later entries from the stream.
+The Delta table sets the border: Spark reads its entries from files, and later ones from the stream.
 Archived entries may be trimmed from Redis at any time.
 """
 
@@ -124,7 +124,7 @@ def tiered(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """Return the same, by the source's options. Read it soon: it misses later archiving.
+    """Return a topic as `topic_table` does, given the source's options. Read it soon.
 
     The table is opened before the streams are read, so entries archived in between are still read
     from Redis. If they are already trimmed, the table has grown, and is opened again.

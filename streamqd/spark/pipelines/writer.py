@@ -1,4 +1,4 @@
-"""The stream that the archive runs: Spark's tasks write entries into files, its rows are the files.
+"""The data source of the archive's stream: Spark's tasks write files, and its rows describe them.
 
 No entry enters Java: the Python task that reads a range of a topic also writes its Parquet files,
 and returns a row for each. A repeated task writes other files. Only the files of the attempt that
