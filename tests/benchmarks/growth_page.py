@@ -26,8 +26,8 @@ below, and measures the cost of all its processes and of the server: idle, for
 cores, Python {python}, {server}. Server and daemon share these cores. The data is in
 [growth.json](benchmarks/growth.json).
 
-CPU is in milliseconds per second, or in microseconds per message. 10 milliseconds per second are
-1 % of a core. *Ours* is the CPU time of supervisor, housekeeper and all workers together. The
+CPU is in milliseconds per second (ms/s), or in microseconds per message. 10 ms/s are 1 % of a
+core. *streamqd* is the CPU time of the supervisor, the housekeeper and all workers together. The
 figures are from one run on one machine, so compare the first and the last row, and not
 adjacent rows.
 
@@ -98,7 +98,10 @@ def text(results: dict[str, Any]) -> str:
         **results["machine"],
         findings="\n".join(_wrapped(each) for each in findings),
         rest=markdown.table(
-            ("shape", "assignments", "ours, ms/s", "ours each, ms/s", "Redis, ms/s", "commands/s"),
+            (
+                *("shape", "assignments", "streamqd, ms/s", "per assignment, ms/s"),
+                *("Redis, ms/s", "commands/s"),
+            ),
             map(_rest, units),
         ),
         work=markdown.table(
@@ -109,7 +112,7 @@ def text(results: dict[str, Any]) -> str:
             map(_work, units),
         ),
         amounts=markdown.table(
-            ("kind", "amount", "ours, ms/s", "Redis, ms/s", "commands/s", "Redis, MiB"),
+            ("kind", "amount", "streamqd, ms/s", "Redis, ms/s", "commands/s", "Redis, MiB"),
             (_amount(kind, row) for kind, rows in amounts.items() for row in rows),
         ),
     )
@@ -146,26 +149,25 @@ def _by_units(what: str, rows: list[Row]) -> str:
     per_unit = [row["rest"]["ours, ms/s"] * 1000 / row["units"] for row in (few, many)]
     return (
         f"- **More {what}**, from {few['units']:,} to {many['units']:,} assignments. Idle,"
-        f" streamqd uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f} ms"
-        f" of each second. Each further assignment adds {ours:,.0f} µs per second, and"
-        f" {redis:,.0f} µs in Redis. Per assignment, streamqd uses {per_unit[0]:,.0f} µs with the"
-        f" fewest and {per_unit[1]:,.0f} µs with the most. Under load, worker and Redis together"
-        f" use {cost(few):,.1f} µs per message with {few['units']:,} and {cost(many):,.1f} µs with"
-        f" {many['units']:,} ({_change(cost(few), cost(many))})."
+        f" streamqd uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f}"
+        f" ms/s. Each further assignment adds {ours:,.0f} µs per second, and {redis:,.0f} µs per"
+        f" second in Redis. Per assignment, streamqd uses {per_unit[0]:,.0f} µs per second with"
+        f" {few['units']:,} and {per_unit[1]:,.0f} µs with {many['units']:,}. Under load, worker"
+        f" and Redis together use {cost(few):,.1f} µs per message with {few['units']:,} and"
+        f" {cost(many):,.1f} µs with {many['units']:,} ({_change(cost(few), cost(many))})."
     )
 
 
 def _by_amount(kind: str, rows: list[Row]) -> str:
-    """Compare the cost at rest at the smallest amount above zero and at the largest."""
+    """Compare the idle cost at the smallest amount above zero and at the largest."""
     few, many = next((row for row in rows if row["amount"]), rows[0]), rows[-1]
-    parts = [
-        f"{name} from {few[key]:,.1f} to {many[key]:,.1f} ms of each second"
-        f" ({_change(few[key], many[key])})"
-        for name, key in (("streamqd goes", "ours, ms/s"), ("Redis", "redis, ms/s"))
-    ]
+    streamqd, redis = (
+        f"{few[key]:,.1f} and {many[key]:,.1f} ms/s ({_change(few[key], many[key])})"
+        for key in ("ours, ms/s", "redis, ms/s")
+    )
     return (
-        f"- **{kind.capitalize()}**, {few['amount']:,} to {many['amount']:,}, idle:"
-        f" {', '.join(parts)}."
+        f"- **{kind.capitalize()}**. Idle with {few['amount']:,} and {many['amount']:,} messages,"
+        f" streamqd uses {streamqd}, and Redis {redis}."
     )
 
 

@@ -65,7 +65,7 @@ def _heading(sizes: dict[str, float]) -> str:
         f" many delayed sends, half of them due at once; {sizes['dead']:,} dead letters, half of"
         f" them too old; {sizes['pending']:,} pending messages, half of them of a dead consumer;"
         f" {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes each."
-        f" {sizes['keep']:,} messages are retained. CPU is in ms of each second. Phases:"
+        f" {sizes['keep']:,} messages are retained. CPU is in milliseconds per second. Phases:"
         " *idle, empty*: no messages. *promoting, expiring*: due messages are promoted, and old"
         " dead letters deleted. *paused, full*: the consumer is paused, and the messages are"
         " stored. *after the death of a worker*, *at work*: workers handle the backlog. *failing*:"

@@ -63,9 +63,9 @@ def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
     """255 more assignments cost 51 ms."""
     text = words(growth_page.text(RESULTS))
 
-    assert "partitions**, from 1 to 256 assignments. Idle, streamqd uses 10.0 to 61.0 ms of" in text
-    assert "Each further assignment adds 200 µs per second, and 100 µs in Redis." in text
-    assert "10,000 µs with the fewest and 238 µs with the most." in text
+    assert "partitions**, from 1 to 256 assignments. Idle, streamqd uses 10.0 to 61.0 ms/s" in text
+    assert "Each further assignment adds 200 µs per second, and 100 µs per second in Redis." in text
+    assert "10,000 µs per second with 1 and 238 µs with 256." in text
     assert "4.0 µs per message with 1 and 5.0 µs with 256 (+25%)" in text
 
 
@@ -73,8 +73,8 @@ def test_growth_page_compares_groups_on_the_same_partitions() -> None:
     """112 more assignments cost 11.2 ms."""
     text = words(growth_page.text(RESULTS))
 
-    assert "groups**, from 16 to 128 assignments. Idle, streamqd uses 13.0 to 24.2 ms" in text
-    assert "Each further assignment adds 100 µs per second, and 50 µs in Redis." in text
+    assert "groups**, from 16 to 128 assignments. Idle, streamqd uses 13.0 to 24.2 ms/s" in text
+    assert "Each further assignment adds 100 µs per second, and 50 µs per second in Redis." in text
     assert "4.0 µs per message with 16 and 3.0 µs with 128 (-25%)" in text
 
 
@@ -88,8 +88,8 @@ def test_growth_page_compares_with_the_smallest_amount() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert (
-        "**Backlog**, 1,000 to 1,000,000, idle: streamqd goes from 10.0 to 12.5 ms of each"
-        " second (+25%), Redis from 10.0 to 9.0 ms of each second (-10%)."
+        "**Backlog**. Idle with 1,000 and 1,000,000 messages, streamqd uses 10.0 and 12.5 ms/s"
+        " (+25%), and Redis 10.0 and 9.0 ms/s (-10%)."
     ) in text
 
 
