@@ -6,6 +6,7 @@ Both are stored in the same form: a sorted set of due times and a hash of packed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
@@ -20,6 +21,10 @@ from streamqd.store.store import Store
 PAGE = 64
 BATCH = 64  # messages that are changed by one call
 FIRST, LAST = " ", "\U0010ffff"  # sort before and after every place
+# Ends of the buckets of a histogram, in seconds from now. Overdue messages and later ones have one.
+BUCKETS = (0, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400)
+COUNTS_MAX = 4_096  # ZCOUNT commands of one histogram
+LAST_NAME = "~" * 8  # sorts after every place in a cursor, whose characters end with this one
 
 Due = FoundMessage[Delayed]
 Item = TypeVar("Item")
@@ -51,6 +56,55 @@ def messages(
         return [row(each) for each in found]
 
     return MessageList(reader, topic, partitions, total, tuple, read, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DueBucket:
+    """The messages that are due until `until_unix_ms` (inclusive), and after the bucket before.
+
+    `until_unix_ms` is None for the last bucket. `cursor` is the start of the bucket, for a page of
+    the list, '' for the first bucket.
+    """
+
+    until_unix_ms: int | None
+    messages: int
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class DueHistogram:
+    """The waiting messages by due time, counted in the first `counted` of `partitions`."""
+
+    buckets: Sequence[DueBucket]
+    counted: int
+    partitions: int
+
+    @property
+    def messages(self) -> int:
+        """The number of counted messages."""
+        return sum(each.messages for each in self.buckets)
+
+
+def histogram(
+    store: Store, topic: str, group: str, partitions: int, now_unix_ms: int
+) -> DueHistogram:
+    """Count the retries of a group, or with '' the delayed sends of a topic, by due time.
+
+    Sends at most `COUNTS_MAX` commands, each O(log n). An unreadable key counts as empty.
+    """
+    ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS]
+    counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
+    keys = [named(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)]
+    ranges = list(zip(["-inf", *(f"({end}" for end in ends)], [*ends, "+inf"], strict=True))
+    replies = ViewReader(store).ask([("ZCOUNT", key, *each) for each in ranges for key in keys])
+    starts = ["", *(str(MessagePosition(end, partitions - 1, LAST_NAME)) for end in ends)]
+    buckets = [
+        DueBucket(end, sum(each or 0 for each in replies[at : at + counted]), start)
+        for at, end, start in zip(
+            range(0, len(replies), counted), [*ends, None], starts, strict=True
+        )
+    ]
+    return DueHistogram(buckets, counted, partitions)
 
 
 def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from streamqd.console.access import Person, Role
 from streamqd.console.backend import Desk
@@ -15,9 +15,26 @@ from streamqd.errors import Malformed
 
 PAGE_ROWS = 50
 PAGE_ROWS_MAX = 500
+PARTITION_MAX = 1 << 20
 _WHOLE_MAX = 2**63 - 1
 
 Context = dict[str, Any]
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class RowPage(Generic[Row]):
+    """A page of a list that is wholly known. `start` is the position of its first row, from 0."""
+
+    rows: Sequence[Row]
+    start: int
+    total: int
+
+    @property
+    def following(self) -> int | None:
+        """The position of the next page, None on the last page."""
+        end = self.start + len(self.rows)
+        return end if self.rows and end < self.total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +73,24 @@ class Visit:
             raise Malformed(f"{name} must be an integer from {least:,} to {most:,}")
         return int(text)
 
+    def given(self, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int | None:
+        """Return an integer parameter of the URL, None without it. Raises Malformed."""
+        return self.number(name, 0, least=least, most=most) if self.text(name) else None
+
     @property
     def limit(self) -> int:
         """The number of rows of a page: `limit` in the URL."""
         return self.number("limit", PAGE_ROWS, least=1, most=PAGE_ROWS_MAX)
+
+    def trace_url(self, trace_id: str) -> str:
+        """Return the URL of a trace in the tracing backend, '' without a backend or a trace."""
+        url = self.desk.settings.console.trace_url if trace_id else None
+        return url.replace("{trace_id}", trace_id) if url else ""
+
+    def page_of(self, rows: Sequence[Row], size: int, name: str = "from") -> RowPage[Row]:
+        """Return the page that starts at position `name` of the URL, at most the last page."""
+        start = min(self.number(name, 0), max(0, len(rows) - 1) // size * size)
+        return RowPage(rows[start : start + size], start, len(rows))
 
 
 def topic_of(visit: Visit) -> str:

@@ -43,21 +43,18 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-@pytest.fixture(scope="module")
-def fleet(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+@contextlib.contextmanager
+def running_fleet(
+    request: pytest.FixtureRequest, folder: Path, **consumer: object
 ) -> Iterator[Daemon]:
-    """A running daemon of this module: topic orders, groups bill and ship, two partitions.
-
-    Its server is private. Tests that stop or empty something start their own.
-    """
+    """Run a daemon on a private server: topic orders, groups bill and ship, two partitions."""
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs a server process of its own")
     server = servers.needed(servers.start, word)
     try:
-        with daemons(tmp_path_factory.mktemp("fleet"), server.url) as make:
-            daemon = make(partitions=2, groups=("bill", "ship"))
+        with daemons(folder, server.url) as make:
+            daemon = make(partitions=2, groups=("bill", "ship"), consumer=consumer)
             tick = {"name": "tick", "topic": TOPIC, "cron": "0 3 1 1 *"}
             daemon.write_config(schedules=[tick])
             with daemon:
@@ -66,6 +63,18 @@ def fleet(
                 yield daemon
     finally:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    """A running daemon of this module: topic orders, groups bill and ship, two partitions.
+
+    Its server is private. Tests that stop or empty something start their own.
+    """
+    with running_fleet(request, tmp_path_factory.mktemp("fleet")) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="module")

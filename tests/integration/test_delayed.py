@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.admin import delayed
+from streamqd.admin import delayed, due
 from streamqd.errors import BadValue
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages, scheduled
@@ -135,6 +135,34 @@ def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., li
     assert "header a:" in shown
     assert "payload, 25,000 bytes:" in shown
     assert "\x1b" not in shown
+
+
+def test_due_times_are_counted_as_by_hand(
+    store: Store, send: Callable[..., list[str]], link: Connection, keys: Keys
+) -> None:
+    """Ends of buckets belong to the bucket before, and each cursor is the start of its bucket."""
+    delays = (30.0, 60.0, 500.0, 601.0, 7_000.0, 90_000.0, 30 * 86_400.0)
+    send(*(later("x", delay, partition=number % 3) for number, delay in enumerate(delays)))
+    found = delayed.messages(store, "access")
+    dues = [row.due_unix_ms for row in found.page().rows]
+    now = dues[2] - 600_000  # so that the third one is on the end of a bucket
+
+    counted = due.histogram(store, "access", "", 3, now)
+
+    lower = float("-inf")
+    for each in counted.buckets:
+        upper = float("inf") if each.until_unix_ms is None else each.until_unix_ms
+        inside = [one for one in dues if lower < one <= upper]
+        assert each.messages == len(inside)
+        if inside:
+            first = delayed.messages(store, "access").page(limit=1, cursor=each.cursor).rows[0]
+            assert first.due_unix_ms == inside[0]
+        lower = upper
+    assert counted.messages == len(delays)
+    assert counted.counted == counted.partitions == 3
+    link.execute("SET", keys.scheduled("access", 1), "of another type")
+    assert due.histogram(store, "access", "", 3, now).messages < len(delays)
+    assert due.histogram(store, "access", "", 10_000, now).counted == 512
 
 
 def test_delayed_cancel_reports_each_outcome(

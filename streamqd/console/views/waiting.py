@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from streamqd.admin import delayed, retries
-from streamqd.admin.messages import MessageFilter
+from streamqd.admin import delayed, due, retries
+from streamqd.admin.messages import MessageFilter, MessageList
 from streamqd.console.access import Role
 from streamqd.console.view import (
     Act,
@@ -19,6 +20,7 @@ from streamqd.console.view import (
     topic_of,
 )
 from streamqd.errors import Malformed
+from streamqd.model import LETTERS
 from streamqd.words import plural
 
 BUDGET = 10_000
@@ -26,28 +28,26 @@ CHOSEN_MAX = 10_000  # messages that one act changes
 
 
 def show_retries(visit: Visit) -> Context:
-    """Return a page of the waiting retries of a group."""
+    """Return a page of the waiting retries of a group, and their number by due time."""
     topic, group = visit.path["topic"], visit.path["group"]
-    found = retries.messages(visit.desk.store, topic, group)
-    return {
-        "now": visit.now,
-        "topic": topic,
-        "group": group,
-        "page": found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET),
-        "cursor": visit.text("cursor"),
-        "limit": visit.limit,
-        "reader": visit.reader,
-    }
+    return _listed(visit, retries.messages(visit.desk.store, topic, group), group)
 
 
 def show_delayed(visit: Visit) -> Context:
-    """Return a page of the delayed sends of a topic."""
-    topic = visit.path["topic"]
-    found = delayed.messages(visit.desk.store, topic)
+    """Return a page of the delayed sends of a topic, and their number by due time."""
+    return _listed(visit, delayed.messages(visit.desk.store, visit.path["topic"]), "")
+
+
+def _listed(visit: Visit, found: MessageList[Any, Any], group: str) -> Context:
+    page = found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET)
     return {
         "now": visit.now,
-        "topic": topic,
-        "page": found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET),
+        "topic": found.topic,
+        "group": group,
+        "page": page,
+        "due": due.histogram(
+            visit.desk.store, found.topic, group, found.partitions, page.now_unix_ms
+        ),
         "cursor": visit.text("cursor"),
         "limit": visit.limit,
         "reader": visit.reader,
@@ -83,14 +83,10 @@ def _sends(visit: Visit) -> list[str]:
     return [each.position.name for each in found.every(choice, CHOSEN_MAX)]
 
 
-def _limited(count: int) -> list[str]:
-    """Return the sentence about messages beyond those of one act."""
-    return ["There may be more: repeat this for the rest."] if count == CHOSEN_MAX else []
-
-
-def _preview(count: int, noun: str, text: str) -> Preview:
-    refusal = "" if count else f"No {noun} waits."
-    return Preview([f"{plural(count, noun)} would {text}.", *_limited(count)], refusal=refusal)
+def _preview(number: int, noun: str, text: str) -> Preview:
+    more = ["There may be more: repeat this for the rest."] if number == CHOSEN_MAX else []
+    refusal = "" if number else f"No {noun} waits."
+    return Preview([f"{plural(number, noun)} would {text}.", *more], refusal=refusal)
 
 
 def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
@@ -103,11 +99,7 @@ def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
 
 def preview_retry_now(visit: Visit) -> Preview:
     """Return how many retries would run now."""
-    count = len(_retries(visit))
-    return Preview(
-        [f"{count:,} retries would run now.", *_limited(count)],
-        refusal="" if count else "No retry waits.",
-    )
+    return _preview(len(_retries(visit)), "retry", "run now")
 
 
 def retry_now(visit: Visit) -> ActResult:
@@ -115,7 +107,7 @@ def retry_now(visit: Visit) -> ActResult:
     topic, group = visit.path["topic"], visit.path["group"]
     done = retries.hasten(visit.desk.store, topic, group, _retries(visit))
     return ActResult(
-        f"{done.due:,} retries run now.",
+        f"{plural(done.due, 'retry')} due now.",
         "retries",
         {"topic": topic, "group": group},
         _note(visit, "retry now", {"due": done.due, "missing": done.missing}),
@@ -124,24 +116,24 @@ def retry_now(visit: Visit) -> ActResult:
 
 def preview_retry_cancel(visit: Visit) -> Preview:
     """Return how many retries would become dead letters."""
-    count = len(_retries(visit))
-    return Preview(
-        [
-            f"{count:,} retries would become dead letters with the reason cancelled.",
-            *_limited(count),
-        ],
-        refusal="" if count else "No retry waits.",
-    )
+    effect = "be dead-lettered with the reason cancelled"
+    if visit.path["group"].endswith(LETTERS):
+        effect = "be dropped. Their dead letters stay"
+    return _preview(len(_retries(visit)), "retry", effect)
 
 
 def retry_cancel(visit: Visit) -> ActResult:
     """Cancel retries."""
     topic, group = visit.path["topic"], visit.path["group"]
     done = retries.cancel(visit.desk.store, topic, group, _retries(visit))
-    text = f"{done.dead_letters:,} retries are dead letters now."
     counts = {"dead_letters": done.dead_letters, "dropped": done.dropped, "missing": done.missing}
+    text = f"{plural(done.dead_letters + done.dropped, 'retry')} canceled"
+    if done.missing:
+        text += f"; {done.missing:,} had run before"
+    if done.unreadable:
+        text += f"; {done.unreadable:,} cannot be read and stay"
     place = {"topic": topic, "group": group}
-    return ActResult(text, "retries", place, _note(visit, "retry cancel", counts))
+    return ActResult(f"{text}.", "retries", place, _note(visit, "retry cancel", counts))
 
 
 def preview_send_now(visit: Visit) -> Preview:
@@ -170,7 +162,7 @@ def send_cancel(visit: Visit) -> ActResult:
     """Cancel delayed sends for good."""
     topic = visit.path["topic"]
     done = delayed.cancel(visit.desk.store, topic, _sends(visit))
-    text = f"{plural(done.changed, 'delayed send')} cancelled."
+    text = f"{plural(done.changed, 'delayed send')} canceled."
     counts = {"cancelled": done.changed, "sent": len(done.sent)}
     return ActResult(text, "delayed", {"topic": topic}, _note(visit, "delayed cancel", counts))
 
