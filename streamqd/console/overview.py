@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
-from streamqd.admin.checks import Finding, Severity, judged
+from streamqd.admin.checks import Finding, Need, Severity, judged
 from streamqd.admin.condition import STEADY, in_words
 from streamqd.admin.diagnosis.fleet import PAUSED_SECONDS
 from streamqd.admin.fleet import GroupStatus
@@ -42,15 +42,23 @@ LEVELS: Mapping[Severity | None, str] = {
     None: "",
 }
 OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # id -> level
-_OUTBOX_CHECKS = [each for each in diagnosis.CHECKS if each.area == "outboxes"]
+_CHEAP = {Need.SERVER, Need.FLEET, Need.OUTBOXES}
+# Checks whose findings are troubles by other means: of an instance, a directive or an assignment.
+_ELSEWHERE = {each.id for each in INSTANCE_CHECKS} | {
+    *("fleet.paused", "fleet.stopped", "fleet.crash-loop", "fleet.assignment-failed"),
+    *("fleet.loop-blocked", "fleet.directives-unreadable", "partitions.dead-letters-growing"),
+}
+_DOCTOR_CHECKS = [
+    each for each in diagnosis.CHECKS if set(each.needs) <= _CHEAP and each.id not in _ELSEWHERE
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """One sentence about the fleet, and what to do. Code is in backticks.
 
-    `level` is alarm (a problem), warn (a warning) or note. `kind` is the area to look at:
-    assignment, group, dead, dead_topics, fleet, schedules, outboxes, doctor.
+    `level` is alarm (a problem), warn (a warning) or note. `kind` is the page to look at:
+    assignment, group, dead, dead_topics, fleet, schedules or doctor, with an `area` of its checks.
     """
 
     level: str
@@ -61,6 +69,7 @@ class Trouble:
     group: str = ""
     partition: int | None = None
     since_unix_ms: int | None = None
+    area: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +122,13 @@ class GroupNow:
 class SlowFacts:
     """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any.
 
-    `outboxes` are the findings of `doctor` about outboxes. The databases are not asked.
+    `findings` are those of the checks of `doctor` that cost little. No database is asked.
     """
 
     until: float  # monotonic
     dead: Mapping[str, int]
     schedules: ScheduleTotals
-    outboxes: Sequence[Finding]
+    findings: Sequence[Finding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +191,7 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
     timed = schedules.totals(reader, None, seen.now_unix_ms)
-    report = diagnosis.examine(fleet.store.connection, settings, _OUTBOX_CHECKS)
+    report = diagnosis.examine(fleet.store.connection, settings, _DOCTOR_CHECKS)
     return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed, report.findings)
 
 
@@ -209,7 +218,7 @@ def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
         *_of_lag(groups, explained, seen.now_unix_ms),
         *_of_dead_letters(slow.dead),
         *_of_schedules(slow.schedules),
-        *_of_findings(slow.outboxes, "outboxes"),
+        *_of_doctor(slow.findings),
         *_of_unreadable(seen.unreadable[:5]),
         *(_of_directive(*each, seen.now_unix_ms) for each in seen.directives),
     ]
@@ -306,6 +315,22 @@ def _of_findings(findings: Iterable[Finding], kind: str) -> Iterator[Trouble]:
     for each in findings:
         if each.severity != Severity.NOTE:
             yield Trouble(LEVELS[Severity(each.severity)], each.text, each.fix, kind)
+
+
+def _of_doctor(findings: Sequence[Finding]) -> Iterator[Trouble]:
+    """Report each problem, each finding about an outbox, and the other warnings in one sentence."""
+    others: dict[str, int] = Counter()
+    for each in findings:
+        about = f"{each.about}: " if each.about and each.about not in each.text else ""
+        if each.severity == Severity.PROBLEM or each.area == "outboxes":
+            for one in _of_findings([each], "doctor"):
+                yield replace(one, text=f"{about}{one.text}", area=each.area)
+        elif each.severity == Severity.WARNING:
+            others[each.check] += 1
+    if others:
+        names = ", ".join(f"`{name}`" for name in others)
+        text = f"`doctor` has {plural(sum(others.values()), 'more warning')}: {names}"
+        yield Trouble(WARN, text, kind="doctor")
 
 
 def _silent_since(seen: FleetSnapshot, name: str) -> int | None:

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_rows
+from streamqd.admin.checks import Finding
 from streamqd.admin.instances import InstanceRow
 from streamqd.admin.published import FleetState
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.console import overview
 from streamqd.console.overview import SlowFacts, Trouble
+from streamqd.console.view import Visit
 from streamqd.store.directives import Directive, Directives, Scope
 from tests.support import optional
 
@@ -138,3 +140,51 @@ def test_group_with_failed_runs_shows_the_time_of_the_last():
     )
     assert "dead letters" not in found.fix, "it has none"
     assert troubles(unit(failed=1e-9)) == [], "none within 5 minutes"
+
+
+def finding(check, severity, about=""):
+    area = check.partition(".")[0]
+    return Finding(check, area, severity, about, f"{check} is wrong", "fix it", {})
+
+
+def test_problems_of_doctor_are_lines_and_its_warnings_one():
+    seen = FleetSnapshot("default", FleetState(NOW, 15.0, (), Directives()), instances=[WEST])
+    findings = [
+        finding("server.eviction", "problem", "10.0.0.1:6379"),
+        finding("server.version", "warning"),
+        *(finding("server.slow-commands", "warning", each) for each in "ab"),
+        finding("server.memory-unlimited", "note"),
+        finding("outboxes.waiting", "warning", "shop"),
+    ]
+
+    now = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, findings), 0.0)
+
+    assert [(each.level, each.text, each.area) for each in now.troubles] == [
+        ("alarm", "10.0.0.1:6379: server.eviction is wrong", "server"),
+        ("warn", "shop: outboxes.waiting is wrong", "outboxes"),
+        ("warn", "`doctor` has 3 more warnings: `server.version`, `server.slow-commands`", ""),
+    ]
+
+
+def test_findings_of_doctor_lead_to_its_page(fleet, users_file, new_console):
+    console = new_console(fleet, "--users", str(users_file))
+    fleet.link.execute("CONFIG", "SET", "maxmemory", 1 << 30, "maxmemory-policy", "allkeys-lru")
+    try:
+        page = logged_in(console, "vera").get("/").text
+    finally:
+        fleet.link.execute("CONFIG", "SET", "maxmemory", 0, "maxmemory-policy", "noeviction")
+
+    [target] = re.findall(r'<a href="([^"]*)">[^<]*allkeys-lru', page)
+    assert target == "/doctor?area=server"
+    assert "server.persistence" in page
+
+
+def test_a_long_list_is_paged_by_position():
+    rows = list(range(450))
+    visit = Visit(None, None, {}, {"from": "200"})
+
+    page = visit.page_of(rows, 200)
+    assert (page.rows, page.following, page.total) == (rows[200:400], 400, 450)
+    last = Visit(None, None, {}, {"from": "9" * 18}).page_of(rows, 200)
+    assert (last.rows, last.following) == (rows[400:], None)
+    assert Visit(None, None, {}, {}).page_of([], 200).following is None

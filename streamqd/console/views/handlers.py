@@ -42,9 +42,9 @@ def show(visit: Visit) -> Context:
     return {
         "now": now,
         "q": visit.text("q"),
-        "rows": found[: visit.limit],
-        "total": len(found),
-        "failures": _failures(now.seen.failures),
+        "page": visit.page_of(found, visit.limit),
+        "failures": visit.page_of(_failures(now.seen.failures), visit.limit, "failures_from"),
+        "limit": visit.limit,
     }
 
 

@@ -26,8 +26,7 @@ def show(visit: Visit) -> Context:
         "troubles": [(each, _target(each)) for each in troubles],
         "more_troubles": len(now.troubles) - len(troubles),
         "lag": sum(each.least_lag for each in now.groups),
-        "groups": groups[:GROUPS_SHOWN],
-        "found": len(groups),
+        "page": visit.page_of(groups, GROUPS_SHOWN),
         "busiest": max((each.least_lag for each in groups), default=0),
         "sparks": desk.backend.history.sparks(desk.store, now.seen.fleet, now.now_unix_ms),
     }
@@ -47,8 +46,8 @@ def _target(trouble: Trouble) -> tuple[str, dict[str, object]]:
         return "topic", {"topic": topic, "group": group}
     if trouble.kind == "dead":
         return "dead", {"topic": topic}
-    if trouble.kind == "outboxes":
-        return "doctor", {"area": "outboxes"}
+    if trouble.kind == "doctor":
+        return "doctor", {"area": trouble.area}
     return trouble.kind, {}
 
 
