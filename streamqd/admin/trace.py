@@ -8,18 +8,18 @@ retries, dead letters and replays in the streams of the partition. The work is b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from streamqd.admin import delayed, outbox_messages, snapshot, topics
 from streamqd.admin.assignments import AssignmentRow
-from streamqd.admin.dead_letters.selection import DeadLetterFields
+from streamqd.admin.dead_letters.selection import DeadLetterFields, origin_of
 from streamqd.admin.outbox_messages import OutboxUid
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
-from streamqd.message import LAST_ERROR
+from streamqd.message import LAST_ERROR, RUN_REFERENCE
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
@@ -28,6 +28,9 @@ CALLS_MAX = 40  # reads of one stream: 20,000 entries
 PAGES_MAX = 160  # pages of a group's waiting retries: 10,000 retries
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
+
+# Headers that name the origin of a message.
+SCHEDULE, REPLAY_OF, EDITED_FROM = "x-schedule", "x-replay-of", "x-edited-from"
 
 # The states of a message in a group. The first one that applies is the state.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
@@ -41,8 +44,12 @@ _UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # the state without proof, instead 
 class EntryTrace:
     """The message in the stream of its partition. `key` is null if it has none.
 
-    If a schedule sent it, `schedule` is the name and `scheduled_for` the tick (ISO 8601, UTC). Both
-    are '' for other messages.
+    The other fields describe its origin, and are '' for other messages. If a schedule sent it,
+    `schedule` is the name and `scheduled_for` the tick (ISO 8601, UTC). `send_id` is the ID of a
+    delayed send, or of a row of an outbox. If a replay of dead letters to every group or to another
+    topic wrote it, `copy_of` is the uid of the original. `replay_of` is the entry that `pipeline
+    replay` sent again, and `edited_from` the message that was edited in the console. `trace_id` is
+    the trace of its send. Any producer can write the headers, so they prove nothing.
     """
 
     id: str
@@ -51,6 +58,11 @@ class EntryTrace:
     payload_bytes: int
     schedule: str = ""
     scheduled_for: str = ""
+    send_id: str = ""
+    copy_of: str = ""
+    replay_of: str = ""
+    edited_from: str = ""
+    trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +294,7 @@ class _Search:
             now_unix_ms=view.now_unix_ms,
             where=where,
             written=written or None,
-            entry=_entry(name.partition, here[0]) if here else None,
+            entry=_entry(name, here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
             groups=rows,
             dead_letters=letters,
@@ -439,16 +451,28 @@ class _Search:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def _entry(partition: int, raw: list[Any]) -> EntryTrace:
-    entry = Entry(partition, read_id(raw[0]), pairs(raw[1]))
+def trace_id_of(headers: Mapping[str, str]) -> str:
+    """Return the trace ID of the header `traceparent`, '' without a valid one."""
+    found = RUN_REFERENCE.fullmatch(headers.get("traceparent", ""))
+    return found[1] if found and found[1].strip("0") and found[2].strip("0") else ""
+
+
+def _entry(name: Name, raw: list[Any]) -> EntryTrace:
+    entry = Entry(name.partition, read_id(raw[0]), pairs(raw[1]))
     headers = entry.headers or {}
+    origin = origin_of(name.topic, entry)
     return EntryTrace(
         id=str(entry.id),
         written_unix_ms=entry.id.ms,
         key=entry.fields.get(b"key"),
         payload_bytes=len(entry.fields.get(b"payload", b"")),
-        schedule=headers.get("x-schedule", ""),
+        schedule=headers.get(SCHEDULE, ""),
         scheduled_for=headers.get("x-scheduled-for", ""),
+        send_id=entry.fields.get(b"sendId", b"").decode("utf-8", "replace"),
+        copy_of="/".join(origin) if origin[2] else "",
+        replay_of=headers.get(REPLAY_OF, ""),
+        edited_from=headers.get(EDITED_FROM, ""),
+        trace_id=trace_id_of(headers),
     )
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import click
 
 from streamqd import extras
+from streamqd.cli.arguments import DIRECTORY
 from streamqd.cli.session import Session, pass_session
+from streamqd.cli.trace import look_into
 from streamqd.errors import ConfigError
 
 ROLES = ("viewer", "operator", "admin")
@@ -37,6 +39,8 @@ ROLES = ("viewer", "operator", "admin")
     help="Override console.proxy_from. May be repeated.",
 )
 @click.option("--prefix", metavar="PATH", help="Override console.prefix, such as /q/.")
+@click.option("--trace-url", metavar="URL", help="Override console.trace_url.")
+@click.option("-a", "--archive", type=DIRECTORY, help="Override console.archive.")
 @click.option("--add-user", metavar="NAME", help="Add a person to the users file, and exit.")
 @click.option(
     "--role", type=click.Choice(ROLES), default="viewer", show_default=True,
@@ -53,6 +57,8 @@ def console(
     proxy_header: str | None,
     proxy_from: tuple[str, ...],
     prefix: str | None,
+    trace_url: str | None,
+    archive: Path | str | None,
     add_user: str | None,
     role: str,
 ) -> int:
@@ -74,6 +80,8 @@ def console(
         "console.proxy_header": proxy_header,
         "console.proxy_from": ",".join(proxy_from) or None,
         "console.prefix": prefix,
+        "console.trace_url": trace_url,
+        "console.archive": str(archive.absolute()) if isinstance(archive, Path) else archive,
         "console.read_only": "true" if read_only else None,
     }
     session.overrides |= {name: text for name, text in texts.items() if text is not None}
@@ -99,7 +107,7 @@ def console(
         return 0
     from streamqd import console as web
 
-    return web.run(settings, _say)
+    return web.run(settings, _say, look_into)
 
 
 def _say(line: str) -> None:

@@ -48,7 +48,8 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     found = admin.trace(session.fleet, name)
     looked = None
     if folder is not None and found.where != "delayed":
-        looked = _look(folder, found, session.settings.archive.pairs)
+        place = (found.topic, found.partition, found.id)
+        looked = look_into(folder, *place, session.settings.archive.pairs)
     document = plain(found) | {"archive": plain(looked)}
     return CommandResult(document, lambda: _show(found, folder, looked))
 
@@ -70,12 +71,15 @@ def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
         )
 
 
-def _look(folder: Path | str, found: admin.Trace, options: Mapping[str, str]) -> Any:
+def look_into(
+    folder: Path | str, topic: str, partition: int, entry_id: str, options: Mapping[str, str]
+) -> Any:
+    """Return the place of an entry in an archive, with `file` and `found`. Raises Refused."""
     # Imported here because other commands do not need it.
     try:
         from streamqd.spark.pipelines.lookup import look
 
-        return look(folder, found.topic, found.partition, found.id, options)
+        return look(folder, topic, partition, entry_id, options)
     except SparkError as error:
         raise Refused(f"the archive cannot be read: {error}") from None
 
@@ -101,6 +105,13 @@ def _message(found: admin.Trace) -> list[str]:
     if entry.schedule:
         tick = printable(entry.scheduled_for)
         lines.append(f"sent by the schedule {printable(entry.schedule)}, tick {tick}")
+    origins = {
+        "written again by a replay of": entry.copy_of,
+        "sent again by a replay of": entry.replay_of,
+        "edited and sent from": entry.edited_from,
+        "sent within the trace": entry.trace_id,
+    }
+    lines += [f"{words} {printable(value)}" for words, value in origins.items() if value]
     if found.send_id:
         lines.append(f"a delayed send until then: {found.topic}/{found.partition}/{found.send_id}")
     if found.outbox_uid:

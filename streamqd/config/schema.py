@@ -45,6 +45,10 @@ _MASK = Shape(
     re.compile(r"(/|header:).+"),
     'write JSON pointers such as "/card/number", or "header:" and a name',
 )
+_TRACE_URL = Shape(
+    re.compile(r"https?://[^\s/?#{}\"'<>\\@]+[/?#][^\s{}\"'<>\\]*\{trace_id\}[^\s{}\"'<>\\]*"),
+    'write a URL such as "https://tempo.example/trace/{trace_id}", with http:// or https://',
+)
 _BODIES = ("show", "masked", "hidden")
 _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
@@ -298,6 +302,17 @@ class Console:
         'Parts that are hidden in masked messages: JSON pointers such as "/card/number", and'
         ' headers such as "header:authorization".',
         shape=_MASK,
+    )
+    trace_url: str | None = setting(
+        None,
+        'URL of a trace in your tracing backend, such as "https://tempo.example/trace/{trace_id}".'
+        " Messages and dead letters link to it.",
+        shape=_TRACE_URL,
+    )
+    archive: str | None = setting(
+        None,
+        "Directory (absolute) or URL of `pipeline archive`, in which the page of a message finds"
+        " its file. Needs the extra spark.",
     )
 
     @property

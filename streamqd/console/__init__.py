@@ -19,7 +19,7 @@ import uvicorn
 from streamqd import config, logs
 from streamqd.console.access import ConsoleAccess, check_listening, made_access
 from streamqd.console.app import ConsoleApp
-from streamqd.console.backend import Backend
+from streamqd.console.backend import ArchiveLook, Backend
 from streamqd.errors import Refused
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -27,8 +27,10 @@ STOP_SECONDS = 2  # in which running requests may finish
 WATCH_SECONDS = 0.2
 
 
-def run(settings: config.Settings, say: Callable[[str], None]) -> int:
+def run(settings: config.Settings, say: Callable[[str], None], look: ArchiveLook) -> int:
     """Serve until SIGTERM or SIGINT, and return 0. `say` prints the address.
+
+    `look` looks into the archive of the settings.
 
     Raises Refused when it must not or cannot listen on the address.
     """
@@ -37,7 +39,7 @@ def run(settings: config.Settings, say: Callable[[str], None]) -> int:
         port = listener.getsockname()[1]
         access = made_access(settings.console, port)
         logs.setup(role="console", style=settings.log.format, level=settings.log.level)
-        backend = Backend(settings)
+        backend = Backend(settings, look)
         try:
             asyncio.run(_serve(settings, access, backend, listener, say))
         finally:

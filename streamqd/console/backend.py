@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from streamqd import config
 from streamqd.admin import audit
@@ -41,6 +41,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class ArchivePlace(Protocol):
+    """The place of an entry in an archive. `file` is '' if no file covers its ID."""
+
+    @property
+    def file(self) -> str:
+        """The file that covers the ID."""
+
+    @property
+    def found(self) -> bool:
+        """True if the entry is in the file."""
+
+
+# Looks for topic, partition and ID in an archive, with the options of `[archive]`. Raises Refused.
+# The command passes it, because the console does not depend on the packages for archives.
+ArchiveLook = Callable[[str, str, int, str, Mapping[str, str]], ArchivePlace]
+
+
 class TooBusyError(StreamqdError):
     """Too many requests wait, or one took too long. Load the page again."""
 
@@ -63,8 +80,9 @@ class Desk:
 class Backend:
     """The threads and connections of one console process."""
 
-    def __init__(self, settings: config.Settings) -> None:
+    def __init__(self, settings: config.Settings, look: ArchiveLook) -> None:
         self._settings = settings
+        self.look_into_archive = look
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
         self._local = threading.local()
         self._desks: list[Desk] = []

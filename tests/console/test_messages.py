@@ -13,13 +13,15 @@ from tests.support.console import NO_BROWSER
 pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.slow]
 
 from streamqd import config  # noqa: E402
-from streamqd.admin import tail  # noqa: E402
+from streamqd.admin import delayed, tail  # noqa: E402
 from streamqd.producer import Outgoing  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
 from streamqd.store import topics  # noqa: E402
+from streamqd.store.messages import promote_scheduled  # noqa: E402
 from tests.console.conftest import HOSTILE  # noqa: E402
 
-MANY, QUIET = "many", "quiet"  # topics that no group reads
+MANY, QUIET, WIDE = "many", "quiet", "wide"  # topics that no group reads
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,7 @@ def messages(fleet):
     """Send to topic quiet: `messages(payload, key=…)` returns the uid."""
     for topic in (MANY, QUIET):
         topics.create(fleet.store, topic, config.Topic(partitions=2))
+    topics.create(fleet.store, WIDE, config.Topic(partitions=65))
     with Producer(settings=config.load(fleet.config_path)) as producer:
         for _ in range(5):
             producer.send_many(MANY, [Outgoing("{}", partition=n % 2) for n in range(10_000)])
@@ -103,6 +106,133 @@ def test_hostile_messages_are_shown_as_text(console, browse, messages):
         assert page.seen.dialogs == []
         assert page.locator("main img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_a_live_tail_shows_new_messages_unless_it_is_paused(console, browse, messages):
+    page, other = browse(console), browse(console, "vera", width=390)
+    page.goto(f"{console.url}topics/{QUIET}/tail")
+    page.wait_for_selector("#pulse[data-state=live]")
+    page.evaluate("window.kept = true")
+    messages(f"first {HOSTILE}")
+    page.wait_for_selector("#messages tbody tr:first-child >> text=first <img")
+    page.click("#pause")
+    page.seen.requests.clear()
+
+    uid = messages("second")
+
+    other.goto(f"{console.url}topics/{QUIET}/tail?partition={uid.partition}")
+    other.wait_for_selector("text=second")
+    other.wait_for_selector("#pulse[data-state=live]")
+    messages("third", partition=uid.partition)
+    other.wait_for_selector("#messages tbody tr:first-child >> text=third")
+    messages("elsewhere", partition=1 - uid.partition)
+    messages("fourth", partition=uid.partition)
+    other.wait_for_selector("#messages tbody tr:first-child >> text=fourth")
+    assert "elsewhere" not in other.inner_text("#messages")
+    assert other.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.seen.requests == []
+    assert "second" not in page.inner_text("#messages")
+    page.click("#pause")
+    page.wait_for_selector("#messages >> text=fourth")
+    assert page.evaluate("window.kept") is True
+    assert page.seen.dialogs == page.seen.errors == other.seen.errors == []
+
+
+def test_a_live_tail_is_bounded(console, browse, messages):
+    page = browse(console)
+    page.goto(f"{console.url}topics/{MANY}/tail")
+    assert page.locator("#messages tbody tr").count() == 50
+    answer = page.goto(f"{console.url}topics/{MANY}/tail?partition=2")
+    assert answer.status == 404
+    page.goto(f"{console.url}topics/{WIDE}/tail")
+    assert "at most 64 are followed together. Enter a partition." in page.inner_text("#live")
+    page.fill("input[name=partition]", "64")
+    page.get_by_role("button", name="Follow").click()
+    page.wait_for_load_state()
+    assert "No message is kept yet" in page.inner_text("#live")
+
+
+def facts(page, section: str) -> dict[str, str]:
+    rows = page.locator("section", has=page.get_by_role("heading", name=section, exact=True))
+    pairs = [row.inner_text().split("\t") for row in rows.locator("tr").all()]
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def test_a_message_names_what_sent_it(console, browse, fleet, messages):
+    first = messages("first")
+    scheduled = messages("s", headers={"x-schedule": "tick", "x-scheduled-for": "2026-11-26"})
+    edited = messages("e", headers={"x-edited-from": str(first)})
+    replayed = messages("r", headers={"x-replay-of": f"{QUIET}:dlq/1/5-0"})
+    later = messages("d", delay=3_600)
+    page = browse(console)
+
+    def origin(uid):
+        page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
+        return facts(page, "Origin")
+
+    assert origin(scheduled) == {"Sent by the schedule": "tick, tick 2026-11-26"}
+    page.get_by_role("link", name="tick", exact=True).click()
+    page.wait_for_url("**/schedules/tick")
+    assert origin(edited) == {"Edited and sent from": str(first)}
+    page.get_by_role("link", name=str(first), exact=True).click()
+    page.wait_for_url(f"**/message?uid={str(first).replace('/', '%2F')}")
+    assert page.get_by_role("heading", name="Origin").count() == 0
+    assert origin(replayed) == {"Sent again by a pipeline from": f"{QUIET}:dlq/1/5-0"}
+    assert page.locator(f"a[href='/topics/{QUIET}/dead/1%3A5-0']").count() == 1
+    page.goto(f"{console.url}topics/{QUIET}/message?uid={later}")
+    assert "It waits for its due time" in page.inner_text("main")
+    delayed.hasten(fleet.store, QUIET, [str(later)])
+    fleet.store.run(promote_scheduled(fleet.keys, QUIET, later.partition, 1))
+    send_id = str(later).rpartition("/")[2]
+    assert origin(later) == {"Send ID": f"{send_id}, of a delayed send or an outbox"}
+
+
+def test_a_message_shows_its_replays_and_its_place_in_the_archive(
+    console, new_console, users_file, browse, fleet, messages, tmp_path
+):
+    uid = messages("archived")
+    copy = fleet.link.execute(
+        *("XADD", fleet.keys.stream(QUIET, uid.partition), "*"),
+        *("payload", "archived", "originalId", uid.id),
+    ).decode()
+    fleet.link.execute("HSET", fleet.keys.trim(QUIET, uid.partition), "archived", uid.id)
+    page = browse(console)
+    page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
+
+    assert f"Replayed to every group as {QUIET}/{uid.partition}/{copy}" in page.inner_text("main")
+    assert "streamqd trace --archive DIR finds the file" in page.inner_text("main")
+    page.get_by_role("link", name=copy).click()
+    page.wait_for_load_state()
+    assert facts(page, "Origin") == {"Replayed from": str(uid)}
+    other = new_console(fleet, "--users", str(users_file), "--archive", str(tmp_path))
+    page = browse(other)
+    page.goto(f"{other.url}topics/{QUIET}/message?uid={uid}")
+    page.get_by_role("link", name="find the file").click()
+    page.wait_for_load_state()
+    assert f"{tmp_path} is not an archive" in page.inner_text("main")
+
+
+def test_a_trace_links_to_the_tracing_backend_of_the_settings(
+    console, new_console, users_file, browse, fleet, messages
+):
+    parent = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+    uid = messages("traced", headers={"traceparent": parent})
+    forged = messages("forged", headers={"traceparent": "javascript:alert(1)"})
+    page = browse(console)
+    page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
+    assert facts(page, "Origin") == {"Trace of its send": TRACE_ID}
+    assert page.locator(f"main a[href*='{TRACE_ID}']").count() == 0
+
+    url = "https://tempo.example/trace/{trace_id}?from=now"
+    other = new_console(fleet, "--users", str(users_file), "--trace-url", url)
+    page = browse(other)
+    page.goto(f"{other.url}topics/{QUIET}/message?uid={uid}")
+    link = page.get_by_role("link", name=TRACE_ID)
+    assert link.get_attribute("href") == f"https://tempo.example/trace/{TRACE_ID}?from=now"
+    assert link.get_attribute("rel") == "noreferrer noopener"
+    page.goto(f"{other.url}topics/{QUIET}/message?uid={forged}")
+    assert page.locator("main a[href*='tempo']").count() == 0
+    assert [each for each in page.seen.requests if not each.startswith(other.url)] == []
 
 
 def test_a_message_is_sent_once_with_its_dry_run_first(console, browse, fleet, messages):

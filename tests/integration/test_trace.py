@@ -71,6 +71,11 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
         "payload_bytes": 5,
         "schedule": "",
         "scheduled_for": "",
+        "send_id": "",
+        "copy_of": "",
+        "replay_of": "",
+        "edited_from": "",
+        "trace_id": "",
     }
     said = run("trace", UID).stdout.splitlines()
     assert said[0] == UID
@@ -418,3 +423,41 @@ def test_trace_writes_nothing(run: Run, handed_out: Harness) -> None:
     before = handed_out.dump()
     run("trace", UID)
     assert handed_out.dump() == before
+
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.mark.parametrize(
+    ("headers", "field", "value", "line"),
+    [
+        ('{"x-replay-of":"access/1/5-0"}', "replay_of", "access/1/5-0", "a replay of access/1/5-0"),
+        ('{"x-edited-from":"a\\u001b"}', "edited_from", "a\x1b", "sent from a\\x1b"),
+        (
+            f'{{"traceparent":"00-{TRACE_ID}-b7ad6b7169203331-00"}}',
+            *("trace_id", TRACE_ID, f"the trace {TRACE_ID}"),
+        ),
+        (f'{{"traceparent":"00-{"0" * 32}-b7ad6b7169203331-01"}}', "trace_id", "", ""),
+        (f'{{"traceparent":"00-{TRACE_ID}-b7ad6b7169203331-01-x"}}', "trace_id", "", ""),
+        ('{"traceparent":7}', "trace_id", "", ""),
+    ],
+)
+def test_origin_that_the_headers_state(
+    run: Run, at: At, headers: str, field: str, value: str, line: str
+) -> None:
+    harness = at(0)
+    harness.add("1000-0", "payload", "x", "headers", headers)
+
+    assert document(run("trace", UID, "--json"))["entry"][field] == value
+    said = run("trace", UID).stdout
+    assert line in said
+    assert value or "sent" not in said
+
+
+def test_trace_of_a_copy_names_the_message_and_its_send(run: Run, at: At) -> None:
+    harness = at(0)
+    harness.add("1000-0", "payload", "x", "originalId", "900-0", "sendId", "0f3e")
+
+    entry = document(run("trace", UID, "--json"))["entry"]
+    assert (entry["copy_of"], entry["send_id"]) == ("access/0/900-0", "0f3e")
+    assert "written again by a replay of access/0/900-0" in run("trace", UID).stdout

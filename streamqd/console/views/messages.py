@@ -1,20 +1,24 @@
-"""Messages: search in a budget, and one message's journey."""
+"""Messages: search in a budget, a live tail, and one message's origin, journey and copies."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from streamqd import extras
 from streamqd.admin import tail
 from streamqd.admin import trace as tracing
-from streamqd.admin.messages import MessageFilter
-from streamqd.admin.reading import headers_of, pairs
+from streamqd.admin.messages import MessageFilter, MessageList
+from streamqd.admin.reading import Entry, headers_of, pairs
 from streamqd.admin.tail import TailedEntry
 from streamqd.admin.topics import partition_count
+from streamqd.admin.trace import EntryTrace, Trace
 from streamqd.console.access import Role
-from streamqd.console.view import ConsoleView, Context, Download, Visit
+from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.console.views.dead import choice_of
 from streamqd.errors import Malformed, Refused
 from streamqd.policy.partitioning import crc32_partition
@@ -22,10 +26,14 @@ from streamqd.policy.partitioning import crc32_partition
 BUDGET = 10_000  # messages that one request looks at
 SECONDS = 2.0  # after which it stops anyway
 PIECE = 500  # messages between two looks at the clock
+TAIL_ROWS = 50
+TAIL_BYTES = 1 << 20  # of payloads, after which a look at the newest messages stops
+TAIL_PARTITIONS = 64  # of a topic whose partitions are followed together
 _WHERE = re.compile(
     r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
 )
 _FILTERS = ("key", "partition", "since", "until", "where")
+_looking = threading.Lock()  # held by the one request that reads the archive
 
 Test = Callable[[TailedEntry], bool]
 
@@ -129,25 +137,129 @@ def _value(row: TailedEntry, name: str) -> str | None:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def show_message(visit: Visit) -> Context:
-    """Return one message and its way through each group."""
-    uid = visit.text("uid")
-    name = tracing.read_uid(uid)
-    if name.topic != visit.path["topic"]:
-        raise Malformed(f"{uid} is not a message of {visit.path['topic']}")
-    found = tracing.trace(visit.desk.fleet, name)
-    fields = _fields(visit, name.partition, found.id) if found.entry is not None else {}
-    reader = visit.reader
+def show_tail(visit: Visit) -> Context:
+    """Return the newest messages of a topic or partition. The live page shows them as they come."""
+    topic, partition = visit.path["topic"], visit.given("partition", most=PARTITION_MAX)
+    found = tail.messages(visit.desk.store, topic)
+    followed = partition is not None or found.partitions <= TAIL_PARTITIONS
     return {
         "now": visit.now,
-        "topic": name.topic,
+        "topic": topic,
+        "partition": visit.text("partition"),
+        "partitions": found.partitions,
+        "followed": followed,
+        "rows": _newest(found, MessageFilter(partition=partition)) if followed else [],
+        "unreadable": found.reader.rows,
+        "most": TAIL_ROWS,
+        "most_partitions": TAIL_PARTITIONS,
+        "reader": visit.reader,
+    }
+
+
+def _newest(found: MessageList[Entry, TailedEntry], choice: MessageFilter) -> list[TailedEntry]:
+    kept, size = [], 0
+    for each in found.examine(choice, TAIL_ROWS):
+        kept.append(each)
+        size += len(each.fields.get(b"payload", b""))
+        if len(kept) == TAIL_ROWS or size >= TAIL_BYTES:
+            break
+    return found.rows(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What sent a message, as its entry states: a label, a name, and the page of that, if any."""
+
+    label: str
+    text: str
+    note: str = ""
+    view: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+def show_message(visit: Visit) -> Context:
+    """Return one message: what sent it, its way through each group, and its copies."""
+    topic, name = visit.path["topic"], tracing.read_name(visit.text("uid"))
+    if name.topic != topic:
+        raise Malformed(f"{visit.text('uid')} is not a message of {topic}")
+    found = tracing.trace(visit.desk.fleet, name)
+    fields = _fields(visit, found.partition, found.id) if found.entry is not None else {}
+    reader, raw_headers = visit.reader, headers_of(fields) or {}
+    headers = reader.headers(raw_headers)
+    origins = [] if found.entry is None else _origins(found.entry, raw_headers, headers)
+    trace_id = tracing.trace_id_of(headers)
+    return {
+        "now": visit.now,
+        "topic": topic,
         "trace": found,
         "fields": fields,
+        "origins": origins,
+        "trace_id": trace_id,
+        "trace_url": visit.trace_url(trace_id),
         "body": reader.body(fields.get(b"payload", b"")) if fields else None,
         "key": reader.key(fields.get(b"key")),
-        "headers": reader.headers(headers_of(fields)),
+        "headers": headers,
+        "archive": visit.desk.settings.console.archive or "",
+        "archived_in": _archived(visit, found),
         "reader": reader,
     }
+
+
+def _origins(
+    entry: EntryTrace, headers: Mapping[str, str], shown: Mapping[str, str]
+) -> list[Origin]:
+    """Return what sent a message, without headers that the person may not see."""
+    seen = {name for name, value in headers.items() if shown.get(name) == value}
+    found = []
+    if entry.schedule and tracing.SCHEDULE in seen:
+        view, parameters = "schedule", {"schedule": entry.schedule}
+        note = f"tick {entry.scheduled_for}"
+        found.append(Origin("Sent by the schedule", entry.schedule, note, view, parameters))
+    if entry.send_id:
+        found.append(Origin("Send ID", entry.send_id, "of a delayed send or an outbox"))
+    if entry.copy_of:
+        found.append(_of_uid("Replayed from", entry.copy_of))
+    if entry.replay_of and tracing.REPLAY_OF in seen:
+        found.append(_of_uid("Sent again by a pipeline from", entry.replay_of))
+    if entry.edited_from and tracing.EDITED_FROM in seen:
+        found.append(_of_uid("Edited and sent from", entry.edited_from))
+    return found
+
+
+def _of_uid(label: str, text: str) -> Origin:
+    """Return an origin that may be a uid. That of a dead letter has `:dlq` after the topic."""
+    try:
+        name = tracing.read_uid(text)
+    except Malformed:
+        return Origin(label, text)
+    topic, _, dead = name.topic.partition(":")
+    if dead:
+        letter = f"{name.partition}:{name.id}"
+        return Origin(label, text, "", "dead_letter", {"topic": topic, "letter": letter})
+    return Origin(label, text, "", "message", {"topic": topic, "uid": text})
+
+
+def _archived(visit: Visit, found: Trace) -> str:
+    """Return where the archive has a message, '' if the person has not asked for that."""
+    settings = visit.desk.settings
+    asked = visit.text("archive") and found.where != "delayed"
+    if not asked or settings.console.archive is None:
+        return ""
+    if not _looking.acquire(blocking=False):
+        return "Another page reads the archive; load this page again."
+    try:
+        place = (found.topic, found.partition, found.id)
+        look = visit.desk.backend.look_into_archive
+        looked = look(settings.console.archive, *place, settings.archive.pairs)
+    except ModuleNotFoundError as error:
+        return f"Reading the archive needs the package {error.name}; run {extras.hint('spark')}."
+    except Refused as error:
+        return f"{error}."
+    finally:
+        _looking.release()
+    if looked.found:
+        return f"A copy is in {looked.file}."
+    return f"No copy is in {looked.file or settings.console.archive}."
 
 
 def _fields(visit: Visit, partition: int, entry_id: str) -> Mapping[bytes, bytes]:
@@ -176,6 +288,14 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
 VIEWS = (
     ConsoleView(
         "messages", "/topics/{topic}/messages", "Messages", show, example="/topics/orders/messages"
+    ),
+    ConsoleView(
+        "tail",
+        "/topics/{topic}/tail",
+        "Live tail",
+        show_tail,
+        live=True,
+        example="/topics/orders/tail",
     ),
     ConsoleView(
         "message",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from streamqd.admin import dead_letters
 from streamqd.admin.topics import partition_count
+from streamqd.admin.trace import EDITED_FROM
 from streamqd.console.access import Role
 from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit
 from streamqd.errors import Malformed, Refused
@@ -14,7 +15,6 @@ from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.producer import Producer
 
 DELAY_MAX = 1_000_000_000  # seconds
-EDITED = "x-edited-from"
 
 # --- send -----------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def preview_edit(visit: Visit) -> Preview:
     return Preview(
         [
             f"A new message with this payload would be sent to every group of {topic}.",
-            f"It has the header {EDITED}. The dead letter {name} stays until it is purged.",
+            f"It has the header {EDITED_FROM}. The dead letter {name} stays until it is purged.",
         ]
     )
 
@@ -119,7 +119,7 @@ def edit(visit: Visit) -> ActResult:
     if not _edit_fields(visit):
         raise Refused("you may not see all of this payload, so it cannot be edited")
     letter = dead_letters.show(visit.desk.store, topic, name)
-    headers = stated_headers(visit) | {EDITED: letter.uid or f"{topic} {name}"}
+    headers = stated_headers(visit) | {EDITED_FROM: letter.uid or f"{topic} {name}"}
     payload = visit.query.get("payload", "")
     if b"\r\n" in letter.payload:
         payload = payload.replace("\n", "\r\n")
