@@ -120,6 +120,36 @@ def test_unsafe_replay_requires_the_topic_name(console, browse, fleet, died):
     assert "1 dead letter replayed to every group" in ended(page)
 
 
+def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, browse, fleet, died):
+    topics.create(fleet.store, "elsewhere", config.Topic(partitions=2))
+    (letter,) = died(1, headers={"tenant": "acme"})
+    died(1, headers={"tenant": "other"})
+    page = browse(console, "otto")
+    page.goto(f"{console.url}topics/{TOPIC}/dead")
+    page.fill("input[name=header]", "tenant=acme")
+    page.fill("input[name=group]", "bill")
+    page.press("input[name=header]", "Enter")
+    page.wait_for_load_state()
+    assert page.locator("#letters th").all_inner_texts()[8:] == [letter.id]
+    page.get_by_role("link", name="Replay these…").click()
+    page.select_option("select[name=to]", "all")
+    page.fill("input[name=to_topic]", "elsewhere")
+    page.get_by_role("button", name="Update the dry run").click()
+    assert "already sends to every group of that topic" in page.inner_text(".dry")
+    page.select_option("select[name=to]", "")
+    page.fill("input[name=to_partition]", "1")
+    page.get_by_role("button", name="Update the dry run").click()
+    where = "the topic elsewhere, on partition 1"
+    assert f"1 dead letter of orders would be replayed to {where}" in page.inner_text(".dry")
+    assert "every group receives them" in page.inner_text(".confirm")
+    page.fill("input[name=typed-name]", TOPIC)
+    confirm(page, "Replay")
+
+    assert f"1 dead letter replayed to {where}." in ended(page)
+    [row] = tail.messages(fleet.store, "elsewhere").page().rows
+    assert (row.partition, row.headers["tenant"]) == (1, "acme")
+
+
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
 def test_changed_values_want_no_name_before_their_dry_run(console, browse, died, javascript):
     (letter,) = died(1)
@@ -322,6 +352,7 @@ def test_a_body_that_is_not_shown_cannot_be_got_at(
 
     shown = f"topics/{TOPIC}/dead/{letter.id}", f"topics/{TOPIC}/message?uid={letter.uid}"
     lists = f"topics/{TOPIC}/dead", f"topics/{TOPIC}/messages", "audit", "handlers"
+    lists += (f"topics/{TOPIC}/tail", f"topics/{TOPIC}/retries/bill", f"topics/{TOPIC}/delayed")
     edit = f"topics/{TOPIC}/dead/{letter.id}/edit"
     for path in (*shown, *lists, edit):
         answer = page.request.get(quiet.url + path)
@@ -334,6 +365,7 @@ def test_a_body_that_is_not_shown_cannot_be_got_at(
         f"topics/{TOPIC}/messages?where=payload+~+s3",
         f"topics/{TOPIC}/messages?key={secret}",
         f"topics/{TOPIC}/dead?key={secret}",
+        f"topics/{TOPIC}/dead?header=token={secret}",
     ):
         answer = page.request.get(quiet.url + path)
         assert answer.status == 404, path

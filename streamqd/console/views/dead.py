@@ -6,10 +6,11 @@ import contextlib
 
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
+from streamqd.admin.trace import trace_id_of
 from streamqd.config.values import parse_instant
 from streamqd.console.access import Role
 from streamqd.console.exports import ExportFile
-from streamqd.console.view import ConsoleView, Context, Download, Visit
+from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.errors import Malformed, Refused
 
 BUDGET = 10_000  # dead letters that a page examines, the newest first
@@ -17,15 +18,22 @@ BUDGET_MAX = 100_000  # of the causes, on request
 PAINT_SECONDS = 0.6  # after which the causes stop anyway, so that the page appears within a second
 SECONDS = 5.0  # the same if a person asks for more
 CAUSES_SHOWN = 100
-FILTERS = ("group", "fingerprint", "error", "reason", "key", "since", "until", "partition", "id")
+FILTERS = (
+    *("group", "fingerprint", "error", "reason", "key", "header", "since", "until"),
+    *("partition", "id"),
+)
 _MINUTES = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
     """Return the filter that the URL or form states. Raises Malformed, Refused."""
-    partition = visit.text("partition")
     if visit.text("key") and visit.person.bodies != "show":
         raise Refused("you may not filter by a key, because you may not see keys")
+    header, equals, value = visit.text("header").partition("=")
+    if header and visit.person.bodies != "show":
+        raise Refused("you may not filter by a header, because you may not see headers")
+    if header and not equals:
+        raise Malformed("header: write NAME=VALUE, such as tenant=acme")
     return MessageFilter(
         ids=tuple(visit.text("id").split()),
         group=visit.text("group") or None,
@@ -33,9 +41,10 @@ def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
         error_class=visit.text("error") or None,
         reason=visit.text("reason") or None,
         key=visit.text("key").encode() or None,
+        headers=((header, value),) if header else (),
         since_unix_ms=_instant(visit, "since", now_unix_ms),
         until_unix_ms=_instant(visit, "until", now_unix_ms),
-        partition=visit.number("partition", 0, most=1 << 20) if partition else None,
+        partition=visit.given("partition", most=PARTITION_MAX),
     )
 
 
@@ -67,8 +76,8 @@ def show_topics(visit: Visit) -> Context:
     rows.sort(key=lambda row: -(row.newest_unix_ms or 0))
     return {
         "now": visit.now,
-        "rows": rows[: visit.limit],
-        "total": len(rows),
+        "page": visit.page_of(rows, visit.limit),
+        "limit": visit.limit,
         "jobs": visit.desk.backend.jobs.listed(),
     }
 
@@ -102,10 +111,11 @@ def show(visit: Visit) -> Context:
         "filters": stated(visit),
         "page": page,
         "causes": causes,
-        "shown": causes.causes[:CAUSES_SHOWN] if causes else [],
+        "shown": visit.page_of(causes.causes if causes else [], CAUSES_SHOWN, "causes_from"),
         "more": BUDGET_MAX if budget < BUDGET_MAX else 0,
         "cursor": cursor,
         "limit": visit.limit,
+        "examine": visit.text("examine"),
         "budget": causes.examined if causes else BUDGET,
         "reader": reader,
         "jobs": visit.desk.backend.jobs.listed(topic)[:5],
@@ -117,13 +127,18 @@ def show_letter(visit: Visit) -> Context:
     topic = visit.path["topic"]
     letter = dead_letters.show(visit.desk.store, topic, visit.path["letter"])
     reader = visit.reader
+    headers = reader.headers(letter.headers)
+    trace_id = trace_id_of(headers)
     return {
         "now": visit.now,
         "topic": topic,
         "letter": letter,
         "body": reader.body(letter.payload),
         "reader": reader,
-        "headers": reader.headers(letter.headers),
+        "headers": headers,
+        "run_url": visit.trace_url(letter.trace_id),
+        "trace_id": trace_id,
+        "trace_url": visit.trace_url(trace_id),
     }
 
 

@@ -17,7 +17,15 @@ from streamqd.console.access import Role
 from streamqd.console.formats import reason
 from streamqd.console.forms import OWN, check_typed
 from streamqd.console.jobs import ConsoleJob
-from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
+from streamqd.console.view import (
+    PARTITION_MAX,
+    Act,
+    ActResult,
+    FormField,
+    Preview,
+    Visit,
+    topic_of,
+)
 from streamqd.console.views.dead import choice_of
 from streamqd.dead_letter import REASONS
 from streamqd.errors import Malformed
@@ -36,6 +44,7 @@ _FILTERS = (
     ("error", "Error class", ""),
     ("reason", "Reason", ""),
     ("key", "Key", ""),
+    ("header", "Header", "NAME=VALUE."),
     ("partition", "Partition", "Default: all partitions."),
     ("since", "Since", "An age such as 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)."),
     ("until", "Until", "The same."),
@@ -54,7 +63,7 @@ def _filter_fields(visit: Visit) -> list[FormField]:
             folded=True,
         )
         for name, label, hint in _FILTERS
-        if name != "key" or visit.person.bodies == "show"
+        if name not in ("key", "header") or visit.person.bodies == "show"
     ]
 
 
@@ -79,6 +88,15 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
             choices=(("", "the original group"), ("all", "every group")),
         ),
         FormField(
+            "to_topic", "To topic", visit.text("to_topic"), "Another topic, for all its groups."
+        ),
+        FormField(
+            "to_partition",
+            "To partition",
+            visit.text("to_partition"),
+            "Default: the partition of each message.",
+        ),
+        FormField(
             "canary", "At most", visit.text("canary"), "A few first, to see whether they work now."
         ),
         FormField("rate", "Per second", visit.text("rate"), "Default: as fast as possible."),
@@ -87,11 +105,15 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _target(visit: Visit) -> Target:
-    return Target(everyone=visit.text("to") == "all")
+    """Return the destination that the form states. Raises Malformed."""
+    everyone, topic = visit.text("to") == "all", visit.text("to_topic")
+    if everyone and topic:
+        raise Malformed("to topic already sends to every group of that topic; omit every group")
+    return Target(everyone, visit.given("to_partition", most=PARTITION_MAX), topic or None)
 
 
 def _canary(visit: Visit) -> int | None:
-    return visit.number("canary", 0, least=1) if visit.text("canary") else None
+    return visit.given("canary", least=1)
 
 
 def _rate(visit: Visit) -> float | None:
@@ -129,7 +151,7 @@ def _stated_at(visit: Visit) -> int:
 
 def _stated_count(visit: Visit) -> int | None:
     """Return the exact count of the dry run that the person saw, None if it had none."""
-    return visit.number(COUNT, 0) if visit.text(COUNT) else None
+    return visit.given(COUNT)
 
 
 def _budget(visit: Visit) -> int:
@@ -226,7 +248,7 @@ def _risks(plan: ReplayPlan, target: Target) -> list[str]:
     found = {
         f"these are more than {LARGE:,} dead letters": plan.dead_letters > LARGE,
         "the dry run did not examine all": not plan.complete,
-        "every group receives them": target.everyone,
+        "every group receives them": target.everyone or target.topic is not None,
         "some crashed their worker": crashed,
         f"{plan.replayed_before:,} were replayed before": plan.replayed_before > 0,
     }
