@@ -8,15 +8,17 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamqd.admin import as_json
-from streamqd.admin.messages import MessagePage
-from streamqd.admin.reading import Unreadable
 from streamqd.errors import Refused
 from streamqd.words import HIDING_JOINERS, INVISIBLE, age
+
+if TYPE_CHECKING:  # the daemon does without them, and should start quickly
+    from streamqd.admin.messages import MessagePage
+    from streamqd.admin.reading import Unreadable
 
 WIDTH = 80  # columns of a table without a terminal
 NO_MATCH = "nothing matches"
