@@ -19,7 +19,7 @@ from streamqd.store import messages
 from streamqd.store.replies import valid
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
 SHORT_DRAIN_SECONDS = 5.0  # time for running messages after a second Ctrl-C
@@ -74,14 +74,14 @@ class Drain:
             self.begin(timeout)
         self.kill_reason = self.kill_reason or reason
 
-    def observe(self, partitions: Collection[PartitionState], now: float, ending: int) -> None:
+    def observe(self, partitions: Collection[AssignmentState], now: float, ending: int) -> None:
         """Kill all workers after the deadline. `ending` counts dismissed processes."""
         working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
             logs.event("drain.expired", logging.WARNING)
             self.kill_all("deadline", 0.0)
 
-    def wishes(self, partitions: Collection[PartitionState]) -> list[Action]:
+    def wishes(self, partitions: Collection[AssignmentState]) -> list[Action]:
         """Stop or kill every worker, and release each partition without one."""
         actions: list[Action] = []
         for each in partitions:
@@ -96,7 +96,7 @@ class Drain:
         return actions
 
     def exit_code(
-        self, partitions: Collection[PartitionState], now: float, ending: int, *, redis_ok: bool
+        self, partitions: Collection[AssignmentState], now: float, ending: int, *, redis_ok: bool
     ) -> int | None:
         """Return the exit code, None while a process runs or a lease is to be released."""
         if any(each.child is not None for each in partitions) or ending:
@@ -120,7 +120,7 @@ class BurstCheck:
     _next_at: float = 0.0
     _passed: int = 0
 
-    def result(self, now: float, partitions: Mapping[Unit, PartitionState]) -> int | None:
+    def result(self, now: float, partitions: Mapping[Unit, AssignmentState]) -> int | None:
         """Return a number once nothing is unread, pending, a delayed send or a waiting retry.
 
         The number counts units that still hold messages but crash in a loop: a burst does not wait

@@ -19,7 +19,7 @@ from streamqd.errors import BadValue
 from streamqd.model import Backoff, Unit
 from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
-from streamqd.supervisor.partition import PartitionState
+from streamqd.supervisor.partition import AssignmentState
 
 CALM_SECONDS = 60.0  # time without an error after which the backoff restarts at its base
 
@@ -32,9 +32,9 @@ class Isolation:
 
     def __init__(
         self,
-        partitions: Mapping[Unit, PartitionState],
+        partitions: Mapping[Unit, AssignmentState],
         policy: Backoff,
-        let_go: Callable[[PartitionState], None],
+        let_go: Callable[[AssignmentState], None],
     ) -> None:
         """`let_go` removes the processes of an assignment, and the plans for it."""
         self._partitions = partitions
@@ -60,8 +60,8 @@ class Isolation:
 
     def each(
         self,
-        partitions: Iterable[PartitionState],
-        do: Callable[Concatenate[PartitionState, P], object],
+        partitions: Iterable[AssignmentState],
+        do: Callable[Concatenate[AssignmentState, P], object],
         /,
         *args: P.args,
         **named: P.kwargs,

@@ -30,7 +30,7 @@ from streamqd.store.scripts import Reply
 from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener, TakeReply
 from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache, TopicPresence
 from streamqd.supervisor.membership import Membership
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.resolver import Resolver
 
 # One round trip blocks the supervisor at most this long, and at most this share of the TTL. That
@@ -108,7 +108,7 @@ class LeaseManager:
     # --- one tick ---
 
     def tick(
-        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
     ) -> None:
         """Send the calls that are due, and process the replies."""
         self.news = False
@@ -118,7 +118,7 @@ class LeaseManager:
             self._say(now, partitions, offers)
 
     def _say(
-        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
     ) -> None:
         """Make one round trip: the calls, or the first other one that is due."""
         others: list[tuple[object, Callable[[], object]]] = [
@@ -158,12 +158,12 @@ class LeaseManager:
             self.membership.heartbeat_soon()
 
     def _calls(
-        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
     ) -> Calls:
         self._jitter = random()
         sent_ns = now_ns()
 
-        def calls_of(partition: PartitionState, due: float) -> Calls:
+        def calls_of(partition: AssignmentState, due: float) -> Calls:
             return self.isolate(partition.unit, self._calls_of, sent_ns, partition, due) or []
 
         calls = self._scheduler.next(now, self.membership.heartbeat_at, partitions, calls_of)
@@ -176,7 +176,7 @@ class LeaseManager:
                 calls.append((heartbeat, self._on_heartbeat))
         return calls
 
-    def _calls_of(self, sent_ns: int, partition: PartitionState, due: float) -> Calls:
+    def _calls_of(self, sent_ns: int, partition: AssignmentState, due: float) -> Calls:
         call = partition.intent(self.keys, self.ttl, self.me)
         if call is not None:
             return [(call, self._answer(partition, partial(self._on_intent, partition, sent_ns)))]
@@ -191,7 +191,7 @@ class LeaseManager:
         return calls
 
     def _answer(
-        self, partition: PartitionState, take: Callable[[Reply | RedisRefused], object]
+        self, partition: AssignmentState, take: Callable[[Reply | RedisRefused], object]
     ) -> TakeReply:
         """Process the reply in isolation, where an invalid one raises its error.
 
@@ -202,7 +202,7 @@ class LeaseManager:
     # --- answers ---
 
     def _on_intent(
-        self, partition: PartitionState, sent_ns: int, reply: Reply | RedisRefused
+        self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         now = time.monotonic()
         before, found = partition.phase, partition.resumed
@@ -240,14 +240,14 @@ class LeaseManager:
         else:
             partition.refusal = ""
 
-    def _refused(self, partition: PartitionState, what: str, error: RedisRefused) -> None:
+    def _refused(self, partition: AssignmentState, what: str, error: RedisRefused) -> None:
         if (partition.refusal, partition.refused) != (error.code, what):
             partition.refusal, partition.refused = error.code, what
             bad = error.code == "BADVALUE"
             name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
             logs.event(name, level, unit=partition.unit, request=what, error=str(error))
 
-    def _on_group(self, partition: PartitionState, reply: Reply | RedisRefused) -> None:
+    def _on_group(self, partition: AssignmentState, reply: Reply | RedisRefused) -> None:
         if isinstance(reply, RedisRefused):
             self._refused(partition, "group", reply)
             return
@@ -255,7 +255,7 @@ class LeaseManager:
         partition.groups_ready = self.news = True
 
     def _on_renew(
-        self, partition: PartitionState, sent_ns: int, reply: Reply | RedisRefused
+        self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         if isinstance(reply, RedisRefused) or partition.phase is not Phase.HELD:
             return
@@ -273,7 +273,7 @@ class LeaseManager:
         self.report_lost(partition)
         partition.become_free()
 
-    def report_lost(self, partition: PartitionState) -> None:
+    def report_lost(self, partition: AssignmentState) -> None:
         """Count and log a lost lease. Called once, by the code that notices the loss first."""
         self.board.add("lease_lost")
         logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
@@ -284,7 +284,7 @@ class LeaseManager:
         self.topics_in_doubt = self.news = True
         self.membership.heartbeat_soon()
 
-    def _trust(self, partition: PartitionState, sent_ns: int, now: float) -> None:
+    def _trust(self, partition: AssignmentState, sent_ns: int, now: float) -> None:
         # The lease starts when the server receives the call, so counting from the send is safe.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
         partition.renew_at = heartbeats.next_heartbeat(now, self.interval, self._jitter)
@@ -307,7 +307,7 @@ class LeaseManager:
         self.news |= self.membership.directives is not before
 
     def _look(
-        self, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit], now: float
+        self, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit], now: float
     ) -> None:
         """Read the owner and the epoch of every unit that this instance does not own."""
         member, silence = self.membership, self.membership.silence
@@ -389,8 +389,8 @@ class RenewalScheduler:
         self,
         now: float,
         heartbeat_at: float,
-        partitions: Mapping[Unit, PartitionState],
-        calls_of: Callable[[PartitionState, float], Calls],
+        partitions: Mapping[Unit, AssignmentState],
+        calls_of: Callable[[AssignmentState, float], Calls],
     ) -> Calls:
         """Return the calls of the partitions whose turn it is, from `calls_of`.
 
@@ -407,7 +407,7 @@ class RenewalScheduler:
         return found
 
     def _due_until(
-        self, now: float, heartbeat_at: float, partitions: Mapping[Unit, PartitionState]
+        self, now: float, heartbeat_at: float, partitions: Mapping[Unit, AssignmentState]
     ) -> float:
         """Return until when renewals are due: early for leases that can join another call.
 

@@ -22,7 +22,7 @@ from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.process import Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
-from streamqd.supervisor.partition import PartitionState
+from streamqd.supervisor.partition import AssignmentState
 from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 from streamqd.supervisor.running_worker import RunningWorker
 
@@ -45,7 +45,7 @@ MAX_MESSAGES = "max_messages"  # the worker itself stops at this limit, if it mu
 class Replacement(NamedTuple):
     """A worker to replace, with the reason: max_rss, max_age or max_messages."""
 
-    partition: PartitionState
+    partition: AssignmentState
     reason: str
     rss: int | None = None
 
@@ -70,7 +70,7 @@ class Limits:
         self._over_hard: dict[int, int] = {}  # slot -> run over its hard limit at the last check
 
     def observe(
-        self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
+        self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> LimitsExceeded:
         """Record readiness, memory and runs of all workers. Return the limits that they exceed."""
         self._notice_freeze()
@@ -101,7 +101,7 @@ class Limits:
 
     def _look(
         self,
-        partition: PartitionState,
+        partition: AssignmentState,
         worker: RunningWorker,
         now: float,
         boot_timeout: float,
@@ -127,7 +127,7 @@ class Limits:
         return LimitsExceeded(actions + found, replacements, due)
 
     def _idle_trouble(
-        self, partition: PartitionState, worker: RunningWorker, now: float, boot_timeout: float
+        self, partition: AssignmentState, worker: RunningWorker, now: float, boot_timeout: float
     ) -> tuple[list[Action], bool]:
         """Check a worker that runs no handler: its boot time, its progress and its control socket.
 
@@ -147,13 +147,13 @@ class Limits:
             return [KillWorker(partition.unit, "stalled")], False
         return [], True
 
-    def _note_run(self, partition: PartitionState, now: float, *, running: bool) -> None:
+    def _note_run(self, partition: AssignmentState, now: float, *, running: bool) -> None:
         index, sequence = partition.slot.index, partition.slot.run_seq
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
     def _memory(
-        self, partition: PartitionState, worker: RunningWorker, now: float
+        self, partition: AssignmentState, worker: RunningWorker, now: float
     ) -> list[Replacement]:
         rss = partition.slot.rss = _rss(worker.child.pid)
         limit = partition.consumer.max_rss
@@ -162,7 +162,7 @@ class Limits:
         return self._replace(partition, worker, "max_rss", now, rss)
 
     def _life(
-        self, partition: PartitionState, worker: RunningWorker, now: float
+        self, partition: AssignmentState, worker: RunningWorker, now: float
     ) -> list[Replacement]:
         """Request to replace a worker that is too old or close to `max_messages`."""
         found: list[Replacement] = []
@@ -178,7 +178,7 @@ class Limits:
 
     def _replace(
         self,
-        partition: PartitionState,
+        partition: AssignmentState,
         worker: RunningWorker,
         reason: str,
         now: float,
@@ -196,7 +196,7 @@ class Limits:
 
     def _time(
         self,
-        partition: PartitionState,
+        partition: AssignmentState,
         worker: RunningWorker,
         running: list[RunningEntry],
         now: float,
@@ -249,7 +249,7 @@ class Limits:
         return (now_ns() - started_ns - frozen) / 1e9
 
 
-def _note_ready(partition: PartitionState, worker: RunningWorker, now: float) -> None:
+def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
         # This includes a worker that is running a handler. Under load, it does so at every check.
         worker.became_ready(now, _rss(worker.child.pid))

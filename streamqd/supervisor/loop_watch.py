@@ -22,7 +22,7 @@ from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.process import Child
 from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
-from streamqd.supervisor.partition import PartitionState
+from streamqd.supervisor.partition import AssignmentState
 
 MESSAGES_MAX = 8  # running messages in one event
 STACK_LOOK_SECONDS = 0.02  # interval of the checks for a requested stack
@@ -63,7 +63,7 @@ class LoopWatch:
     isolate: Isolate[Unit] = directly
     _silent: dict[Unit, _Silence] = field(default_factory=dict)
 
-    def observe(self, partitions: Iterable[PartitionState], now: float, after: float) -> float:
+    def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
         """Report loops that do not turn for `after` seconds (0: none). Return the next check time.
 
         `now` and the result are monotonic times in seconds.
@@ -79,7 +79,7 @@ class LoopWatch:
         found = self._silent.get(unit)
         return found is not None and found.asked_at > 0
 
-    def _look(self, partition: PartitionState, now: float, after: float) -> float:
+    def _look(self, partition: AssignmentState, now: float, after: float) -> float:
         child, heartbeat_ns = partition.child, partition.slot.loop_heartbeat_ns
         silence = self._silent.get(partition.unit)
         if silence and (silence.child is not child or silence.heartbeat_ns != heartbeat_ns):
@@ -116,7 +116,7 @@ class LoopWatch:
 
     def _report(
         self,
-        partition: PartitionState,
+        partition: AssignmentState,
         silence: _Silence,
         seconds: float,
         frame: Frame | None,
@@ -143,7 +143,7 @@ class LoopWatch:
             messages=[_name(partition.unit, each.place) for each in running[:MESSAGES_MAX]],
         )
 
-    def _end(self, partition: PartitionState, silence: _Silence) -> None:
+    def _end(self, partition: AssignmentState, silence: _Silence) -> None:
         """Note that a loop turns again, or that its process is gone."""
         del self._silent[partition.unit]
         if not silence.reported:

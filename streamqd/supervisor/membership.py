@@ -23,7 +23,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.replies import valid
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.version import __version__
 
 
@@ -77,7 +77,7 @@ class Membership:
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
 
     def heartbeat(
-        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
     ) -> Call:
         """Return the heartbeat: the call that reports this instance as alive, and its state."""
         daemon = self.daemon

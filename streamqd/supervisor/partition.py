@@ -38,7 +38,7 @@ from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.running_worker import Kill, RunningWorker
-from streamqd.supervisor.scoreboard_file import ResumablePartition
+from streamqd.supervisor.scoreboard_file import ResumableAssignment
 from streamqd.worker import ExitCode
 
 ON_STOP_SECONDS = 30.0  # time limit for `on_stop` and the exit of a worker without work
@@ -99,7 +99,7 @@ class Acquiring:
     phase: ClassVar[Phase] = Phase.ACQUIRING
 
     dead_token: str = ""
-    resumed: ResumablePartition | None = None  # the record of a killed supervisor
+    resumed: ResumableAssignment | None = None  # the record of a killed supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Refencing:
     charged: bytes | None = None
     context: bytes = b""  # JSON, how the process of the charged message ended
     release_after: bool = False  # release the lease after the reply
-    resumed: ResumablePartition | None = None  # the record of a killed supervisor
+    resumed: ResumableAssignment | None = None  # the record of a killed supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ OwnershipStep = Free | Acquiring | Held | Refencing | Releasing
 
 
 @dataclass
-class PartitionState:
+class AssignmentState:
     """The supervisor's record of one assignment, from its first offer until the daemon exits."""
 
     unit: Unit
@@ -168,7 +168,7 @@ class PartitionState:
 
     # --- intents ---
 
-    def resume(self, found: ResumablePartition, *, alone: bool) -> None:
+    def resume(self, found: ResumableAssignment, *, alone: bool) -> None:
         """Plan to resume the lease of a killed supervisor, as after a crash of its worker.
 
         The refence replaces its token. Redis refuses that if another instance has owned the
@@ -199,7 +199,7 @@ class PartitionState:
         self.slot.note_lease(self.lease, new_token)
 
     def take(
-        self, seen_epoch: int, dead_token: str = "", resumed: ResumablePartition | None = None
+        self, seen_epoch: int, dead_token: str = "", resumed: ResumableAssignment | None = None
     ) -> None:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
         assert isinstance(self.step, Free)
@@ -519,7 +519,7 @@ class PartitionState:
         return self.worker is not None and self.worker.is_ready
 
     @property
-    def resumed(self) -> ResumablePartition | None:
+    def resumed(self) -> ResumableAssignment | None:
         """The record of a killed supervisor, until Redis replies to the refence."""
         return self.step.resumed if isinstance(self.step, Acquiring | Refencing) else None
 

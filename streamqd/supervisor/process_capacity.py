@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable
 
 from streamqd import logs
 from streamqd.policy.capacity import GIVE_UP_SECONDS, Capacity
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.plan import ReleaseLease
 
 
 def observe(
-    capacity: Capacity, now: float, partitions: Collection[PartitionState], refusal: str
+    capacity: Capacity, now: float, partitions: Collection[AssignmentState], refusal: str
 ) -> None:
     """Record a `refusal` that lasts. From now on, only the running partitions are served."""
     stuck = _stuck(now, partitions)
@@ -35,7 +35,7 @@ def observe(
             )
 
 
-def wishes(now: float, partitions: Iterable[PartitionState]) -> list[ReleaseLease]:
+def wishes(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
     """Release the partitions that could not be started for `GIVE_UP_SECONDS`."""
     return [ReleaseLease(each.unit, "unstartable") for each in _stuck(now, partitions)]
 
@@ -53,7 +53,7 @@ def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
     }
 
 
-def _stuck(now: float, partitions: Iterable[PartitionState]) -> list[PartitionState]:
+def _stuck(now: float, partitions: Iterable[AssignmentState]) -> list[AssignmentState]:
     """Return all partitions without a process, once the refusal has lasted for one.
 
     All together: otherwise the rebalancer would move a running partition for each of the others.

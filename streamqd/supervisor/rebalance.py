@@ -8,7 +8,7 @@ from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy.rebalance import Constraints, Rebalancer
 from streamqd.supervisor.cluster_state import ClusterState
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.plan import Acquire, Action, ReleaseLease, StopWorker
 
 
@@ -16,7 +16,7 @@ def decide(
     rebalancer: Rebalancer,
     now: float,
     view: ClusterState,
-    partitions: Mapping[Unit, PartitionState],
+    partitions: Mapping[Unit, AssignmentState],
     wanted: Collection[Unit],
     *,
     blocked: Collection[Unit],
@@ -54,7 +54,7 @@ def decide(
 
 def count_unowned(
     view: ClusterState,
-    partitions: Mapping[Unit, PartitionState],
+    partitions: Mapping[Unit, AssignmentState],
     wanted: Collection[Unit],
     constraints: Constraints,
 ) -> int:
@@ -69,7 +69,7 @@ def count_unowned(
     )
 
 
-def shed(partition: PartitionState) -> list[Action]:
+def shed(partition: AssignmentState) -> list[Action]:
     """Return the actions that hand over a partition, none if a handover is in progress."""
     if partition.phase in (Phase.FREE, Phase.RELEASING):
         return []

@@ -14,7 +14,7 @@ from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 
 EXTEND_SECONDS = 20.0  # extension to request while a start or a drain makes progress
 EXTEND_EVERY = 5.0  # seconds between two such requests
@@ -34,7 +34,7 @@ class StatusReporter:
 
     def tick(
         self,
-        partitions: Mapping[Unit, PartitionState],
+        partitions: Mapping[Unit, AssignmentState],
         *,
         redis_ok: bool,
         fleet_seen: bool,
@@ -114,7 +114,7 @@ class StatusReporter:
             self._notifier.extend_timeout(EXTEND_SECONDS)
 
 
-def dump(partitions: Mapping[Unit, PartitionState], isolation: Isolation) -> None:
+def dump(partitions: Mapping[Unit, AssignmentState], isolation: Isolation) -> None:
     """Log every unit's state and this process's stack, and ask all workers for theirs."""
     isolation.each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
@@ -125,7 +125,7 @@ def dump(partitions: Mapping[Unit, PartitionState], isolation: Isolation) -> Non
     isolation.each(partitions.values(), _ask_stack)
 
 
-def _log_state(partition: PartitionState) -> None:
+def _log_state(partition: AssignmentState) -> None:
     logs.event(
         "state.dumped",
         unit=partition.unit,
@@ -138,6 +138,6 @@ def _log_state(partition: PartitionState) -> None:
     )
 
 
-def _ask_stack(partition: PartitionState) -> None:
+def _ask_stack(partition: AssignmentState) -> None:
     if partition.child is not None:
         partition.child.ask_stacks()

@@ -23,7 +23,7 @@ from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy import restart
 from streamqd.supervisor.limits import MAX_MESSAGES
-from streamqd.supervisor.partition import ON_STOP_SECONDS, PartitionState, Phase
+from streamqd.supervisor.partition import ON_STOP_SECONDS, AssignmentState, Phase
 from streamqd.supervisor.plan import (
     Action,
     DismissStandby,
@@ -75,7 +75,7 @@ class RollProgress(NamedTuple):
 class _Replacing:
     """The current replacement. Times are monotonic, 0 for not yet."""
 
-    partition: PartitionState
+    partition: AssignmentState
     reason: str
     old_pid: int
     cold: bool  # no standby: the next worker is forked after the exit of the old one
@@ -165,7 +165,7 @@ class RollingReplacement:
             step = "finish" if current.old_works and not current.can_stay else "start"
         return RollProgress(unit, step, len(self._roll))
 
-    def rolled(self, partitions: Mapping[Unit, PartitionState]) -> RollResult | None:
+    def rolled(self, partitions: Mapping[Unit, AssignmentState]) -> RollResult | None:
         """Continue a roll: request the next worker after the last one's successor works.
 
         Return the result when the roll is over, None until then. A failed replacement stops the
@@ -190,7 +190,7 @@ class RollingReplacement:
 
     # --- observe ---
 
-    def observe(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
+    def observe(self, partitions: Mapping[Unit, AssignmentState], given: Circumstances) -> None:
         """Track the current replacement, or start the next one."""
         for unit in [unit for unit, until in self._cooling_down.items() if until <= given.now]:
             del self._cooling_down[unit]
@@ -206,7 +206,7 @@ class RollingReplacement:
         elif replacing.partition.standby is not None:
             self._follow(replacing, given.now)
 
-    def _begin(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
+    def _begin(self, partitions: Mapping[Unit, AssignmentState], given: Circumstances) -> None:
         if given.draining:
             self._wanted.clear()
         # Skip a unit while a standby with the old code exits: `wishes` has dismissed it, and its
@@ -256,7 +256,9 @@ class RollingReplacement:
         self._current = None  # `Limits` requests it again, unless it was for a reload
         self._failed[unit] = "the operating system refuses another process"
 
-    def standby_died(self, partition: PartitionState, how: str, now: float, daemon: Daemon) -> None:
+    def standby_died(
+        self, partition: AssignmentState, how: str, now: float, daemon: Daemon
+    ) -> None:
         """Note that a standby has exited. Plan another after a backoff, until the crash limit."""
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
@@ -294,7 +296,7 @@ class RollingReplacement:
     # --- plan ---
 
     def wishes(
-        self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
+        self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> list[Action]:
         """Return the next step of the current replacement, and dismiss unneeded processes."""
         current = None if self._current is None else self._current.partition
@@ -328,7 +330,7 @@ def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action
     return []
 
 
-def _end_of_quiet(partition: PartitionState, now: float) -> list[Action]:
+def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
     """Dismiss or kill a worker that turned quiet but does not exit."""
     worker = partition.worker
     if worker is None or not worker.is_quiet:

@@ -48,7 +48,7 @@ class ScoreboardFileRefused(Exception):  # noqa: N818 - not an error of ours: th
     """A scoreboard file is rejected. The text is the reason."""
 
 
-class ResumablePartition(NamedTuple):
+class ResumableAssignment(NamedTuple):
     """The state of one unit that a killed supervisor held.
 
     `next_token` is the token that was about to replace the lease's, '' for none. The messages at
@@ -69,7 +69,7 @@ class ScoreboardFile:
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
-        self.resumable: dict[Unit, ResumablePartition] = {}
+        self.resumable: dict[Unit, ResumableAssignment] = {}
         self._path: Path | None = None
         self._header = _described(daemon, lock)
         place = folder(os.environ, os.geteuid())
@@ -164,7 +164,7 @@ class ScoreboardFile:
 class FoundScoreboard(NamedTuple):
     """The valid units of a file, and the problem of each invalid one."""
 
-    partitions: list[ResumablePartition]
+    partitions: list[ResumableAssignment]
     damaged: list[tuple[Unit | None, str]]
 
 
@@ -289,7 +289,7 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
 
 
 def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
-    found: dict[Unit, ResumablePartition] = {}
+    found: dict[Unit, ResumableAssignment] = {}
     damaged: list[tuple[Unit | None, str]] = []
     board = Scoreboard(0)
     for index in indexes:
@@ -309,7 +309,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
         except Exception as error:  # noqa: BLE001 - no slot may keep the others from being used
             damaged.append((unit, f"slot {index} is damaged: {error}"))
             continue
-        found[unit] = ResumablePartition(*lease, batch.done, batch.running)
+        found[unit] = ResumableAssignment(*lease, batch.done, batch.running)
     return FoundScoreboard(list(found.values()), damaged)
 
 

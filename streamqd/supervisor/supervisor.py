@@ -32,7 +32,7 @@ from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.limits import MAX_MESSAGES, Limits, OomMonitor, Replacement
 from streamqd.supervisor.loop_watch import LoopWatch
-from streamqd.supervisor.partition import ExitAssessment, PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, ExitAssessment, Phase
 from streamqd.supervisor.plan import Action
 from streamqd.supervisor.reload import Reload, Validated
 from streamqd.supervisor.reregister import Reregister
@@ -81,7 +81,7 @@ class Supervisor:
         file = ScoreboardFile(settings.daemon, lock)
         self.board = file.make(len(_units_of(settings, counts)))
         self.resolver = Resolver()
-        self.partitions: dict[Unit, PartitionState] = {}
+        self.partitions: dict[Unit, AssignmentState] = {}
         self.isolation = Isolation(self.partitions, settings.daemon.crash_backoff, self._let_go)
         isolate = self.isolation.run
         self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver, isolate)
@@ -136,7 +136,7 @@ class Supervisor:
             if unit in self.partitions:
                 self.isolation.run(unit, self.partitions[unit].resume, found, alone=alone)
 
-    def _let_go(self, partition: PartitionState) -> None:
+    def _let_go(self, partition: AssignmentState) -> None:
         """Remove the processes of an assignment that is given up, and the plans for it."""
         self.pool.let_go(partition)
         self.replacement.drop(partition.unit)
@@ -317,7 +317,7 @@ class Supervisor:
                     starts.append(plan.AdoptStandby(unit))
         return starts
 
-    def _commands(self, partition: PartitionState) -> list[Action]:
+    def _commands(self, partition: AssignmentState) -> list[Action]:
         """Return the commands for a worker that should pause, resume or wake up."""
         commands: list[Action] = []
         if partition.child is None:
@@ -332,7 +332,7 @@ class Supervisor:
     # --- apply ---
 
     def _apply(self, actions: list[Action]) -> None:
-        forked: list[PartitionState] = []
+        forked: list[AssignmentState] = []
         until = 0.0  # monotonic, for forks
         self._forks_wait = False
         for action in actions:
@@ -354,7 +354,7 @@ class Supervisor:
         """Return the time for forks in a tick (seconds), during which lease renewals wait."""
         return min(FORK_SECONDS, self.leases.interval / 2)
 
-    def _change(self, action: Action, partition: PartitionState) -> None:
+    def _change(self, action: Action, partition: AssignmentState) -> None:
         """Apply one action of the plan."""
         match action:
             case plan.Acquire(_, epoch, dead_token):
@@ -372,7 +372,7 @@ class Supervisor:
             case _:
                 self._change_process(action, partition)
 
-    def _change_process(self, action: Action, partition: PartitionState) -> None:
+    def _change_process(self, action: Action, partition: AssignmentState) -> None:
         match action:
             case plan.ForkWorker():
                 self._end_cooldown(partition)
@@ -394,14 +394,14 @@ class Supervisor:
             case plan.WakeWorker(_, wanted):
                 self.pool.wake(partition, wanted)
 
-    def _count_release(self, partition: PartitionState, reason: str) -> None:
+    def _count_release(self, partition: AssignmentState, reason: str) -> None:
         if reason == "shed":
             self.board.add("rebalance_shed")
             logs.event("partition.handed_over", unit=partition.unit, epoch=partition.lease.epoch)
         elif reason == "unstartable":
             self.board.add("unstartable")
 
-    def _end_cooldown(self, partition: PartitionState) -> None:
+    def _end_cooldown(self, partition: AssignmentState) -> None:
         if partition.broken_until:
             partition.broken_until = 0.0
             logs.event("worker.retried", unit=partition.unit)
@@ -490,7 +490,7 @@ class Supervisor:
         for unit, consumer in wanted.items():
             partition = self.partitions.get(unit)
             if partition is None:
-                partition = PartitionState(unit, consumer, self.board.allot(unit))
+                partition = AssignmentState(unit, consumer, self.board.allot(unit))
                 self.partitions[unit] = partition
             partition.consumer = consumer
             partition.slot.partitions = self.counts[unit.topic]
@@ -556,7 +556,7 @@ class Supervisor:
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             self.paused = number is signal.SIGTSTP
 
-    def _is_paused(self, partition: PartitionState) -> bool:
+    def _is_paused(self, partition: AssignmentState) -> bool:
         """Return True if a signal pauses all partitions, or a directive pauses this one."""
         return self.paused or self.control.is_paused(partition.unit)
 
@@ -642,13 +642,13 @@ class Supervisor:
         if not self.loop_watch.asks(unit):
             logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
-    def _reap_children(self, partition: PartitionState, now: float) -> None:
+    def _reap_children(self, partition: AssignmentState, now: float) -> None:
         self._reap_worker(partition, now)
         self._reap_standby(partition, now)
         if partition.worker is not None:
             partition.worker.note_quiet(now)
 
-    def _reap_worker(self, partition: PartitionState, now: float) -> None:
+    def _reap_worker(self, partition: AssignmentState, now: float) -> None:
         worker = partition.worker
         exit_ = worker.child.reap() if worker is not None else None
         if worker is None or exit_ is None:
@@ -673,7 +673,7 @@ class Supervisor:
             self.pool.housekeeper.send(exit_word(worker.child.pid, kind, str(exit_)))
         self._follow_up(partition, now, found)
 
-    def _reap_standby(self, partition: PartitionState, now: float) -> None:
+    def _reap_standby(self, partition: AssignmentState, now: float) -> None:
         standby = partition.standby
         exit_ = standby.reap() if standby is not None else None
         if standby is None or exit_ is None:
@@ -689,14 +689,14 @@ class Supervisor:
         logs.stack(exit_.stack, unit=partition.unit, child=standby.pid)
         self.replacement.standby_died(partition, str(exit_), now, self.settings.daemon)
 
-    def _dismiss_worker(self, partition: PartitionState, *, unexplained: bool) -> None:
+    def _dismiss_worker(self, partition: AssignmentState, *, unexplained: bool) -> None:
         """Detach a quiet worker. Its process exits on its own."""
         reason = partition.stop_reason
         child, found = partition.dismiss(unexplained=unexplained)
         self.pool.dismiss_worker(partition, child, reason)
         self._follow_up(partition, time.monotonic(), found)
 
-    def _follow_up(self, partition: PartitionState, now: float, found: ExitAssessment) -> None:
+    def _follow_up(self, partition: AssignmentState, now: float, found: ExitAssessment) -> None:
         if not partition.plan_restart(found, now, self.settings.daemon):
             logs.event(
                 "worker.crash_looped",
@@ -799,7 +799,7 @@ class Supervisor:
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
 
 
-def _log_started(partition: PartitionState) -> None:
+def _log_started(partition: AssignmentState) -> None:
     if partition.child is not None:
         logs.event(
             "worker.started",

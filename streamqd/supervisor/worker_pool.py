@@ -20,9 +20,9 @@ from streamqd.model import Lease, Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.supervisor.helper import Helper
-from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, PartitionState
+from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, AssignmentState
 from streamqd.supervisor.running_worker import Kill
-from streamqd.worker import STOP, Assignment, live
+from streamqd.worker import STOP, Grant, live
 
 UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
@@ -56,7 +56,7 @@ class Dismissed:
     """A process without further work: it runs `on_stop` and exits."""
 
     child: Child
-    partition: PartitionState
+    partition: AssignmentState
     reason: str
     since: float  # monotonic
     killed_at: float = 0.0
@@ -94,11 +94,11 @@ class WorkerPool:
 
     # --- starting ---
 
-    def start_worker(self, partition: PartitionState, *, paused: bool) -> bool:
+    def start_worker(self, partition: AssignmentState, *, paused: bool) -> bool:
         """Fork the worker of an owned partition. Return False if the system refuses it."""
-        assignment = self._assignment(partition)
+        grant = self._grant(partition)
         self._clear_for_next(partition, paused=paused)
-        child = self._fork_worker(partition, assignment)
+        child = self._fork_worker(partition, grant)
         if child is None:
             # No process or descriptor is left: running workers continue, and this fork is retried.
             partition.slot.state = WorkerState.GONE
@@ -111,15 +111,15 @@ class WorkerPool:
         partition.slot.add("restarts")
         return True
 
-    def _assignment(self, partition: PartitionState) -> Assignment:
-        return Assignment(
+    def _grant(self, partition: AssignmentState) -> Grant:
+        return Grant(
             partition.lease,
             cautious=partition.uncharged >= CAUTIOUS_AFTER,
             suspects=partition.suspects,
             complete=partition.suspects_complete,
         )
 
-    def _clear_for_next(self, partition: PartitionState, *, paused: bool) -> None:
+    def _clear_for_next(self, partition: AssignmentState, *, paused: bool) -> None:
         slot = partition.slot
         slot.state = WorkerState.BOOTING
         slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
@@ -127,17 +127,17 @@ class WorkerPool:
         slot.suspects_left = slot.suspects = len(partition.suspects)
         slot.round_size = 0
 
-    def _fork_worker(self, partition: PartitionState, assignment: Assignment) -> Child | None:
+    def _fork_worker(self, partition: AssignmentState, grant: Grant) -> Child | None:
         settings, consumer, slot = self.settings, partition.consumer, partition.slot
 
         def run(control: socket.socket) -> int:
             logs.assume("worker")
-            return live(assignment, settings, consumer, slot, control)
+            return live(grant, settings, consumer, slot, control)
 
         try:
             slot.reserve(consumer.lanes)
             _keep_descriptors()
-            child = process.spawn(run, title=assignment.title, forget=self.forget, keep=self.keep)
+            child = process.spawn(run, title=grant.title, forget=self.forget, keep=self.keep)
         except OSError as error:
             self.refusal = str(error)
             self._forks.failed(error=self.refusal)
@@ -171,11 +171,11 @@ class WorkerPool:
 
     # --- replacing a worker ---
 
-    def start_standby(self, partition: PartitionState) -> bool:
+    def start_standby(self, partition: AssignmentState) -> bool:
         """Fork a standby that boots while the worker runs. Return False if that is refused."""
         slot = partition.slot
         slot.warm_pid = 0
-        child = self._fork_worker(partition, Assignment(Lease(partition.unit, ""), cautious=False))
+        child = self._fork_worker(partition, Grant(Lease(partition.unit, ""), cautious=False))
         if child is None:
             return False
         partition.standby = child
@@ -183,7 +183,7 @@ class WorkerPool:
         logs.event("standby.started", unit=partition.unit, child=child.pid)
         return True
 
-    def adopt_standby(self, partition: PartitionState, *, paused: bool) -> None:
+    def adopt_standby(self, partition: AssignmentState, *, paused: bool) -> None:
         """Hand an owned partition without a worker to its warm standby."""
         child, partition.standby = partition.standby, None
         assert child is not None
@@ -191,12 +191,12 @@ class WorkerPool:
         partition.started_as(child, time.monotonic())
         partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.slot.add("restarts")
-        child.send(self._assignment(partition).packed())
+        child.send(self._grant(partition).packed())
         logs.event(
             "worker.handed_over", unit=partition.unit, child=child.pid, epoch=partition.lease.epoch
         )
 
-    def dismiss_standby(self, partition: PartitionState) -> None:
+    def dismiss_standby(self, partition: AssignmentState) -> None:
         """Stop a standby that is not needed. It has fetched nothing."""
         child, warm = partition.standby, partition.standby_is_warm
         if child is None:
@@ -211,12 +211,12 @@ class WorkerPool:
             partition.slot.standby_pid = 0
         self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
-    def kill_standby(self, partition: PartitionState) -> None:
+    def kill_standby(self, partition: AssignmentState) -> None:
         """Kill a standby. Its exit is noticed like any other."""
         if partition.standby is not None:
             partition.standby.kill_group()
 
-    def dismiss_worker(self, partition: PartitionState, child: Child, reason: str) -> None:
+    def dismiss_worker(self, partition: AssignmentState, child: Child, reason: str) -> None:
         """Detach a quiet worker from its partition. It exits while its successor works."""
         partition.slot.leaving_pid = child.pid
         self.dismissed.append(Dismissed(child, partition, reason, time.monotonic()))
@@ -391,7 +391,7 @@ class WorkerPool:
 
     # --- commands ---
 
-    def stop(self, partition: PartitionState, reason: str) -> None:
+    def stop(self, partition: AssignmentState, reason: str) -> None:
         """Command a worker to finish its current message and exit."""
         worker = partition.worker
         if worker is None:
@@ -404,26 +404,26 @@ class WorkerPool:
             # It would read the command before its first message, so it has fetched nothing.
             self.kill(partition, "unstarted")
 
-    def interrupt(self, partition: PartitionState, run_seq: int) -> None:
+    def interrupt(self, partition: AssignmentState, run_seq: int) -> None:
         """Interrupt the run `run_seq` of a worker and the runs that started before it."""
         worker = partition.worker
         if worker is not None:
             worker.soft_limited = partition.slot.soft_kill_seq = run_seq
             worker.child.signal(signal.SIGUSR1)
 
-    def wake(self, partition: PartitionState, wanted: tuple[int, int]) -> None:
+    def wake(self, partition: AssignmentState, wanted: tuple[int, int]) -> None:
         """Wake a worker that waits for messages. `wanted` is the request of the housekeeper."""
         partition.relayed = wanted
         if partition.child is not None:
             partition.child.send(b"look")
 
-    def pause(self, partition: PartitionState, *, paused: bool) -> None:
+    def pause(self, partition: AssignmentState, *, paused: bool) -> None:
         """Command a worker to pause or to resume."""
         partition.slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         if partition.child is not None:
             partition.child.send(b"look")
 
-    def kill(self, partition: PartitionState, reason: str, run_seq: int | None = None) -> None:
+    def kill(self, partition: AssignmentState, reason: str, run_seq: int | None = None) -> None:
         """Kill a worker and its whole process group, because of the run `run_seq`."""
         worker = partition.worker
         if worker is None or worker.kill is not None:
@@ -434,12 +434,12 @@ class WorkerPool:
             self._log_killed(partition, worker.child, reason)
         worker.child.kill_group()
 
-    def _log_killed(self, partition: PartitionState, child: Child, reason: str) -> None:
+    def _log_killed(self, partition: AssignmentState, child: Child, reason: str) -> None:
         logs.event(
             "worker.killed", logging.WARNING, unit=partition.unit, child=child.pid, reason=reason
         )
 
-    def abandon_unkillable(self, partitions: Iterable[PartitionState], now: float) -> None:
+    def abandon_unkillable(self, partitions: Iterable[AssignmentState], now: float) -> None:
         """Detach processes that survived SIGKILL, and reap them after their exit."""
         for unit in list(self.unkillable):
             self.isolate(unit, self._collect_unkillable, unit)
@@ -453,7 +453,7 @@ class WorkerPool:
         else:
             del self.unkillable[unit]
 
-    def _abandon(self, partition: PartitionState, now: float) -> None:
+    def _abandon(self, partition: AssignmentState, now: float) -> None:
         kill = partition.worker.kill if partition.worker is not None else None
         if kill is None or now - kill.at < UNKILLABLE_SECONDS:
             return
@@ -462,7 +462,7 @@ class WorkerPool:
             self.unkillable.setdefault(partition.unit, []).append(child)
             logs.event("worker.unkillable", logging.ERROR, unit=partition.unit, child=child.pid)
 
-    def let_go(self, partition: PartitionState) -> None:
+    def let_go(self, partition: AssignmentState) -> None:
         """Kill the processes of a partition that is given up. They are reaped later.
 
         Until then the partition is not acquired again, because they write to its slot.

@@ -30,37 +30,37 @@ from streamqd.errors import HandlerLoadError
 from streamqd.scoreboard import WorkerSlot
 from streamqd.worker import forks
 from streamqd.worker.assembly import assemble
-from streamqd.worker.assignment import STOP, Assignment
 from streamqd.worker.control_channel import ControlChannel, ExitCode
+from streamqd.worker.grant import STOP, Grant
 from streamqd.worker.standby import prepare
 from streamqd.worker.worker import WorkerLoop
 
-__all__ = ["STOP", "Assignment", "ExitCode", "WorkerLoop", "assemble", "live"]
+__all__ = ["STOP", "ExitCode", "Grant", "WorkerLoop", "assemble", "live"]
 
 
 def live(
-    assignment: Assignment,
+    grant: Grant,
     settings: Settings,
     consumer: Consumer,
     slot: WorkerSlot,
     control: socket.socket,
 ) -> int:
     """Run as the worker of a consumer, or first as its standby. Return the exit code."""
-    mine = forks.ForkingWorker(assignment.lease.unit, slot, control)
+    mine = forks.ForkingWorker(grant.lease.unit, slot, control)
     forks.family.enter(mine)
     try:
         booted = None
-        if not assignment.lease.token:
-            ready = prepare(assignment, settings, consumer, slot, control)
+        if not grant.lease.token:
+            ready = prepare(grant, settings, consumer, slot, control)
             if isinstance(ready, ExitCode):
                 return ready
-            assignment, booted = ready.assignment, ready.booted
-        worker = assemble(assignment, settings, consumer, slot, control, booted)
+            grant, booted = ready.grant, ready.booted
+        worker = assemble(grant, settings, consumer, slot, control, booted)
         forks.family.end_child()  # `on_start` may fork too
         mine.links = lambda: (worker.link, worker.settler.link)
         return worker.run()
     except HandlerLoadError as error:
-        unit = assignment.lease.unit
+        unit = grant.lease.unit
         logs.event("worker.boot_failed", logging.ERROR, unit=unit, error=str(error))
         ControlChannel(slot, control, lambda: None).fail(str(error))
         return ExitCode.BOOT_FAILED

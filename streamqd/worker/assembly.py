@@ -10,12 +10,12 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot, WorkerState
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.worker.assignment import Assignment
 from streamqd.worker.batches import batch_size
 from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
 from streamqd.worker.control_channel import ControlChannel
 from streamqd.worker.executor import check_form, executor_for
 from streamqd.worker.gates import Gates
+from streamqd.worker.grant import Grant
 from streamqd.worker.guards import guards_of
 from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.prefetch import PrefetchController
@@ -41,7 +41,7 @@ def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
 
 
 def assemble(
-    assignment: Assignment,
+    grant: Grant,
     settings: Settings,
     consumer: Consumer,
     slot: WorkerSlot,
@@ -53,7 +53,7 @@ def assemble(
     `booted` has the resources and the connection that a standby prepared.
     """
     slot.state = WorkerState.BOOTING
-    lease = assignment.lease
+    lease = grant.lease
     hooks, link = booted or (boot(settings, consumer, lease.unit), new_link(settings, lease.unit))
     check_form(consumer, hooks)
     hooks.show_loop(slot)
@@ -86,11 +86,11 @@ def assemble(
     prefetch = PrefetchController(
         consumer,
         settings.daemon.max_message_bytes,
-        1 if assignment.cautious else consumer.prefetch_max,
+        1 if grant.cautious else consumer.prefetch_max,
         consumer.prefetch_max,
         consumer.rate_per_second(slot.partitions),
     )
     executor = executor_for(context, hooks, verdicts, gates, quarantine, prefetch)
     turns = Turns(context, reader, executor, verdicts, guards, prefetch)
-    recovery = Recovery(turns, quarantine, assignment.suspects, complete=assignment.complete)
+    recovery = Recovery(turns, quarantine, grant.suspects, complete=grant.complete)
     return WorkerLoop(hooks, turns, recovery)

@@ -18,34 +18,34 @@ from streamqd.errors import RedisUnavailable
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.worker.assembly import new_link
-from streamqd.worker.assignment import STOP, Assignment
 from streamqd.worker.control_channel import ControlChannel, ExitCode
 from streamqd.worker.forks import family
+from streamqd.worker.grant import STOP, Grant
 from streamqd.worker.hooks import Hooks, boot
 
 
 class StandbyResult(NamedTuple):
-    """The standby's assignment, and the resources that it has prepared."""
+    """The standby's grant, and the resources that it has prepared."""
 
-    assignment: Assignment
+    grant: Grant
     booted: tuple[Hooks, Connection]
 
 
 def prepare(
-    assignment: Assignment,
+    grant: Grant,
     settings: Settings,
     consumer: Consumer,
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, report it, and wait for the assignment. An exit code if no assignment will come.
+    """Boot, report it, and wait for the grant. An exit code if no grant will come.
 
     Raises HandlerLoadError.
     """
     channel = ControlChannel(slot, control, lambda: None)
-    hooks = boot(settings, consumer, assignment.lease.unit)
+    hooks = boot(settings, consumer, grant.lease.unit)
     family.end_child()
-    link = new_link(settings, assignment.lease.unit)
+    link = new_link(settings, grant.lease.unit)
     with contextlib.suppress(RedisUnavailable):
         link.open()  # on failure, it is repeated later, as by any worker without Redis
     slot.warm_pid = os.getpid()
@@ -54,6 +54,6 @@ def prepare(
     if word == STOP:
         hooks.stop()
         return ExitCode.STOPPED
-    given = assignment.unpacked(word)
+    given = grant.unpacked(word)
     process.set_title(given.title)
     return StandbyResult(given, (hooks, link))

@@ -14,7 +14,7 @@ from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerState
 from streamqd.store import members
 from streamqd.supervisor.drain import BurstCheck
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from tests.contract.harness import UNIT
 from tests.faults.scenario_runner import ScenarioContext
 
@@ -35,7 +35,7 @@ class Talk:
         )
         board = Scoreboard(1)
         self.exchange = LeaseManager(settings, board, LOCK)
-        self.holding = PartitionState(UNIT, consumer, board.allot(UNIT))
+        self.holding = AssignmentState(UNIT, consumer, board.allot(UNIT))
         self.holdings = {UNIT: self.holding}
         self.now = time.monotonic()
 

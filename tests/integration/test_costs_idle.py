@@ -18,7 +18,7 @@ from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.supervisor.lease_manager import TOGETHER, LeaseManager
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.worker import worker
 from streamqd.worker.turns import BLOCK_SECONDS
 from tests.contract.harness import Harness
@@ -58,7 +58,7 @@ def test_all_renewals_cost_one_round_trip(
 ) -> None:
     board = Scoreboard(UNITS)
     ours = settings(server)
-    holdings = {unit: PartitionState(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
+    holdings = {unit: AssignmentState(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
     exchange = LeaseManager(ours, board, "lock")
 
     def tick() -> None:

@@ -17,7 +17,7 @@ from streamqd.supervisor import lease_manager
 from streamqd.supervisor.cluster_state import ClusterState
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.membership import Membership
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from tests.support.costs import Meter
 from tests.support.loglines import LogLines
 from tests.support.owning import with_groups
@@ -42,7 +42,7 @@ class Talk:
         self.exchange = LeaseManager(ours, board, "lock")
         self.offers = [*units, OTHER]
         self.holdings = {
-            unit: PartitionState(unit, consumer, board.allot(unit)) for unit in self.offers
+            unit: AssignmentState(unit, consumer, board.allot(unit)) for unit in self.offers
         }
         self.held = [self.holdings[unit] for unit in units]
 

@@ -27,7 +27,7 @@ from streamqd.store import members, transport
 from streamqd.store.client import Connection, connect
 from streamqd.supervisor import resolver as names_module
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.resolver import Resolver
 from tests.support.cluster import Cluster, Node
 from tests.support.sentinels import NAME, Sentinels
@@ -218,17 +218,17 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
     home = cluster.master_of(heartbeat)
     lost, well, *_ = (node for node in cluster.masters if node is not home)
 
-    def holding_at(node: Node) -> PartitionState:
+    def holding_at(node: Node) -> AssignmentState:
         unit = next(
             Unit("access", number, "hits")
             for number in range(100)
             if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
         )
-        made = PartitionState(unit, ours.consumers[0], board.allot(unit))
+        made = AssignmentState(unit, ours.consumers[0], board.allot(unit))
         made.take(0)
         return made
 
-    def tick(*holdings: PartitionState) -> float:
+    def tick(*holdings: AssignmentState) -> float:
         units = {each.unit: each for each in holdings}
         exchange.tick(time.monotonic(), units, list(units))
         return exchange.next_at() - time.monotonic()

@@ -19,7 +19,7 @@ from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.worker import Assignment, ExitCode, live
+from streamqd.worker import ExitCode, Grant, live
 from tests.contract.harness import UNIT, Harness
 from tests.support import users
 from tests.support.daemon import toml
@@ -104,7 +104,7 @@ class Bench:
         }
         path.write_text(toml(tables))
         settings = config.load(path)
-        orders = Assignment(Lease(UNIT, self.token, self.epoch), cautious)
+        orders = Grant(Lease(UNIT, self.token, self.epoch), cautious)
         self.trust(TTL if trusted else -1.0)
 
         def run(control: Any) -> int:

@@ -33,7 +33,7 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.scripts import Call, Reply, Script
-from streamqd.supervisor.partition import PartitionState
+from streamqd.supervisor.partition import AssignmentState
 from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.settler import Settler
@@ -223,7 +223,7 @@ def place() -> None:
     _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
     _around(Settler, "fail", after=lambda *_: reached("verdict-noted"))
-    _around(PartitionState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
+    _around(AssignmentState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     for name, before, after in (

@@ -22,7 +22,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff, Lease
 from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
-from streamqd.worker import Assignment, WorkerLoop, assemble
+from streamqd.worker import Grant, WorkerLoop, assemble
 from tests.contract.harness import UNIT
 from tests.support import users
 
@@ -70,7 +70,7 @@ class Life:
     ) -> WorkerLoop:
         """Return a worker that has not started; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
-        orders = Assignment(Lease(UNIT, token, 7), cautious, suspects or {})
+        orders = Grant(Lease(UNIT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerLoop, work: Work, patience: float = PATIENCE) -> int:

@@ -19,7 +19,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.drain import EXIT_DEADLINE, EXIT_DRAINED, Drain
 from streamqd.supervisor.limits import Limits
-from streamqd.supervisor.partition import PartitionState
+from streamqd.supervisor.partition import AssignmentState
 from streamqd.supervisor.plan import (
     Action,
     InterruptRun,
@@ -61,7 +61,7 @@ class Scenario:
     def __init__(self, **consumer: object) -> None:
         board = Scoreboard(1)
         settled = Consumer(topic="access", group="hits", handler="h:go", **consumer)  # type: ignore[arg-type]
-        self.holding = PartitionState(UNIT, settled, board.allot(UNIT))
+        self.holding = AssignmentState(UNIT, settled, board.allot(UNIT))
         self.slot = self.holding.slot
         self.crew = WorkerPool(Settings(), board, [], [])
         self.limits = Limits()

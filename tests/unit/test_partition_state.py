@@ -18,9 +18,9 @@ from streamqd.process import Child, Exit
 from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, WAITING, Scoreboard, WorkerState
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.running_worker import Kill, RunningWorker
-from streamqd.supervisor.scoreboard_file import ResumablePartition
+from streamqd.supervisor.scoreboard_file import ResumableAssignment
 from streamqd.worker import ExitCode
 from streamqd.worker.dead_letters import crash_fields
 
@@ -34,7 +34,7 @@ class StateDriver:
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
-        self.partition = PartitionState(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
+        self.partition = AssignmentState(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
         self.slot = self.partition.slot
 
     def next_call(self) -> Call | None:
@@ -154,7 +154,7 @@ def test_resumed_charge_names_a_cause_only_if_known(
 ):
     """A worker that died before the supervisor died of something else."""
     lease = Lease(driver.partition.unit, "old", 7)
-    found = ResumablePartition(lease, next_token, [], [PLACES[0]])
+    found = ResumableAssignment(lease, next_token, [], [PLACES[0]])
     driver.partition.resume(found, alone=True)
     assert driver.argument("charged") == PLACES[0]
     context = driver.argument("context")

@@ -17,7 +17,7 @@ from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store.scripts import Reply
 from streamqd.supervisor import process_capacity
-from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.plan import (
     Action,
     DismissStandby,
@@ -46,7 +46,7 @@ class Fleet:
     def __init__(self, **consumer: Any) -> None:
         board = Scoreboard(len(UNITS))
         chosen = Consumer(topic="access", group="hits", handler="h:go", **consumer)
-        self.partitions = {unit: PartitionState(unit, chosen, board.allot(unit)) for unit in UNITS}
+        self.partitions = {unit: AssignmentState(unit, chosen, board.allot(unit)) for unit in UNITS}
         self.replacement = RollingReplacement()
         self.daemon = Daemon()
         self.now = 100.0
@@ -61,7 +61,7 @@ class Fleet:
         self._pid += 1
         return Child(self._pid, -1, None, "", -1)  # type: ignore[arg-type]
 
-    def start(self, partition: PartitionState, child: Child | None = None) -> None:
+    def start(self, partition: AssignmentState, child: Child | None = None) -> None:
         partition.started_as(child or self.process(), self.now)
         assert partition.worker is not None
         partition.worker.ready_at = self.now

@@ -35,9 +35,9 @@ from streamqd.store import (
 )
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
-from streamqd.supervisor.partition import PartitionState
+from streamqd.supervisor.partition import AssignmentState
 from streamqd.worker import control_channel, dead_letters, recovery, serial, settler
-from streamqd.worker.assignment import Assignment
+from streamqd.worker.grant import Grant
 
 LUA_UNPACK_MAX = 7_999  # values; the server's LUAI_MAXCSTACK is 8,000
 LUA = Path(__file__).parents[2] / "lua"
@@ -331,7 +331,7 @@ def test_limits_that_belong_together_agree() -> None:
     slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
     slot.open_table(largest("concurrency"))
     assert slot.in_flight == ENTRIES_MAX, "the table of a worker"
-    partition = PartitionState(
+    partition = AssignmentState(
         slot.unit, Consumer(topic="orders", group="bill", handler="m:f"), slot
     )
     partition.take(1)
@@ -355,12 +355,10 @@ def test_assignment_of_all_suspects_fits_into_one_datagram() -> None:
     ]
     suspects = {place: chance.randrange(1, ENTRIES_MAX) for place in places}
     lease = Lease(Unit("orders", 0, "bill"), "0" * 32, 2**63)
-    packed = Assignment(lease, cautious=True, suspects=suspects).packed()
+    packed = Grant(lease, cautious=True, suspects=suspects).packed()
     assert len(packed) <= control_channel.WORD_BYTES_MAX
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert ours.send(packed, socket.MSG_DONTWAIT) == len(packed)
-        found = Assignment(lease, cautious=False).unpacked(
-            theirs.recv(control_channel.WORD_BYTES_MAX)
-        )
+        found = Grant(lease, cautious=False).unpacked(theirs.recv(control_channel.WORD_BYTES_MAX))
     assert found.suspects == suspects

@@ -1,4 +1,4 @@
-"""The assignment that a worker gets at its start, or when it has booted."""
+"""The grant of a worker: its lease, and what it must know of the processes before it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from streamqd.model import Lease
 from streamqd.policy.rounds import Suspects
 
-STOP = b"stop"  # sent to a standby in place of its assignment
+STOP = b"stop"  # sent to a standby in place of its grant
 
 
-class Assignment(NamedTuple):
-    """The supervisor's assignment for a worker, given at its start or when it has booted.
+class Grant(NamedTuple):
+    """The supervisor passes it to a worker at its start, and to a standby that takes over.
 
     Without a token the worker is a standby: it boots next to the worker that it will replace, uses
-    neither messages nor the slot, and gets its real assignment when the other has exited.
+    neither messages nor the slot, and gets its real grant when the other has exited.
     """
 
     lease: Lease
@@ -39,8 +39,8 @@ class Assignment(NamedTuple):
         raw = json.dumps([token, epoch, self.cautious, suspects, self.complete]).encode()
         return zlib.compress(raw, 1)  # thousands of suspects would not fit into one socket message
 
-    def unpacked(self, raw: bytes) -> Assignment:
-        """Return this assignment with the lease and suspects that `packed` wrote."""
+    def unpacked(self, raw: bytes) -> Grant:
+        """Return this grant with the lease and suspects that `packed` wrote."""
         token, epoch, cautious, suspects, complete = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
-        return Assignment(Lease(self.lease.unit, token, epoch), cautious, places, complete)
+        return Grant(Lease(self.lease.unit, token, epoch), cautious, places, complete)
