@@ -14,10 +14,11 @@ from streamqd import words
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_rows
 from streamqd.admin.instances import InstanceRow
 from streamqd.admin.published import FleetState
+from streamqd.admin.ranking import ORDERS
 from streamqd.admin.reading import Unreadable
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.screen import input as keyboard
-from streamqd.cli.screen.columns import ORDERS, Cell, number
+from streamqd.cli.screen.columns import Cell, number
 from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
 from streamqd.store.directives import Directive, Directives, Scope
 

@@ -1,23 +1,22 @@
-"""The columns of the partitions table: text, sort order, and the screen width that each needs.
+"""The columns of the partitions table: their text, and the screen width that each needs.
 
 All functions are pure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS
+from streamqd.admin.ranking import CALM
 from streamqd.cli.output import printable
 from streamqd.words import age, short
 
 NAME_MIN = 15  # minimum width of the partition's name
 GAP = 1
-CALM = ("ready", "running", "recovering")
 Figure = Callable[[AssignmentRow], float | None]
 
 
@@ -30,14 +29,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScreenColumn:
-    """A column for screens of at least `from_width`. `rank` sorts its rows, highest first."""
+    """A column for screens of at least `from_width`."""
 
     name: str
     heading: str
     width: int
     from_width: int
     cell: Callable[[AssignmentRow, int], Cell]
-    rank: Callable[[AssignmentRow], tuple[float | str, ...]]
     left: bool = False
 
 
@@ -55,18 +53,6 @@ def number(value: float | None, width: int = 7) -> str:
             short = f"{value / size:.1f}{unit}"
             return short if len(short) <= width else f"{value / size:.0f}{unit}"
     return whole
-
-
-def urgency(unit: AssignmentRow) -> tuple[float | str, ...]:
-    """Return the rank by urgency: pauses and failures first, then the longest wait."""
-    word = unit.condition
-    trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
-    if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) >= STUCK_SECONDS):
-        trouble = 1
-    # In steps that double, so that rows with similar ranks do not swap places all the time.
-    return trouble, *(
-        int(math.log2(1 + figure / 4)) for figure in (unit.oldest_seconds or 0, unit.lag or 0)
-    )
 
 
 def state_cell(unit: AssignmentRow) -> Cell:
@@ -119,7 +105,6 @@ def _numeric(name: str, heading: str, width: int, from_width: int, value: Figure
         width,
         from_width,
         lambda unit, _now: Cell(number(value(unit), width)),
-        lambda unit: (value(unit) or 0,),
     )
 
 
@@ -130,7 +115,6 @@ def _timed(name: str, heading: str, from_width: int, value: Figure) -> ScreenCol
         6,
         from_width,
         lambda unit, _now: Cell(short(value(unit))),
-        lambda unit: (value(unit) or 0,),
     )
 
 
@@ -138,23 +122,23 @@ COLUMNS = (
     ScreenColumn(
         "owner", "OWNER", 10, 0,
         lambda unit, _now: Cell(printable(unit.owner) or "-", "" if unit.owner else "bad"),
-        lambda unit: (unit.owner,), left=True,
+        left=True,
     ),
-    ScreenColumn("state", "STATE", 9, 0, lambda unit, _now: state_cell(unit), urgency, left=True),
+    ScreenColumn("state", "STATE", 9, 0, lambda unit, _now: state_cell(unit), left=True),
     ScreenColumn(
         "epoch", "EPOCH", 14, 160,
-        lambda unit, _now: Cell(str(unit.epoch or "-")), lambda unit: (unit.epoch,),
+        lambda unit, _now: Cell(str(unit.epoch or "-")),
     ),
     ScreenColumn(
         "since", "SINCE", 6, 110,
-        lambda unit, now: Cell(_since(unit, now)), lambda unit: (unit.since_unix_ms or 0,),
+        lambda unit, now: Cell(_since(unit, now)),
     ),
     _numeric("rate", "MSG/S", 6, 0, lambda unit: unit.acked),
     _numeric("fails", "FAIL/S", 6, 110, lambda unit: unit.failed),
     _numeric("lag", "LAG", 6, 0, lambda unit: unit.lag),
     ScreenColumn(
         "trend", "LAG/S", 7, 110,
-        lambda unit, _now: _slope(unit), lambda unit: (unit.lag_per_second or 0,),
+        lambda unit, _now: _slope(unit),
     ),
     _timed("oldest", "OLDEST", 0, lambda unit: unit.oldest_seconds),
     _numeric("pending", "PENDING", 7, 0, lambda unit: unit.pending),
@@ -162,13 +146,10 @@ COLUMNS = (
     _timed("p99", "P99", 0, lambda unit: unit.p99_seconds),
     ScreenColumn(
         "run", "RUN", 6, 110,
-        lambda unit, _now: _run_cell(unit), lambda unit: (unit.longest_run_seconds or 0,),
+        lambda unit, _now: _run_cell(unit),
     ),
     _numeric("dlq", "DLQ", 5, 110, lambda unit: unit.dead_letters),
 )  # fmt: skip
-
-# The sort orders of the key `s`.
-ORDERS = ("urgency", "name", *(column.name for column in COLUMNS if column.name != "state"))
 
 
 def shown(width: int) -> tuple[list[ScreenColumn], int]:
@@ -181,15 +162,3 @@ def shown(width: int) -> tuple[list[ScreenColumn], int]:
         # A very narrow screen drops the last columns, but keeps the owner and the state.
         fit.pop()
     return fit, max(1, width - sum(column.width + GAP for column in fit))
-
-
-def ordered(units: list[AssignmentRow], order: str) -> list[AssignmentRow]:
-    """Return the units sorted by one of `ORDERS`, highest first, and by name if equal."""
-    by_name = sorted(units, key=lambda unit: (unit.topic, unit.group, unit.partition))
-    if order == "name":
-        return by_name
-    if order == "urgency":
-        return sorted(by_name, key=urgency, reverse=True)
-    column = next(each for each in COLUMNS if each.name == order)
-    # Names ascend, numbers descend.
-    return sorted(by_name, key=column.rank, reverse=order != "owner")

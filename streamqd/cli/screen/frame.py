@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamqd.admin.assignments import AssignmentRow, RecentFailure, error_name
+from streamqd.admin import ranking
+from streamqd.admin.assignments import AssignmentRow, error_name
 from streamqd.admin.checks import Finding, judged
 from streamqd.admin.notices import NOTICES
 from streamqd.admin.notices import ordered as ordered_by
+from streamqd.admin.ranking import FailureKind, SlowHandler
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.output import printable
-from streamqd.cli.screen.columns import NAME_MIN, Cell, number, ordered, shown
+from streamqd.cli.screen.columns import NAME_MIN, Cell, number, shown
 from streamqd.words import age, short
 
 Line = list[Cell]
@@ -26,7 +28,6 @@ Line = list[Cell]
 PANEL_ROWS = (3, 8)  # rows of slow handlers and failures: minimum, and on a large screen
 PANEL_MIN_HEIGHT = 16  # lines of the screen, below which the panels are hidden
 TROUBLES_MAX = 3
-RECENT_SECONDS = 600.0  # seconds after which a failure is no longer shown
 KEYS = "q quit s sort / filter p page space freeze ? help"
 HELP = (
     "q          quit",
@@ -96,14 +97,9 @@ def frame(
 
 def visible(view: FleetSnapshot, chosen: Shown) -> list[AssignmentRow]:
     """Return the units that match the filter, in the chosen order."""
-    wanted = chosen.filter.lower()
-    found = [
-        unit
-        for unit in view.assignments
-        if wanted in f"{unit.name} {unit.owner} {unit.state} {unit.condition}".lower()
-    ]
-    found = ordered(found, chosen.order)
-    return found[::-1] if chosen.reverse else found
+    return ranking.chosen(
+        view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse
+    )
 
 
 def rows_of(view: FleetSnapshot | None, width: int, height: int, trouble: str = "") -> int:
@@ -209,7 +205,8 @@ def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
     if height is not None and height < PANEL_MIN_HEIGHT:
         return []
     most = PANEL_ROWS[1] if height is None else min(PANEL_ROWS[1], max(PANEL_ROWS[0], height // 6))
-    slow, failed = _slowest(view.assignments)[:most], _failures(view.failures)[:most]
+    slow = [_slow_cell(each) for each in ranking.slowest(view.assignments)[:most]]
+    failed = [_failure_cell(each) for each in ranking.recent(view.failures)[:most]]
     count = max(1, len(slow), len(failed))
     half = width // 2
     lines: list[Line] = []
@@ -221,7 +218,7 @@ def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
     right = (
         [Cell("RECENT FAILURES", "head"), *failed]
         if failed
-        else [Cell("RECENT FAILURES", "head"), Cell(f"none in {age(RECENT_SECONDS * 1000)}", "dim")]
+        else [Cell("RECENT FAILURES", "head"), Cell(f"none in {age(ranking.RECENT_SECONDS * 1000)}", "dim")]
     )
     for at in range(count + 1):
         one = left[at] if at < len(left) else Cell("")
@@ -236,43 +233,19 @@ def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
     return lines
 
 
-def _slowest(units: Sequence[AssignmentRow]) -> list[Cell]:
-    by_handler: dict[tuple[str, str], list[AssignmentRow]] = defaultdict(list)
-    for unit in units:
-        if unit.p99_seconds is not None or unit.longest_run_seconds:
-            by_handler[unit.topic, unit.group].append(unit)
+def _slow_cell(each: SlowHandler) -> Cell:
+    text = f"{each.topic}/{each.group}  p99 {short(each.p99_seconds or None)}"
+    run = each.run_seconds
+    return Cell(printable(f"{text}  now {short(run)}" if run >= 1 else text))
 
-    def worst(some: list[AssignmentRow]) -> tuple[float, float]:
-        return (
-            max(unit.p99_seconds or 0 for unit in some),
-            max(unit.longest_run_seconds or 0 for unit in some),
+
+def _failure_cell(each: FailureKind) -> Cell:
+    return Cell(
+        printable(
+            f"{error_name(each.error)} x{number(each.count, 5)} {each.topic}/{each.group}"
+            f" {age(each.seconds_ago * 1000)} ago"
         )
-
-    ranked = sorted(by_handler.items(), key=lambda item: -max(worst(item[1])))
-    found = []
-    for (topic, group), some in ranked[: PANEL_ROWS[1]]:
-        p99, run = worst(some)
-        text = f"{topic}/{group}  p99 {short(p99 or None)}"
-        found.append(Cell(printable(f"{text}  now {short(run)}" if run >= 1 else text)))
-    return found
-
-
-def _failures(failures: Sequence[RecentFailure]) -> list[Cell]:
-    by_class: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
-    for each in failures:
-        if each.seconds_ago <= RECENT_SECONDS:
-            by_class[each.error, each.topic, each.group].append(each)
-    ranked = sorted(by_class.items(), key=lambda item: min(one.seconds_ago for one in item[1]))
-    return [
-        Cell(
-            printable(
-                f"{error_name(error)}"
-                f" x{number(sum(one.count for one in some), 5)} {topic}/{group}"
-                f" {age(min(one.seconds_ago for one in some) * 1000)} ago"
-            )
-        )
-        for (error, topic, group), some in ranked[: PANEL_ROWS[1]]
-    ]
+    )
 
 
 # --- text -----------------------------------------------------------------------------------------

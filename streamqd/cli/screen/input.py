@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamqd.cli.screen.columns import ORDERS
+from streamqd.admin.ranking import ORDERS
 from streamqd.cli.screen.frame import Shown
 
 FILTER_MAX = 100

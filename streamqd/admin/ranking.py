@@ -1,0 +1,128 @@
+"""The order in which `top` and the console list assignments, handlers and failures. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
+from streamqd.admin.condition import ALARMING, STUCK_SECONDS
+
+CALM = ("ready", "running", "recovering")
+RECENT_SECONDS = 600.0  # age of a failure after which it is left out
+
+Rank = Callable[[AssignmentRow], tuple[float | str, ...]]
+
+
+def urgency(unit: AssignmentRow) -> tuple[float | str, ...]:
+    """Return the rank by urgency: pauses and failures first, then the longest wait."""
+    word = unit.condition
+    trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
+    if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) >= STUCK_SECONDS):
+        trouble = 1
+    # In steps that double, so that rows with similar ranks do not swap places all the time.
+    return trouble, *(
+        int(math.log2(1 + figure / 4)) for figure in (unit.oldest_seconds or 0, unit.lag or 0)
+    )
+
+
+def _by(field: str) -> Rank:
+    return lambda unit: (getattr(unit, field) or 0,)
+
+
+# The orders by one column.
+_RANKS: Mapping[str, Rank] = {
+    "owner": lambda unit: (unit.owner,),
+    "epoch": _by("epoch"),
+    "since": _by("since_unix_ms"),
+    "rate": _by("acked"),
+    "fails": _by("failed"),
+    "lag": _by("lag"),
+    "trend": _by("lag_per_second"),
+    "oldest": _by("oldest_seconds"),
+    "pending": _by("pending"),
+    "retries": _by("waiting_retries"),
+    "p99": _by("p99_seconds"),
+    "run": _by("longest_run_seconds"),
+    "dlq": _by("dead_letters"),
+}
+ORDERS = ("urgency", "name", *_RANKS)
+
+
+def ordered(units: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
+    """Return the units sorted by one of `ORDERS`, highest first, and by name if equal."""
+    by_name = sorted(units, key=lambda unit: (unit.topic, unit.group, unit.partition))
+    if order == "name":
+        return by_name
+    # Names ascend, numbers descend.
+    rank = urgency if order == "urgency" else _RANKS[order]
+    return sorted(by_name, key=rank, reverse=order != "owner")
+
+
+def chosen(
+    units: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
+) -> list[AssignmentRow]:
+    """Return the units whose name, owner or state contains a text, in an order."""
+    wanted = text.lower()
+    found = ordered(
+        [
+            unit
+            for unit in units
+            if wanted in f"{unit.name} {unit.owner} {unit.state} {unit.condition}".lower()
+        ],
+        order,
+    )
+    return found[::-1] if reverse else found
+
+
+@dataclass(frozen=True, slots=True)
+class SlowHandler:
+    """The slowest run of a group: `p99_seconds` of the last minute, and the age of the present."""
+
+    topic: str
+    group: str
+    p99_seconds: float
+    run_seconds: float
+
+
+def slowest(units: Iterable[AssignmentRow]) -> list[SlowHandler]:
+    """Return the groups whose handlers have run, the slowest first."""
+    timed = [each for each in units if each.p99_seconds is not None or each.longest_run_seconds]
+    found = [
+        SlowHandler(
+            topic,
+            group,
+            max(unit.p99_seconds or 0.0 for unit in some),
+            max(unit.longest_run_seconds or 0.0 for unit in some),
+        )
+        for (topic, group), some in by_group(timed).items()
+    ]
+    return sorted(found, key=lambda each: -max(each.p99_seconds, each.run_seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """One kind of failure of a group: `count` on all its partitions, the last `seconds_ago`."""
+
+    error: str
+    topic: str
+    group: str
+    count: int
+    seconds_ago: float
+
+
+def recent(failures: Iterable[RecentFailure], seconds: float = RECENT_SECONDS) -> list[FailureKind]:
+    """Return the kinds of failure that occurred within `seconds`, the latest first."""
+    alike: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
+    for each in failures:
+        if each.seconds_ago <= seconds:
+            alike[each.error, each.topic, each.group].append(each)
+    found = [
+        FailureKind(
+            *kind, sum(each.count for each in some), min(each.seconds_ago for each in some)
+        )
+        for kind, some in alike.items()
+    ]
+    return sorted(found, key=lambda each: each.seconds_ago)
