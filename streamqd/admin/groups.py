@@ -194,6 +194,19 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
     return GroupDeleted(topic, group, count)
 
 
+def growing(store: Store, topic: str, group: str) -> str:
+    """Return why deleting a group breaks the growth of its topic, '' if it does not."""
+    progress = growth.look(store, topic)
+    for row in progress.groups if progress is not None else ():
+        if row.group == group and not row.done:
+            return (
+                f"{topic} grows, and {group} has not acknowledged {row.left} messages of the old"
+                " partitions: if the group is created again now, it reads old and new partitions in"
+                " parallel, and keys lose their order;"
+            )
+    return ""
+
+
 def owned_sentence(unit: Unit, owner: str) -> str:
     """Return the refusal for a unit that an instance or another command owns."""
     if owner in KEEPERS:
@@ -279,6 +292,20 @@ class GroupReset:
     retries: str  # keep | drop
     partitions: list[PartitionReset]
     obstacle: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of its entry in the audit log."""
+        moved = {row.partition: f"{row.before} -> {row.after}" for row in self.partitions}
+        return named_fields(self, "group to retries") | {"partitions": moved}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of its entry in the audit log."""
+        return {
+            "forgotten": sum(row.pending for row in self.partitions),
+            "dropped": sum(row.waiting_retries + row.retried for row in self.partitions),
+        }
 
 
 def position(text: str, now_unix_ms: int) -> str:

@@ -20,7 +20,9 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import backlog, topics
+from streamqd import config
+from streamqd.admin import backlog, directives, topics
+from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BATCH, ViewReader, ask, last_id, lease_views, measure, read_id
 from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Lease, Unit
@@ -58,6 +60,16 @@ class Progress:
     partitions: int
     done: bool
     groups: list[GroupSettling]
+
+    @property
+    def left(self) -> str:
+        """A clause about the groups that must still acknowledge messages."""
+        return ", ".join(
+            f"{row.group} has {row.left:,}{'' if row.left_exact else ' or more'} left to"
+            " acknowledge"
+            for row in self.groups
+            if not row.done
+        )
 
 
 def grow(
@@ -99,6 +111,43 @@ def check(store: Store, topic: str, to: int) -> None:
     """Check that a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
     _refuse_cluster(store, topic)
     _check(topic, topics.partition_count(store, topic), to)
+
+
+def check_configured(topic: str, to: int, configured: config.Topic | None, source: str) -> None:
+    """Raise Refused if a configuration states fewer partitions: its daemons would not start again.
+
+    `source` names the configuration in the error.
+    """
+    if configured and "partitions" in configured.stated and configured.partitions < to:
+        raise Refused(
+            f"{source} sets partitions = {configured.partitions} for {topic}; change it to {to}"
+            f" there and in the configuration of every daemon that reads {topic}, or those daemons"
+            " will not start again"
+        )
+
+
+def notifier(
+    fleet: Fleet, topic: str, to: int, note: Callable[[str], None] = lambda _text: None
+) -> Callable[[str], None]:
+    """Return the `notify` of one growth: it makes the daemons of a fleet reload, and wakes them.
+
+    `note` receives a sentence when no daemon can reload.
+    """
+    reloaded = False
+
+    def notify(step: str) -> None:
+        # One reload makes the daemons read the new count. A wake-up announces free partitions.
+        nonlocal reloaded
+        if step == RELEASED:
+            fleet.store.execute("PUBLISH", fleet.store.keys.wake(fleet.name), OWNER)
+        elif not reloaded:
+            reloaded = True
+            try:
+                directives.reload(fleet, None, f"{topic} grows to {to} partitions")
+            except Refused as refusal:
+                note(f"no daemon reloads: {refusal}")
+
+    return notify
 
 
 def _refuse_cluster(store: Store, topic: str) -> None:

@@ -42,6 +42,20 @@ class TrimRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionFloor:
+    """The oldest entry of a partition that must stay, whatever the settings of the topic retain.
+
+    `holder` is the group, or @archive, that needs it. Both are '' and `since_unix_ms` (its write
+    time) is null if nothing needs an entry.
+    """
+
+    partition: int
+    holder: str
+    entry_id: str
+    since_unix_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class TrimReport:
     """The result of `trim`. `removed` is the sum over the partitions with a known count.
 
@@ -107,6 +121,24 @@ def trim(
         )
     total = sum(row.removed or 0 for row in rows)
     return TrimReport(topic, dry_run, now, total, rows, reader.rows)
+
+
+def floors(
+    reader: ViewReader, topic: str, partitions: Sequence[int], *, archive: bool
+) -> list[RetentionFloor]:
+    """Return the floor of each partition. `archive`: unarchived entries must stay.
+
+    A partition that cannot be measured is left out, with a row of `reader`.
+    """
+    calls = [retention.measure(reader.keys, topic, each) for each in partitions]
+    rows = []
+    for number, reply in zip(partitions, reader.measure(calls), strict=True):
+        stand = known_stand(reader, topic, number, reply)
+        if stand is not None:
+            holder, entry = floor_of(stand, archive)
+            since = entry.ms if entry else None
+            rows.append(RetentionFloor(number, holder, str(entry or ""), since))
+    return rows
 
 
 def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from streamqd.admin import adoption, directives, groups, growth
+from streamqd.admin import adoption, directives, groups
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
@@ -164,22 +164,7 @@ def reset(
         confirm(f"Reset {name} to read {topic} from {to}, on {where}?", yes)
     done = run(dry_run=dry_run)
     if not dry_run:
-        rows = done.partitions
-        session.record(
-            topic,
-            "group reset",
-            {
-                "group": done.group,
-                "to": done.to,
-                "retries": done.retries,
-                "force": force,
-                "partitions": {row.partition: f"{row.before} -> {row.after}" for row in rows},
-            },
-            {
-                "forgotten": sum(row.pending for row in rows),
-                "dropped": sum(row.waiting_retries + row.retried for row in rows),
-            },
-        )
+        session.record(topic, "group reset", done.arguments | {"force": force}, done.counts)
     return CommandResult(done, lambda: _show_reset(session, done, dry_run))
 
 
@@ -216,7 +201,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     """
     if name not in groups.names(session.store, topic):
         groups.known(session.store, topic, name)  # raises Refused for an unknown group
-    growing = _growing(session, topic, name)
+    growing = groups.growing(session.store, topic, name)
     if growing and not force:
         raise Refused(f"{growing} pass --force if the group must not come back")
     confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
@@ -226,19 +211,6 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     return CommandResult(
         done, f"{name} deleted from {count(done.partitions, 'partition')} of {topic}"
     )
-
-
-def _growing(session: Session, topic: str, name: str) -> str:
-    """Return why deleting a group breaks the growth of its topic, '' if it does not."""
-    progress = growth.look(session.store, topic)
-    for row in progress.groups if progress is not None else ():
-        if row.group == name and not row.done:
-            return (
-                f"{topic} grows, and {name} has not acknowledged {row.left} messages of the old"
-                " partitions: if the group is created again now, it reads old and new partitions in"
-                " parallel, and keys lose their order;"
-            )
-    return ""
 
 
 @group.command(short_help="Take over pending messages of other clients.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -271,14 +271,16 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
             there = count(partitions, "partition")
             unchanged = growth.Progress(name, partitions, partitions, done=True, groups=[])
             return CommandResult(unchanged, f"{name} already has {there}, so nothing was changed")
-    _refuse_smaller_file(session, name, partitions)
+    configured = session.settings.topics.get(name)
+    growth.check_configured(name, partitions, configured, session.settings.source)
     if under_way is None:
         confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)
-    notify = _daemons_of(session, f"{name} grows to {partitions} partitions")
+        session.record(name, "topic grow", {"partitions": partitions}, {})
+    notify = growth.notifier(session.fleet, name, partitions, session.note)
     done = growth.grow(session.store, name, partitions, notify=notify)
     try:
         while wait and not done.done:
-            session.note(_left(done))
+            session.note(f"{name}: {done.left}")
             time.sleep(POLL_SECONDS)
             done = growth.grow(session.store, name, partitions, notify=notify)
     except KeyboardInterrupt:
@@ -288,46 +290,7 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
         return CommandResult(done, f"{name} has {count(partitions, 'partition')}")
 
     def show() -> None:
-        session.note(_left(done))
+        session.note(f"{name}: {done.left}")
         session.note("run the same command to continue")
 
     return CommandResult(done, show, EXIT_WAITING)
-
-
-def _refuse_smaller_file(session: Session, name: str, partitions: int) -> None:
-    stated = session.settings.topics.get(name)
-    if stated and "partitions" in stated.stated and stated.partitions < partitions:
-        raise Refused(
-            f"{session.settings.source} sets partitions = {stated.partitions} for {name}; change"
-            f" it to {partitions} there and in the configuration of every daemon that reads"
-            f" {name}, or those daemons will not start again"
-        )
-
-
-def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
-    """Return a function that notifies the daemons of the fleet of a step of the growth."""
-    reloaded = False
-
-    def notify(step: str) -> None:
-        # One reload makes the daemons read the new count. A wake-up announces free partitions.
-        nonlocal reloaded
-        fleet = session.fleet
-        if step == growth.RELEASED:
-            fleet.store.execute("PUBLISH", fleet.store.keys.wake(fleet.name), growth.OWNER)
-        elif not reloaded:
-            reloaded = True
-            try:
-                directives.reload(fleet, None, why)
-            except Refused as refusal:
-                session.note(f"no daemon reloads: {refusal}")
-
-    return notify
-
-
-def _left(done: growth.Progress) -> str:
-    behind = [
-        f"{row.group} has {row.left:,}{'' if row.left_exact else ' or more'} left to acknowledge"
-        for row in done.groups
-        if not row.done
-    ]
-    return f"{done.topic}: {', '.join(behind)}"
