@@ -81,6 +81,8 @@ class AssignmentRow:
     #: of ready, the reason of its wait (blocked, full, halted, probing, flooded, throttled), or
     #: recovering.
     worker: str = ""
+    pid: int | None = None  #: process ID of the worker
+    rss: int | None = None  #: resident memory of the worker, in bytes
     handler: str = ""
     in_flight: int | None = None  #: entries that are fetched and not handled
     held: int | None = None  #: messages that wait for an earlier message of their key
@@ -201,7 +203,7 @@ _WHOLE = (
         "next_due_unix_ms",
     ),
     *("in_flight", "dead_letters", "partition_dead_letters", "held", "held_keys"),
-    *("suspects_left", "suspects", "round_size"),
+    *("suspects_left", "suspects", "round_size", "pid", "rss"),
 )
 _REAL = (
     *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),

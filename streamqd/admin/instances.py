@@ -35,7 +35,8 @@ class InstanceRow:
     without a limit of the operating system, and `limit` the reason for that limit, '' without one.
 
     `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
-    crashes in a loop there. `reload` is its unfinished reload.
+    crashes in a loop there. `reload` is its unfinished reload. `rss` is the resident memory of its
+    workers in bytes, null when unknown. It counts memory that workers share once for each worker.
     """
 
     instance: str
@@ -58,6 +59,7 @@ class InstanceRow:
     cap: int = 0
     leaving: bool = False
     reload: PendingReload | None = None
+    rss: int | None = None
 
     @property
     def rate(self) -> float | None:
@@ -75,6 +77,7 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
     info, seen = heartbeat.info, seen_of(heartbeat)
     units = [unit for unit in published.tables(summary.get("assignments")) if unit.get("owned")]
     up, began = summary.get("redis_up"), published.real(info.get("started"))
+    sizes = [size for unit in units if (size := published.whole(unit.get("rss"))) is not None]
     silent = heartbeat.instance in state.silent
     return InstanceRow(
         instance=heartbeat.instance,
@@ -100,6 +103,7 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
         cap=seen.member.cap,
         leaving=seen.leaving,
         reload=reloads.pending(state, heartbeat.instance, summary),
+        rss=sum(sizes) if sizes else None,
     )
 
 

@@ -38,7 +38,8 @@ _COMMANDS = (
     (re.compile(r"streamqd pause (?P<topic>[^\s/-][^\s/]*)/(?P<group>[^\s/]+)"), "topic"),
     (re.compile(r"streamqd retry list (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "retries"),
     (re.compile(r"streamqd doctor.*"), "doctor"),
-    (re.compile(r"streamqd resume .*"), "fleet"),
+    (re.compile(r"streamqd group start (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "topic"),
+    (re.compile(r"streamqd (?:resume|drain|rebalance|control) .*"), "fleet"),
 )
 
 

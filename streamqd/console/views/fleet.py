@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from streamqd.admin import directives
 from streamqd.admin.directives import DirectiveRow, PlannedMove
+from streamqd.admin.instances import InstanceRow
 from streamqd.console.access import Role
 from streamqd.console.view import (
     Act,
@@ -27,13 +28,24 @@ MOVES_SHOWN = 50
 def show(visit: Visit) -> Context:
     """Return the instances, and the directives that are in force."""
     control = directives.view(visit.desk.fleet)
+    every, after = sorted(visit.now.seen.instances, key=_by_name), visit.text("after")
+    page = [each for each in every if each.instance > after][: visit.limit]
+    more = bool(page) and page[-1] is not every[-1]
     return {
         "now": visit.now,
-        "instances": visit.now.seen.instances,
+        "instances": page,
+        "total": len(every),
+        "after": after,
+        "following": page[-1].instance if more else "",
+        "limit": visit.limit,
         "drained": {each.target for each in control.directives if each.kind == "drain"},
         "directives": [(each, _place(each)) for each in control.directives],
         "unreadable": control.unreadable_directives,
     }
+
+
+def _by_name(row: InstanceRow) -> str:
+    return row.instance
 
 
 def _place(row: DirectiveRow) -> dict[str, object]:

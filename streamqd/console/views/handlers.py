@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from streamqd.admin.assignments import AssignmentRow, RecentFailure
+from streamqd.admin import ranking
+from streamqd.admin.assignments import AssignmentRow
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.scoreboard import quantile
 
@@ -43,7 +44,9 @@ def show(visit: Visit) -> Context:
         "now": now,
         "q": visit.text("q"),
         "page": visit.page_of(found, visit.limit),
-        "failures": visit.page_of(_failures(now.seen.failures), visit.limit, "failures_from"),
+        "failures": visit.page_of(
+            ranking.recent(now.seen.failures), visit.limit, "failures_from"
+        ),
         "limit": visit.limit,
     }
 
@@ -61,17 +64,6 @@ def _rows(units: Iterable[AssignmentRow]) -> Mapping[tuple[str, str], HandlerRow
         ages = [each for each in (row.longest_seconds, unit.longest_run_seconds) if each]
         row.longest_seconds = max(ages, default=None)
     return rows
-
-
-def _failures(failures: Iterable[RecentFailure]) -> list[tuple[str, str, str, int, float]]:
-    """Return error class, topic, group, number and age in seconds, the latest first."""
-    found: dict[tuple[str, str, str], tuple[int, float]] = {}
-    for each in failures:
-        name = each.error, each.topic, each.group
-        count, age = found.get(name, (0, each.seconds_ago))
-        found[name] = count + each.count, min(age, each.seconds_ago)
-    rows = [(*name, count, age) for name, (count, age) in found.items()]
-    return sorted(rows, key=lambda row: row[4])
 
 
 VIEWS = (ConsoleView("handlers", "/handlers", "Handlers", show, label="Handlers", key="h"),)

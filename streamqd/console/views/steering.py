@@ -1,4 +1,4 @@
-"""Pause and resume a group or one of its partitions."""
+"""Pause, resume, stop and start a group, and move a partition to another instance."""
 
 from __future__ import annotations
 
@@ -9,23 +9,41 @@ from streamqd.admin.directives import Steered
 from streamqd.console.access import Role
 from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit
 from streamqd.errors import Malformed
+from streamqd.model import Unit
 from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
+
+DIGITS_MAX = 6  # of the number of a partition
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX:
+        raise Malformed(f"partition {text} must be the number of a partition")
+    return int(text)
+
+
+def unit_of(visit: Visit) -> Unit:
+    """Return the assignment of the path. Raises Malformed."""
+    return Unit(visit.path["topic"], _number(visit.path["partition"]), visit.path["group"])
+
+
+def partition_of(visit: Visit) -> int | None:
+    """Return the partition of the form, None for all. Raises Malformed."""
+    text = visit.text("partition")
+    return _number(text) if text else None
 
 
 def scope_of(visit: Visit) -> Scope:
     """Return the group of the path, or its partition in the form."""
-    partition = visit.text("partition")
-    if partition and not (partition.isascii() and partition.isdigit() and len(partition) < 6):
-        raise Malformed("partition must be a number of a partition")
-    return Scope(visit.path["topic"], int(partition) if partition else None, visit.path["group"])
+    return Scope(visit.path["topic"], partition_of(visit), visit.path["group"])
+
+
+def _reason(visit: Visit) -> FormField:
+    return FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview.")
 
 
 def _fields(visit: Visit) -> Sequence[FormField]:
-    return (
-        FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview."),
-        _partition(visit),
-    )
+    return (_reason(visit), _partition(visit))
 
 
 def _partition(visit: Visit) -> FormField:
@@ -47,11 +65,11 @@ def _done(scope: Scope, state: str, note: AuditNote | None) -> ActResult:
     return ActResult(f"{_name(scope)}: {state}.", "topic", place, note)
 
 
-def _note(visit: Visit, command: str, scope: Scope) -> AuditNote:
-    """Return the entry about a pause. A pause of all topics is in the log of each."""
+def _note(visit: Visit, command: str, scope: Scope, **more: str) -> AuditNote:
+    """Return the entry about a directive. One for all topics is in the log of each."""
     topics = [scope.topic] if scope.topic else visit.now.topics
     reason = {"reason": visit.text("reason")} if visit.text("reason") else {}
-    return AuditNote(topics, command, {"scope": str(scope), **reason})
+    return AuditNote(topics, command, {"scope": str(scope), **more, **reason})
 
 
 def preview_pause(visit: Visit) -> Preview:
@@ -90,6 +108,96 @@ def resume(visit: Visit) -> ActResult:
     note = _note(visit, "resume", scope)
     done = directives.resume(visit.desk.fleet, scope)
     return _done(scope, "resumed", note if done.changed else None)
+
+
+# --- a group on all instances ---------------------------------------------------------------------
+
+
+def preview_stop(visit: Visit) -> Preview:
+    """Return what stopping a group would do."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    done = directives.stop(visit.desk.fleet, topic, group, visit.text("reason"), dry_run=True)
+    return _previewed(
+        done,
+        f"No instance would own partitions of {topic}/{group}. Workers finish their running"
+        " messages and exit. New messages wait in the topic until the group is started again.",
+    )
+
+
+def stop(visit: Visit) -> ActResult:
+    """Stop a group."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    scope = stored.stop_scope(topic, group)
+    note = _note(visit, "group stop", scope)
+    directives.stop(visit.desk.fleet, topic, group, visit.text("reason"))
+    return _done(scope, "stopped", note)
+
+
+def preview_start(visit: Visit) -> Preview:
+    """Return what starting a group would do."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    done = directives.start(visit.desk.fleet, topic, group, dry_run=True)
+    return _previewed(done, f"Instances would own the partitions of {topic}/{group} again.")
+
+
+def start(visit: Visit) -> ActResult:
+    """Start a stopped group."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    scope = stored.stop_scope(topic, group)
+    note = _note(visit, "group start", scope)
+    done = directives.start(visit.desk.fleet, topic, group)
+    return _done(scope, "started", note if done.changed else None)
+
+
+# --- one partition --------------------------------------------------------------------------------
+
+
+def _move_fields(visit: Visit) -> Sequence[FormField]:
+    unit = unit_of(visit)
+    names = _takers(visit, unit)
+    return (
+        FormField("to", "To", _to(visit, unit), choices=[(each, each) for each in names]),
+        _reason(visit),
+    )
+
+
+def _takers(visit: Visit, unit: Unit) -> list[str]:
+    """Return the live instances with a consumer for the group, and that of the form."""
+    pair, now = (unit.topic, unit.group), visit.now
+    live = [each for each in now.seen.instances if each.instance in now.seen.state.live]
+    names = {each.instance for each in live if pair in each.offers}
+    return sorted(names | {visit.text("to")} - {""})
+
+
+def _to(visit: Visit, unit: Unit) -> str:
+    """Return the instance of the form, by default one that does not own the partition."""
+    owner = next((each.owner for each in visit.now.seen.assignments if each.unit == unit), "")
+    names = sorted(_takers(visit, unit), key=lambda name: name == owner)
+    return visit.text("to") or next(iter(names), "")
+
+
+def preview_move(visit: Visit) -> Preview:
+    """Return what a move would do."""
+    unit = unit_of(visit)
+    to = _to(visit, unit)
+    if not to:
+        group = f"{unit.topic}/{unit.group}"
+        return Preview([], refusal=f"No live instance has a consumer for {group}.")
+    done = directives.move(visit.desk.fleet, unit, to, visit.text("reason"), dry_run=True)
+    return _previewed(
+        done,
+        f"{to} would own {unit} after its owner has finished its running messages. It stays there"
+        " until it is moved again, or the fleet is rebalanced.",
+    )
+
+
+def move(visit: Visit) -> ActResult:
+    """Move a partition."""
+    unit, to = unit_of(visit), visit.text("to")
+    owner = next((each.owner for each in visit.now.seen.assignments if each.unit == unit), "")
+    note = _note(visit, "move", Scope(*unit), **{"from": owner or "none", "to": to})
+    directives.move(visit.desk.fleet, unit, to, visit.text("reason"))
+    return ActResult(f"{unit} is assigned to {to}.", "assignment", unit._asdict(), note)
 
 
 # --- a pause of any scope, as the fleet lists it --------------------------------------------------
@@ -147,6 +255,41 @@ ACTS = (
         lambda visit: (_partition(visit),),
         back="topic",
         example="/groups/orders/bill/resume",
+    ),
+    Act(
+        "stop",
+        "/groups/{topic}/{group}/stop",
+        "Stop a group",
+        "Stop",
+        Role.OPERATOR,
+        preview_stop,
+        stop,
+        lambda visit: (_reason(visit),),
+        back="topic",
+        example="/groups/orders/bill/stop",
+    ),
+    Act(
+        "start",
+        "/groups/{topic}/{group}/start",
+        "Start a group",
+        "Start",
+        Role.OPERATOR,
+        preview_start,
+        start,
+        back="topic",
+        example="/groups/orders/bill/start",
+    ),
+    Act(
+        "move",
+        "/topics/{topic}/partitions/{partition}/{group}/move",
+        "Move a partition",
+        "Move",
+        Role.OPERATOR,
+        preview_move,
+        move,
+        _move_fields,
+        back="assignment",
+        example="/topics/orders/partitions/0/bill/move",
     ),
     Act(
         "resume_pause",

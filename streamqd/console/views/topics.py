@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import topics, topics_settings, why
+from streamqd.admin import audit, retention, topics, topics_settings, why
 from streamqd.admin.assignments import AssignmentRow
+from streamqd.admin.audit import AuditEntry
 from streamqd.admin.condition import in_words
+from streamqd.admin.reading import ViewReader
+from streamqd.admin.topics import TopicDetail
 from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.console.views.steering import wider_pause
+from streamqd.console.views.steering import unit_of, wider_pause
 from streamqd.errors import Malformed
 from streamqd.model import Unit
 from streamqd.store.directives import Scope
 
+AUDIT_READ, MOVES_SHOWN = 100, 5  # entries of the audit log that an assignment reads and shows
 CELLS_MAX = 1_024  # partitions of one group that a map shows
 HEAT_STEPS = 5
 RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # minutes, and minutes of a point
@@ -83,6 +87,7 @@ def show_topic(visit: Visit) -> Context:
         "wider_pauses": {
             each.group: wider_pause(visit, Scope(name, None, each.group)) for each in groups
         },
+        "stopped": stopped_groups(visit, name, [each.group for each in groups]),
         "chosen": visit.text("group"),
         "groups": groups,
         "rows": [_heat_row(group.group, units, most, levels) for group in groups],
@@ -138,63 +143,96 @@ def _least(unit: AssignmentRow) -> int:
     return max(unit.lag or 0, unit.lag_at_least)
 
 
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting of a topic. `origin` is file, registered or default.
+
+    `registered` is a registered value that the file overrides, '' without one.
+    """
+
+    name: str
+    value: str
+    origin: str
+    registered: str
+
+
 def show_data(visit: Visit) -> Context:
-    """Return the settings of a topic, and the contents of a page of its partitions."""
-    name = visit.path["topic"]
-    configured = visit.desk.settings.topics.get(name, config.Topic())
-    detail = topics.describe(visit.desk.store, name, configured)
+    """Return the settings of a topic, its groups, and the contents of a page of its partitions."""
+    name, desk = visit.path["topic"], visit.desk
+    configured = desk.settings.topics.get(name, config.Topic())
+    detail = topics.describe(desk.store, name, configured)
     first = visit.number("from", 0)
     rows = detail.partitions[first : first + visit.limit]
     following = first + len(rows)
+    reader, shown = ViewReader(desk.store), [each.partition for each in rows]
+    archive = detail.effective.get("archive") == "required"
+    floors = retention.floors(reader, name, shown, archive=archive)
     return {
         "now": visit.now,
         "topic": name,
         "detail": detail,
         "rows": rows,
+        "floors": {each.partition: each for each in floors},
+        "archive": retention.ARCHIVE,
+        "unreadable": [*detail.unreadable, *reader.rows],
         "following": following if following < len(detail.partitions) else None,
         "first": first,
         "limit": visit.limit,
-        "settings": sorted(_settings(detail.effective)),
+        "stopped": stopped_groups(visit, name, detail.groups),
+        "settings": sorted(_settings(detail), key=lambda row: row.name),
     }
 
 
-def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each setting that is not "none": its dotted name, and its value as in a file."""
-    for line in topics_settings.lines(values):
-        name, _, value = line.partition(" = ")
-        if value != '"none"':
-            yield name, value
+def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
+    """Return the groups of a topic that a directive stops."""
+    control = visit.now.seen.state.control
+    return {each for each in groups if control.stop_of(Unit(topic, 0, each)) is not None}
+
+
+def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
+    """Yield each setting that is not "none", written as in a file."""
+    file, stored = _written(detail.configured), _written(detail.settings)
+    for name, value in _written(detail.effective).items():
+        if value == '"none"':
+            continue
+        origin = "file" if name in file else "registered" if name in stored else "default"
+        other = stored.get(name, "") if name in file else ""
+        yield SettingRow(name, value, origin, "" if other == value else other)
+
+
+def _written(settings: Mapping[str, Any]) -> dict[str, str]:
+    lines = (line.partition(" = ") for line in topics_settings.lines(settings))
+    return {name: value for name, _, value in lines}
 
 
 def show_assignment(visit: Visit) -> Context:
     """Return the causes for one partition of a group, and the present run of its worker."""
-    topic, group = visit.path["topic"], visit.path["group"]
-    text = visit.path["partition"]
-    if not text.isascii() or not text.isdigit() or len(text) > 6:
-        raise Malformed(f"{text} is not the number of a partition")
+    place, seen = unit_of(visit), visit.now.seen
     names = [each.name for each in visit.desk.settings.outboxes]
-    [found] = why.answer(visit.desk.fleet, topic, int(text), group, names)
-    unit = next(
-        (
-            each
-            for each in visit.now.seen.assignments
-            if (each.topic, each.partition, each.group) == (topic, int(text), group)
-        ),
-        None,
-    )
+    [found] = why.answer(visit.desk.fleet, place.topic, place.partition, place.group, names)
+    unit = next((each for each in seen.assignments if each.unit == place), None)
     return {
         "now": visit.now,
         "answer": found,
         "unit": unit,
         "level": LEVELS[why.grade(found.row, found.causes[0].word)],
         "condition": in_words(unit.condition) if unit else "",
-        "wider_pause": wider_pause(visit, Scope(topic, int(text), group)),
+        "wider_pause": wider_pause(visit, Scope(*place)),
+        "stopped": seen.state.control.stop_of(place),
+        "move": seen.state.control.moves.get(place),
+        "moves": _moves(visit, place),
         "running": _uid(unit),
-        "reload": next(
-            (each.reload for each in visit.now.seen.instances if each.instance == found.row.owner),
-            None,
+        "instance": next(
+            (each for each in seen.instances if each.instance == found.row.owner), None
         ),
     }
+
+
+def _moves(visit: Visit, place: Unit) -> list[AuditEntry]:
+    """Return the last moves of an assignment by persons, of the newest entries of the audit log."""
+    entries = audit.page(visit.desk.store, place.topic, limit=AUDIT_READ).entries
+    moves = [each for each in entries if each.command == "move"]
+    return [each for each in moves if each.arguments.get("scope") == str(place)][:MOVES_SHOWN]
 
 
 def _uid(unit: AssignmentRow | None) -> str:
