@@ -48,18 +48,32 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
 
 
 def feeding(reader: ViewReader, topic: str, configured: Collection[str] = ()) -> list[OutboxView]:
-    """Return the outboxes that sent to a topic, and configured ones that no relay ever held.
+    """Return the outboxes that sent to a topic, and configured ones that no relay ever held."""
+    views = read(reader, configured)
+    found = sent_to(reader, views, [topic])[topic]
+    return [
+        each
+        for each in views
+        if each in found or (each.name in configured and not each.epoch)
+    ]
+
+
+def sent_to(
+    reader: ViewReader, views: Sequence[OutboxView], topics: Sequence[str]
+) -> dict[str, list[OutboxView]]:
+    """Return the outboxes that sent to each topic, in one pipeline.
 
     An outbox that sent to a topic has a record in each of its partitions.
     """
-    views = read(reader, configured)
-    records = [("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for each in views]
-    there = reader.ask(records)
-    return [
-        each
-        for each, found in zip(views, there, strict=True)
-        if found or (each.name in configured and not each.epoch)
+    pairs = [(topic, each) for topic in topics for each in views]
+    records = [
+        ("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for topic, each in pairs
     ]
+    found: dict[str, list[OutboxView]] = {topic: [] for topic in topics}
+    for (topic, each), there in zip(pairs, reader.ask(records), strict=True):
+        if there:
+            found[topic].append(each)
+    return found
 
 
 def advice(view: OutboxView) -> str:

@@ -321,6 +321,13 @@ class ScheduleTotals:
 
 def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleTotals:
     """Count the schedules, of one topic or of all. At most COUNTED_MAX are counted by state."""
+    return counted(reader, topic, now_unix_ms)[0]
+
+
+def counted(
+    reader: ViewReader, topic: str | None, now_unix_ms: int
+) -> tuple[ScheduleTotals, list[ScheduleRow]]:
+    """Return the totals, and the rows of the first COUNTED_MAX schedules by name."""
     lines = {n: line for n, line in index(reader).items() if topic in (None, line.place[0])}
     some = dict(sorted(lines.items())[:COUNTED_MAX])
     rows = [each.row(now_unix_ms) for each in look(reader, some)]
@@ -331,7 +338,7 @@ def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleT
         for row, is_it in zip(rows, late, strict=True)
         if row.state == ACTIVE and row.due_unix_ms is not None and not is_it
     ]
-    return ScheduleTotals(
+    found = ScheduleTotals(
         schedules=len(lines),
         paused=states[PAUSED],
         orphaned=states[ORPHANED],
@@ -340,6 +347,7 @@ def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleT
         late=sum(late),
         next_due_unix_ms=min(dues, default=None),
     )
+    return found, rows
 
 
 def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:

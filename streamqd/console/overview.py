@@ -24,6 +24,8 @@ from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.config import Settings
+from streamqd.console import sources
+from streamqd.console.sources import NO_SOURCES, Sources
 from streamqd.model import Unit
 from streamqd.store.directives import Directive
 from streamqd.words import age, count, lasting, plural, short
@@ -123,12 +125,14 @@ class SlowFacts:
     """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any.
 
     `findings` are those of the checks of `doctor` that cost little. No database is asked.
+    `sources` are the known sources of topics.
     """
 
     until: float  # monotonic
     dead: Mapping[str, int]
     schedules: ScheduleTotals
     findings: Sequence[Finding]
+    sources: Sources = NO_SOURCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +194,12 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     reader, dead = ViewReader(fleet.store), Counter[str]()
     for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
-    timed = schedules.totals(reader, None, seen.now_unix_ms)
+    timed, rows = schedules.counted(reader, None, seen.now_unix_ms)
     report = diagnosis.examine(fleet.store.connection, settings, _DOCTOR_CHECKS)
-    return SlowFacts(time.monotonic() + SLOW_SECONDS, dict(+dead), timed, report.findings)
+    configured = [each.name for each in settings.outboxes]
+    found = sources.read(reader, sorted(seen.topics), rows, configured)
+    until = time.monotonic() + SLOW_SECONDS
+    return SlowFacts(until, dict(+dead), timed, report.findings, found)
 
 
 def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:

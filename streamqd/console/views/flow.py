@@ -1,4 +1,4 @@
-"""The flow of messages: from the topics to the groups that read them, with rates."""
+"""The flow of messages: from known sources to topics, and from topics to groups, with rates."""
 
 from __future__ import annotations
 
@@ -6,45 +6,54 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streamqd.console.formats import rate
+from streamqd.console.formats import ago, rate
 from streamqd.console.overview import GroupNow
+from streamqd.console.sources import SCHEDULE, TopicSource
 from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.console.views.schedules import LEVELS
 
 TOPICS_MAX = 60
-BOX, GAP, TOP = 44, 12, 24  # pixels
+SOURCES_MAX = 4  # boxes of a topic
+ROWS_MAX = 200  # rows of the table of sources
+BOX, GAP = 44, 12  # pixels
+CHARACTER = 9.4  # pixels of a wide one
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLayout:
-    """Where the boxes of a picture are, in pixels.
+    """Where the boxes of a picture are, in pixels: left edges and widths.
 
-    In the wide one, a topic is beside its groups. In the narrow one, it is above them.
+    In the wide one, a topic is between its sources and groups. In the narrow one, it is below its
+    sources and above its groups.
     """
 
     name: str
-    left: int
+    source_x: int
+    source_width: int
+    topic_x: int
     topic_width: int
-    right: int
+    group_x: int
     group_width: int
 
     @property
     def stacked(self) -> bool:
         """True if a topic is above its groups."""
-        return self.right < self.left + self.topic_width
+        return self.group_x < self.topic_x + self.topic_width
 
     @property
     def width(self) -> int:
         """The width of the picture."""
-        return self.left + self.right + self.group_width
+        return max(self.group_x + self.group_width, self.topic_x + self.topic_width) + 2
 
 
-WIDE = FlowLayout("wide", 16, 280, 560, 280)
-NARROW = FlowLayout("narrow", 2, 300, 44, 280)
+WIDE = FlowLayout("wide", 0, 0, 2, 280, 560, 280)
+WIDE_WITH_SOURCES = FlowLayout("wide", 2, 220, 312, 240, 640, 240)
+NARROW = FlowLayout("narrow", 44, 280, 2, 300, 44, 280)
 
 
 @dataclass(frozen=True, slots=True)
 class FlowBox:
-    """A box of the picture: a topic or a group."""
+    """A box of the picture: a source, a topic or a group. `view` is the page to which it leads."""
 
     x: int
     y: int
@@ -52,17 +61,25 @@ class FlowBox:
     text: str
     figure: str
     level: str
-    topic: str
-    group: str = ""
+    view: str
+    parameters: Mapping[str, str]
+
+    @property
+    def characters(self) -> int:
+        """The number of characters that fit."""
+        return int((self.width - 24) / CHARACTER)
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLine:
-    """A line from a topic to a group. `width` grows with the rate. `still`: nothing flows."""
+    """A line between two boxes. `width` grows with the rate.
+
+    `kind` is still if nothing flows, fed if no rate is known, otherwise ''.
+    """
 
     path: str
     width: float
-    still: bool
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +92,125 @@ class FlowPicture:
     height: int
 
 
+@dataclass(frozen=True, slots=True)
+class FlowTopic:
+    """A topic with its known sources and its groups."""
+
+    name: str
+    sources: Sequence[TopicSource]
+    groups: Sequence[GroupNow]
+
+
 def show(visit: Visit) -> Context:
-    """Return the picture in both layouts, and the same figures as a table."""
+    """Return the picture in both layouts, and the same figures as tables."""
     now, wanted = visit.now, visit.text("q").lower()
-    by_topic: dict[str, list[GroupNow]] = {}
-    for group in now.groups:
-        if wanted in f"{group.topic}/{group.group}".lower():
-            by_topic.setdefault(group.topic, []).append(group)
-    shown = dict(sorted(by_topic.items())[:TOPICS_MAX])
+    found = now.slow.sources
+    names = {each.topic for each in now.groups} | (found.by_topic.keys() & now.seen.topics.keys())
+    every = []
+    for name in sorted(names):
+        topic = FlowTopic(
+            name,
+            found.by_topic.get(name, []),
+            [each for each in now.groups if each.topic == name],
+        )
+        texts = [name, *(f"{name}/{each.group}" for each in topic.groups)]
+        if any(wanted in text.lower() for text in (*texts, *(s.name for s in topic.sources))):
+            every.append(topic)
+    shown = every[:TOPICS_MAX]
+    sources = [each for topic in shown for each in topic.sources]
+    wide = WIDE_WITH_SOURCES if sources else WIDE
     return {
         "now": now,
         "q": visit.text("q"),
-        "pictures": [_picture(layout, shown) for layout in (WIDE, NARROW)],
+        "pictures": [_picture(layout, shown, now.now_unix_ms) for layout in (wide, NARROW)],
         "box": BOX,
         "topics": shown,
-        "left_out": len(by_topic) - len(shown),
+        "sources": sources[:ROWS_MAX],
+        "more_sources": len(sources[ROWS_MAX:]),
+        "sources_left_out": found.left_out,
+        "left_out": len(every) - len(shown),
     }
 
 
-def _picture(layout: FlowLayout, topics: Mapping[str, Sequence[GroupNow]]) -> FlowPicture:
+def _picture(layout: FlowLayout, topics: Sequence[FlowTopic], now_unix_ms: int) -> FlowPicture:
     boxes: list[FlowBox] = []
     lines: list[FlowLine] = []
-    y = TOP if not layout.stacked else 2
-    for topic, groups in topics.items():
-        known = [each.arriving for each in groups if each.arriving is not None]
+    y = 2
+    for topic in topics:
+        sources, groups = _source_boxes(layout, topic, now_unix_ms), _group_boxes(layout, topic)
+        if layout.stacked:
+            at, first = y + _height(sources), y
+            below, y = at + BOX + GAP, at + BOX + GAP + _height(groups)
+        else:
+            tallest = max(_height(sources), _height(groups), BOX + GAP)
+            at, first = _centered(y, tallest, BOX + GAP), _centered(y, tallest, _height(sources))
+            below, y = _centered(y, tallest, _height(groups)), y + tallest
+        known = [each.arriving for each in topic.groups if each.arriving is not None]
         arriving = _per_second(max(known, default=None), " in")
-        height = len(groups) * (BOX + GAP) - GAP
-        at = y if layout.stacked else y + height // 2 - BOX // 2
-        boxes.append(FlowBox(layout.left, at, layout.topic_width, topic, arriving, "", topic))
-        y += BOX + GAP if layout.stacked else 0
-        for each in groups:
-            unread = f"{_unread(each)} unread" if each.lag != 0 else ""
-            figure = ", ".join(part for part in (_per_second(each.acked), unread) if part)
-            boxes.append(
-                FlowBox(
-                    *(layout.right, y, layout.group_width, each.group, figure, each.level),
-                    *(topic, each.group),
-                )
+        width, name = layout.topic_width, topic.name
+        boxes.append(
+            FlowBox(layout.topic_x, at, width, name, arriving, "", "topic", {"topic": name})
+        )
+        for row, (text, figure, level, view, parameters) in enumerate(sources):
+            top = first + row * (BOX + GAP)
+            place = (layout.source_x, top, layout.source_width)
+            boxes.append(FlowBox(*place, text, figure, level, view, parameters))
+            lines.append(FlowLine(_into(layout, top, at), 1.5, "fed"))
+        for row, (each, figure) in enumerate(groups):
+            top, target = below + row * (BOX + GAP), {"topic": name, "group": each.group}
+            place = (layout.group_x, top, layout.group_width)
+            boxes.append(FlowBox(*place, each.group, figure, each.level, "topic", target))
+            speed = each.acked or 0.0
+            lines.append(
+                FlowLine(_out(layout, at, top), _stroke(speed), "still" if speed <= 0 else "")
             )
-            lines.append(_line(layout, at, y, each.acked or 0.0))
-            y += BOX + GAP
         y += GAP
-    return FlowPicture(layout, boxes, lines, max(y, TOP + BOX))
+    return FlowPicture(layout, boxes, lines, max(y, BOX))
+
+
+_SourceText = tuple[str, str, str, str, Mapping[str, str]]
+
+
+def _source_boxes(layout: FlowLayout, topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
+    """Return text, figure, level and target of each source. Many schedules share one box."""
+    found: list[_SourceText] = []
+    schedules = [each for each in topic.sources if each.kind == SCHEDULE]
+    others = [each for each in topic.sources if each.kind != SCHEDULE]
+    if schedules:
+        sent = sum(each.sent for each in schedules)
+        dues = [each.due_unix_ms for each in schedules if each.due_unix_ms is not None]
+        due = f", next {ago(min(dues), now_unix_ms)}" if dues else ""
+        levels = {LEVELS.get(each.state, "") for each in schedules}
+        level = next((each for each in ("alarm", "note") if each in levels), "")
+        [text] = [schedules[0].name] if len(schedules) == 1 else [f"{len(schedules):,} schedules"]
+        found.append((text, f"{sent:,} sent{due}", level, "schedules", {"topic": topic.name}))
+    room = SOURCES_MAX - len(found)
+    for each in others[:room]:
+        figure = f"outbox, {each.sent:,} rows of all topics"
+        level = "" if each.state == "relayed" else "warn"
+        found.append((each.name, figure, level, "doctor", {"area": "outboxes"}))
+    if len(others) > room:
+        text = f"{len(others) - room + 1:,} more outboxes"
+        found[-1] = (text, "in the table below", "", "doctor", {"area": "outboxes"})
+    return found
+
+
+def _group_boxes(layout: FlowLayout, topic: FlowTopic) -> list[tuple[GroupNow, str]]:
+    """Return each group with its figure."""
+    found = []
+    for each in topic.groups:
+        unread = f"{_unread(each)} unread" if each.lag != 0 else ""
+        figure = ", ".join(part for part in (_per_second(each.acked), unread) if part)
+        found.append((each, figure))
+    return found
+
+
+def _height(boxes: Sequence[object]) -> int:
+    return len(boxes) * (BOX + GAP)
+
+
+def _centered(y: int, room: int, height: int) -> int:
+    return y + (room - height) // 2
 
 
 def _per_second(value: float | None, direction: str = "") -> str:
@@ -128,16 +222,34 @@ def _unread(group: GroupNow) -> str:
     return f"≥ {group.least_lag:,}" if group.lag is None else f"{group.lag:,}"
 
 
-def _line(layout: FlowLayout, topic_y: int, group_y: int, rate: float) -> FlowLine:
-    to_x, to_y = layout.right, group_y + BOX // 2
-    if layout.stacked:
-        x, y = layout.left + (layout.right - layout.left) // 2, topic_y + BOX
-        path = f"M{x} {y}V{to_y - 8}Q{x} {to_y} {x + 8} {to_y}H{to_x}"
-    else:
-        x, y = layout.left + layout.topic_width, topic_y + BOX // 2
-        half = (x + to_x) // 2
-        path = f"M{x} {y}C{half} {y} {half} {to_y} {to_x} {to_y}"
-    return FlowLine(path, round(1 + min(9.0, 2 * math.log10(1 + rate)), 1), rate <= 0)
+def _stroke(rate: float) -> float:
+    return round(1 + min(9.0, 2 * math.log10(1 + rate)), 1)
+
+
+def _into(layout: FlowLayout, source_y: int, topic_y: int) -> str:
+    """Return the path from a source to its topic."""
+    if not layout.stacked:
+        x = layout.source_x + layout.source_width
+        return _curve(x, source_y, layout.topic_x, topic_y)
+    x, y = _rail(layout), source_y + BOX // 2
+    return f"M{layout.source_x} {y}H{x + 8}Q{x} {y} {x} {y + 8}V{topic_y}"
+
+
+def _out(layout: FlowLayout, topic_y: int, group_y: int) -> str:
+    """Return the path from a topic to its group."""
+    if not layout.stacked:
+        return _curve(layout.topic_x + layout.topic_width, topic_y, layout.group_x, group_y)
+    x, y = _rail(layout), group_y + BOX // 2
+    return f"M{x} {topic_y + BOX}V{y - 8}Q{x} {y} {x + 8} {y}H{layout.group_x}"
+
+
+def _rail(layout: FlowLayout) -> int:
+    return (layout.topic_x + layout.group_x) // 2
+
+
+def _curve(from_x: int, from_y: int, to_x: int, to_y: int) -> str:
+    y, end, half = from_y + BOX // 2, to_y + BOX // 2, (from_x + to_x) // 2
+    return f"M{from_x} {y}C{half} {y} {half} {end} {to_x} {end}"
 
 
 VIEWS = (ConsoleView("flow", "/flow", "Flow", show, label="Flow", key="w", live=True),)

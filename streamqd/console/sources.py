@@ -1,0 +1,68 @@
+"""The known sources of topics: schedules and outboxes.
+
+Messages do not name the program or the handler that sent them, so no other source is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from streamqd.admin import outboxes
+from streamqd.admin.reading import ViewReader
+from streamqd.admin.schedules import MISSING, ScheduleRow
+
+PAIRS_MAX = 2_000  # pairs of a topic and an outbox that one read examines
+SCHEDULE, OUTBOX = "schedule", "outbox"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSource:
+    """A schedule or an outbox that sends to a topic.
+
+    `sent` counts the messages of a schedule. For an outbox, it counts the rows for all topics since
+    its relay started. `state` is that of the schedule, or relayed or waiting for an outbox.
+    `due_unix_ms` is the next tick of a schedule, None without one.
+    """
+
+    kind: str
+    name: str
+    topic: str
+    sent: int
+    state: str
+    due_unix_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources by topic. `left_out` outboxes were not examined."""
+
+    by_topic: dict[str, list[TopicSource]]
+    left_out: int = 0
+
+
+NO_SOURCES = Sources({})
+
+
+def read(
+    reader: ViewReader,
+    topics: Sequence[str],
+    schedules: Iterable[ScheduleRow],
+    configured: Collection[str],
+) -> Sources:
+    """Return the sources of the topics. `configured` are the names of outboxes in a file."""
+    found: dict[str, list[TopicSource]] = {}
+    for row in schedules:
+        if row.state != MISSING:
+            source = TopicSource(
+                *(SCHEDULE, row.name, row.topic, row.fired, row.state, row.due_unix_ms)
+            )
+            found.setdefault(row.topic, []).append(source)
+    views = outboxes.read(reader, configured)
+    some = views[: PAIRS_MAX // max(1, len(topics))]
+    for topic, known in outboxes.sent_to(reader, some, topics).items():
+        for each in known:
+            state = "relayed" if each.relayed else "waiting"
+            source = TopicSource(OUTBOX, each.name, topic, each.sent, state)
+            found.setdefault(topic, []).append(source)
+    return Sources(found, len(views) - len(some))
