@@ -21,7 +21,7 @@ from streamqd.admin import audit
 from streamqd.admin.published import Fleet
 from streamqd.console import overview
 from streamqd.console.history import ConsoleHistory
-from streamqd.console.jobs import Jobs
+from streamqd.console.jobs import ConsoleJob, Jobs
 from streamqd.console.overview import FleetNow
 from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
 from streamqd.store.client import connect
@@ -142,6 +142,29 @@ class Backend:
             yield desk
         finally:
             desk.store.connection.close()
+
+    def start_job(
+        self,
+        person: str,
+        title: str,
+        topic: str,
+        work: Callable[[Desk, ConsoleJob], str],
+        *,
+        total: int | None = None,
+        letters: int = 0,
+        replayed_since_unix_ms: int | None = None,
+    ) -> ConsoleJob:
+        """Start a job in the name of the acting person. Raises Refused when too many run."""
+        acting = audit.who()
+
+        def run(job: ConsoleJob) -> str:
+            with self.own_desk() as desk, audit.acting_as(acting):
+                return work(desk, job)
+
+        return self.jobs.start(
+            *(person, title, topic, total, letters, run),
+            replayed_since_unix_ms=replayed_since_unix_ms,
+        )
 
     # --- the snapshot ---
 

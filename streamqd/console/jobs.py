@@ -20,7 +20,7 @@ KEPT_MAX = 100
 
 @dataclass(slots=True, eq=False)
 class ConsoleJob:
-    """One job on the dead letters of a topic.
+    """One job on a topic or its dead letters. `note` is its present state, a clause or ''.
 
     `total` is the number that it should change, None if that is not known. `done` are changed, and
     `examined` of `letters` are read. `result` is a sentence once it has finished. `failed` means
@@ -40,6 +40,7 @@ class ConsoleJob:
     started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     done: int = 0
     examined: int = 0
+    note: str = ""
     result: str = ""
     failed: bool = False
     seconds: float = 0.0

@@ -40,12 +40,15 @@ from streamqd.console.views import (
     schedules,
     sending,
     steering,
+    top,
+    topic_acts,
     topics,
     waiting,
 )
 
 VIEWS: tuple[ConsoleView, ...] = (
     *overview.VIEWS,
+    *top.VIEWS,
     *topics.VIEWS,
     *messages.VIEWS,
     *dead.VIEWS,
@@ -60,6 +63,7 @@ VIEWS: tuple[ConsoleView, ...] = (
 )
 ACTS: tuple[Act, ...] = (
     *steering.ACTS,
+    *topic_acts.ACTS,
     *sending.ACTS,
     *dead_acts.ACTS,
     *jobs.ACTS,

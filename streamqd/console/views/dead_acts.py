@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from streamqd.admin import audit, dead_letters
+from streamqd.admin import dead_letters
 from streamqd.admin.dead_letters import LetterCount, ReplayPlan, ReplayResult, Target
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
@@ -367,19 +367,13 @@ def _started(
     topic, store = visit.path["topic"], visit.desk.store
     if choice.ids:
         dead_letters.count(store, topic, choice)  # raises Refused for a missing dead letter
-    person, backend = audit.who(), visit.desk.backend
-
-    def run(job: ConsoleJob) -> str:
-        with backend.own_desk() as desk, audit.acting_as(person):
-            return work(desk.store, job)
-
-    job = backend.jobs.start(
+    job = visit.desk.backend.start_job(
         visit.person.name,
         title,
         topic,
-        _stated_count(visit),
-        dead_letters.total(store, topic),
-        run,
+        lambda desk, job: work(desk.store, job),
+        total=_stated_count(visit),
+        letters=dead_letters.total(store, topic),
         replayed_since_unix_ms=replayed_since_unix_ms,
     )
     return ActResult("", "job", {"job": job.id})  # its page shows that it runs

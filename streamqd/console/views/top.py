@@ -1,0 +1,64 @@
+"""The screen of `streamqd top`: every assignment with its figures, slow handlers and failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from streamqd.admin import ranking
+from streamqd.admin.condition import in_words
+from streamqd.console.view import ConsoleView, Context, Visit
+from streamqd.errors import Malformed
+
+PANEL_ROWS = 8  # slow handlers, and kinds of failure
+TROUBLES_SHOWN = 3
+# Each order, and the head of its column.
+HEADS = {
+    "urgency": "Urgency",
+    "name": "Name",
+    "owner": "Owner",
+    "epoch": "Epoch",
+    "since": "Since",
+    "rate": "Out",
+    "fails": "Failed",
+    "lag": "Lag",
+    "trend": "Lag/s",
+    "oldest": "Oldest",
+    "pending": "Pending",
+    "retries": "Retries",
+    "p99": "p99",
+    "run": "Run",
+    "dlq": "Dead",
+}
+
+
+def show(visit: Visit) -> Context:
+    """Return a page of the assignments that match `q`, in the order `sort`, or in reverse."""
+    now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
+    if order not in ranking.ORDERS:
+        raise Malformed(f"sort must be one of {', '.join(ranking.ORDERS)}")
+    seen, first = now.seen, visit.number("from", 0)
+    rows = ranking.chosen(seen.assignments, visit.text("q"), order, reverse=reverse)
+    page = rows[first : first + visit.limit]
+    following = first + len(page)
+    return {
+        "now": now,
+        "totals": seen.totals,
+        "states": sorted(Counter(each.state for each in seen.instances).items()),
+        "troubles": now.troubles[:TROUBLES_SHOWN],
+        "more_troubles": len(now.troubles[TROUBLES_SHOWN:]),
+        "q": visit.text("q"),
+        "order": order,
+        "reverse": reverse,
+        "heads": HEADS,
+        "in_words": in_words,
+        "rows": page,
+        "total": len(rows),
+        "first": first,
+        "following": following if following < len(rows) else None,
+        "limit": visit.limit,
+        "slow": ranking.slowest(seen.assignments)[:PANEL_ROWS],
+        "failures": ranking.recent(seen.failures)[:PANEL_ROWS],
+    }
+
+
+VIEWS = (ConsoleView("top", "/top", "Live", show, label="Live", key="v", live=True),)

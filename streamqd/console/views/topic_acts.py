@@ -1,0 +1,339 @@
+"""Changes by admins: grow or delete a topic, and reset or delete a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamqd import config
+from streamqd.admin import audit, directives, groups, growth, topics, topics_deletion
+from streamqd.admin.groups import GroupReset
+from streamqd.admin.topics_deletion import Doomed
+from streamqd.console.access import Role
+from streamqd.console.backend import Desk
+from streamqd.console.jobs import ConsoleJob
+from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
+from streamqd.console.views.steering import partition_of
+from streamqd.errors import Malformed, Refused
+from streamqd.words import plural, spans
+
+POLL_SECONDS = 1.0  # between two looks at the groups of a growing topic
+ROWS = 50  # partitions in a dry run
+
+
+def _group_of(visit: Visit) -> str:
+    return visit.path["group"]
+
+
+# --- grow -----------------------------------------------------------------------------------------
+
+
+def _grow_fields(visit: Visit) -> Sequence[FormField]:
+    name = visit.path["topic"]
+    double = min(2 * topics.partition_count(visit.desk.store, name), growth.PARTITIONS_MAX)
+    text = visit.text("partitions", str(double))
+    hint = "A multiple of the present number. A topic cannot shrink."
+    return (FormField("partitions", "Partitions", text, hint),)
+
+
+def _wanted(visit: Visit) -> int:
+    """Return the number of partitions in the form. Raises Malformed, TopicMissing, Refused."""
+    [field] = _grow_fields(visit)
+    name, text = visit.path["topic"], field.value
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(growth.PARTITIONS_MAX)):
+        raise Malformed(f"partitions must be an integer, at most {growth.PARTITIONS_MAX:,}")
+    settings, to = visit.desk.settings, int(text)
+    if growth.look(visit.desk.store, name) is None:
+        growth.check(visit.desk.store, name, to)
+    growth.check_configured(name, to, settings.topics.get(name), settings.source)
+    return to
+
+
+def preview_grow(visit: Visit) -> Preview:
+    """Return what growing a topic would do."""
+    name, store, to = visit.path["topic"], visit.desk.store, _wanted(visit)
+    count, under_way = topics.partition_count(store, name), growth.look(store, name)
+    if under_way is None and count == to:
+        return Preview([], refusal=f"{name} already has {plural(to, 'partition')}.")
+    if under_way is not None:
+        rows = [(each.group, each.left) for each in under_way.groups]
+        goal = plural(under_way.partitions, "partition")
+        return Preview(
+            [f"The growth of {name} to {goal} would continue."],
+            rows=(("Group", "Left to acknowledge"), rows) if rows else None,
+        )
+    known = topics.groups(store, name, range(count), letters=False, queries=False)
+    return Preview(
+        [
+            f"{name} would have {plural(to, 'partition')} instead of {count:,}. It cannot shrink"
+            " again.",
+            "Producers use the new partitions immediately, and the order of each key stays.",
+            f"Each group ({', '.join(known) or 'none'}) reads them after it has acknowledged the"
+            " present messages of the old partitions.",
+            "The daemons of the fleet reload. Write the new number into their configuration first.",
+        ]
+    )
+
+
+def grow(visit: Visit) -> ActResult:
+    """Start or continue a growth, as a job."""
+    name, to = visit.path["topic"], _wanted(visit)
+    audit.record(visit.desk.store, name, "topic grow", arguments={"partitions": to})
+
+    def work(desk: Desk, job: ConsoleJob) -> str:
+        notify = growth.notifier(desk.fleet, name, to)
+        while True:
+            found = growth.grow(desk.store, name, to, notify=notify)
+            waiting = sum(not each.done for each in found.groups)
+            job.total = max(job.total or 0, len(found.groups))
+            job.done = job.total - waiting
+            if found.done:
+                return f"{name} has {plural(to, 'partition')}, and every group reads them."
+            if job.stopping.wait(POLL_SECONDS):
+                return f"Stopped, and {found.left}. Grow the topic again to continue."
+            job.note = found.left
+
+    job = visit.desk.backend.start_job(visit.person.name, f"Grow to {to:,}", name, work)
+    return ActResult("", "job", {"job": job.id})
+
+
+# --- delete a topic -------------------------------------------------------------------------------
+
+
+def _refuse_in_use(visit: Visit, found: Doomed) -> None:
+    offering = directives.offering(visit.desk.fleet, found.topic)
+    if offering:
+        raise Refused(
+            f"{', '.join(offering)} would create the topic again, empty; stop these instances, or"
+            " remove its consumer from their configuration and reload them"
+        )
+    if found.owned:
+        raise Refused(
+            f"topic {found.topic} is in use ({plural(len(found.owned), 'assignment')}, such as"
+            f" {found.owned[0]}); stop its consumers first"
+        )
+
+
+def preview_delete_topic(visit: Visit) -> Preview:
+    """Return the extent of the deletion of a topic."""
+    found = topics_deletion.look(visit.desk.store, visit.path["topic"])
+    _refuse_in_use(visit, found)
+    names = f"the groups {', '.join(found.groups)}" if found.groups else "no group"
+    parts = [
+        f"{found.topic} with {plural(found.partitions, 'partition')},"
+        f" {plural(found.messages, 'message')}, {plural(found.dead_letters, 'dead letter')} and"
+        f" {names} would be deleted permanently.",
+        "Retries, delayed sends, schedules and the audit log of the topic are deleted too.",
+    ]
+    if found.partly_deleted:
+        parts.append("An earlier deletion was interrupted. This one finishes it.")
+    return Preview(parts, warnings=["A producer that keeps sending creates the topic again."])
+
+
+def delete_topic(visit: Visit) -> ActResult:
+    """Delete a topic."""
+    name, store = visit.path["topic"], visit.desk.store
+    found = topics_deletion.look(store, name)
+    _refuse_in_use(visit, found)
+    done = topics_deletion.delete(store, name, force=False)
+    # The audit log was deleted with the topic: this is the first entry of a new one.
+    audit.record(
+        store,
+        name,
+        "topic delete",
+        arguments={"groups": found.groups, "partitions": done.partitions, "force": False},
+        counts={"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys},
+    )
+    return ActResult(f"{name} is deleted: {plural(done.keys, 'key')}.", "topics")
+
+
+# --- reset a group --------------------------------------------------------------------------------
+
+
+def _reset_fields(visit: Visit) -> Sequence[FormField]:
+    return (
+        FormField(
+            "to",
+            "First message to read",
+            visit.text("to"),
+            "earliest, latest, an ID, a time such as 2026-11-27T22:00:00Z, or an age such as 2h.",
+        ),
+        FormField("partition", "Partition", visit.text("partition"), "Empty: all partitions."),
+        FormField(
+            "retries",
+            "Waiting retries",
+            visit.text("retries"),
+            choices=(("", "keep"), ("drop", "drop")),
+        ),
+    )
+
+
+def _reset(visit: Visit, *, dry_run: bool) -> GroupReset:
+    number = partition_of(visit)
+    return groups.reset(
+        visit.desk.store,
+        visit.path["topic"],
+        visit.path["group"],
+        visit.text("to"),
+        partitions=() if number is None else (number,),
+        drop_retries=visit.text("retries") == "drop",
+        dry_run=dry_run,
+    )
+
+
+def preview_reset(visit: Visit) -> Preview:
+    """Return the positions that a reset would set."""
+    if not visit.text("to"):
+        return Preview([], refusal="Enter the first message to read, then update the dry run.")
+    done = _reset(visit, dry_run=True)
+    rows = [
+        (each.partition, each.before, each.after, each.unread, each.pending)
+        for each in done.partitions
+    ]
+    unread = sum(each.unread for each in done.partitions)
+    least = "" if all(each.unread_exact for each in done.partitions) else "at least "
+    dropped = done.counts["dropped"]
+    sentences = [
+        f"{done.group} would read {least}{plural(unread, 'message')} of {done.topic} next.",
+        f"{plural(done.counts['forgotten'], 'pending message')} would be released. Messages before"
+        " the new position count as handled.",
+        *([f"{plural(dropped, 'retry')} would be dropped."] if dropped else []),
+        *([f"The table shows {ROWS} of {len(rows):,} partitions."] if len(rows) > ROWS else []),
+    ]
+    heads = ("Partition", "Last read now", "Then", "Unread then", "Pending")
+    return Preview(sentences, refusal=_stop_first(visit, done.obstacle), rows=(heads, rows[:ROWS]))
+
+
+def _stop_first(visit: Visit, obstacle: str) -> str:
+    """Return a refusal that names the way in the console, '' without an obstacle."""
+    if not obstacle:
+        return ""
+    rows = visit.now.rows(visit.path["topic"], visit.path["group"])
+    owned = [each for each in rows if each.owner]
+    if not owned:
+        return f"{obstacle[:1].upper()}{obstacle[1:]}."
+    where = spans(each.partition for each in owned)
+    return f"Instances own {where} of {owned[0].topic}/{owned[0].group}. Stop the group first."
+
+
+def reset(visit: Visit) -> ActResult:
+    """Reset a group."""
+    topic = visit.path["topic"]
+    done = _reset(visit, dry_run=False)
+    audit.record(
+        visit.desk.store, topic, "group reset", arguments=done.arguments, counts=done.counts
+    )
+    text = f"{done.group} reads {topic} from {done.to} next, once it is started."
+    return ActResult(text, "topic_data", {"topic": topic})
+
+
+# --- delete a group -------------------------------------------------------------------------------
+
+
+def _delete_fields(visit: Visit) -> Sequence[FormField]:
+    choices = (("", "refuse"), ("yes", "discard"))
+    value = visit.text("discard")
+    return (FormField("discard", "Unfinished messages", value, choices=choices),)
+
+
+def _checked(visit: Visit) -> groups.GroupDetail:
+    """Return the group. Raises TopicMissing, and Refused while it is in use."""
+    topic, group = visit.path["topic"], visit.path["group"]
+    found = groups.describe(visit.desk.store, topic, group)
+    if owned := [each for each in found.partitions if each.lease == "owned"]:
+        raise Refused(
+            f"{owned[0].owner} owns {spans(each.partition for each in owned)} of {topic}/{group};"
+            " stop the group first"
+        )
+    if why := groups.growing(visit.desk.store, topic, group):
+        raise Refused(f"{why} wait until the growth is complete")
+    if (found.pending or found.waiting_retries) and not visit.text("discard"):
+        raise Refused(
+            f"{topic}/{group} has {plural(found.pending, 'pending message')} and"
+            f" {plural(found.waiting_retries, 'waiting retry')}; choose discard to delete them"
+        )
+    return found
+
+
+def preview_delete_group(visit: Visit) -> Preview:
+    """Return what deleting a group would do."""
+    found = _checked(visit)
+    least = "" if found.lag_exact else "at least "
+    return Preview(
+        [
+            f"The position of {found.group} on {plural(len(found.partitions), 'partition')} of"
+            f" {found.topic} would be deleted, with {least}{plural(found.lag, 'unread message')},"
+            f" {plural(found.pending, 'pending message')} and"
+            f" {plural(found.waiting_retries, 'waiting retry')}.",
+            "The messages of the topic and the dead letters stay.",
+        ],
+        warnings=["A daemon whose configuration names the group creates it again."],
+    )
+
+
+def delete_group(visit: Visit) -> ActResult:
+    """Delete a group."""
+    found, discard = _checked(visit), bool(visit.text("discard"))
+    topic, group = found.topic, found.group
+    done = groups.delete(visit.desk.store, topic, group, force=discard)
+    audit.record(
+        visit.desk.store,
+        topic,
+        "group delete",
+        arguments={"group": group, "force": discard},
+        counts={"partitions": done.partitions},
+    )
+    return ActResult(f"{topic}/{group} is deleted.", "topic_data", {"topic": topic})
+
+
+ACTS = (
+    Act(
+        "grow",
+        "/topics/{topic}/grow",
+        "Grow a topic",
+        "Grow",
+        Role.ADMIN,
+        preview_grow,
+        grow,
+        _grow_fields,
+        back="topic_data",
+        example="/topics/orders/grow",
+    ),
+    Act(
+        "delete_topic",
+        "/topics/{topic}/delete",
+        "Delete a topic",
+        "Delete for good",
+        Role.ADMIN,
+        preview_delete_topic,
+        delete_topic,
+        typed=topic_of,
+        back="topic_data",
+        example="/topics/orders/delete",
+    ),
+    Act(
+        "reset",
+        "/groups/{topic}/{group}/reset",
+        "Reset a group",
+        "Reset",
+        Role.ADMIN,
+        preview_reset,
+        reset,
+        _reset_fields,
+        _group_of,
+        back="topic_data",
+        example="/groups/orders/bill/reset",
+    ),
+    Act(
+        "delete_group",
+        "/groups/{topic}/{group}/delete",
+        "Delete a group",
+        "Delete for good",
+        Role.ADMIN,
+        preview_delete_group,
+        delete_group,
+        _delete_fields,
+        _group_of,
+        back="topic_data",
+        example="/groups/orders/bill/delete",
+    ),
+)

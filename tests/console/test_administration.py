@@ -1,0 +1,266 @@
+"""What people change about groups, topics and owners, and what the pages show about them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from streamqd.admin import audit, directives, groups, topics, topics_settings
+from streamqd.admin.published import Fleet
+from streamqd.model import Unit
+from streamqd.store.directives import Scope
+from tests.support import optional
+from tests.support.console import ConsoleProcess
+from tests.support.daemon import TOPIC, Daemon, toml
+from tests.support.waiting import wait_until
+
+pytestmark = optional.need("starlette")
+
+from tests.console.test_access import OWN, logged_in  # noqa: E402
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture
+def there(fleet) -> Fleet:
+    return Fleet(fleet.store, "default", 60.0)
+
+
+def act(console, name: str, path: str, **fields: str):
+    """Confirm a form as a person, and return the answer."""
+    form = {key.replace("_", "-"): value for key, value in fields.items()}
+    form["request-id"] = str(next(NUMBERS))
+    return logged_in(console, name).post(path, form, OWN)
+
+
+def shown(console, path: str, name: str = "anna") -> str:
+    answer = logged_in(console, name).get(path)
+    assert answer.status == 200, answer.text
+    return answer.text
+
+
+def audited(fleet, command: str, topic: str = TOPIC) -> list[audit.AuditEntry]:
+    """Return the entries of a command in the audit log, the latest first."""
+    found = audit.page(fleet.store, topic, limit=50).entries
+    return [each for each in found if each.command == command]
+
+
+@pytest.fixture
+def stopped(fleet, there):
+    """Stop the group bill, without an owner, and start it again at the end."""
+    directives.stop(there, TOPIC, "bill", "a test")
+    wait_until(lambda: not directives.not_stopped(there, TOPIC, "bill"), timeout=30)
+    yield
+    if "bill" in groups.names(fleet.store, TOPIC):
+        directives.start(there, TOPIC, "bill")
+        wait_until(lambda: not directives.not_started(there, TOPIC, "bill"), timeout=60)
+
+
+def test_an_operator_stops_and_starts_a_group(console, fleet, there):
+    assert act(console, "vera", "/groups/orders/bill/stop").status == 403
+
+    assert act(console, "otto", "/groups/orders/bill/stop", reason="prices").status == 303
+    [row] = directives.view(there).directives
+    wait_until(lambda: not directives.not_stopped(there, TOPIC, "bill"), timeout=30)
+    pages = ("/fleet", "/topics/orders", "/topics/orders/data", "/topics/orders/partitions/0/bill")
+    wait_until(lambda: all("/groups/orders/bill/start" in shown(console, each) for each in pages))
+    assert act(console, "otto", "/groups/orders/bill/start").status == 303
+
+    assert (row.name, row.by, row.why) == ("stop:orders/*/bill", "otto (console)", "prices")
+    assert directives.view(there).directives == []
+    wait_until(lambda: not directives.not_started(there, TOPIC, "bill"), timeout=60)
+    [stop], [start] = audited(fleet, "group stop"), audited(fleet, "group start")
+    assert (stop.who, stop.arguments) == ("otto (console)", {"group": "bill", "reason": "prices"})
+    assert start.who == "otto (console)"
+
+
+def test_a_pause_is_in_the_audit_log_with_the_person(console, fleet):
+    act(console, "otto", "/groups/orders/ship/pause", partition="1", reason="a test")
+    act(console, "otto", "/fleet/resume", scope="orders/1/ship")
+
+    [pause], [resume] = audited(fleet, "pause"), audited(fleet, "resume")
+    assert pause.arguments == {"partition": 1, "group": "ship", "reason": "a test"}
+    assert (pause.who, resume.who) == ("otto (console)", "otto (console)")
+
+
+def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there):
+    url = fleet.tables["redis"]["url"]
+    unit = Unit(TOPIC, 0, "bill")
+    path = "/topics/orders/partitions/0/bill"
+    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="two"):
+        owner = wait_until(lambda: groups.owner_of(fleet.store, unit))
+        to = {"one": "two", "two": "one"}[owner]
+        wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
+        answer = act(console, "otto", f"{path}/move", to=to, reason="a <b>test</b>")
+        wait_until(lambda: groups.owner_of(fleet.store, unit) == to, timeout=60)
+
+        assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, path)
+        [row] = audited(fleet, "move")
+        assert row.who == "otto (console)"
+        assert (row.arguments["from"], row.arguments["to"]) == (owner, to)
+        text = shown(console, path, "vera")
+        assert "Last moves by people" in text
+        assert "a &lt;b&gt;test&lt;/b&gt;" in text
+        refused = logged_in(console, "otto").get(f"{path}/move?to=nowhere").text
+        assert "Instance nowhere is not in this fleet" in refused
+        directives.clear(there, [f"move:{unit}"])
+
+
+def test_the_pages_show_the_memory_and_the_process_of_workers(console, fleet):
+    path = "/topics/orders/partitions/0/ship"
+    wait_until(lambda: re.search(r"pid \d+, [\d.]+ MiB", shown(console, path)), timeout=60)
+    wait_until(lambda: re.search(r'data-label="Memory">[\d.]+ MiB', shown(console, "/fleet")))
+    assert re.search(r"kill -USR1 \d+", shown(console, path))
+
+
+def test_the_fleet_is_paged_by_name(console, fleet):
+    text = shown(console, "/fleet?limit=1")
+    assert "1 of 1 instance" in text
+    assert "Next page" not in text
+    assert 'id="i-one"' not in shown(console, "/fleet?after=one")
+
+
+def test_a_reset_needs_a_stopped_group_and_its_name(console, fleet, there):
+    path = "/groups/orders/bill/reset"
+    assert act(console, "otto", path, to="earliest").status == 403
+    text = shown(console, f"{path}?to=earliest")
+    assert "Stop the group first" in text
+    assert act(console, "anna", path, to="earliest", typed_name="bill").status == 409
+    assert audited(fleet, "group reset") == []
+
+
+def test_an_admin_resets_a_stopped_group(console, fleet, stopped):
+    path = "/groups/orders/bill/reset"
+    number = sum(each.messages for each in topics.describe(fleet.store, TOPIC).partitions)
+    text = shown(console, f"{path}?to=earliest")
+    assert f"bill would read {number} messages of orders next." in text
+    assert logged_in(console, "anna").get(f"{path}?to=yesterday").status == 400
+
+    refused = act(console, "anna", path, to="earliest", typed_name="orders")
+    done = act(console, "anna", path, to="earliest", typed_name="bill")
+
+    assert "type bill to confirm" in refused.text
+    assert done.status == 303
+    [row] = audited(fleet, "group reset")
+    assert (row.who, row.arguments["to"]) == ("anna (console)", "earliest")
+    assert groups.describe(fleet.store, TOPIC, "bill").lag == number
+
+
+def test_an_unread_message_holds_the_floor_of_its_partition(console, fleet, there):
+    directives.pause(there, Scope(TOPIC, None, "ship"), "a test")
+    try:
+        wait_until(lambda: not directives.not_paused(there, Scope(TOPIC, None, "ship"), 0))
+        fleet.send(["ok"] * 8)
+        holder = r'partitions/\d/ship">ship</a><span class="sub"><code class="id">\d+-\d+</code>'
+        wait_until(lambda: re.search(holder, shown(console, "/topics/orders/data")))
+    finally:
+        directives.resume(there, Scope(TOPIC, None, "ship"))
+
+
+def origin(text: str, name: str) -> str:
+    """Return the cells of a setting, without markup."""
+    [row] = re.findall(rf'<tr><th scope="row">{re.escape(name)}</th>(.*?)</tr>', text, re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", row).split())
+
+
+def test_each_setting_has_its_origin(fleet, users_file):
+    topics_settings.change(fleet.store, TOPIC, ["retention.max_age=48h"], None)
+    path = fleet.folder / "origins.toml"
+    retention = {"max_age": "24h"}
+    table = {"partitions": 2, "retention": retention, "max_message_bytes": "2MiB"}
+    path.write_text(toml(fleet.tables | {"topics": {TOPIC: table}}))
+    with ConsoleProcess(path, "--users", str(users_file)) as console:
+        text = shown(console, "/topics/orders/data")
+
+    assert origin(text, "retention.max_age") == '&#34;1d&#34; file registered: &#34;2d&#34;'
+    assert "registered" in origin(text, "retention.without_groups")
+
+
+def test_a_topic_in_use_cannot_be_deleted(console, fleet):
+    assert act(console, "otto", "/topics/orders/delete", typed_name=TOPIC).status == 403
+    assert "would create the topic again" in shown(console, "/topics/orders/delete")
+    assert act(console, "anna", "/topics/orders/delete", typed_name=TOPIC).status == 409
+    assert topics.partition_count(fleet.store, TOPIC) == 2
+
+
+def test_an_admin_deletes_a_topic_by_its_name(console, fleet):
+    from streamqd import config
+
+    topics.create(fleet.store, "spare", config.Topic(partitions=3))
+    text = shown(console, "/topics/spare/delete")
+    assert "spare with 3 partitions, 0 messages, 0 dead letters and no group" in text
+
+    assert act(console, "anna", "/topics/spare/delete").status == 409
+    assert act(console, "anna", "/topics/spare/delete", typed_name="spare").status == 303
+
+    assert "spare" not in [each.topic for each in topics.listed(fleet.store)]
+    [row] = audited(fleet, "topic delete", "spare")
+    assert (row.who, row.arguments["partitions"]) == ("anna (console)", 3)
+
+
+def test_the_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
+    keys, link = fleet.keys, fleet.link
+    link.execute("SADD", keys.outboxes(), "shop")
+    link.execute("HSET", keys.outbox("shop"), "epoch", 3, "sent", 5)
+    link.execute("HSET", keys.outbox_record(TOPIC, 0, "shop"), "epoch", 3)
+    try:
+        wait_until(lambda: ">shop<" in shown(console, "/flow"), timeout=30)
+        text = shown(console, "/flow")
+    finally:
+        link.execute("SREM", keys.outboxes(), "shop")
+        link.execute("DEL", keys.outbox("shop"), keys.outbox_record(TOPIC, 0, "shop"))
+
+    assert text.count('class="fed"/>') >= 4, "two sources in two layouts"
+    assert 'href="/schedules/tick"' in text
+    assert "Known sources" in text
+    assert "No topic, group or source has this name." in shown(console, "/flow?q=nothing")
+    assert 'id="f-orders-bill"' in shown(console, "/flow?q=tick")
+
+
+def test_the_live_view_sorts_filters_and_pages(console, fleet):
+    text = shown(console, "/top?sort=name&limit=3")
+    names = re.findall(r'id="a-([^"]*)"', text)
+    assert names == ["orders/0/bill", "orders/1/bill", "orders/0/ship"]
+    assert "3 of 4 assignments" in text
+    assert re.findall(r'id="a-([^"]*)"', shown(console, "/top?sort=name&limit=3&from=3")) == [
+        "orders/1/ship"
+    ]
+    assert re.findall(r'id="a-([^"]*)"', shown(console, "/top?sort=name&reverse=1&q=1/")) == [
+        "orders/1/ship", "orders/1/bill",
+    ]  # fmt: skip
+    assert "No assignment matches." in shown(console, "/top?q=nothing")
+    assert logged_in(console, "vera").get("/top?sort=bogus").status == 400
+
+
+def test_an_admin_grows_a_topic(console, fleet, users_file, new_console):
+    path = "/topics/orders/grow"
+    assert act(console, "otto", path, partitions="4").status == 403
+    assert "sets partitions = 2 for orders" in shown(console, f"{path}?partitions=4")
+    assert "is not a multiple" in shown(console, f"{path}?partitions=5")
+    fleet.write_config(topics={TOPIC: {"partitions": 4}})
+    changed = new_console(fleet, "--users", str(users_file))
+    assert "orders would have 4 partitions instead of 2." in shown(changed, path)
+
+    answer = act(changed, "anna", path, partitions="4")
+    done = "orders has 4 partitions, and every group reads them."
+    wait_until(lambda: done in shown(changed, answer.headers["location"]), timeout=60)
+
+    assert topics.partition_count(fleet.store, TOPIC) == 4
+    [row] = audited(fleet, "topic grow")
+    assert (row.who, row.arguments) == ("anna (console)", {"partitions": 4})
+    assert "already has 4 partitions" in shown(changed, f"{path}?partitions=4")
+
+
+def test_an_admin_deletes_a_group_by_its_name(console, fleet, stopped):
+    path = "/groups/orders/bill/delete"
+    assert act(console, "otto", path, typed_name="bill").status == 403
+    assert act(console, "anna", path, typed_name="orders").status == 409
+    assert "unread messages" in shown(console, path)
+
+    assert act(console, "anna", path, typed_name="bill").status == 303
+
+    assert groups.names(fleet.store, TOPIC) == ["ship"]
+    [row] = audited(fleet, "group delete")
+    assert (row.who, row.counts) == ("anna (console)", {"partitions": 4})
