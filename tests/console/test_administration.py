@@ -90,11 +90,11 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
     unit = Unit(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="two"):
-        owner = wait_until(lambda: groups.owner_of(fleet.store, unit))
+        owner = wait_until(lambda: directives.owners_of(there, [unit]).get(unit))
         to = {"one": "two", "two": "one"}[owner]
         wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
         answer = act(console, "otto", f"{path}/move", to=to, reason="a <b>test</b>")
-        wait_until(lambda: groups.owner_of(fleet.store, unit) == to, timeout=60)
+        wait_until(lambda: not directives.not_moved(there, unit, to), timeout=60)
 
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, path)
         [row] = audited(fleet, "move")
