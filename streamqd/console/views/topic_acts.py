@@ -130,20 +130,30 @@ def preview_delete_topic(visit: Visit) -> Preview:
 
 
 def delete_topic(visit: Visit) -> ActResult:
-    """Delete a topic."""
-    name, store = visit.path["topic"], visit.desk.store
-    found = topics_deletion.look(store, name)
+    """Start the deletion of a topic, as a job."""
+    name = visit.path["topic"]
+    found = topics_deletion.look(visit.desk.store, name)
     _refuse_in_use(visit, found)
-    done = topics_deletion.delete(store, name, force=False)
-    # The audit log was deleted with the topic: this is the first entry of a new one.
-    audit.record(
-        store,
-        name,
-        "topic delete",
-        arguments={"groups": found.groups, "partitions": done.partitions, "force": False},
-        counts={"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys},
-    )
-    return ActResult(f"{name} is deleted: {plural(done.keys, 'key')}.", "topics")
+
+    def work(desk: Desk, job: ConsoleJob) -> str:
+        def progress(removed: int) -> None:
+            job.done = removed
+
+        done = topics_deletion.delete(desk.store, name, force=False, progress=progress)
+        # The audit log was deleted with the topic: this is the first entry of a new one.
+        audit.record(
+            *(desk.store, name, "topic delete"),
+            arguments={"groups": found.groups, "partitions": done.partitions, "force": False},
+            counts={
+                "messages": found.messages,
+                "dead_letters": found.dead_letters,
+                "keys": done.keys,
+            },
+        )
+        return f"{name} is deleted: {plural(done.keys, 'key')}."
+
+    job = visit.desk.backend.start_job(visit.person.name, "Delete the topic", name, work)
+    return ActResult("", "job", {"job": job.id})
 
 
 # --- reset a group --------------------------------------------------------------------------------
