@@ -325,14 +325,12 @@ def position(text: str, now_unix_ms: int) -> str:
             first = Id(_unix_ms(text, now_unix_ms), 0)
         except (ValueError, OverflowError):
             raise Malformed(
-                f"--to {text} is not a position; pass earliest, latest, an id such as"
+                f"{text} is not a position; pass earliest, latest, an id such as"
                 " 1700000000000-0, a time such as 2026-11-21T09:00:00Z, or how long ago, such as"
                 " 2h"
             ) from None
     if first.ms > now_unix_ms + FUTURE_MS_MAX:
-        raise Refused(
-            f"--to {text} is in the future; pass latest to skip all messages written so far"
-        )
+        raise Refused(f"{text} is in the future; pass latest to skip all messages written so far")
     return str(first.before())
 
 

@@ -51,11 +51,7 @@ def feeding(reader: ViewReader, topic: str, configured: Collection[str] = ()) ->
     """Return the outboxes that sent to a topic, and configured ones that no relay ever held."""
     views = read(reader, configured)
     found = sent_to(reader, views, [topic])[topic]
-    return [
-        each
-        for each in views
-        if each in found or (each.name in configured and not each.epoch)
-    ]
+    return [each for each in views if each in found or (each.name in configured and not each.epoch)]
 
 
 def sent_to(
@@ -66,9 +62,7 @@ def sent_to(
     An outbox that sent to a topic has a record in each of its partitions.
     """
     pairs = [(topic, each) for topic in topics for each in views]
-    records = [
-        ("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for topic, each in pairs
-    ]
+    records = [("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for topic, each in pairs]
     found: dict[str, list[OutboxView]] = {topic: [] for topic in topics}
     for (topic, each), there in zip(pairs, reader.ask(records), strict=True):
         if there:

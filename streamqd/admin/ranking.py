@@ -120,9 +120,7 @@ def recent(failures: Iterable[RecentFailure], seconds: float = RECENT_SECONDS) -
         if each.seconds_ago <= seconds:
             alike[each.error, each.topic, each.group].append(each)
     found = [
-        FailureKind(
-            *kind, sum(each.count for each in some), min(each.seconds_ago for each in some)
-        )
+        FailureKind(*kind, sum(each.count for each in some), min(each.seconds_ago for each in some))
         for kind, some in alike.items()
     ]
     return sorted(found, key=lambda each: each.seconds_ago)

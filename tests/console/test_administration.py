@@ -91,7 +91,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
     url = fleet.tables["redis"]["url"]
     unit = Unit(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
-    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="two"):
+    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="two") as two:
         owner = wait_until(lambda: directives.owners_of(there, [unit]).get(unit))
         to = {"one": "two", "two": "one"}[owner]
         wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
@@ -108,6 +108,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
         assert "Instance nowhere is not in this fleet" in refused
         directives.clear(there, [f"move:{unit}"])
+        assert two.stop() == 0
 
 
 def test_the_pages_show_the_memory_and_the_process_of_workers(console, fleet):
@@ -119,8 +120,8 @@ def test_the_pages_show_the_memory_and_the_process_of_workers(console, fleet):
 
 def test_the_fleet_is_paged_by_name(console, fleet):
     text = shown(console, "/fleet?limit=1")
-    assert "1 of 1 instance" in text
-    assert "Next page" not in text
+    assert re.search(r"1 of \d instances?", text)
+    assert 'id="i-one"' in text
     assert 'id="i-one"' not in shown(console, "/fleet?after=one")
 
 
@@ -138,7 +139,7 @@ def test_an_admin_resets_a_stopped_group(console, fleet, stopped):
     number = sum(each.messages for each in topics.describe(fleet.store, TOPIC).partitions)
     text = shown(console, f"{path}?to=earliest")
     assert f"bill would read {number} messages of orders next." in text
-    assert client(console, "anna").get(f"{path}?to=yesterday").status == 400
+    assert "yesterday is not a position" in shown(console, f"{path}?to=yesterday")
 
     refused = act(console, "anna", path, to="earliest", typed_name="orders")
     done = act(console, "anna", path, to="earliest", typed_name="bill")
@@ -168,16 +169,18 @@ def origin(text: str, name: str) -> str:
 
 
 def test_each_setting_has_its_origin(fleet, users_file):
-    topics_settings.change(fleet.store, TOPIC, ["retention.max_age=48h"], None)
+    stored = ["retention.max_age=48h", "retention.max_length=1000"]
+    topics_settings.change(fleet.store, TOPIC, stored, None)
     path = fleet.folder / "origins.toml"
     retention = {"max_age": "24h"}
-    table = {"partitions": 2, "retention": retention, "max_message_bytes": "2MiB"}
+    table = {"partitions": 2, "retention": retention}
     path.write_text(toml(fleet.tables | {"topics": {TOPIC: table}}))
     with ConsoleProcess(path, "--users", str(users_file)) as console:
         text = shown(console, "/topics/orders/data")
 
-    assert origin(text, "retention.max_age") == '&#34;1d&#34; file registered: &#34;2d&#34;'
-    assert "registered" in origin(text, "retention.without_groups")
+    assert origin(text, "retention.max_age") == "&#34;1d&#34; file registered: &#34;2d&#34;"
+    assert origin(text, "retention.max_length") == "1000 registered"
+    assert origin(text, "retention.without_groups") == "false default"
 
 
 def test_a_topic_in_use_cannot_be_deleted(console, fleet):
@@ -192,7 +195,8 @@ def test_an_admin_deletes_a_topic_by_its_name(console, fleet):
 
     topics.create(fleet.store, "spare", config.Topic(partitions=3))
     text = shown(console, "/topics/spare/delete")
-    assert "spare with 3 partitions, 0 messages, 0 dead letters and no group" in text
+    assert "spare with 3 partitions would be deleted permanently." in text
+    assert "It has 0 messages, 0 dead letters and no group." in text
 
     assert act(console, "anna", "/topics/spare/delete").status == 409
     answer = act(console, "anna", "/topics/spare/delete", typed_name="spare")

@@ -97,9 +97,7 @@ def frame(
 
 def visible(view: FleetSnapshot, chosen: Shown) -> list[AssignmentRow]:
     """Return the units that match the filter, in the chosen order."""
-    return ranking.chosen(
-        view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse
-    )
+    return ranking.chosen(view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse)
 
 
 def rows_of(view: FleetSnapshot | None, width: int, height: int, trouble: str = "") -> int:
@@ -218,7 +216,10 @@ def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
     right = (
         [Cell("RECENT FAILURES", "head"), *failed]
         if failed
-        else [Cell("RECENT FAILURES", "head"), Cell(f"none in {age(ranking.RECENT_SECONDS * 1000)}", "dim")]
+        else [
+            Cell("RECENT FAILURES", "head"),
+            Cell(f"none in {age(ranking.RECENT_SECONDS * 1000)}", "dim"),
+        ]
     )
     for at in range(count + 1):
         one = left[at] if at < len(left) else Cell("")

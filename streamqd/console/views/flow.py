@@ -137,7 +137,7 @@ def _picture(layout: FlowLayout, topics: Sequence[FlowTopic], now_unix_ms: int) 
     lines: list[FlowLine] = []
     y = 2
     for topic in topics:
-        sources, groups = _source_boxes(layout, topic, now_unix_ms), _group_boxes(layout, topic)
+        sources, groups = _source_boxes(topic, now_unix_ms), _group_boxes(topic)
         if layout.stacked:
             at, first = y + _height(sources), y
             below, y = at + BOX + GAP, at + BOX + GAP + _height(groups)
@@ -171,7 +171,7 @@ def _picture(layout: FlowLayout, topics: Sequence[FlowTopic], now_unix_ms: int) 
 _SourceText = tuple[str, str, str, str, Mapping[str, str]]
 
 
-def _source_boxes(layout: FlowLayout, topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
+def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
     """Return text, figure, level and target of each source. Many schedules share one box."""
     found: list[_SourceText] = []
     schedules = [each for each in topic.sources if each.kind == SCHEDULE]
@@ -195,7 +195,7 @@ def _source_boxes(layout: FlowLayout, topic: FlowTopic, now_unix_ms: int) -> lis
     return found
 
 
-def _group_boxes(layout: FlowLayout, topic: FlowTopic) -> list[tuple[GroupNow, str]]:
+def _group_boxes(topic: FlowTopic) -> list[tuple[GroupNow, str]]:
     """Return each group with its figure."""
     found = []
     for each in topic.groups:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamqd import config
 from streamqd.admin import audit, directives, groups, growth, topics, topics_deletion
 from streamqd.admin.groups import GroupReset
 from streamqd.admin.topics_deletion import Doomed
@@ -61,14 +60,14 @@ def preview_grow(visit: Visit) -> Preview:
             [f"The growth of {name} to {goal} would continue."],
             rows=(("Group", "Left to acknowledge"), rows) if rows else None,
         )
-    known = topics.groups(store, name, range(count), letters=False, queries=False)
+    known = ", ".join(topics.groups(store, name, range(count), only_messages=True)) or "none"
+    present = "the present messages of the old partitions"
     return Preview(
         [
-            f"{name} would have {plural(to, 'partition')} instead of {count:,}. It cannot shrink"
-            " again.",
+            f"{name} would have {plural(to, 'partition')} instead of {count:,}.",
+            "It cannot shrink again.",
             "Producers use the new partitions immediately, and the order of each key stays.",
-            f"Each group ({', '.join(known) or 'none'}) reads them after it has acknowledged the"
-            " present messages of the old partitions.",
+            f"Each group ({known}) reads them after it has acknowledged {present}.",
             "The daemons of the fleet reload. Write the new number into their configuration first.",
         ]
     )
@@ -118,10 +117,10 @@ def preview_delete_topic(visit: Visit) -> Preview:
     found = topics_deletion.look(visit.desk.store, visit.path["topic"])
     _refuse_in_use(visit, found)
     names = f"the groups {', '.join(found.groups)}" if found.groups else "no group"
+    messages, letters = plural(found.messages, "message"), plural(found.dead_letters, "dead letter")
     parts = [
-        f"{found.topic} with {plural(found.partitions, 'partition')},"
-        f" {plural(found.messages, 'message')}, {plural(found.dead_letters, 'dead letter')} and"
-        f" {names} would be deleted permanently.",
+        f"{found.topic} with {plural(found.partitions, 'partition')} would be deleted permanently.",
+        f"It has {messages}, {letters} and {names}.",
         "Retries, delayed sends, schedules and the audit log of the topic are deleted too.",
     ]
     if found.partly_deleted:
@@ -204,8 +203,8 @@ def preview_reset(visit: Visit) -> Preview:
     dropped = done.counts["dropped"]
     sentences = [
         f"{done.group} would read {least}{plural(unread, 'message')} of {done.topic} next.",
-        f"{plural(done.counts['forgotten'], 'pending message')} would be released. Messages before"
-        " the new position count as handled.",
+        f"{plural(done.counts['forgotten'], 'pending message')} would be released.",
+        "Messages before the new position count as handled.",
         *([f"{plural(dropped, 'retry')} would be dropped."] if dropped else []),
         *([f"The table shows {ROWS} of {len(rows):,} partitions."] if len(rows) > ROWS else []),
     ]
@@ -268,12 +267,13 @@ def preview_delete_group(visit: Visit) -> Preview:
     """Return what deleting a group would do."""
     found = _checked(visit)
     least = "" if found.lag_exact else "at least "
+    unread, pending = plural(found.lag, "unread message"), plural(found.pending, "pending message")
+    retries = plural(found.waiting_retries, "waiting retry")
+    where = f"{plural(len(found.partitions), 'partition')} of {found.topic}"
     return Preview(
         [
-            f"The position of {found.group} on {plural(len(found.partitions), 'partition')} of"
-            f" {found.topic} would be deleted, with {least}{plural(found.lag, 'unread message')},"
-            f" {plural(found.pending, 'pending message')} and"
-            f" {plural(found.waiting_retries, 'waiting retry')}.",
+            f"The position of {found.group} on {where} would be deleted.",
+            f"It has {least}{unread}, {pending} and {retries}.",
             "The messages of the topic and the dead letters stay.",
         ],
         warnings=["A daemon whose configuration names the group creates it again."],
