@@ -139,7 +139,7 @@ def test_an_admin_resets_a_stopped_group(console, fleet, stopped):
     number = sum(each.messages for each in topics.describe(fleet.store, TOPIC).partitions)
     text = shown(console, f"{path}?to=earliest")
     assert f"bill would read {number} messages of orders next." in text
-    assert "yesterday is not a position" in shown(console, f"{path}?to=yesterday")
+    assert "Yesterday is not a position" in shown(console, f"{path}?to=yesterday")
 
     refused = act(console, "anna", path, to="earliest", typed_name="orders")
     done = act(console, "anna", path, to="earliest", typed_name="bill")
