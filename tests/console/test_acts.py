@@ -25,7 +25,17 @@ from tests.support.waiting import wait_until
 pytestmark = [optional.need("starlette"), pytest.mark.slow]
 
 from streamqd import config  # noqa: E402
-from streamqd.admin import audit, dead_letters, delayed, directives, retries, schedules, tail  # noqa: E402  # noqa: E402
+from streamqd.admin import (  # noqa: E402
+    audit,
+    dead_letters,
+    delayed,
+    directives,
+    groups,
+    retries,
+    schedules,
+    tail,
+    topics,
+)
 from streamqd.admin.published import Fleet  # noqa: E402
 from streamqd.console.access import Role  # noqa: E402
 from streamqd.console.view import Act  # noqa: E402
@@ -43,12 +53,14 @@ every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS
 class Busy:
     """A fleet with a retry, a dead letter and a delayed send of each group, and its console.
 
-    `failed` is the uid of the message that waits for its retry, `job` the id of a started job.
+    `failed` is the uid of the message that waits for its retry, `job` the id of a started job,
+    `users` the file of its persons.
     """
 
     daemon: Daemon
     console: ConsoleProcess
     failed: str
+    users: Path
     job: str = ""
 
     @property
@@ -80,10 +92,11 @@ def busy(new_server, tmp_path: Path, users_file: Path):
             with Producer(settings=config.load(daemon.config_path)) as producer:
                 producer.send(TOPIC, "ok", key="later", delay=3_600)
             with ConsoleProcess(daemon.config_path, "--users", str(users_file)) as console:
-                made = Busy(daemon, console, str(failed))
+                made = Busy(daemon, console, str(failed), users_file)
                 wait_until(lambda: len(letters(made)) == 4, timeout=30)
                 wait_until(lambda: waiting(made, "bill") and waiting(made, "ship"), timeout=30)
                 yield made
+                made.console.close()
 
 
 def letters(busy: Busy) -> list[Any]:
@@ -124,9 +137,26 @@ def schedule_state(busy: Busy) -> str:
     return schedules.show(busy.store, "tick").row.state
 
 
+def stopped(busy: Busy) -> None:
+    directives.stop(busy.there, TOPIC, "bill", "a test")
+    wait_until(lambda: not directives.not_stopped(busy.there, TOPIC, "bill"), timeout=30)
+
+
+def configured(busy: Busy) -> None:
+    """Write four partitions into the configuration, and start another console with it."""
+    busy.daemon.write_config(topics={TOPIC: {"partitions": 4}})
+    busy.console.close()
+    busy.console = ConsoleProcess(busy.daemon.config_path, "--users", str(busy.users))
+
+
 BEFORE: dict[str, Callable[[Busy], object]] = {
     "resume": lambda busy: directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test"),
     "resume_pause": lambda busy: directives.pause(busy.there, Scope(), "a test"),
+    "start": stopped,
+    "reset": stopped,
+    "delete_group": stopped,
+    "grow": configured,
+    "delete_topic": lambda busy: busy.daemon.stop(),
     "undrain": drained,
     "schedule_resume": lambda busy: schedules.pause(busy.store, ["tick"]),
     "job_stop": with_job,
@@ -135,11 +165,22 @@ QUERY = {
     "pause": {"reason": "because of a test"},
     "send": {"payload": "ok", "key": "by hand"},
     "replay": {"group": "bill"},
+    "stop": {"reason": "because of a test"},
+    "move": {"reason": "because of a test"},
+    "reset": {"to": "earliest"},
+    "delete_group": {"discard": "yes"},
 }
 COMMANDS = {
     "pause": "pause",
     "resume": "resume",
     "resume_pause": "resume",
+    "stop": "group stop",
+    "start": "group start",
+    "move": "move",
+    "grow": "topic grow",
+    "delete_topic": "topic delete",
+    "reset": "group reset",
+    "delete_group": "group delete",
     "send": "produce",
     "edit": "dlq edit",
     "replay": "dlq replay",
@@ -160,6 +201,13 @@ AFTER: dict[str, Callable[[Busy], object]] = {
     "pause": lambda busy: given(busy) == [("pause", "orders/*/bill", ACTOR)],
     "resume": lambda busy: given(busy) == [],
     "resume_pause": lambda busy: given(busy) == [],
+    "stop": lambda busy: given(busy) == [("stop", "orders/*/bill", ACTOR)],
+    "start": lambda busy: given(busy) == [],
+    "move": lambda busy: given(busy) == [("move", "orders/0/bill", ACTOR)],
+    "grow": lambda busy: topics.partition_count(busy.store, TOPIC) == 4,
+    "delete_topic": lambda busy: topics.listed(busy.store) == [],
+    "reset": lambda busy: groups.describe(busy.store, TOPIC, "bill").lag == len(sent(busy)),
+    "delete_group": lambda busy: groups.names(busy.store, TOPIC) == ["ship"],
     "send": lambda busy: [each.key for each in sent(busy)].count(b"by hand") == 1,
     "edit": lambda busy: (
         [1 for each in sent(busy) if "x-edited-from" in (each.headers or {})] == [1]
@@ -271,7 +319,7 @@ def test_act_does_its_change_once_and_is_audited(busy: Busy, act: Act):
     assert entry.command == COMMANDS.get(act.name, entry.command)
     wait_until(lambda: AFTER.get(act.name, lambda _busy: True)(busy), timeout=30, what=act.name)
     assert len(entries()) == 1, "a double click acts once"
-    shown = client.get("/audit").text
+    shown = client.get("/audit?topic=orders").text
     assert ACTOR in shown
     assert f">{entry.command}<" in shown
     if "reason" in QUERY.get(act.name, {}):
@@ -294,8 +342,9 @@ def test_every_act_is_offered_to_its_roles_only(busy: Busy):
     with_job(busy)
     offered = {name: linked(busy, name) for name in ("anna", "otto", "vera")}
     directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")
+    directives.stop(busy.there, TOPIC, "ship", "a test")
     schedules.pause(busy.store, ["tick"])
-    wait_until(lambda: "resume" in linked(busy, "anna"), timeout=30)
+    wait_until(lambda: {"resume", "start"} <= linked(busy, "anna"), timeout=30)
     for name, found in offered.items():
         found |= linked(busy, name)
     drained(busy)

@@ -10,7 +10,7 @@ from streamqd.admin.topics_deletion import Doomed
 from streamqd.console.access import Role
 from streamqd.console.backend import Desk
 from streamqd.console.jobs import ConsoleJob
-from streamqd.console.view import Act, ActResult, FormField, Preview, Visit, topic_of
+from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit, topic_of
 from streamqd.console.views.steering import partition_of
 from streamqd.errors import Malformed, Refused
 from streamqd.words import plural, spans
@@ -76,7 +76,6 @@ def preview_grow(visit: Visit) -> Preview:
 def grow(visit: Visit) -> ActResult:
     """Start or continue a growth, as a job."""
     name, to = visit.path["topic"], _wanted(visit)
-    audit.record(visit.desk.store, name, "topic grow", arguments={"partitions": to})
 
     def work(desk: Desk, job: ConsoleJob) -> str:
         notify = growth.notifier(desk.fleet, name, to)
@@ -92,7 +91,8 @@ def grow(visit: Visit) -> ActResult:
             job.note = found.left
 
     job = visit.desk.backend.start_job(visit.person.name, f"Grow to {to:,}", name, work)
-    return ActResult("", "job", {"job": job.id})
+    note = AuditNote([name], "topic grow", {"partitions": to})
+    return ActResult("", "job", {"job": job.id}, note)
 
 
 # --- delete a topic -------------------------------------------------------------------------------
@@ -228,11 +228,9 @@ def reset(visit: Visit) -> ActResult:
     """Reset a group."""
     topic = visit.path["topic"]
     done = _reset(visit, dry_run=False)
-    audit.record(
-        visit.desk.store, topic, "group reset", arguments=done.arguments, counts=done.counts
-    )
+    note = AuditNote([topic], "group reset", done.arguments, done.counts)
     text = f"{done.group} reads {topic} from {done.to} next, once it is started."
-    return ActResult(text, "topic_data", {"topic": topic})
+    return ActResult(text, "topic_data", {"topic": topic}, note)
 
 
 # --- delete a group -------------------------------------------------------------------------------
@@ -285,14 +283,9 @@ def delete_group(visit: Visit) -> ActResult:
     found, discard = _checked(visit), bool(visit.text("discard"))
     topic, group = found.topic, found.group
     done = groups.delete(visit.desk.store, topic, group, force=discard)
-    audit.record(
-        visit.desk.store,
-        topic,
-        "group delete",
-        arguments={"group": group, "force": discard},
-        counts={"partitions": done.partitions},
-    )
-    return ActResult(f"{topic}/{group} is deleted.", "topic_data", {"topic": topic})
+    arguments, counts = {"group": group, "force": discard}, {"partitions": done.partitions}
+    note = AuditNote([topic], "group delete", arguments, counts)
+    return ActResult(f"{topic}/{group} is deleted.", "topic_data", {"topic": topic}, note)
 
 
 ACTS = (
