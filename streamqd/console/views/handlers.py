@@ -44,9 +44,7 @@ def show(visit: Visit) -> Context:
         "now": now,
         "q": visit.text("q"),
         "page": visit.page_of(found, visit.limit),
-        "failures": visit.page_of(
-            ranking.recent(now.seen.failures), visit.limit, "failures_from"
-        ),
+        "failures": visit.page_of(ranking.recent(now.seen.failures), visit.limit, "failures_from"),
         "limit": visit.limit,
     }
 
