@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from streamqd.console.formats import ago, rate
-from streamqd.console.overview import GroupNow
+from streamqd.console.overview import ALARM, NOTE, WARN, GroupNow
 from streamqd.console.sources import SCHEDULE, TopicSource
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.console.views.schedules import LEVELS
@@ -181,7 +181,7 @@ def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
         dues = [each.due_unix_ms for each in schedules if each.due_unix_ms is not None]
         due = f", next {ago(min(dues), now_unix_ms)}" if dues else ""
         levels = {LEVELS.get(each.state, "") for each in schedules}
-        level = next((each for each in ("alarm", "note") if each in levels), "")
+        level = next((each for each in (ALARM, WARN, NOTE) if each in levels), "")
         [text] = [schedules[0].name] if len(schedules) == 1 else [f"{len(schedules):,} schedules"]
         found.append((text, f"{sent:,} sent{due}", level, "schedules", {"topic": topic.name}))
     room = SOURCES_MAX - len(found)
