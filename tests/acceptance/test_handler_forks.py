@@ -90,7 +90,7 @@ def lines(daemon: Daemon, name: str) -> list[str]:
 
 @every_shape
 def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shape: str):
-    """It settles no message, and logs why it exits. Its parent continues unharmed."""
+    """The child settles no message, and logs why it exits. The worker continues."""
     daemon = new_daemon(
         code=FORKING, consumer={"backoff": {"kind": "fixed", "base": "10ms"}} | SHAPES[shape]
     )

@@ -45,7 +45,7 @@ def judge(verb: str, said: str) -> None:
 def test_a_hung_external_server_is_reported_by_every_command(
     fresh_server: ProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It accepts the connection and sends nothing."""
+    """The server accepts connections and sends nothing."""
     daemon = Daemon(tmp_path, fresh_server.url)
     fresh_server.pause()
     try:

@@ -255,7 +255,7 @@ def test_a_read_executed_before_the_pending_list_is_listed(
 def test_a_mark_from_an_abandoned_connection_accuses_no_message(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
-    """It would charge an entry that no worker was running."""
+    """Such a mark names an entry that no worker was running."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     place = harness.add("1-1")

@@ -482,7 +482,7 @@ def test_a_read_executed_after_its_reader_left_is_found(
 def test_a_read_executed_after_the_pending_list_is_refused(
     proxied: tuple[Daemon, FaultProxy],
 ):
-    """It would leave entries pending that the worker no longer looks for."""
+    """If it were executed, its entries would stay pending, and no worker would list them."""
     daemon, proxy = proxied
     held = hold_a_read(daemon, proxy)
     pause(daemon)

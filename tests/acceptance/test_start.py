@@ -171,7 +171,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 
 
 def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
-    """It printed nothing for 7 s, and named the address twice."""
+    """An earlier version printed nothing for 7 s, and the address twice."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
     said = problem(refusal(daemon, REDIS), "redis: cannot connect to")

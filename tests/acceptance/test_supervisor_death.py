@@ -449,7 +449,7 @@ def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runti
 
 
 def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runtime: Path):
-    """It contains tokens, so only its user may read it. A drained instance deletes it."""
+    """The file contains tokens, so only its user may read it. A drained instance deletes it."""
     with new_daemon(partitions=2) as daemon:
         path = board_of(runtime)
         assert path.stat().st_mode & 0o777 == 0o600

@@ -176,7 +176,7 @@ POLICY = {
 
 
 def test_headers_of_all_responses(console, fleet):
-    """Of each kind of page, and of each entry of the registry."""
+    """Checks each kind of page, and each entry of the registry."""
     client = logged_in(console, "anna")
     letter = dead_letters.messages(fleet.store, "orders").page(limit=1).rows[0]
     entries = [each.example or each.path for each in (*VIEWS, *ACTS)]

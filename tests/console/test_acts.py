@@ -338,7 +338,7 @@ def test_change_without_effect_is_not_audited(busy: Busy):
 
 
 def test_every_act_is_offered_to_its_roles_only(busy: Busy):
-    """In three states of the fleet: some buttons exclude each other."""
+    """Checks three states of the fleet, because some buttons exclude each other."""
     with_job(busy)
     offered = {name: linked(busy, name) for name in ("anna", "otto", "vera")}
     directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")

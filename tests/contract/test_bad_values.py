@@ -43,7 +43,7 @@ def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: s
 
 
 def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
-    """It writes a new epoch if it takes several calls."""
+    """The reset writes a new epoch if it takes several calls."""
     harness.pending("1-0", "2-0")
     harness.do("HSET", harness.fence, "epoch", "zzz")
     call = groups.reset(
@@ -81,7 +81,7 @@ def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
 
 
 def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> None:
-    """Also if the count is not a number."""
+    """The count may not even be a number."""
     (place,) = harness.pending("1-0")
     epoch = harness.own("t1")
     harness.do("HSET", harness.fence, "mark", place, "accused", place)
@@ -107,7 +107,7 @@ def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: o
 
 @pytest.mark.parametrize("floor", NO_ID)
 def test_invalid_floor_is_reported_when_it_is_needed(harness: Harness, floor: str) -> None:
-    """It is not needed while the group exists."""
+    """The floor is not needed while the group exists."""
     harness.do("HSET", harness.trim, f"floor:{harness.unit.group}", floor)
     call = messages.ensure_group(harness.keys, harness.unit, "0")
     error = harness.expect_error("BADVALUE", call)
@@ -166,7 +166,7 @@ def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
 def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
-    """Of a waiting retry, of a member."""
+    """Checks the score of a waiting retry and of a member."""
     harness.groups()
     harness.do("ZADD", harness.delayed, score, "m:1-0")
     call = messages.promote_retries(harness.keys, harness.unit, 1)

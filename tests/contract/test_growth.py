@@ -90,7 +90,7 @@ def test_growth_rejects_invalid_changes(harness: Harness) -> None:
 
 
 def test_late_copies_change_nothing(harness: Harness) -> None:
-    """Of a growth that is over, also when the topic has grown again since."""
+    """The growth is over, and the topic may have grown again since."""
     topics.create(harness.store, "access", Topic(partitions=2))
     calls = [
         begin(harness),

@@ -70,7 +70,7 @@ def test_message_reclaim_takes_entries_of_other_clients(harness: Harness) -> Non
 
 
 def test_leaves_the_owners_own_entries(harness: Harness) -> None:
-    """They are idle too, but a handler is working on them."""
+    """Entries of the owner are idle too, but a handler is working on them."""
     harness.pending("1-0")
     own(harness)
     before = harness.dump()

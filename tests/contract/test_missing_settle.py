@@ -41,7 +41,7 @@ def test_missing_settle_keeps_existing_entries(harness: Harness) -> None:
 
 
 def test_missing_settle_works_in_batches(harness: Harness) -> None:
-    """Also more than `unpack` can return at once."""
+    """One call settles more entries than one `unpack` can return."""
     count = 1_200
     harness.groups()
     harness.link.pipeline(

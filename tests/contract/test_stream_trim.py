@@ -58,7 +58,7 @@ def test_stream_trim_removes_acknowledged_entries(harness: Harness) -> None:
 
 
 def test_stream_trim_floor_is_the_smallest_needed_id(harness: Harness) -> None:
-    """Not the last delivered id, which would retain an acknowledged entry forever."""
+    """The last delivered ID would retain an acknowledged entry forever."""
     fill(harness, 2, acked=2)
     harness.add("3-0")
     assert trimmed(harness).floor == "2-1"
@@ -165,7 +165,7 @@ def test_stream_trim_keeps_a_large_node_that_is_needed_in_part(
 
 
 def test_part_of_a_node_is_not_trimmed(harness: Harness) -> None:
-    """It would free nothing."""
+    """Trimming a part of a node would free no memory."""
     fill(harness, 50, acked=49)
     assert trimmed(harness).removed == 0
     harness.do("XACK", harness.stream, "hits", "50-0")

@@ -103,7 +103,7 @@ def test_after_a_host_is_lost(make: Make, control: Control, record_property: Rec
 def test_after_an_instance_has_paused(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    """It pauses for longer than its lease of 5 s, and another instance takes its partition over."""
+    """The pause exceeds the lease of 5 s, so another instance takes the partition over."""
     with two_working(make, control) as (first, _second, load):
         paused_at = time.monotonic()
         freeze(first)
@@ -171,7 +171,7 @@ def test_after_all_connections_are_reset(
 def test_after_a_server_is_killed(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
-    """With an append-only file. The time counts from when it accepts commands again."""
+    """The server has an append-only file. The time starts when it accepts commands again."""
     with working(make, control) as (daemon, load):
         mark = daemon.mark()
         fresh_server.kill()

@@ -99,7 +99,7 @@ def test_the_count_is_found_where_the_kernel_keeps_it(
 def test_a_group_that_is_killed_as_one_is_found(
     tmp_path: Path, line: str, ones: list[str], found: int | None
 ):
-    """By the rule of the kernel: the outermost such group of the process."""
+    """The kernel kills the outermost such group of the process."""
     membership, root = tmp_path / "cgroup", tmp_path / "root"
     membership.write_text(line + "\n")
     name = line.rpartition(":")[2].strip("/")

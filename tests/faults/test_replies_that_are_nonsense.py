@@ -108,7 +108,7 @@ def test_nonsense_about_a_group_does_not_stop_the_start(make: Make, proxy: Fault
 
 @pytest.mark.parametrize("reply", [UNKNOWN_WORD, NO_VALUES, WRONG_TYPES, NOT_A_LIST])
 def test_nonsense_of_the_heartbeat_stops_no_worker(make: Make, proxy: FaultProxy, reply: bytes):
-    """It belongs to no assignment. The instance keeps its last view of the fleet."""
+    """The heartbeat belongs to no assignment. The instance keeps its last view of the fleet."""
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
         others_work(daemon)
         pids, mark = daemon.pids(), daemon.mark()

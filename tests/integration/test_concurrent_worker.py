@@ -422,7 +422,7 @@ def trace() -> None:
 def test_threads_leave_an_interpreter_that_can_be_traced(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
-    """For example by a debugger or a coverage tool."""
+    """Debuggers and coverage tools trace the interpreter."""
     for number in range(1, 5):
         harness.add(f"{number}-0")
     interrupted: list[str] = []

@@ -457,7 +457,7 @@ def test_produce_reports_a_missing_file_in_json(run: Run, tmp_path: Path) -> Non
 def test_group_list_shows_a_spark_query_as_unowned_group(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """It is listed with its lag, causes no finding, and can be deleted like any other group."""
+    """The query has a lag, causes no finding, and can be deleted like any other group."""
     at(0).groups()
     at(0).own("t1", owner="west-1")
     for entry_id in ("1000-0", "2000-0", "3000-0"):

@@ -273,7 +273,7 @@ def test_connection_works_over_tcp(new_server: Callable[..., ProcessServer]) -> 
 def test_connection_skips_an_unsupported_address_family(
     new_server: Callable[..., ProcessServer],
 ) -> None:
-    """For example an IPv6 address from `/etc/hosts` or DNS on a host without IPv6."""
+    """A host without IPv6 can get an IPv6 address from `/etc/hosts` or DNS."""
     server = new_server(tcp=True)
     unknown = (255, ("::1", 1, 0, 0))
     there = (socket.AF_INET, ("127.0.0.1", server.port))

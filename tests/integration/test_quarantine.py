@@ -473,7 +473,7 @@ def test_worker_with_many_turns_yields_to_others(
 def test_missing_locks_are_logged_once_and_work_continues(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """For example on a network file system without a lock manager."""
+    """A network file system can lack a lock manager."""
 
     def flock(_file: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

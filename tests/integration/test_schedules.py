@@ -283,7 +283,7 @@ def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -
 
 @pytest.mark.parametrize("score", ["-inf", "-9e300", "-1", "1.5", "1e-300"])
 def test_invalid_due_time_fires_once(store: Store, score: str) -> None:
-    """It stayed due and never fired. 128 such schedules starved all others of their partition."""
+    """In an earlier version, it never fired, and 128 of them blocked their partition."""
     reconcile(store, schedule(), schedule("other"))
     for name, due in (("tick", score), ("other", hour_ago(store))):
         store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), due, name)

@@ -121,7 +121,7 @@ def test_plain_url_of_a_sentinel_is_reported(settings: config.Redis, sentinels: 
 
 @pytest.mark.fault("F36")
 def test_tls_with_client_certificates(tmp_path: Path) -> None:
-    """For sentinels and servers."""
+    """Sentinels and servers require certificates."""
     folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
     with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:
         right = tls.settings(made.url, folder)

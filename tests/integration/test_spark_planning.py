@@ -248,7 +248,7 @@ def goes_on(caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any)
 def test_deleted_topic_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, how: dict[str, object]
 ) -> None:
-    """It had 500 entries that the query has not read."""
+    """The topic had 500 entries that the query has not read."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     shop.fill(0, 1, 600)
     start = at("100-0", "0-0")

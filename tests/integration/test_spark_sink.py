@@ -312,7 +312,7 @@ def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
 def test_sink_reports_different_rows_of_a_finished_batch(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For example after a checkpoint was copied or set back by one batch."""
+    """This happens after a checkpoint was copied or set back by one batch."""
     shop.batch([rows("a", "b")], batch=0)
     shop.batch([rows("b", "a")], batch=0)
     assert caplog.text == ""

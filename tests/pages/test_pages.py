@@ -84,7 +84,7 @@ def test_the_readme_works_as_shown(reader: Reader) -> None:
 
 
 def test_the_handler_of_the_readme_works(state_dir: Path, reader: Reader) -> None:
-    """It handles lines of a real log, from a file."""
+    """The handler gets lines of a real log, from a file."""
     reader.obey(Fence("sh", [FIRST], {}, "streamqd init project && cd project\n", 0))
     for fence in fences(README):
         if fence.file:

@@ -88,7 +88,7 @@ def test_an_example_prints_a_message_as_one_line(
 
 @pytest.mark.parametrize("place", PARTS)
 def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
-    """It may print only numbers without repr."""
+    """Such a program may print only numbers without repr."""
     calls = (node for node in ast.walk(ast.parse(PARTS[place])) if isinstance(node, ast.Call))
     for call in calls:
         if ast.unparse(call.func) == "print":

@@ -76,7 +76,7 @@ def report(found: Iterable[str]) -> None:
 
 
 def test_the_pages_agree_about_a_drained_instance() -> None:
-    """It is ready, as `tests/acceptance/test_steering.py` checks."""
+    """A drained instance is ready, as `tests/acceptance/test_steering.py` checks."""
     told = [
         f"{name(page)}: {paragraph}"
         for page in [*PAGES, ROOT / "docs/reference/metrics.md"]

@@ -339,7 +339,7 @@ def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
 
 
 def test_headers_are_a_column_if_wanted(press: Press) -> None:
-    """They come from Spark's rows, from undecided ones, and from those of the quarantine."""
+    """The headers are those of converted, undecided and quarantined rows."""
     press.add(b'{"id": 1}')
     press.run("id long")
     payloads = (b'{"id": 2}', b'{"id": 3, "tags": {"a": 1}}', b'{"id": "4"}')

@@ -100,7 +100,7 @@ def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_query_that_runs(shop: Shop, tmp_path: Path) -> None:
-    """It starts with new entries, sees a new partition, and reports its lag."""
+    """The query starts with new entries, reads a new partition, and reports its lag."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 10)
     seen: list[str] = []
@@ -187,7 +187,7 @@ def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_query_reports_its_lag(shop: Shop, tmp_path: Path) -> None:
-    """In the progress of each batch."""
+    """The progress of each batch has the lag."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 30)
     shop.fill("access", 1, 1, 10)

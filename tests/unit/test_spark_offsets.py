@@ -195,7 +195,7 @@ def test_restarted_stream_is_detected() -> None:
 def test_recreated_stream_is_detected(
     old: list[offsets.Id], new: list[offsets.Id], data: st.DataObject
 ) -> None:
-    """For any position in the old stream and any number of entries in the new one.
+    """Checks any position in the old stream and any number of entries in the new one.
 
     The exceptions: the new stream has lost exactly as many entries as were read, or both
     streams contain the position.
@@ -246,7 +246,7 @@ def test_counts_that_stand_still_skip_nothing(added: int) -> None:
 
 
 def test_stream_with_smaller_ids_is_a_replacement() -> None:
-    """For any number of entries. A position without a count may be in the future."""
+    """Checks any number of entries. A position without a count may be in the future."""
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
     assert offsets.lost(Position((100, 0), 100), new) == Loss("replaced", None)
     assert offsets.onward(Position((100, 0), 100), new) == new.earliest
