@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 TopicPartition = tuple[str, int]  # the name of a topic and the number of a partition
 RawEntry = list[Any]  # a stream entry in the format of a Redis reply: [id, [name, value, …]]
 
-LETTERS = "@dlq"  # suffix of groups that read dead letters; a configured name never contains an @
+LETTERS = "@dlq"  # suffix of groups that read dead letters. A configured name never contains an @
 
 QUERIES = "spark:"  # prefix of groups that only record the position of a Spark query
 

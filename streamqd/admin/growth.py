@@ -202,9 +202,7 @@ def _check(topic: str, count: int, to: int) -> None:
             f" between old partitions and lose their order; choose {' or '.join(map(str, near))}"
         )
     if to > PARTITIONS_MAX:
-        raise Refused(
-            f"a topic can have at most {PARTITIONS_MAX} partitions; choose a smaller number"
-        )
+        raise Refused(f"a topic can have at most {PARTITIONS_MAX} partitions")
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:

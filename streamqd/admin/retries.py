@@ -78,7 +78,7 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 
 
 def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
-    """Return the retries with the IDs in the filter, or all that match it, by partition.
+    """Return the retries with the IDs in the filter, or all matches, by partition.
 
     Raises TopicMissing. Raises Refused, before any is changed, if an ID is invalid or no longer
     waits.
@@ -166,7 +166,7 @@ def _row(topic: str, found: FoundMessage[Delayed]) -> RetryRow:
 
 
 def _text(raw: bytes | None) -> str:
-    """Decode a stored error, at most `TEXT_BYTES_MAX` of it."""
+    """Decode a stored error, at most `TEXT_BYTES_MAX` bytes."""
     return (raw or b"")[:TEXT_BYTES_MAX].decode("utf-8", "replace")
 
 

@@ -249,7 +249,9 @@ def _of_outbox(
             text = f"no relay holds {name}; it had {waiting}"
         elif view.name in configured:
             # Rows that were committed since then are not known here.
-            text = f"no relay holds the outbox {view.name}; rows for {topic} may wait in its table"
+            text = (
+                f"no relay holds the outbox {view.name}, so rows for {topic} may wait in its table"
+            )
         else:
             return None
         return WaitCause("outbox-no-relay", text, outboxes.start(view, configured))
@@ -411,7 +413,7 @@ _QUERY = (
     CauseRule(
         "idle",
         lambda f: not f.waits,
-        "the Spark query of {unit} has read everything; it showed its position {shown} ago",
+        "the Spark query of {unit} has read everything, and showed its position {shown} ago",
     ),
     CauseRule(
         "query-silent",

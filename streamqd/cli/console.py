@@ -125,5 +125,5 @@ def _password() -> str:
         return sys.stdin.readline().rstrip("\n")
     first = getpass.getpass("Password: ")
     if getpass.getpass("Again: ") != first:
-        raise click.UsageError("the passwords differ, so nothing was written; try again")
+        raise click.UsageError("the passwords differ, so nothing was written")
     return first

@@ -302,7 +302,7 @@ def _replayed(
         again = command_line(session, "replay", done.topic, bound, rest)
         if done.unknown:
             notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been replayed")
-        notes.append(f"the others were not touched; continue with: {again}")
+        notes.append(f"the others were not changed, continue with: {again}")
         code, error = _exit_of(done.result, f"interrupted: {done.error}")
     return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
 

@@ -38,7 +38,8 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
     never written". Up to 20,000 later entries of each stream are searched for copies.
 
-    Exit codes: 0 found, or possibly removed; 2 not a uid; 8 never written.
+    The exit code is 0 if the message was found or possibly removed, 2 for an invalid uid, and 8 if
+    it was never written.
 
     \b
     Example:

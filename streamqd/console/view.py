@@ -150,10 +150,10 @@ class FormField:
 class Preview:
     """The dry run of an act: sentences about its effect, which has not happened.
 
-    `refusal` is the reason why it cannot be done, '' if it can. `warnings` speak against it.
-    `rows` is a table below the sentences: the head and the rows. `typed` is the name that a person
-    must type for this effect, and `typed_reason` says why; `run` checks it. `stated` are values
-    that the form passes on to the act, such as the time of the dry run. Their names start with
+    `refusal` is the reason why it cannot be done, '' if it can. `warnings` are reasons not to do it.
+    `rows` is a table below the sentences: the head and the rows. For this effect, a person must
+    type the name `typed`, for the reason `typed_reason`, and `run` checks it. `stated` are values
+    that the form passes to the act, such as the time of the dry run. Their names start with
     `forms.OWN`.
     """
 

@@ -36,9 +36,9 @@ TOPIC_CHARS_MAX = 23  # Django promises IDs of less than 64 characters: TOPIC/ou
 class StreamqdBackend(BaseTaskBackend):
     """The backend of one alias of `TASKS`. Django creates one for each thread.
 
-    Its OPTIONS are `outbox` (True): send with the transaction of the database, or else directly to
-    Redis after its commit; `database` ("default"): the alias of that database; and `topics` (none):
-    the topic of each queue that has not the name of its topic.
+    OPTIONS has three keys. With `outbox` (default: True), tasks are sent in the transaction of the
+    database, otherwise directly to Redis after its commit. `database` (default: "default") is the
+    alias of that database. `topics` maps queues to topics with a different name (default: none).
 
     Raises InvalidTaskBackend for a wrong option.
     """

@@ -1,8 +1,8 @@
 """The options of `@handler` and `@schedule`, for type checkers.
 
-They are the settings of `[[consumers]]` and `[[schedules]]`; the configuration reference explains
-each. An option may contain an exception class itself where the file contains its name. Exception
-classes, durations and sizes are checked when the daemon starts, as for the file.
+They are the settings of `[[consumers]]` and `[[schedules]]`, which the configuration reference
+explains. An option may contain an exception class itself where the file contains its name.
+Exception classes, durations and sizes are checked when the daemon starts, as for the file.
 """
 
 from __future__ import annotations

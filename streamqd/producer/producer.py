@@ -89,7 +89,7 @@ class Producer:
 
         A bytes value is written unchanged, a str as UTF-8, and any other value as JSON. Messages
         with the same key go to the same partition. A message without a key is routed by its
-        `dedup_id`; without both, partitions take turns. If the `dedup_id` was used before within
+        `dedup_id`. Without both, partitions take turns. If the `dedup_id` was used before within
         the window, the message is not written again, and the uid of the first one is returned, with
         `is_duplicate` True.
 

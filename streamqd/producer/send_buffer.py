@@ -110,7 +110,7 @@ class SendBuffer(Generic[T]):
         size = sum(map(size_of, envelopes))
         with self._changed:
             if self._closed:
-                raise Refused("the producer is closed; create a new one")
+                raise Refused("the producer is closed")
             if self._held and (
                 self._held + len(envelopes) > self._max_messages
                 or self._held_bytes + size > self._max_bytes

@@ -44,7 +44,7 @@ _ENDPOINTS = {
 }
 _ENDPOINT = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _CODE = re.compile(r"<?Code>(\w+)</Code>")
-_SECRET_MIN = 6  # characters; shorter values are not masked, because they occur in ordinary text
+_SECRET_MIN = 6  # characters. Shorter values occur in ordinary text, so they are not masked.
 _ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
 _BACKTRACE = re.compile(r"[0-9]+: ")
 

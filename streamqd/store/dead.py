@@ -29,8 +29,8 @@ def replay(
 ) -> Call:
     """Replay a dead letter within its slot.
 
-    With `group`, it goes to the retry stream of that group. With None, it goes to the partition,
-    and every group gets it. `changed` are the fields to set, such as retryCount and replayCount.
+    With `group`, it goes to the group's retry stream. With None, it goes to the partition, and
+    every group gets it. `changed` are the fields to set, such as retryCount and replayCount.
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
@@ -96,7 +96,7 @@ def deliver(
 
 
 class PurgeReply(NamedTuple):
-    """The result of a purge: numbers of deleted dead letters and of unarchived ones that stay.
+    """The result of a purge: the numbers of `removed` dead letters and of `unarchived` ones.
 
     If `more` is True, `purge_before` reached its count, and older dead letters can be left.
     """
@@ -120,7 +120,7 @@ def purge(
     *,
     archived_only: bool = False,
 ) -> Call:
-    """Delete dead letters by ID. With `archived_only`, those that are not archived yet stay."""
+    """Delete dead letters by ID. With `archived_only`, unarchived dead letters stay."""
     if len(dead_letter_ids) > PLACES_MAX:
         raise ContractError(
             f"dead_purge: {len(dead_letter_ids)} ids, at most {PLACES_MAX} are allowed"
@@ -142,7 +142,7 @@ def purge_before(
 ) -> Call:
     """Delete the oldest dead letters with IDs below `before`, at most `count`.
 
-    With `archived_only`, those that are not archived yet stay.
+    With `archived_only`, unarchived dead letters stay.
     """
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} dead letters before {before!r}")

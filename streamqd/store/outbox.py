@@ -25,8 +25,8 @@ FIGURES = (
     *("rows", "more", "oldest_ms", "sent", "dead"),
     *("error", "cause", "topic", "failing_ms", "table"),
 )
-# Why rows wait: the database is unavailable, or returned an error; Redis is unavailable; another
-# outbox has the same table; a topic or partition cannot be written, or has no room.
+# Why rows wait: the database is unavailable or returned an error, Redis is unavailable, another
+# outbox has the same table, or a topic or partition cannot be written or has no room.
 CAUSES = ("database", "refused", "redis", "shared", "topic", "partition", "backlog")
 
 

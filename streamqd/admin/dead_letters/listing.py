@@ -209,8 +209,8 @@ class FailureCause:
     `fingerprint` identifies the exception class, frame of user code and handler. `frame` is
     `file:function`, '' if unknown. `first_unix_ms` and `last_unix_ms` are the times of the oldest
     and the newest dead letter, and `example` is the ID of the newest. `instances` lists up to 8
-    instances where they failed. `replayed` of them were replayed before, the most often replayed
-    one `replays` times.
+    instances where they failed. `replayed` dead letters were replayed before, the most often
+    replayed one `replays` times.
     """
 
     fingerprint: str
@@ -233,8 +233,8 @@ class FailureCause:
 class Causes:
     """The matching dead letters by cause, most frequent first.
 
-    The topic has `total` dead letters. The newest `examined` were read, and `looked_at` of them
-    match. If `complete` is False, older ones can match too, so all counts are lower bounds. Of the
+    The topic has `total` dead letters. The newest `examined` were read, and `looked_at` dead
+    letters match. If `complete` is False, older ones can match too: counts are lower bounds. Of the
     matches, `others` have a cause beyond the first 1,000. `unreadable` lists invalid values.
     """
 
@@ -330,7 +330,7 @@ def causes(
 
 
 class LetterSurvey(NamedTuple):
-    """The causes of the matching dead letters, and the first page of them."""
+    """The causes of the matching dead letters, and the first page of matches."""
 
     causes: Causes
     page: MessagePage[DeadLetterRow]
@@ -364,7 +364,7 @@ def survey(
                 rows.append(each)
         examined += 1
         place = each.position
-    full = len(rows) < tally.count  # the page ends before the survey
+    full = len(rows) < tally.count  # more matches than rows of the page
     if full and rows:
         place = rows[-1].position
     found = Causes(

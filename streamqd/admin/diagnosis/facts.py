@@ -319,7 +319,7 @@ class DiagnosisFacts:
         return frozenset((each.topic, each.unit_group) for each in self.settings.consumers)
 
 
-PINGS = 5  # number of pings; their median is the round-trip time
+PINGS = 5  # number of pings, whose median is the round-trip time
 SLOW_MAX = 128  # entries of the slow log
 SYNC_SECONDS = 1.0  # longest observation of a sync of the server's file
 SYNC_LOOK_SECONDS = 0.01

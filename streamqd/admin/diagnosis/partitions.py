@@ -12,7 +12,7 @@ from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.admin.why import FAILING_SHARE, share_failing
 from streamqd.words import plural, roughly, spans
 
-AHEAD_MS = 86_400_000  # ahead of the server's clock; no producer's clock is that wrong
+AHEAD_MS = 86_400_000  # lead over the server's clock that no producer's clock has
 ROOM_MIN = 1 << 32  # number of IDs that should be left
 HELD_SECONDS = 300.0  # tolerance after max_age, because trimming takes time and removes whole nodes
 
