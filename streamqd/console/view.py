@@ -150,7 +150,7 @@ class FormField:
 class Preview:
     """The dry run of an act: sentences about its effect, which has not happened.
 
-    `refusal` is the reason why it cannot be done, '' if it can. `warnings` are reasons not to do it.
+    `refusal` is the reason why it cannot be done, '' if it can. `warnings` are reasons against it.
     `rows` is a table below the sentences: the head and the rows. For this effect, a person must
     type the name `typed`, for the reason `typed_reason`, and `run` checks it. `stated` are values
     that the form passes to the act, such as the time of the dry run. Their names start with
