@@ -1,7 +1,4 @@
-"""Who gets in, what a person may do, and what comes from elsewhere. Without a browser.
-
-The numbers of the tests are those of the acceptance points of the console.
-"""
+"""Who gets in, what a person may do, and what comes from elsewhere. Without a browser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every view of the console promises, in a real browser. A new view is tested by its entry.
-
-The numbers of the tests are those of the acceptance points of the console.
-"""
+"""What every view of the console promises, in a real browser. A new view is tested by its entry."""
 
 from __future__ import annotations
 
@@ -12,24 +9,27 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.console.conftest import log_in
+from tests.console.conftest import PASSWORD, log_in
 from tests.support import optional
 from tests.support.console import NO_BROWSER, ConsoleProcess, Seen
-from tests.support.daemon import ROOT, TOPIC
+from tests.support.daemon import ROOT, TOPIC, toml
+from tests.support.waiting import wait_until
 
 pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER]
 
-from streamqd.admin import dead_letters, tail  # noqa: E402
+from streamqd.admin import dead_letters, directives, tail  # noqa: E402
+from streamqd.admin.published import Fleet  # noqa: E402
 from streamqd.console.view import Act, ConsoleView  # noqa: E402
 from streamqd.console.views import ACTS, VIEWS  # noqa: E402
+from streamqd.store.directives import Scope  # noqa: E402
+from tests.console.test_access import OWN, logged_in  # noqa: E402
 
 # In a picture, `href` of a link is an object.
 LINKS = (
     "a => a.map(e => e.action || (e.href.baseVal ?? e.href)).map(u => new URL(u, location).href)"
 )
 AXE = ROOT / "tests" / "support" / "vendored" / "axe.min.js"
-# Jobs exist only after a replay: test_dead_letters.py opens them.
-ENTRIES = [each for each in (*VIEWS, *ACTS) if "JOB" not in each.example]
+ENTRIES = [*VIEWS, *ACTS]
 ACT_PATHS = [each.example or each.path for each in ACTS]
 PATHS = [each.example or each.path for each in ENTRIES]
 every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS])
@@ -42,11 +42,32 @@ every_path = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def filled(fleet):
-    """Return a path without its first slash, with a letter and a message of the fleet."""
+    """Return a path without its first slash, with a letter, a message and a job of the fleet."""
     letter = dead_letters.messages(fleet.store, TOPIC).page(limit=1).rows[0].id
     message = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
     uid = f"{TOPIC}/{message.partition}/{message.id}"
-    return lambda path: path.lstrip("/").replace("LETTER", letter).replace("UID", uid)
+    jobs: dict[str, str] = {}
+
+    def make(console: ConsoleProcess, path: str) -> str:
+        if "JOB" in path and console.url not in jobs:
+            others = dead_letters.messages(fleet.store, TOPIC).page(limit=100).rows
+            other = next(each.id for each in others if each.id != letter)
+            jobs[console.url] = replayed(console, other)
+        for name, value in (("LETTER", letter), ("UID", uid), ("JOB", jobs.get(console.url, ""))):
+            path = path.replace(name, value)
+        return path.lstrip("/")
+
+    return make
+
+
+def replayed(console: ConsoleProcess, letter: str) -> str:
+    """Replay a dead letter, and return the id of the job once it has finished."""
+    client, root = logged_in(console, "otto"), urlsplit(console.url).path
+    form = {"request-id": letter, "id": letter, "typed-name": TOPIC}
+    answer = client.post(f"{root}topics/{TOPIC}/dead-replay", form, OWN)
+    target = answer.headers["location"].partition("?")[0]
+    wait_until(lambda: "finished after" in client.get(target).text, timeout=30)
+    return target.rpartition("/")[2]
 
 
 def path_of(entry: ConsoleView | Act) -> str:
@@ -58,8 +79,8 @@ def test_every_entry_has_an_openable_path():
 
 
 @pytest.fixture(scope="module")
-def logged_in(browser):
-    """Return a context of the browser in which a person is logged in, one for each of its kind."""
+def contexts(browser):
+    """Return a context of the browser, one for each of its kind. '' is nobody."""
     known = {}
 
     def make(console, name="anna", *, javascript=True):
@@ -68,7 +89,8 @@ def logged_in(browser):
             known[key] = browser.new_context(
                 java_script_enabled=javascript, viewport={"width": 360, "height": 800}
             )
-            log_in(known[key], console, name)
+            if name:
+                log_in(known[key], console, name)
         return known[key]
 
     yield make
@@ -77,12 +99,12 @@ def logged_in(browser):
 
 
 @pytest.fixture
-def visit(logged_in):
+def visit(contexts):
     """Open a path, and return the page and the answer: `visit(console, path, "vera")`."""
     pages = []
 
     def make(console, path, name="anna", *, javascript=True):
-        page = logged_in(console, name, javascript=javascript).new_page()
+        page = contexts(console, name, javascript=javascript).new_page()
         pages.append(page)
         page.seen = Seen(page)
         answer = page.goto(console.url + path)
@@ -96,7 +118,7 @@ def visit(logged_in):
 
 @every_path
 def test_views_have_no_foreign_request_no_error_and_fit_360_px(console, visit, path, filled):
-    page, answer = visit(console, filled(path))
+    page, answer = visit(console, filled(console, path))
 
     assert answer.status == 200, page.inner_text("main")
     assert page.inner_text("h1, h2")
@@ -110,7 +132,12 @@ def test_views_have_no_foreign_request_no_error_and_fit_360_px(console, visit, p
 @pytest.mark.slow
 @every_path
 def test_axe_finds_no_fault_in_both_color_schemes(console, visit, path, filled):
-    page, _ = visit(console, filled(path))
+    page, _ = visit(console, filled(console, path))
+    assert_accessible(page)
+
+
+def assert_accessible(page) -> None:
+    """Fail if axe finds something serious in either color scheme."""
     page.evaluate(AXE.read_text())  # the policy of the page forbids a script element
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -119,30 +146,75 @@ def test_axe_finds_no_fault_in_both_color_schemes(console, visit, path, filled):
         assert [(scheme, each["id"], each["nodes"][0]["html"]) for each in grave] == []
 
 
+@pytest.fixture(scope="module")
+def away(tmp_path_factory, users_file):
+    """A console whose Redis is not there."""
+    path = tmp_path_factory.mktemp("away") / "away.toml"
+    path.write_text(toml({"redis": {"url": "redis://127.0.0.1:1/0"}}))
+    with ConsoleProcess(path, "--users", str(users_file)) as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
+@pytest.mark.parametrize(
+    ("place", "path", "name", "status", "title"),
+    [
+        ("console", "login", "", 200, "Log in"),
+        ("console", "nothing", "anna", 404, "404 Not Found"),
+        ("console", "nothing", "", 404, "You are not logged in"),
+        ("console", "topics/nothing", "anna", 404, "404 Not Found"),
+        ("console", "topics?limit=x", "anna", 400, "400 Bad Request"),
+        ("console", "topics/orders/dead-purge", "vera", 403, "403 Forbidden"),
+        ("linked", "", "", 401, "You are not logged in"),
+        ("away", "topics", "anna", 503, "Redis is away"),
+    ],
+)
+def test_pages_without_a_view_are_accessible(
+    request, visit, place, path, name, status, title, javascript
+):
+    console = request.getfixturevalue(place)
+
+    page, answer = visit(console, path, name, javascript=javascript)
+
+    assert (answer.status, page.inner_text("h1")) == (status, title)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.seen.dialogs == []
+    # Chromium writes the status of a page into its console, which is no error of the page.
+    assert [each for each in page.seen.errors if f"status of {status}" not in each] == []
+    if javascript:
+        assert_accessible(page)
+
+
+@pytest.fixture(scope="module")
+def linked(fleet):
+    """A console that logs in by a link."""
+    with ConsoleProcess(fleet.config_path) as started:
+        yield started
+
+
 @pytest.mark.slow
 @every_path
 def test_views_work_without_javascript_and_viewers_see_no_button(console, visit, path, filled):
-    page, answer = visit(console, filled(path), javascript=False)
+    page, answer = visit(console, filled(console, path), javascript=False)
     assert answer.status == 200
     assert page.inner_text("h1, h2")
     assert page.locator("button.copy:visible, #pause:visible").count() == 0
 
-    page, answer = visit(console, filled(path), "vera", javascript=False)
+    page, answer = visit(console, filled(console, path), "vera", javascript=False)
     assert answer.status == (403 if path in ACT_PATHS else 200)
     assert page.locator("main form[method=post]").count() == 0
     assert page.locator("main a.button").count() == 0
 
 
 @every_act
-def test_every_post_of_a_viewer_is_403(console, logged_in, act, filled):
-    answer = logged_in(console, "vera", javascript=False).request.post(
-        console.url + filled(path_of(act)),
-        form={"request-id": "once"},
-        headers={"Sec-Fetch-Site": "same-origin"},
-    )
+def test_every_post_of_a_viewer_is_403(console, act, filled):
+    client = logged_in(console, "vera")
+
+    answer = client.post(f"/{filled(console, path_of(act))}", {"request-id": "once"}, OWN)
 
     assert answer.status == 403
-    assert "you are viewer" in answer.text()
+    assert "you are viewer" in answer.text
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +227,11 @@ def prefixed(fleet, users_file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [each for each in PATHS if each not in ACT_PATHS])
+@pytest.mark.parametrize("path", PATHS)
 def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
     assert urlsplit(prefixed.url).path == "/q/"
 
-    page, answer = visit(prefixed, filled(path))
+    page, answer = visit(prefixed, filled(prefixed, path))
 
     assert answer.status == 200
     assert page.seen.errors == []
@@ -167,6 +239,41 @@ def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
     assert [each for each in paths if not each.startswith("/q/")] == []
     links = page.eval_on_selector_all("a[href], form", LINKS)
     assert [each for each in links if not urlsplit(each).path.startswith("/q/")] == []
+
+
+@pytest.mark.slow
+def test_login_form_stream_and_logout_work_below_a_prefix(prefixed, browse, fleet):
+    """As a person uses it: from a page that wants a login, to a change, and out."""
+    page = browse(prefixed, "")
+    page.goto(f"{prefixed.url}topics/{TOPIC}?group=bill")
+    assert urlsplit(page.url).path == "/q/login"
+    page.fill("input[name=name]", "otto")
+    page.fill("input[name=password]", PASSWORD)
+    with page.expect_request(lambda each: urlsplit(each.url).path == "/q/live"):
+        page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector("#pulse[data-state=live]")
+    assert page.url == f"{prefixed.url}topics/{TOPIC}?group=bill"
+
+    page.locator("tr#g-bill").get_by_role("link", name="Pause").click()
+    page.fill("input[name=reason]", "a prefix")
+    page.get_by_role("button", name="Update the dry run").click()
+    assert urlsplit(page.url).path == f"/q/groups/{TOPIC}/bill/pause"
+    with page.expect_navigation():
+        page.get_by_role("button", name="Pause", exact=True).click()
+    assert page.inner_text(".done") == f"All partitions of {TOPIC}/bill: paused."
+    assert urlsplit(page.url).path == f"/q/topics/{TOPIC}"
+    there = Fleet(fleet.store, "default", 60.0)
+    assert [each.why for each in directives.view(there).directives] == ["a prefix"]
+    directives.resume(there, Scope(TOPIC))
+
+    page.locator("details.menu summary").click()
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_selector("input[name=password]")
+    assert urlsplit(page.url).path == "/q/login"
+    assert page.goto(f"{prefixed.url}fleet").url.startswith(f"{prefixed.url}login?")
+    paths = {urlsplit(each).path for each in page.seen.requests}
+    assert [each for each in paths if not each.startswith("/q/")] == []
+    assert page.seen.errors == []
 
 
 def test_vendored_files_have_the_stated_hashes():
