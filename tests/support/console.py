@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -107,12 +107,12 @@ class Seen:
 
 
 class LiveReader:
-    """An open stream, as 50 browsers would have it, read by a thread."""
+    """The open stream of a page, as 50 browsers would have it, read by a thread."""
 
-    def __init__(self, console: ConsoleProcess, cookie: str) -> None:
+    def __init__(self, console: ConsoleProcess, cookie: str, page: str = "/") -> None:
         self.parts = 0
         self._link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)
-        self._link.request("GET", "/live?page=%2F", headers={"Cookie": cookie})
+        self._link.request("GET", f"/live?page={quote(page, '')}", headers={"Cookie": cookie})
         self._answer = self._link.getresponse()
         assert self._answer.status == 200
         self._thread = threading.Thread(target=self._read)
