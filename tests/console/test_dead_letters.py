@@ -126,11 +126,14 @@ def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, browse, 
     died(1, headers={"tenant": "other"})
     page = browse(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead")
-    page.fill("input[name=header]", "tenant=acme")
+    page.fill("input[name=header]", "tenant = acme")
     page.fill("input[name=group]", "bill")
     page.press("input[name=header]", "Enter")
     page.wait_for_load_state()
     assert page.locator("#letters th").all_inner_texts()[8:] == [letter.id]
+    for wrong in ("tenant", "=acme"):
+        answer = page.request.get(f"{console.url}topics/{TOPIC}/dead?header={wrong}")
+        assert (answer.status, "write NAME=VALUE" in answer.text()) == (400, True)
     page.get_by_role("link", name="Replay these…").click()
     page.select_option("select[name=to]", "all")
     page.fill("input[name=to_topic]", "elsewhere")

@@ -29,10 +29,11 @@ def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
     """Return the filter that the URL or form states. Raises Malformed, Refused."""
     if visit.text("key") and visit.person.bodies != "show":
         raise Refused("you may not filter by a key, because you may not see keys")
-    header, equals, value = visit.text("header").partition("=")
-    if header and visit.person.bodies != "show":
+    stated_header = visit.text("header")
+    header, equals, value = map(str.strip, stated_header.partition("="))
+    if stated_header and visit.person.bodies != "show":
         raise Refused("you may not filter by a header, because you may not see headers")
-    if header and not equals:
+    if stated_header and not (header and equals):
         raise Malformed("header: write NAME=VALUE, such as tenant=acme")
     return MessageFilter(
         ids=tuple(visit.text("id").split()),
@@ -41,7 +42,7 @@ def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
         error_class=visit.text("error") or None,
         reason=visit.text("reason") or None,
         key=visit.text("key").encode() or None,
-        headers=((header, value),) if header else (),
+        headers=((header, value),) if stated_header else (),
         since_unix_ms=_instant(visit, "since", now_unix_ms),
         until_unix_ms=_instant(visit, "until", now_unix_ms),
         partition=visit.given("partition", most=PARTITION_MAX),
