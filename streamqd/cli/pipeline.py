@@ -232,8 +232,9 @@ def reparse(
 ) -> CommandResult:
     """Parse archived entries of TOPIC again with its current schema.
 
-    Without --quarantine-only, both derived tables are removed and written again, also with columns
-    of other types. Readers see them grow. If the command is killed, run it again.
+    Without --quarantine-only, both derived tables are written again, also with columns of other
+    types. The first commit replaces all rows, and readers see the tables grow. If the command is
+    killed, run it again.
     """
     from streamqd.spark.pipelines.reparse import reparse as run_again
 

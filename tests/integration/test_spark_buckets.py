@@ -388,9 +388,6 @@ def test_commands_without_spark_take_a_bucket(
     found = ask("trace", "access/0/2-0", "--archive", url.replace("s3:", "s3a:"))["archive"]
     assert found["found"]
     assert found["file"].startswith(f"{url}/tables/access/date=1970-01-01/partition=0/")
-    done = CliRunner().invoke(cli, ["-c", str(file), "pipeline", "reparse", "access", "-a", url])
-    assert done.exit_code == 8
-    assert "where reparse requires --quarantine-only; pass it, or remove" in done.stderr
     shown = CliRunner().invoke(cli, ["-c", str(file), "config", "show"])
     assert "aws_secret_access_key" in shown.stdout
     assert SECRET not in shown.stdout

@@ -651,6 +651,31 @@ def test_a_quarantine_that_was_half_replaced_is_completed(
         assert press.ids() == ([1] if kind is PARSED else [1, 2])
 
 
+@pytest.mark.parametrize(
+    ("kind", "before"), [(PARSED, True), (PARSED, False), (QUARANTINE, True), (QUARANTINE, False)]
+)
+def test_kill_during_a_full_reparse_loses_no_row(
+    press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool
+) -> None:
+    """The topic has two chunks. A run continues, or another reparse starts again."""
+    monkeypatch.setattr(parsed, "CHUNK", 1)
+    press.add(*(FITS % number for number in range(1, 7)), b"bad", b'{"id": "eight"}')
+    press.run()
+    end = struck(monkeypatch, kind, before=before)
+    with pytest.raises(KilledError):
+        press.reparse("id string")
+    end()
+    if kind is not PARSED or not before:
+        press.run("id string")
+        entries = [row["entry_id"] for row in press.rows()]
+        entries += [row["id"] for row in press.rows(QUARANTINE)]
+        assert len(entries) == len(set(entries)) == 8
+        assert len(press.reasons()) == 1
+    monkeypatch.setattr(parsed, "CHUNK", 1)
+    assert press.reparse("id string") == (7, 1)
+    assert sorted(row["id"] for row in press.rows()) == [*"123456", "eight"]
+
+
 def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> None:
     press.add(FITS % 1, b'{"id": "two"}', b"bad")
     press.run()

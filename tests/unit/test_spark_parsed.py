@@ -501,35 +501,27 @@ def test_entries_that_are_not_parsed_do_not_hide_a_loss(
     )
     monkeypatch.setattr(raw, "files", lambda: [new])
     with pytest.raises(Refused, match="2 parsed rows of orders have no archived entry any longer"):
-        reparse._remove(archive, raw, allow_loss=False)
-    assert ids(archive) == ["1-0", "2-0"]
+        reparse._check_no_loss(archive, raw)
     monkeypatch.setattr(raw, "files", lambda: [old, new])
-    reparse._remove(archive, raw, allow_loss=False)
-    assert archive.names(PARSED) == archive.names(QUARANTINE) == []
+    reparse._check_no_loss(archive, raw)
 
 
-def test_a_removal_that_was_killed_is_completed(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill could leave a part of a table, which no command removed or replaced."""
-    raw = archive.table("orders", create=True)
-    table, _ = made(archive)
-    assert raw is not None
-    for number in (1, 2):
-        table.append([], at(number))
-
-    def killed(folder: str | Path) -> None:
-        for commit in list(Path(folder).rglob(f"{0:020d}.json")):
-            commit.unlink()
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            reparse._remove(archive, raw, allow_loss=False)
-    reparse._remove(archive, raw, allow_loss=False)
-    for kind in (PARSED, QUARANTINE):
-        assert not list(Path(archive.folder("orders", kind).address).parent.iterdir())
+def test_table_that_starts_again_keeps_nothing(archive: Archive) -> None:
+    """A kill between the two commits leaves the quarantine for the next run."""
+    table, quarantine = made(archive)
+    files = unfit(quarantine, "1-0", "2-0")
+    table.append([], at(2), owed=Owed(0, tuple(files)))
+    quarantine.append(files, at(2), batch=1)
+    new = unfit(quarantine, "3-0")
+    columns = pa.schema([*PARSED.columns(), ("id", pa.string())])
+    owed = Owed(1, tuple(new), replaces=True)
+    table.append([], {("orders", 1): Position((1, 0))}, owed=owed, batch=2, columns=columns)
+    assert ids(archive) == ["1-0", "2-0"]
+    pair = opened(archive, "orders")
+    assert pair is not None
+    assert ids(archive) == ["3-0"]
+    assert pair.parsed.positions == {("orders", 1): Position((1, 0))}
+    assert pair.parsed.has_just(columns)
 
 
 def test_chunks_advance_in_each_partition(

@@ -109,3 +109,15 @@ def opened(archive: Archive, topic: str) -> Pair | None:
             )
         quarantine.append(owed.files, parsed.positions, batch=batch, replace=owed.replaces)
     return Pair(parsed, quarantine)
+
+
+def in_any_state(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
+    """Return the tables of a topic whose rows are to be replaced. Creates missing ones.
+
+    The parsed table gets `columns` only if it is missing.
+    """
+    parsed = archive.derived(topic, PARSED) or archive.derived(topic, PARSED, columns)
+    quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
+    assert parsed is not None
+    assert quarantine is not None
+    return Pair(parsed, quarantine)

@@ -110,15 +110,57 @@ def parse_quarantine(
     return Fitted(1, sum(each.rows for each in fit), sum(each.rows for each in unfit))
 
 
+def parse_again(
+    archive: Archive,
+    raw: ArchiveTable,
+    pipeline: config.Pipeline,
+    spark: Callable[[], SparkSession],
+    check: Callable[[], None],
+) -> Fitted:
+    """Parse all entries of the raw table, by the schema of today.
+
+    The first commit to the parsed table replaces its rows, its columns and its position. It owes
+    the quarantine the rows that replace those. So until then, both tables stay as they were, and
+    after a kill, `parse` continues. Raises what `parse` raises.
+    """
+    session = spark()
+    kind, columns = read_columns(pipeline)
+    pair = derived.in_any_state(archive, raw.topic, columns)
+    pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
+    done = Fitted(1)
+    fit: list[WrittenFile] = []
+    unfit: list[WrittenFile] = []
+    files, ends = next(_chunks(raw, None), ([], {}))
+    if files:
+        rows = _behind(session, raw, files, {})
+        fit, unfit, _, done.alike = _fitted(rows, pair, kind, pipeline, columns)
+    check()
+    batch = max(each.next_batch for each in pair)
+    owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
+    pair.parsed.append(fit, ends, owed=owed, batch=batch, columns=columns)
+    pair.quarantine.append(unfit, ends, batch=batch, replace=True)
+    rest = parse(archive, raw, pipeline, spark, check)
+    done.rows = rest.rows + sum(each.rows for each in fit)
+    done.quarantined = rest.quarantined + sum(each.rows for each in unfit)
+    return done
+
+
 def _fitted(
-    rows: DataFrame, pair: derived.Pair, kind: StructType, pipeline: config.Pipeline
+    rows: DataFrame,
+    pair: derived.Pair,
+    kind: StructType,
+    pipeline: config.Pipeline,
+    columns: pa.Schema | None = None,
 ) -> fitting.FittedFiles:
-    """Return new files of the two tables. Raises PipelineError."""
+    """Return new files of the two tables. Raises PipelineError.
+
+    `columns` are those of the parsed table, by default those that it has.
+    """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     into = fitting.PairFolders(
-        _in_files(pair.parsed),
+        _in_files(pair.parsed, columns),
         _in_files(pair.quarantine),
         partial(tables.read_files, rows.sparkSession, pair.quarantine),
         pipeline.extra,
@@ -214,7 +256,7 @@ def _behind(
     return frame.join(f.broadcast(before), "partition", "left").where(behind)
 
 
-def _in_files(table: ArchiveTable) -> tuple[Any, Any]:
+def _in_files(table: ArchiveTable, columns: pa.Schema | None = None) -> tuple[Any, Any]:
     """Return the folder of a table, and the columns that its files have."""
-    schema = tables.arrow_columns(table)
+    schema = tables.arrow_columns(table) if columns is None else columns
     return table.folder, schema.remove(schema.get_field_index(table.partitioned[0]))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused
-from streamqd.spark.location import DiskFolder, Location, location
+from streamqd.spark.location import Location, location
 from streamqd.spark.offsets import ZERO, Id
 from streamqd.spark.pipelines import derived, lookup, parsed, tables
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -49,14 +47,7 @@ def reparse(
     PipelineError.
     """
     began = time.monotonic()
-    place = location(folder, settings.archive.pairs)
-    if not (quarantine_only or isinstance(place, DiskFolder)):
-        raise Refused(
-            f"{place} is in an object store, where reparse requires --quarantine-only; pass it, or"
-            f" remove {place}/parsed/{topic} and {place}/quarantine/{topic}, and run `streamqd"
-            " pipeline archive`"
-        )
-    archive = Archive(place)
+    archive = Archive(location(folder, settings.archive.pairs))
     pipeline = settings.pipelines.get(topic, config.Pipeline())
     if not pipeline.schema:
         raise Refused(f"pipelines.{topic}.schema is not set; set it to the columns of the payloads")
@@ -68,29 +59,26 @@ def reparse(
         if quarantine_only:
             done = parsed.parse_quarantine(archive, topic, pipeline, spark, lease.check)
         else:
-            spark()
-            parsed.read_columns(pipeline)  # before anything is removed
-            _remove(archive, raw, allow_loss=allow_loss)
-            done = parsed.parse(archive, raw, pipeline, spark, lease.check)
+            if not allow_loss:
+                _check_no_loss(archive, raw)
+            done = parsed.parse_again(archive, raw, pipeline, spark, lease.check)
     seconds = round(time.monotonic() - began, 3)
     return Reparsed(topic, done.rows, done.quarantined, seconds)
 
 
-def _remove(archive: Archive, raw: ArchiveTable, *, allow_loss: bool) -> None:
-    """Remove both derived tables of a topic. Raises Refused if raw entries of rows are missing."""
+def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
+    """Raise Refused if raw entries of rows in the derived tables are missing."""
     kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
     made = [table for kind in kinds if (table := archive.derived(raw.topic, kind)) is not None]
     rows = sum(each.rows for table in made for each in table.files())
     # Entries that are not parsed yet do not replace entries that were deleted.
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
     archived = sum(_rows_up_to(raw, each, ends.get(each.partition, ZERO)) for each in raw.files())
-    if rows > archived and not allow_loss:
+    if rows > archived:
         raise Refused(
             f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
             " they would be lost; pass --quarantine-only, or --allow-loss to remove them"
         )
-    for kind in kinds:
-        _discard(Path(archive.folder(raw.topic, kind).address))
 
 
 def _rows_up_to(raw: ArchiveTable, file: WrittenFile, end: Id) -> int:
@@ -98,21 +86,3 @@ def _rows_up_to(raw: ArchiveTable, file: WrittenFile, end: Id) -> int:
     if file.last <= end:
         return file.rows
     return lookup.rows_up_to(raw, file, end) if file.first <= end else 0
-
-
-def _discard(folder: Path) -> None:
-    """Remove a directory: by its name first, so that a kill leaves it complete or not at all.
-
-    Raises Refused.
-    """
-    gone = folder.with_name(f".{folder.name}.removed")  # no topic has such a name
-    try:
-        with suppress(FileNotFoundError):  # it is there after a kill
-            shutil.rmtree(gone)
-        with suppress(FileNotFoundError):
-            folder.rename(gone)
-            shutil.rmtree(gone)
-    except OSError as error:
-        raise Refused(
-            f"{folder} cannot be removed: {error.strerror}; correct this, and run the command again"
-        ) from error

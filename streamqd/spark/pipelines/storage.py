@@ -401,27 +401,30 @@ class ArchiveTable:
         batch: int | None = None,
         of: tuple[str, int] | None = None,
         replace: bool = False,
+        columns: pa.Schema | None = None,
     ) -> None:
         """Commit a batch: these files are in the archive, which reaches up to `positions`.
 
         `owed` is for the second table, which gets it next. `batch` is the number, by default one
         more than the last. `of` is the query whose batch it is, and the query's batch number, as in
-        `done`. With `replace`, all other files are removed from the table. When it returns, the
-        commit has reached the disk. Raises Refused if another run has committed a batch since the
+        `done`. With `replace`, all other files are removed from the table. With `columns`, it
+        starts again, with no other files, columns and positions. When it returns, the commit has
+        reached the disk. Raises Refused if another run has committed a batch since the
         table was opened, ArchiveError.
         """
         from deltalake import PostCommitHookProperties
 
         self.settle(files)
-        number = batch or max(self.note.batch, self.done(_APP)) + 1
-        new = BatchNote(number, self.positions | positions, owed)
+        number = batch or self.next_batch
+        known = self.positions if columns is None else {}
+        new = BatchNote(number, known | positions, owed)
         mark = uuid.uuid4().hex
         cleans = number % _CHECKPOINT == 0
         with self._despite_a_lost_reply(mark), self.changing():
             self.delta.create_write_transaction(
                 [_action(file, self.values(file.date, file.partition)) for file in files],
-                "overwrite" if replace else "append",
-                self.delta.schema(),
+                "append" if columns is None and not replace else "overwrite",
+                self.delta.schema() if columns is None else _delta_schema(columns),
                 list(self.partitioned),
                 commit_properties=self._carrying(
                     new, mark, (_APP, number), *(() if of is None else (of,))
@@ -451,6 +454,11 @@ class ArchiveTable:
             with _translated(self.folder, "read"):
                 return any(each.get(COMMIT) == mark for each in self.delta.history(10))
         return False
+
+    @property
+    def next_batch(self) -> int:
+        """The number of the next batch, which no earlier one has had, even if it was undone."""
+        return max(self.note.batch, self.done(_APP)) + 1
 
     def done(self, query: str) -> int:
         """Return the number of a query's last batch in the table, -1 for none."""
