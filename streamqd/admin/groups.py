@@ -17,6 +17,7 @@ from typing import Any
 from streamqd.admin import assignments, backlog, growth, named_fields, topics
 from streamqd.admin.assignments import AssignmentRow, by_group
 from streamqd.admin.reading import (
+    SEQ_MAX,
     Id,
     Unreadable,
     ViewReader,
@@ -277,6 +278,11 @@ class PartitionReset:
     waiting_retries: int
     retried: int
 
+    @property
+    def reached(self) -> str:
+        """The new position in words: `end` after all messages, otherwise as `in_words` returns."""
+        return "end" if self.unread_exact and not self.unread else in_words(self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupReset:
@@ -306,6 +312,17 @@ class GroupReset:
             "forgotten": sum(row.pending for row in self.partitions),
             "dropped": sum(row.waiting_retries + row.retried for row in self.partitions),
         }
+
+
+def in_words(position: str) -> str:
+    """Return the position of a group: `start`, `before ID` between two messages, or the ID."""
+    ms, _, seq = position.partition("-")
+    if position == "0-0":
+        return "start"
+    if seq == str(SEQ_MAX) and ms.isdigit():
+        # No server issues the greatest ID of a millisecond. It is the place before the next ID.
+        return f"before {int(ms) + 1}-0"
+    return position
 
 
 def position(text: str, now_unix_ms: int) -> str:

@@ -187,17 +187,6 @@ def epoch(row: Any) -> str | None:
     return str(row.epoch) if row.epoch else None
 
 
-def position(entry_id: str) -> str:
-    """Return the position of a group: `start`, `before ID` between two messages, or the ID."""
-    ms, _, seq = entry_id.partition("-")
-    if entry_id == "0-0":
-        return "start"
-    if seq == str((1 << 64) - 1) and ms.isdigit():
-        # No server issues the greatest ID of a millisecond. It is the place before the next ID.
-        return f"before {int(ms) + 1}-0"
-    return entry_id
-
-
 def confirm(question: str, yes: bool) -> None:
     """Ask for confirmation of an irreversible action. Raises Refused if it is not given."""
     if yes:

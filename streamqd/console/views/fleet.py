@@ -28,15 +28,9 @@ MOVES_SHOWN = 50
 def show(visit: Visit) -> Context:
     """Return the instances, and the directives that are in force."""
     control = directives.view(visit.desk.fleet)
-    every, after = sorted(visit.now.seen.instances, key=_by_name), visit.text("after")
-    page = [each for each in every if each.instance > after][: visit.limit]
-    more = bool(page) and page[-1] is not every[-1]
     return {
         "now": visit.now,
-        "instances": page,
-        "total": len(every),
-        "after": after,
-        "following": page[-1].instance if more else "",
+        "page": visit.page_of(sorted(visit.now.seen.instances, key=_by_name), visit.limit),
         "limit": visit.limit,
         "drained": {each.target for each in control.directives if each.kind == "drain"},
         "directives": [(each, _place(each)) for each in control.directives],

@@ -186,7 +186,7 @@ def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
         found.append((text, f"{sent:,} sent{due}", level, "schedules", {"topic": topic.name}))
     room = SOURCES_MAX - len(found)
     for each in others[:room]:
-        figure = f"outbox, {each.sent:,} rows of all topics"
+        figure = f"outbox, {each.sent:,} rows sent"
         level = "" if each.state == "relayed" else "warn"
         found.append((each.name, figure, level, "doctor", {"area": "outboxes"}))
     if len(others) > room:

@@ -36,10 +36,8 @@ def show(visit: Visit) -> Context:
     now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
     if order not in ranking.ORDERS:
         raise Malformed(f"sort must be one of {', '.join(ranking.ORDERS)}")
-    seen, first = now.seen, visit.number("from", 0)
+    seen = now.seen
     rows = ranking.chosen(seen.assignments, visit.text("q"), order, reverse=reverse)
-    page = rows[first : first + visit.limit]
-    following = first + len(page)
     return {
         "now": now,
         "totals": seen.totals,
@@ -51,10 +49,7 @@ def show(visit: Visit) -> Context:
         "reverse": reverse,
         "heads": HEADS,
         "in_words": in_words,
-        "rows": page,
-        "total": len(rows),
-        "first": first,
-        "following": following if following < len(rows) else None,
+        "page": visit.page_of(rows, visit.limit),
         "limit": visit.limit,
         "slow": ranking.slowest(seen.assignments)[:PANEL_ROWS],
         "failures": ranking.recent(seen.failures)[:PANEL_ROWS],

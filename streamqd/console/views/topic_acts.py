@@ -195,7 +195,7 @@ def preview_reset(visit: Visit) -> Preview:
         return Preview([], refusal="Enter the first message to read, then update the dry run.")
     done = _reset(visit, dry_run=True)
     rows = [
-        (each.partition, each.before, each.after, each.unread, each.pending)
+        (each.partition, groups.in_words(each.before), each.reached, each.unread, each.pending)
         for each in done.partitions
     ]
     unread = sum(each.unread for each in done.partitions)
