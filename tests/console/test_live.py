@@ -96,6 +96,26 @@ def test_figure_changes_without_a_reload(paused, overview):
     assert page.seen.errors == []
 
 
+def test_live_view_changes_without_a_reload_and_pauses(fleet, console, browse):
+    page = browse(console, "vera")
+    page.goto(f"{console.url}top?q=bill&sort=lag")
+    page.wait_for_selector("#pulse[data-state=live]")
+    page.evaluate("window.kept = true")
+    arriving = "document.querySelector('#live .figures div:nth-child(2) dd').innerText"
+    before = page.evaluate(arriving)
+
+    fleet.send(["ok"] * 200)
+    until(page, f"{arriving} !== {before!r}")
+    page.click("#pause")
+    page.seen.requests.clear()
+    page.wait_for_timeout(5_000)
+
+    assert page.evaluate("window.kept") is True
+    assert page.locator("#assignments tbody tr").count() == 2, "the filter stays"
+    assert page.seen.requests == []
+    assert page.seen.errors == []
+
+
 def test_open_details_in_the_live_part_stay_open(overview):
     page = overview
     part = "<details id='d'><summary>more</summary><p id='n'>{}</p></details>"
