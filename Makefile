@@ -36,6 +36,13 @@ define COMPILE
 	xargs -n 3 -P 2 $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 endef
 
+# Java for Spark: the tests are too short for the optimizing compiler, and their sessions load the same
+# classes. Java says nothing of an archive that it cannot use.
+SPARK_CLASSES := .cache/spark-classes.jsa
+LIGHT_JAVA := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
+test-spark: export SPARK_LAUNCHER_OPTS := $(LIGHT_JAVA)
+test-spark: export SPARK_SUBMIT_OPTS := $(LIGHT_JAVA) -XX:SharedArchiveFile=$(CURDIR)/$(SPARK_CLASSES)
+
 # A test that needs a package of dev-all fails where all should be installed.
 test-all test-slow test-spark: export STREAMQD_TEST_ALL := 1
 
@@ -68,7 +75,7 @@ test-slow: $(ALL_STAMP) # What `make test` leaves out on its server, but for Spa
 	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --slow $(addprefix --ignore=,$(SPARK)) $(PYTEST_ARGS)
 
-test-spark: $(ALL_STAMP) ## Run what starts Spark: one session keeps both cores busy
+test-spark: $(ALL_STAMP) $(SPARK_CLASSES) ## Run what starts Spark: one session keeps both cores busy
 	@status=0; for part in $(SPARK); do $(BIN)/pytest $$part $(PYTEST_ARGS) || status=1; done; exit $$status
 
 test-server: $(DEV_STAMP) ## Run what needs a server on SERVER=redis7|redis62|redis82|testcontainers (ACL=1, PARTS=)
@@ -187,6 +194,11 @@ $(ALL_STAMP): pyproject.toml | $(BIN)/python
 $(DOCS_STAMP): pyproject.toml $(ALL_STAMP)
 	@$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
+
+# Without Java, each test says so.
+$(SPARK_CLASSES): $(ALL_STAMP)
+	@mkdir -p $(@D)
+	@SPARK_SUBMIT_OPTS="$(LIGHT_JAVA)" $(BIN)/python -m tests.support.spark_classes $@ >$@.log 2>&1 || true
 
 .cache/servers/%/redis-server: | $(DEV_STAMP)
 	@$(BIN)/python tests/support/fetch_server.py $*

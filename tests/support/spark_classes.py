@@ -1,0 +1,37 @@
+"""`python -m tests.support.spark_classes FILE`: archive the classes that a Spark session loads.
+
+Half of a session's start is Java that reads and checks the same classes each time. A Java that gets
+the archive maps them into memory instead. It ignores an archive of another Java or Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from streamqd import spark
+
+
+def main(target: Path) -> None:
+    """Use a session, and let its Java write the archive when it exits."""
+    # To a name of its own first, because a test that runs now must not read a part of it.
+    part = target.with_suffix(".part")
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -XX:ArchiveClassesAtExit={part}"
+    session = spark.session("classes", "local[1]")
+    gateway = session.sparkContext._gateway
+    with tempfile.TemporaryDirectory() as folder:
+        rows = session.range(100).selectExpr("id", "id % 3 AS third", "string(id) AS name")
+        rows.write.parquet(f"{folder}/rows")
+        session.read.parquet(f"{folder}/rows").groupBy("third").count().collect()
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(300)
+    part.rename(target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute())
