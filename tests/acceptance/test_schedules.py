@@ -22,7 +22,7 @@ from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.schedules import FILE, OPERATOR, IndexLine
-from tests.support import crash_points
+from tests.support import crash_points, quick
 from tests.support.clock import Clock, seconds_ahead
 from tests.support.cluster import Cluster
 from tests.support.crash_points import Strikes
@@ -404,7 +404,7 @@ def cpu_seconds(link: Connection) -> float:
     return float(found["used_cpu_sys"]) + float(found["used_cpu_user"])
 
 
-@pytest.fixture(params=[FILE, OPERATOR])
+@pytest.fixture(params=quick.first(1, [FILE, OPERATOR]))
 def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]:
     """A daemon with 10,000 schedules that are due at the same instant (unix ms)."""
     daemon = new_daemon()
