@@ -13,6 +13,7 @@ from tests.support.daemon import TOPIC
 pytestmark = [optional.need("starlette"), pytest.mark.slow]
 
 from streamqd import config  # noqa: E402
+from streamqd.cli.trace import look_into  # noqa: E402
 from streamqd.console.access import Person, Role  # noqa: E402
 from streamqd.console.backend import Backend  # noqa: E402
 from streamqd.console.pages import Pages  # noqa: E402
@@ -39,7 +40,7 @@ def settings(fleet):
 @pytest.fixture
 def desk(settings):
     """What a view works with."""
-    backend = Backend(settings)
+    backend = Backend(settings, look_into)
     with backend.own_desk() as opened:
         yield opened
     backend.close()
