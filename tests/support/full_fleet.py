@@ -28,6 +28,8 @@ WRITE = 1_000  # commands of a pipeline
 VISITS = 3  # of each page
 EVENTS = 10  # of a live page, over which the commands are counted
 SLOW_MS = 50
+PAINT_MS = 1_000
+COMMANDS_MAX = 3_000  # of a page: its budget is 10,000 entries, however many there are
 CAUSES = 40
 BODY = json.dumps({"customer": 4711, "items": ["a", "b"], "note": "x" * 60})
 # Milliseconds since the start of the navigation. The entry may come after the load event.
@@ -139,18 +141,24 @@ def started_job(context: Any, console: ConsoleProcess, path: str) -> str:
     return urlsplit(answer.headers["location"]).path
 
 
-def times(page: Any, url: str) -> dict[str, Any]:
-    """Open a page some times. Return its status and times in ms: the first visit, and medians."""
-    rows = []
+def times(page: Any, url: str, daemon: Daemon) -> dict[str, Any]:
+    """Open a page some times. Return its status, and times in ms: the first visit, and medians.
+
+    `commands` are those that the console sent to Redis for the most expensive visit. A live page
+    and the snapshot that all pages share are among them.
+    """
+    rows, commands = [], 0
     for _ in range(VISITS):
-        began = time.monotonic()
+        began, first = time.monotonic(), commands_sent(daemon)
         answer = page.goto(url, timeout=60_000)
         page.wait_for_load_state()
         loaded = (time.monotonic() - began) * 1000
+        commands = max(commands, commands_sent(daemon) - first)
         rows.append((page.evaluate(FIRST_BYTE), page.evaluate(FIRST_PAINT), loaded))
     names = ("first_byte_ms", "first_paint_ms", "loaded_ms")
     return {
         "status": answer.status,
+        "commands": commands,
         "first_visit_first_paint_ms": round(rows[0][1]),
         **{
             name: round(statistics.median(row[at] for row in rows)) for at, name in enumerate(names)
@@ -165,9 +173,10 @@ def watch_slow(daemon: Daemon) -> None:
 
 
 def slow(daemon: Daemon) -> list[tuple[float, str]]:
-    """Return the slow commands, their ms and words."""
+    """Return the slow commands of the console, their ms and words."""
     rows = daemon.link.execute("SLOWLOG", "GET", 100)
-    return [(row[2] / 1000, " ".join(str(word)[:80] for word in row[3][:6])) for row in rows]
+    own = [row for row in rows if row[5] == b"streamqd:console"]
+    return [(row[2] / 1000, " ".join(str(word)[:80] for word in row[3][:6])) for row in own]
 
 
 def _per_event(daemon: Daemon, console: ConsoleProcess, cookie: str, pages: int) -> float:
@@ -193,7 +202,7 @@ def measure(daemon: Daemon, browser: Any) -> dict[str, Any]:
         opened = paths(daemon)
         opened["job"] = started_job(context, console, opened["dead"])
         for name, path in opened.items():
-            views[name] = times(page, console.url + path.lstrip("/"))
+            views[name] = times(page, console.url + path.lstrip("/"), daemon)
             print(f"{name}: {views[name]}", flush=True)
         cookie = "; ".join(f"{each['name']}={each['value']}" for each in context.cookies())
         context.close()
