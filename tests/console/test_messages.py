@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 
 import pytest
 
@@ -16,6 +17,7 @@ pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.
 from streamqd import config  # noqa: E402
 from streamqd.admin import delayed, tail  # noqa: E402
 from streamqd.console.views.messages import BUDGET, PIECE  # noqa: E402
+from streamqd.outbox.rows import new_uid  # noqa: E402
 from streamqd.producer import Outgoing  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
 from streamqd.store import topics  # noqa: E402
@@ -192,6 +194,22 @@ def test_a_message_names_what_sent_it(console, browse, fleet, messages):
     fleet.store.run(promote_scheduled(fleet.keys, QUIET, later.partition, 1))
     send_id = str(later).rpartition("/")[2]
     assert origin(later) == {"Send ID": f"{send_id}, of a delayed send or an outbox"}
+
+
+def test_a_message_of_an_outbox_is_found_by_the_id_of_its_row(console, browse, fleet, messages):
+    row = new_uid(time.time_ns() // 1_000_000)
+    entry = fleet.link.execute(
+        *("XADD", fleet.keys.stream(QUIET, 1), "*", "payload", "of a row", "sendId", row)
+    ).decode()
+    page = browse(console)
+    page.goto(f"{console.url}topics/{QUIET}/messages")
+    page.fill("input[name=uid]", f"{QUIET}/outbox/{row}")
+    page.press("input[name=uid]", "Enter")
+    page.wait_for_load_state()
+
+    assert page.inner_text("h1") == f"{QUIET}/1/{entry}"
+    assert page.inner_text("pre") == "of a row"
+    assert facts(page, "Origin")["Outbox ID"] == f"{QUIET}/outbox/{row}"
 
 
 def test_a_message_shows_its_replays_and_its_place_in_the_archive(

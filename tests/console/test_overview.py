@@ -188,3 +188,16 @@ def test_a_long_list_is_paged_by_position():
     last = Visit(None, None, {}, {"from": "9" * 18}).page_of(rows, 200)
     assert (last.rows, last.following) == (rows[400:], None)
     assert Visit(None, None, {}, {}).page_of([], 200).following is None
+
+
+def test_handlers_are_listed_page_by_page(fleet, users_file, new_console):
+    client = logged_in(new_console(fleet, "--users", str(users_file)), "vera")
+
+    first = client.get("/handlers?limit=1&q=orders").text
+    assert "1 to 1 of 2 handlers" in first
+    [following] = re.findall(r'href="([^"]*&amp;from=[^"]*)" rel="next"', first)
+    last = client.get(following.replace("&amp;", "&")).text
+    assert "2 to 2 of 2 handlers" in last
+    assert "&amp;from=" not in last
+    groups = [re.findall(r'href="/topics/orders\?group=(\w+)"', each)[0] for each in (first, last)]
+    assert sorted(groups) == ["bill", "ship"]
