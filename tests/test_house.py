@@ -87,7 +87,7 @@ def test_a_class_name_is_defined_once_in_the_product():
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """What an import statement names, with its packages."""
+    """Yield the modules that an import statement names, with their packages."""
     if isinstance(node, ast.Import):
         yield from (each.name for each in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -95,7 +95,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def test_nothing_private_of_a_dependency_is_imported():
-    """A release of it may take that away, and nobody would have to say so."""
+    """A release of the dependency may change or remove a private name without notice."""
     private = [
         f"{name(path)}:{node.lineno}: {imported}"
         for path in PACKAGE

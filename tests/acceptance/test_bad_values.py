@@ -232,7 +232,7 @@ def test_an_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
 
 
 def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
-    """An earlier version logged one line for each directive."""
+    """Log lines are limited, and the daemon continues to handle messages."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "2s"})
     with daemon:
         for start in range(0, 50_000, 5_000):
@@ -304,7 +304,7 @@ def _lease_of_wrong_type(daemon: Daemon) -> None:
 def test_a_drain_does_not_wait_for_a_lasting_bad_value(
     new_daemon: Make, spoil: Callable[[Daemon], None]
 ) -> None:
-    """An earlier version exited with code 6, although no handler was running."""
+    """A drain exits with code 0, because no handler is running."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "3s", "drain_timeout": "25s"})
     with daemon:
         daemon.wait_event("worker.ready", partition=0)

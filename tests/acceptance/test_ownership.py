@@ -277,7 +277,7 @@ LONGER = "5s"  # the second instance has time for several summaries
 
 @pytest.mark.fault("F32")
 def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
-    """No event named the first, whose summary the second replaced. The second ran for 19 s.
+    """The duplicate logs the host and pid of the first and does not replace its summary.
 
     Another state directory simulates another host, because no lock is shared.
     """

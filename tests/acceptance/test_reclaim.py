@@ -160,7 +160,7 @@ def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDae
 
 
 def test_an_idle_worker_is_woken_to_take_over_an_entry(new_daemon: NewDaemon):
-    """It reconnects to leave its long poll. A poll may time out just then, but not twice."""
+    """The worker reconnects to leave its poll. A poll may time out just then, but not twice."""
     daemon = looking_often(new_daemon)
     stream = ready_for(daemon)
     with daemon:

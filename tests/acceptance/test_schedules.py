@@ -129,7 +129,7 @@ def test_repeated_kills_in_a_fleet_of_five_lose_no_tick(
 def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
     fleet: Callable[..., Any], restarts: int, period: int
 ) -> None:
-    """No run lasts a whole period, so a scheduler that counts from its start would never fire."""
+    """A scheduler that counts from its own start would never fire here."""
     [daemon] = fleet([every_second("tick", every=f"{period}s")])
     late: list[int] = []
     begun = time.monotonic()
@@ -160,7 +160,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
 def test_a_clock_that_is_set_back_repeats_no_tick(
     fresh_server: ProcessServer, tmp_path: Path
 ) -> None:
-    """Neither does an edit, a reload or a restart before the clock catches up."""
+    """An edit, a reload or a restart before the clock catches up repeats no tick either."""
     clock = Clock(fresh_server)
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()

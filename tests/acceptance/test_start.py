@@ -171,7 +171,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 
 
 def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
-    """An earlier version printed nothing for 7 s, and the address twice."""
+    """The message contains the address once and the duration of the attempts."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
     said = problem(refusal(daemon, REDIS), "redis: cannot connect to")
@@ -189,7 +189,7 @@ def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Pa
 def test_a_refused_login_or_command_is_exit_code_4(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer], lacking: str, code: str
 ):
-    """The text was "no answer from X: X refused the connection"."""
+    """The message contains the server's error, because the server did answer."""
     server, daemon = new_server(), new_daemon()
     (daemon.folder / "secret").write_text("wrong" if lacking == "login" else "right")
     (daemon.folder / "secret").chmod(0o600)

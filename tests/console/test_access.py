@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass
 class Client:
-    """A client that sends what it is told, and keeps cookies."""
+    """A client that sends the given requests and keeps cookies."""
 
     port: int
     cookies: dict[str, str] = field(default_factory=dict)
@@ -270,7 +270,7 @@ def test_a_proxy_names_the_person_only_if_it_is_trusted(fleet, new_console):
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.9.8.7"])
 def test_cookie_is_secure_over_https_to_a_named_proxy(fleet, users_file, new_console, peer):
-    """The header of another peer counts for nothing."""
+    """The header of any other peer is ignored."""
     console = new_console(
         fleet, "--users", str(users_file),
         "--proxy-header", "X-Forwarded-User", "--proxy-from", peer,

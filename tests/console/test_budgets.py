@@ -1,4 +1,4 @@
-"""Searches stop at their budgets, and state how far they looked. Without a browser.
+"""Searches stop at their budgets and print how many messages they examined. No browser.
 
 The budgets are made small.
 """
@@ -39,7 +39,7 @@ def settings(fleet):
 
 @pytest.fixture
 def desk(settings):
-    """What a view works with."""
+    """Yield the desk with which a view reads Redis."""
     backend = Backend(settings, look_into)
     with backend.own_desk() as opened:
         yield opened

@@ -243,7 +243,7 @@ def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
 
 @pytest.mark.slow
 def test_login_form_stream_and_logout_work_below_a_prefix(prefixed, browse, fleet):
-    """As a person uses it: from a page that wants a login, to a change, and out."""
+    """A visitor is sent to the login form, pauses a group and logs out."""
     page = browse(prefixed, "")
     page.goto(f"{prefixed.url}topics/{TOPIC}?group=bill")
     assert urlsplit(page.url).path == "/q/login"

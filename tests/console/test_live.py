@@ -1,4 +1,4 @@
-"""Live pages: figures change, the page stays, and pages that no one sees cost nothing.
+"""Live pages: figures change in place, and hidden pages send no requests.
 
 The numbers of the tests are those of the acceptance points of the console.
 """

@@ -27,7 +27,7 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
 def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: str) -> None:
-    """By key and field. Nothing is written, and after its removal the unit works again."""
+    """The call writes nothing, and the unit works again after the epoch is removed."""
     harness.groups()
     harness.do("HSET", harness.fence, "epoch", epoch)
     call = leases.acquire(harness.keys, harness.leased("t1", 0), TTL, OWNER)
@@ -224,7 +224,7 @@ def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) ->
 
 
 def test_reclaim_reaches_the_end_of_a_full_stream(harness: Harness) -> None:
-    """Its pages come to an end."""
+    """The pages end."""
     harness.groups()
     harness.add(LAST)
     harness.fetch(consumer="stranger")

@@ -189,7 +189,7 @@ def test_freeing_reports_remaining_entries(harness: Harness) -> None:
 
 @pytest.mark.parametrize("large", [16 << 10, 256 << 10, 1 << 20])
 def test_freeing_handles_entries_of_mixed_sizes(harness: Harness, large: int) -> None:
-    """The size of the first entry says nothing about the next ones."""
+    """The size of the first entry does not predict the size of the next ones."""
     harness.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
         costs.backlog(harness, count, "x" * size)

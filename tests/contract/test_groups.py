@@ -135,7 +135,7 @@ def test_group_reset_with_force_fences_the_owner(busy: Harness) -> None:
 
 
 def test_group_reset_fences_an_owner_with_an_expired_lease(busy: Harness) -> None:
-    """It may be paused. When it resumes, it must not settle entries that are read again."""
+    """A paused owner that resumes must not settle entries that are read again."""
     busy.own("t1")
     busy.do("DEL", busy.lease)
 

@@ -98,7 +98,7 @@ def test_message_reclaim_works_in_batches(harness: Harness) -> None:
 
 
 def test_message_reclaim_finds_an_idle_entry_after_fresh_pages(harness: Harness) -> None:
-    """Looking at all of them at once would block the server."""
+    """Examining all entries in one call would block the server."""
     harness.groups()
     held_by(harness, "foreign-a", 3 * LOOKED_MAX)
     own(harness)
@@ -130,7 +130,7 @@ def test_message_reclaim_page_skips_the_owner(harness: Harness) -> None:
 
 
 def test_many_consumers_make_several_pages(harness: Harness) -> None:
-    """At least one entry of each is examined, and the pages come to an end."""
+    """At least one entry of each consumer is examined, and the pages end."""
     harness.groups()
     count = LOOKED_MAX + 40
     harness.link.pipeline(

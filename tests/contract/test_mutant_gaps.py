@@ -9,7 +9,7 @@ WHY = {b"group": b"hits", b"reason": b"attempts"}
 
 
 def test_dead_letters_are_never_trimmed(harness: Harness) -> None:
-    """Only a purge or a replay removes one."""
+    """Only a purge or a replay removes a dead letter."""
     harness.groups()
     harness.own("t1")
     total, batch = 2560, 256

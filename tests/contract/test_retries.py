@@ -56,7 +56,7 @@ def test_retry_page_lists_an_unreadable_item(harness: Harness) -> None:
 
 @pytest.mark.parametrize("vanish", [False, True], ids=["stays", "goes"])
 def test_retry_pages_neither_skip_nor_repeat(harness: Harness, vanish: bool) -> None:
-    """Also if many are due at once, and if the last row of a page has been removed since."""
+    """Many rows are due at once, and the last row of a page may have been removed since."""
     chance = random.Random(5)
     wanted = sorted((chance.choice((7, 8, 9)), f"m:{number}-0") for number in range(200))
     for due, place in wanted:

@@ -96,7 +96,7 @@ def test_stream_trim_never_removes_unread_entries(harness: Harness) -> None:
 
 
 def test_floors_are_compared_as_numbers(harness: Harness) -> None:
-    """As text, 10-0 would come before 9-0."""
+    """If they were compared as text, 10-0 would come before 9-0."""
     fill(harness, 110, acked=110)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "9-0")
     assert trimmed(harness)[1:] == ("9-1", "audit")

@@ -116,7 +116,7 @@ def many_messages(context: ScenarioContext) -> None:
 
 
 def the_first_message_of_a_topic(context: ScenarioContext) -> None:
-    """It registers the topic. Another send completes an interrupted registration."""
+    """The message registers the topic. Another send completes an interrupted registration."""
     with _hurried():
         for _ in range(TRIES):
             with Producer(context.proxy.url) as producer, contextlib.suppress(RedisUnavailable):

@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
 def test_a_lost_owner_is_replaced_after_the_clock_is_set_back(
     make: Make, fresh_server: ProcessServer
 ):
-    """Its leases last an hour more, and its last heartbeat looks recent for as long."""
+    """The owner's leases last an hour longer, and its last heartbeat seems recent for as long."""
     clock = Clock(fresh_server)
     with pair(make, 2 * TTL) as (first, second):
         first.send(["ok"] * 20)

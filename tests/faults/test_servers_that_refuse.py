@@ -47,7 +47,7 @@ class Refusal:
 
 
 class Loading(Refusal):
-    """It was killed, and slowly loads a large file at its start."""
+    """A server that was killed and slowly loads a large file at its start."""
 
     code = "LOADING"
     delay = 20_000  # microseconds for each of 400 keys, until the delay is removed
@@ -91,7 +91,7 @@ class Busy(Refusal):
 
 
 class MasterDown(Refusal):
-    """It became a replica of an unreachable master, and may not serve old data."""
+    """A replica of an unreachable master that may not serve old data."""
 
     code = "MASTERDOWN"
 

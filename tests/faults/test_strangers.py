@@ -76,7 +76,7 @@ def test_consumer_deleted_under_load_loses_no_message(new_daemon: NewDaemon, cha
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("position", ["0", "$"])
 def test_moving_the_position_of_a_group_under_load_is_obeyed(new_daemon: NewDaemon, position: str):
-    """A position moved back repeats entries, one moved on skips some, and nothing crashes."""
+    """A lower position repeats entries, a higher one skips some, and no process crashes."""
     with new_daemon() as daemon:
         uids = daemon.send("sleep 0.002" for _ in range(LOAD))
         wait_progress(daemon, 100)

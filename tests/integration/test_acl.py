@@ -465,7 +465,7 @@ CHANGING = (
 def test_a_viewer_sees_everything_and_changes_nothing(
     server: Server, link: Connection, granted: None, topic: str, keys: Keys, tmp_path: Path
 ) -> None:
-    """Redis refuses each change, whatever the program asks for."""
+    """Redis refuses each command that changes data."""
     harness = Harness(link, keys)
     harness.groups()
     harness.add("1-1", "payload", "x")

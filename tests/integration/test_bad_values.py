@@ -236,7 +236,7 @@ def test_commands_succeed_without_bad_values(
 def test_commands_survive_one_bad_value(
     doctor_case: DoctorCase, invoke: Callable[[str], Result], bad: Bad
 ) -> None:
-    """No command crashes, every reader of the value names it, doctor has a fix."""
+    """Commands that read the value name it, and `doctor` prints a fix."""
     doctor_case.do(*bad.command)
     for verb, codes in VERBS.items():
         for form in ("", " --json"):
@@ -274,7 +274,7 @@ def test_commands_survive_one_bad_value(
 def test_commands_survive_a_key_of_another_type(
     doctor_case: DoctorCase, invoke: Callable[[str], Result], key: str
 ) -> None:
-    """No command crashes, and a command that needs the key names it."""
+    """Commands that need the key name it, and all others work."""
     doctor_case.do("DEL", key)
     doctor_case.do("RPUSH", key, "x")
     problems = {}

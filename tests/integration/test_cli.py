@@ -778,7 +778,7 @@ def beats_as_one(link: Connection, **info: object) -> None:
 def test_check_reports_another_run_of_the_instance(
     file: Path, link: Connection, info: dict[str, object], level: str
 ) -> None:
-    """`check` found nothing while the name of the instance was in use on another host."""
+    """`check` finds that another host uses the name of the instance."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\n')
     beats_as_one(link, **info)

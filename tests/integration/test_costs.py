@@ -124,7 +124,7 @@ def test_verdicts_are_settled_together(
 
 
 def test_failed_messages_are_looked_up_one_by_one(handled: Handling, harness: Harness) -> None:
-    """A message between verdicts may be large, so failed messages are looked up one by one."""
+    """A failed message may be large, so the worker reads failed messages one by one."""
     runs_so_far = 0
 
     def fail_every_other(_message: Message) -> None:

@@ -123,7 +123,7 @@ def test_every_check_has_a_test() -> None:
 
 
 def test_doctor_runs_no_unbounded_command(doctor_case: DoctorCase, link: Connection) -> None:
-    """No command whose reply grows with all keys, or with all entries of one."""
+    """The size of no reply depends on the number of all keys or of the entries of a key."""
     doctor_case.settle_in()
     link.execute("CONFIG", "RESETSTAT")
     invoke(doctor_case.path, code=1)

@@ -429,7 +429,7 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> None:
-    """No id can follow the largest one. An id far ahead of the clock is a warning."""
+    """The largest id is an error, because none can follow. An id in the future is a warning."""
     doctor_case.harness.add("*", "payload", "x")
     doctor_case.silent("partitions.no-room")
     ahead = doctor_case.harness.now_unix_ms() + 10 * 86_400_000

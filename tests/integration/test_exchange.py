@@ -143,7 +143,7 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
 
 
 def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys: Keys) -> None:
-    """No output named the run with the same name, and its drain was ignored."""
+    """The event names the other run. While that run drains, the instance waits for its exit."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
 
     def both(**info: object) -> bool:

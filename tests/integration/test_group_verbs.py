@@ -188,7 +188,7 @@ def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
 
 
 def test_group_commands_print_special_positions_as_words(run: Run, at: At) -> None:
-    """No position prints as 18446744073709551615."""
+    """The largest id, 18446744073709551615, is not printed as a number."""
     for number in range(3):
         at(number).groups()
         at(number).add("1000-0")

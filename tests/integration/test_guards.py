@@ -236,7 +236,7 @@ def test_open_circuit_starts_nothing_and_allows_a_stop(
 def test_circuit_probe_waits_for_earlier_runs(
     harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
-    """The success of an old run proves nothing about the present state of the dependency."""
+    """The success of an old run does not prove that the dependency works now."""
     waits, runs = slot.waits, []
     up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
     seen = []
@@ -359,7 +359,7 @@ def test_other_error_class_does_not_affect_the_circuit(
 def test_one_failing_message_is_dead_lettered_not_guarded(
     harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
-    """It never opens the circuit, because the other messages succeed."""
+    """The circuit stays closed, because the other messages succeed."""
     runs: Counter[str] = Counter()
 
     def work(message: Message) -> None:
@@ -474,7 +474,7 @@ def test_few_dead_letters_are_no_flood(harness: Harness, life: Life, slot: Worke
 def test_flood_guard_ignores_retries(
     harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
-    """Only the last of five runs per letter finishes a message."""
+    """Only the last of the five runs of each message finishes it."""
     waits = slot.waits
 
     def work(_message: Message) -> None:

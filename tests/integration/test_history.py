@@ -131,7 +131,7 @@ def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
 
 
 def test_row_of_an_assignment_takes_about_70_bytes(store: Store) -> None:
-    """As the setting `daemon.history` states it, with run times in five buckets."""
+    """The reference of `daemon.history` states this size. Run times fill five buckets."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
     handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
     units = [

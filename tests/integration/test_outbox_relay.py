@@ -352,7 +352,7 @@ TEXT_KEYS = {
 
 
 def test_a_table_with_other_ids_is_one_lasting_obstacle(shop: Shop) -> None:
-    """The relay neither exits, to be restarted for ever, nor sends a row that it cannot delete."""
+    """The relay does not exit, and it sends no row that it cannot delete."""
     shop.topic()
     for statement in (*shop.database.table.drop(), *shop.database.table.create()):
         shop.database.run(statement.replace(*TEXT_KEYS[shop.database.dialect]))

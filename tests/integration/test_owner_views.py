@@ -18,7 +18,7 @@ OTHER = UNIT._replace(partition=UNIT.partition + 1)
 
 
 class Watching:
-    """An instance that observes two units, and the commands of its last look."""
+    """An instance that observes two units, and the commands of its last observation."""
 
     def __init__(self, link: Connection, keys: Keys) -> None:
         self._link = link

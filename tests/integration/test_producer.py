@@ -588,7 +588,7 @@ def test_send_chunks_schedules_many_messages(producer, link, keys):
 
 @pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["python", "c"])
 def test_producer_reconnects_in_a_forked_child(producer, link, keys, fork):
-    """Also for uWSGI, which forks in C and by default runs no fork hook of Python."""
+    """This includes uWSGI, which forks in C and by default runs no fork hook of Python."""
     producer.send("access", b"parent")
     pid = fork()
     if pid == 0:

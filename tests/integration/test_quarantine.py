@@ -151,7 +151,7 @@ def test_a_forked_child_has_no_part_in_the_turn(harness: Harness, life: Life, tu
 def test_exiting_worker_gives_its_turn_back_first(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
-    """It has no turn in `on_stop` either, which may take long."""
+    """The worker also has no turn in `on_stop`, which may take long."""
     worker = accused(harness, life, max_messages=2, **kind)
     at_the_end: list[bool] = []
     true_wake, true_sleep = worker.channel.wake_supervisor, worker.channel.sleep
@@ -292,7 +292,7 @@ def test_pause_after_a_mark_waits_for_the_run(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Else the message would be suspected during the whole pause, and then run without a turn."""
+    """Otherwise, the message would be a suspect during the pause and then run without a turn."""
     shared: list[tuple[str, bool]] = []
     worker = accused(harness, life, max_messages=3, **kind)
     true_begin = Quarantine.begin

@@ -259,7 +259,7 @@ def test_newest_missed_tick_is_sent(store: Store) -> None:
 
 
 def test_unreadable_specification_is_held(store: Store) -> None:
-    """It harms only itself, and an instance that declares the schedule replaces it."""
+    """Other schedules fire, and an instance that declares the schedule replaces it."""
     reconcile(store, schedule(), schedule("other"))
     for name in ("tick", "other"):
         make_due(store, hour_ago(store), name)
@@ -283,7 +283,7 @@ def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -
 
 @pytest.mark.parametrize("score", ["-inf", "-9e300", "-1", "1.5", "1e-300"])
 def test_invalid_due_time_fires_once(store: Store, score: str) -> None:
-    """In an earlier version, it never fired, and 128 of them blocked their partition."""
+    """The schedule fires, and it does not delay others of its partition."""
     reconcile(store, schedule(), schedule("other"))
     for name, due in (("tick", score), ("other", hour_ago(store))):
         store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), due, name)
@@ -431,7 +431,7 @@ def test_interrupted_move_is_finished(
 def test_a_move_by_growth_of_a_dead_housekeeper_is_finished(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
-    """A schedule that an operator added stayed where its mover was killed, and sent nothing."""
+    """This includes a schedule that an operator added."""
     topics.create(store, TOPIC, Topic(partitions=1))
     name = next(each for each in map(str, range(99)) if partition_of(schedule(each), 4) != 0)
     calls.enter(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)

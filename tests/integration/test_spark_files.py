@@ -202,7 +202,7 @@ def test_archive_reports_no_position_for_a_recreated_stream(
 
 
 def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
-    """As in the guide: without a watermark, Redis keeps all entries until a run reports one."""
+    """Without a watermark, Redis keeps all entries until a run reports its position."""
     from streamqd.spark.pipelines.archive import Archiver
 
     class SparkError(Exception):

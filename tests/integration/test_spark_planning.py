@@ -355,7 +355,7 @@ def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCapt
 def test_stream_recreated_after_planning_is_read_once(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No entry of the new stream is read twice or left out."""
+    """The read returns each entry of the new stream exactly once."""
     shop.fill(0, 1, 100)
     start = at("0-0", "0-0")
     reader = lenient(shop)
@@ -425,7 +425,7 @@ def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
 def test_dense_entries_without_a_count_take_few_steps(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By time, 1 entry is expected after the start: neither steps nor tasks follow that."""
+    """The ids suggest only one entry after the start. Steps and tasks do not depend on this."""
     count, burst = 20_000, 1_795_180_000_000
     shop.fill(0, 1, 1)
     shop.fill(0, burst, burst + count // 100)

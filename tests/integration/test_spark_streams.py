@@ -216,7 +216,7 @@ def test_limited_read_reports_its_end(shop: Shop, limit: int) -> None:
 
 
 def test_limited_read_overtaken_by_trimming_reads_to_the_end(shop: Shop) -> None:
-    """Only there is the number of issued entries known."""
+    """The number of entries that Redis issued is known only at the end of the stream."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.add(*(f"{n}-0" for n in range(1, 101)))

@@ -375,7 +375,7 @@ def test_shell_completion_answers_each_shell(
 def test_shell_completion_completes_names(file: Path, at: At, link: Connection, keys: Keys) -> None:
     """Topics, groups and instances complete. Invalid names never reach the shell.
 
-    U10: `why` completed nothing.
+    The arguments of `why` complete like those of other commands.
     """
     at(0).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)

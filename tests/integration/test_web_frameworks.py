@@ -169,7 +169,7 @@ def test_flask_setting_is_checked_at_the_start() -> None:
 def test_fastapi_function_scope_commits_before_the_response(
     tmp_path: Path, scope: Literal["function"] | None, status: int
 ) -> None:
-    """The guide says so: without the scope, the client gets 201 although the commit fails."""
+    """Without the scope, the client gets 201 although the commit fails."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
     outbox = Outbox(settings=config.Settings())
 

@@ -477,7 +477,7 @@ def test_the_servers_clock_is_read_again_when_the_reading_is_old(harness: Harnes
 @pytest.mark.fault("F25")
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_message_trimmed_during_its_run_is_settled(harness: Harness, life: Life, attempts: int):
-    """Only this process has its body. A successor would find a missing entry."""
+    """Only this process has the body. A successor would find a missing entry."""
     harness.add("1-0", "payload", "precious")
 
     def work(message: Message) -> None:

@@ -33,7 +33,7 @@ def make_reader(
     replaced: Mapping[str, str] = MappingProxyType({}),
     python: str = sys.executable,
 ) -> Reader:
-    """A reader who has installed streamqd, with a clone in ~/streamqd and nothing else of ours."""
+    """A reader who has installed streamqd and has a clone in ~/streamqd."""
     foreign = ("STREAMQ", "PYTHON", "COLUMNS", "LINES")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
     port = str(free_port())  # the default port may be in use by a daemon of another test

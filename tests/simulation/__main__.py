@@ -126,7 +126,7 @@ def number(value: Any) -> str:
 
 
 def seconds_of_one(scope: Scope) -> float:
-    """Return the CPU seconds of one look at a fleet at rest: the best of five."""
+    """Return the CPU seconds of one observation of an idle fleet (the best of five)."""
     members = [MemberView(scope.member(n), 0, leaving=False) for n in range(scope.members)]
     offers = members[0].member.offers
     units = [unit for unit in scope.units if (unit.topic, unit.group) in offers]

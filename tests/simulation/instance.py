@@ -90,7 +90,7 @@ class Instance:
         return lambda: self.tick() if run == self.run and self.alive else None
 
     def heartbeat_soon(self) -> None:
-        """As Exchange.heartbeat_soon."""
+        """Send the next heartbeat early, as `Exchange.heartbeat_soon` does."""
         at = heartbeats.woken_heartbeat(
             self.last_heartbeat, self.interval, len(self.seen), self.fleet.chance.random()
         )

@@ -219,7 +219,7 @@ def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
     backlog = archive._Run.backlog
 
     def overtaken(self: archive._Run, *given: Any) -> int:
-        """Trim after the driver has checked that nothing is gone."""
+        """Trim after the driver has checked that no entry is missing."""
         found = backlog(self, *given)
         case.link.execute("XTRIM", case.keys.stream("access", 0), "MAXLEN", "=", 1)
         return found

@@ -58,7 +58,7 @@ def archived(settings: config.Settings, folder: Path | str, shop: Shop) -> None:
 def test_views_have_each_row_once_wherever_it_is(
     shop: Shop, settings: config.Settings, tmp_path: Path, steps: int
 ) -> None:
-    """Nothing is archived, the first half, or all; archived letters leave Redis."""
+    """No, half or all dead letters are archived. Archived ones are removed from Redis."""
     shop.topic("access", 2)
     shop.topic("orders", 1)
     folder = tmp_path / "archive"

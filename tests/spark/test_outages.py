@@ -71,7 +71,7 @@ def test_every_run_retries_an_outage_and_names_a_dead_jvm(
 def test_a_jvm_that_cannot_start_is_named_too(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """Spark said `JAVA_GATEWAY_EXITED … before sending its port number`."""
+    """Spark's own error is `JAVA_GATEWAY_EXITED … before sending its port number`."""
     need_spark()
     topics.create(store, "orders", config.Topic(partitions=1))
     link.execute("XADD", keys.stream("orders", 0), "*", "payload", b"x")

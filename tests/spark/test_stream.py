@@ -167,7 +167,7 @@ def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Pat
 
 
 def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
-    """As a group with its lag. On request, it retains entries that it has not read."""
+    """The position is a group with a lag. On request, it retains entries that it has not read."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 30)
     stream = shop.keys.stream("access", 0)

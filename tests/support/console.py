@@ -1,4 +1,4 @@
-"""The console as a process, and Debian's chromium to look at it."""
+"""The console as a process, and Debian's chromium to view it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ TO_SUPERVISOR = (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT)
 
 
 class Sample(NamedTuple):
-    """What the kernel reports about the daemon at one time."""
+    """The kernel's figures of the daemon at one time."""
 
     recycles: int
     supervisor_fds: int

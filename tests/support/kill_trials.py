@@ -86,7 +86,7 @@ class Trial:
         self.two.close()
 
     def begin(self, act: str) -> None:
-        """Start the instance, with work. Without an `act`, nothing strikes it."""
+        """Start the instance with messages to handle. Without an `act`, it is not struck."""
         payloads = ["ok", "sleep 0.03", PAYLOADS[self.row.course], "ok", "ok"]
         self.uids = self.one.send(payloads)
         if act and self.row.course in ("start", "crash"):

@@ -1,4 +1,4 @@
-"""A fleet with real names and trouble, to look at: `python -m tests.support.sample_fleet`.
+"""A fleet with realistic names and problems: `python -m tests.support.sample_fleet`.
 
 Ten topics: some calm, one whose handler always fails, one whose handler hangs, one with a lag that
 grows, one whose group no instance serves, and texts that are long, Chinese or hostile.

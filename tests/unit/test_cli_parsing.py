@@ -611,7 +611,7 @@ def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
 
 
 def test_check_names_a_slow_import(invoke: Invoke) -> None:
-    """`check` printed nothing for 60 s when an import hung."""
+    """An import that hangs is named while `check` waits for it."""
     Path("work.py").write_text("import time\ntime.sleep(60)\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\nboot_timeout = "4s"\n'

@@ -42,7 +42,7 @@ class Prober:
 
 
 def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
-    """No byte arrived, while the server answered a new connection."""
+    """A silent connection is dead if the server answers a new one."""
     prober = Prober(True)
     with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
         Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)

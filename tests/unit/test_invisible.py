@@ -39,7 +39,7 @@ SHAPING = {
 
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_invisible_characters_are_escaped(text: str) -> None:
-    """Two different names never look alike on a screen or in a log."""
+    """Different names are displayed differently on a screen and in a log."""
     for shown in (printable(text), printable(text, lines=True), harmless(text)):
         assert "\\" in shown
         assert all(unicodedata.category(each) != "Cf" for each in shown.replace("\u200d", "", 1))

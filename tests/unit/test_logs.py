@@ -194,7 +194,7 @@ def _parsed(raw: str) -> list[dict[str, Any]]:
 
 
 def test_json_keeps_letters_and_escapes_half_characters(pipe: tuple[int, int]) -> None:
-    """No search found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
+    """A search finds "Zo\xeb" in the log, and `jq` can parse the line of a lone surrogate."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     logs.event(

@@ -48,7 +48,7 @@ NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
 
 @given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
 def test_duplicate_field_names_resolve_the_same_everywhere(pairs: list[tuple[bytes, bytes]]):
-    """In an earlier version, `payload` returned the first field, and other readers the last."""
+    """If a field occurs twice, each reader returns the last one."""
     flat = [part for pair in pairs for part in pair]
     found = message(*flat)
     assert found.payload == dict(pairs).get(b"payload", b"")

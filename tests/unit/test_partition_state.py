@@ -473,7 +473,7 @@ def test_acquired_unit_is_booting(driver: StateDriver):
 
 
 def test_worker_killed_for_a_slow_exit_has_not_crashed(driver: StateDriver):
-    """Only `on_stop` took too long, so no handler is to blame."""
+    """The slow part was `on_stop`, so no message is charged."""
     driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     driver.quiet()
     driver.worker.kill = Kill("on_stop", 0, 103.0)

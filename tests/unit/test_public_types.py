@@ -174,7 +174,7 @@ def test_a_users_mistakes_are_found(errors: dict[str, set[int]]) -> None:
 
 
 def imported(code: str, module: str) -> set[str]:
-    """What a module imports from another."""
+    """Return the names that a module imports from another."""
     nodes = [each for each in ast.walk(ast.parse(code)) if isinstance(each, ast.ImportFrom)]
     return {alias.name for node in nodes if node.module == module for alias in node.names}
 

@@ -172,7 +172,7 @@ def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
 
 
 def test_a_rate_per_group_without_a_rate_is_a_mistake(tmp_path: Path):
-    """`check` names a `rate_per` that limits nothing."""
+    """`check` reports a `rate_per` without a `rate`."""
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f'{WORK}rate_per = "group"')
     assert raised.value.problems == [

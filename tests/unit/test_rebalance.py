@@ -121,7 +121,7 @@ def test_dead_member_is_live_after_its_next_heartbeat():
 
 @pytest.mark.fault("F10")
 def test_only_members_observed_silent_are_forgotten():
-    """After a jump of the clock, all instances look silent for a long time."""
+    """After a jump of the clock, all instances seem to have been silent for a long time."""
     watch, jump = Watch(), 3600.0
     watch.heartbeat(0.0, {"you": 0.0, "dead": 0.0})
     assert watch.heartbeat(
@@ -150,7 +150,7 @@ def test_failed_member_is_detected_despite_a_clock_step_back():
 
 
 class Leases:
-    """`me` looks once per interval at one lease of `dead`, with its time left in seconds."""
+    """`me` reads one lease of `dead` once per interval, with its remaining time in seconds."""
 
     def __init__(self) -> None:
         self.silence = SilenceDetector("me", TTL, HEARTBEAT)
@@ -451,7 +451,7 @@ def test_free_units_are_taken_a_few_at_a_time():
 
 
 def test_units_owned_elsewhere_count_for_the_share():
-    """The member looked idle, got units, and gave them back with its own full view, in a loop."""
+    """Otherwise, the member would get units and give them back in a loop."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     mine = dict.fromkeys(UNITS[:6], 0.0)
     other = dict.fromkeys(UNITS[6:], PartitionView(1, "b", leased=True))
@@ -607,7 +607,7 @@ def test_drained_instance_hands_over_all_and_takes_nothing():
 
 
 def test_stopped_group_is_released_and_not_taken():
-    """No instance owns a partition of a stopped group, and no other partition moves."""
+    """The instances release its partitions, and the partitions of other groups stay."""
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     topic, group = UNITS[0].topic, UNITS[0].group

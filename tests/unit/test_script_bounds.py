@@ -241,7 +241,7 @@ TIED: dict[str, int | str] = {
 
 
 def test_every_unpacked_list_is_short_enough_for_lua() -> None:
-    """No caller can pass more values to a script than one `unpack` takes."""
+    """Callers pass at most as many values to a script as one `unpack` takes."""
     assert unpacked() == UNPACKED.keys(), "a list without its limit"
     limits = {
         what: bound(limit) if isinstance(limit, str) else limit for what, limit in UNPACKED.items()
@@ -304,7 +304,7 @@ FEEDERS: dict[str, list[int]] = {
 
 
 def test_every_call_limit_accepts_the_largest_part() -> None:
-    """No caller makes parts that are larger than a call accepts."""
+    """Callers never make parts that are larger than a call accepts."""
     assert checked_limits() == FEEDERS.keys(), "a limit without its callers"
     for name, sizes in FEEDERS.items():
         module, _, limit = name.partition(".")

@@ -458,7 +458,7 @@ def test_a_chart_has_separators_years_and_a_tooltip() -> None:
 
 
 def test_empty_window_is_reported() -> None:
-    """The page listed "Nothing." under its findings for an empty window."""
+    """For an empty window, the page has a sentence instead of a list of findings."""
     made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
     words = " ".join(Reader(page(made)).words.split())
     wanted = "There are no entries and no dead letters from 2025-11-20 00:53:20 to now (UTC)."
@@ -466,7 +466,7 @@ def test_empty_window_is_reported() -> None:
 
 
 def test_a_finding_of_payloads_names_the_quarantine() -> None:
-    """The finding suggested `tail`, and omitted that the quarantine counts other rows."""
+    """The finding's command counts the rows of the quarantine by reason."""
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))

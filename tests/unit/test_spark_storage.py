@@ -492,7 +492,7 @@ def everything(archive: Archive) -> set[Path]:
 )
 @example("..")
 def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) -> None:
-    """No name of a topic can change the archive of another topic."""
+    """A topic's name cannot change the archive of another topic."""
     if not archive.topics():
         add(opened(archive), 0, 3)
     before = everything(archive)
