@@ -236,8 +236,13 @@ class Soak:
                     each.kill()
                     struck += 1
             code = running.wait(PATIENCE)
-            # The death of a Python worker fails its task, which executors retry.
-            allowed = {"python": (0, STOPPED), "executor": (0,)}.get(kind, (0, -signal.SIGKILL))
+            # The death of a Python worker fails its task, which executors retry. In a tree, one
+            # may die first, so the driver may end with that error before it is struck.
+            allowed = {
+                "python": (0, STOPPED),
+                "executor": (0,),
+                "tree": (0, STOPPED, -signal.SIGKILL),
+            }.get(kind, (0, -signal.SIGKILL))
             assert code in allowed, f"{work}, {kind}: {code}\n{said(self.folder)}"
             if code == STOPPED:
                 told = said(self.folder)
