@@ -159,7 +159,7 @@ def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> No
 def test_a_start_names_a_fleet_key_of_a_wrong_type(
     new_daemon: Make, name: str, command: str, found: str
 ) -> None:
-    """Every heartbeat logged WRONGTYPE with the SHA of a script, and no event named the key."""
+    """An event names the key. Otherwise, the log would only contain the SHA of a script."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "1s"})
     key = getattr(KEYS, name)(FLEET)
     daemon.link.execute(command, key, "x")
@@ -193,7 +193,7 @@ def lengths_read(daemon: Daemon) -> int:
 def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
     new_daemon: Make, command: str, found: str
 ) -> None:
-    """The event named the SHA of a script."""
+    """The event names the key, not the SHA of a script."""
     daemon = new_daemon(partitions=1)
     one = daemon.tables["consumers"][0]
     daemon.write_config(consumers=[one, {**one, "topic": "bad"}])

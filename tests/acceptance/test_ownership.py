@@ -433,7 +433,7 @@ BESIDE = 4  # forks other than workers: the housekeeper and short tasks
 
 
 def test_slow_forks_are_spread_over_ticks(new_daemon: NewDaemon):
-    """All due forks came in one tick, and no lease was renewed until the last one.
+    """If all forks came in one tick, no lease would be renewed until the last one.
 
     A tick logs its workers after the last fork, so the log shows the number of forks per tick.
     """

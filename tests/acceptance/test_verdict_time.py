@@ -175,7 +175,7 @@ def test_a_handler_cannot_change_how_its_message_is_settled(new_daemon: NewDaemo
 
 @every_shape
 def test_an_exception_that_cannot_be_inspected_is_a_failure(new_daemon: NewDaemon, shape: str):
-    """The worker died, or only the thread of its lane, so the message was never settled."""
+    """Neither the worker nor the thread of its lane dies, so the message is settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "shy", "ok"])
         daemon.wait_settled(60.0)

@@ -93,7 +93,7 @@ def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> 
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
 def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: object) -> None:
-    """With `last` = 2^53, `pause` printed "is paused" and no member read the directive."""
+    """Even with `last` = 2^53, the members read the directive of `pause`."""
     key = harness.keys.orders("default")
     harness.do("HSET", key, "last", last)
     for _ in range(2):

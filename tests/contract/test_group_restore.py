@@ -77,7 +77,7 @@ def test_group_restore_reads_a_new_stream_from_its_start(harness: Harness) -> No
 
 
 def test_settling_in_a_missing_group_is_an_error(harness: Harness) -> None:
-    """The answer was GONE, as for a settled entry, so a failed message was lost."""
+    """If the answer were GONE, as for a settled entry, a failed message would be lost."""
     items = harness.pending("1-0", "2-0")
     harness.own("t1")
     destroy(harness, harness.stream)

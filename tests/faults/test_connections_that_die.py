@@ -207,7 +207,7 @@ def test_an_idle_partition_starts_a_message_within_two_seconds(
 def test_busy_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """An unanswered login waited 10 s, the time limit of a reply, before the next attempt."""
+    """A login without an answer is repeated before the reply's time limit of 10 s."""
     with both(make, proxy, "plain", MANY) as (daemon, sender):
         with feeding(sender, 0.05):
             for number in range(losses):

@@ -109,7 +109,7 @@ def test_timers_are_as_precise_as_the_system(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_loop_with_1100_open_descriptors_waits_as_precisely():
-    """`select` failed for file descriptors above 1,023, and waits were rounded up to 1 ms."""
+    """`select` fails for file descriptors above 1,023, and `epoll` rounds waits up to 1 ms."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:

@@ -125,7 +125,7 @@ def test_doctor_finds_unreadable_topic_settings(
 
 
 def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> None:
-    """The fix was `topic create`, which such a key refuses."""
+    """The fix is not `topic create`, which fails because of such a key."""
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do("DEL", meta)
     doctor_case.do("RPUSH", meta, "x")
@@ -148,7 +148,7 @@ def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> Non
 def test_status_and_doctor_name_a_topic_without_a_count(
     doctor_case: DoctorCase, change: tuple[str, ...], found: str
 ) -> None:
-    """Status omitted a topic without a partition count."""
+    """`status` lists a topic without a partition count, too."""
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do(change[0], meta, *change[1:])
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), "status"])
@@ -163,7 +163,7 @@ def test_status_and_doctor_name_a_topic_without_a_count(
 
 
 def test_status_names_a_topic_that_could_not_be_created(doctor_case: DoctorCase) -> None:
-    """Status omitted a topic whose meta had another type before its first start."""
+    """`status` lists a topic whose meta had another type before its first start."""
     settings = config.load(doctor_case.path)
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do("FLUSHALL")
@@ -494,7 +494,7 @@ def test_doctor_prints_the_repair_of_a_bad_value(doctor_case: DoctorCase) -> Non
 def test_why_names_the_key_of_the_wrong_type(
     doctor_case: DoctorCase, kind: str, change: tuple[str, ...], found: str
 ) -> None:
-    """Why named the stream for each key of its partition, and was silent about a lease."""
+    """`why` names the key itself, not the stream of its partition. This includes a lease."""
     key = getattr(doctor_case.keys, kind)(TOPIC, 0, GROUP)
     doctor_case.do("DEL", doctor_case.keys.fence(TOPIC, 0, GROUP))
     doctor_case.do("DEL", key)

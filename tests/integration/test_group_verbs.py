@@ -353,7 +353,7 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
 
 
 def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
-    """`retry now` refused --yes, which `retry cancel` takes."""
+    """`retry now` accepts --yes, as `retry cancel` does."""
     set_aside(at(0), "1-0", "2-0")
     set_aside(at(1), "1-0", key="other")
     run("retry", "now", "access", "hits", code=2)

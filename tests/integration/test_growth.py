@@ -305,7 +305,7 @@ def test_topics_by_turns_all_follow_a_growth(
 def test_sends_to_forty_topics_cost_one_round_trip_each(
     server: Server, link: Connection, keys: Keys
 ) -> None:
-    """With nine topics in turn, each send cost two round trips: the count was evicted."""
+    """The cache of partition counts has room for forty topics."""
     names = [f"other{number}" for number in range(40)]
     with counting_sockets(), Producer(server.url) as producer:
         for name in names:

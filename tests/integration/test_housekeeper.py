@@ -796,7 +796,7 @@ def test_summary_has_the_dead_letters_of_each_group(
 def test_measurement_counts_many_pages_of_dead_letters(
     harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one page per measurement, 500,000 letters took 50 minutes to two hours."""
+    """With one page per measurement, 500,000 dead letters would take 50 minutes to two hours."""
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 60.0)
     count = 3 * statistics.DEAD_LETTERS_AT_ONCE
     harness.link.pipeline([("XADD", harness.dlq, "*", "group", "another")] * count)

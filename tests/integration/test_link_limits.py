@@ -136,7 +136,7 @@ def test_hung_server_raises_within_the_timeout(new_server: Callable[..., Process
 def test_hung_address_leaves_time_for_the_next(
     new_server: Callable[..., ProcessServer],
 ) -> None:
-    """For a name with several addresses, each address had the whole time limit."""
+    """If a name has several addresses, no address gets the whole time limit."""
     port = new_server(tcp=True).port
     with hanging() as first, hanging() as second:
         found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]

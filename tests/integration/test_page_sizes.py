@@ -73,7 +73,7 @@ def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any
 
 @pytest.mark.parametrize("listed", [newest, onwards])
 def test_page_exceeds_the_byte_bound_by_one_body_at_most(link: Connection, listed: Any) -> None:
-    """A page sized by the mean of earlier small entries took 64 large ones."""
+    """This holds even if earlier small entries suggest a page of 64 entries."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = filled(link, sizes)
     assert len(listed(store)) == len(sizes)

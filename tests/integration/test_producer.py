@@ -622,7 +622,7 @@ def test_without_arguments_the_environment_decides(server, store: Store, monkeyp
 def test_producer_reads_the_default_configuration_file(
     server, store: Store, monkeypatch, tmp_path, kind
 ):
-    """The command line read ./streamq.toml, and the producer another Redis."""
+    """The producer connects to the same Redis as the command line."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 3\n'
     )

@@ -205,7 +205,7 @@ def test_unreadable_index_line_affects_only_its_schedule(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", ["field", "type"])
 def test_unreadable_schedule_does_not_block_others(store: Store, kind: str) -> None:
-    """One bad value stopped the declaration of all schedules, orphaned 10 minutes later."""
+    """All other schedules are declared. Otherwise, they would be orphaned after 10 minutes."""
     reconcile(store, schedule(), schedule("a"), schedule("z"), schedule("other", topic="others"))
     if kind == "field":
         store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:late", "x")
@@ -520,7 +520,7 @@ def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> No
 def test_failed_declaration_affects_only_its_place(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task of the housekeeper failed, and no schedule of the instance was declared."""
+    """The housekeeper's task does not fail, and it declares all other schedules."""
     real = reconciliation.declare
 
     def struck(of: Store, place: TopicPartition, some: Sequence[Declaration]) -> list[str]:
@@ -537,7 +537,7 @@ def test_failed_declaration_affects_only_its_place(
 
 
 def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> None:
-    """The refusal of one key stopped the declaration of all."""
+    """An error on one key does not prevent the declaration of the others."""
     store.execute("DEL", store.keys.meta(TOPIC))
     store.execute("SET", store.keys.meta(TOPIC), "x")
     reconcile(store, schedule(), schedule("other", topic="others"))
@@ -545,7 +545,7 @@ def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> Non
 
 
 def test_a_move_that_redis_refuses_does_not_stop_the_others(store: Store) -> None:
-    """After the first key of a wrong type no other move was finished."""
+    """Moves after a key of a wrong type are finished."""
     reconcile(store, schedule("a", topic="broken"), schedule("b"))
     for name, topic in (("a", "broken"), ("b", TOPIC)):
         moving = IndexLine("default", calls.FILE, (topic, 1), (topic, 0))

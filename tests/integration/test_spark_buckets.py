@@ -114,7 +114,7 @@ def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: 
 
 
 def test_a_directory_made_in_a_console_is_empty(store: BucketServer, url: str) -> None:
-    """Its object `NAME/` was taken for content, and no archive could be created there."""
+    """The object `NAME/` is no content, so an archive can be created there."""
     system = pa.fs.S3FileSystem(
         access_key=KEY, secret_key=SECRET, endpoint_override=store.url, region="us-east-1"
     )

@@ -550,13 +550,13 @@ def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     ],
 )
 def test_streaming_read_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
-    """A stream ignored its end, and read on."""
+    """A stream has no end, so the option would be ignored."""
     with pytest.raises(ValueError, match="a stream has no end; remove endingOffsets"):
         shop.reader(**ending)
 
 
 def test_batch_read_refuses_a_start_after_its_end(shop: Shop) -> None:
-    """Such a read had no rows, without a word."""
+    """Otherwise, the read would return no rows and no error."""
     shop.fill(0, 1, 9)
 
     def planned(start: str, end: str) -> int:

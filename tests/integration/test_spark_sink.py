@@ -549,7 +549,7 @@ def test_sink_continues_after_a_topic_delete(
 def test_sink_handles_rows_for_a_removed_partition(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: the topic was recreated with fewer partitions, and streams beyond have no reader."""
+    """The topic was recreated with fewer partitions, so the other streams have no reader."""
     half_published(shop, monkeypatch, rows(*LETTERS))
     before = shop.written()
     shop.grow(1)

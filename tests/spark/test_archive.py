@@ -236,7 +236,7 @@ def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
 def test_a_hostile_name_in_the_registry_harms_nothing(
     case: ArchiveCase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic named `..` erased the whole archive."""
+    """A topic named `..` must not erase the archive."""
     case.topic("orders", 1)
     case.add("orders", 0, 50)
     case.run("orders")
@@ -277,7 +277,7 @@ def test_two_runs_do_not_meet(case: ArchiveCase) -> None:
 
 @pytest.mark.slow
 def test_killed_and_run_again(case: ArchiveCase, server: Server, tmp_path: Path) -> None:
-    """Real kills. Each run continues where the previous one was killed."""
+    """Processes are really killed. Each run continues where the previous one was killed."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
     for number, point in enumerate(POINTS):
         case.add("access", number % 2, 5)

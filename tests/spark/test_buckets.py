@@ -349,7 +349,7 @@ def test_run_on_a_bucket_is_broken_off(case: BucketCase, point: str) -> None:
 
 @pytest.mark.slow
 def test_run_on_a_bucket_is_killed(case: BucketCase, tmp_path: Path) -> None:
-    """Real kills with changed core counts. Each run continues where the last one was killed."""
+    """Core counts change. Each run continues where the last one was killed."""
     file = case.configured(tmp_path)
     for number, point in enumerate(POINTS):
         case.add(6, wrong=1)

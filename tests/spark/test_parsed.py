@@ -307,7 +307,7 @@ def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
 
 
 def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
-    """`"Amount"` for `amount` was null without a word."""
+    """A warning names fields of another case, such as `"ID"` for `id`. Their column is null."""
     said: list[str] = []
     press.add(b'{"ID": 1, "amount": 2}')
     press.run("id long, amount int COMMENT 'in cents'", warn=said.append)
@@ -323,7 +323,7 @@ def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
 
 
 def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
-    """The key was not in the table, and unknown fields vanished."""
+    """The table contains the message key and the unknown fields."""
     press.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
     press.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
     press.run("id long, tags map<string,int>", extra=("entry_key", "_rescued"))
@@ -552,7 +552,7 @@ def test_two_runs_that_know_nothing_of_each_other(
 
 
 def test_tables_of_two_states_are_refused(press: Press) -> None:
-    """Without the quarantine, its rows were silently in neither table."""
+    """Without its quarantine, a table would silently lack the quarantined rows."""
     archive = Archive(press.folder, create=True)
     press.add(FITS % 1, b"bad")
     press.run()
@@ -618,7 +618,7 @@ def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.Mon
 
 
 def test_a_quarantine_is_parsed_again_after_a_mended_schema(press: Press) -> None:
-    """Everything had to be parsed again, and rows of trimmed dates were lost."""
+    """Only the quarantine is parsed again, so rows of trimmed dates are kept."""
     press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad", b'{"id": "three"}')
     press.run()
     assert (press.ids(), len(press.reasons())) == ([1], 3)
@@ -692,7 +692,7 @@ def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> No
 
 
 def test_unparsed_rows_of_a_compacted_file_replace_no_row(press: Press) -> None:
-    """A file with entries on both sides of the parsed position counted as a whole."""
+    """A file may contain entries on both sides of the parsed position."""
     press.add(FITS % 1, FITS % 2)
     press.run()
     press.add(FITS % 3)

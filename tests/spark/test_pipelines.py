@@ -370,7 +370,7 @@ def test_an_interrupt_during_the_exit_of_a_query_is_not_lost(
 
 
 def test_show_tables_lists_every_topic(shop: Shop, settings: config.Settings) -> None:
-    """The list was empty until a table was used."""
+    """The list contains tables that were not used yet."""
     shop.topic("access", 1)
     shop.topic("a.b", 1)
     found = Prompt(shop.spark, settings, None).ask("show tables")

@@ -169,7 +169,7 @@ def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_query_start_removes_rows_of_a_killed_driver(shop: Shop, tmp_path: Path) -> None:
-    """N: tasks know their run, and the previous batch had another one."""
+    """Tasks know their run, and the previous batch had another one."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     shop.fill("access", 0, 1, 20)

@@ -57,7 +57,7 @@ def test_every_column_of_every_row(shop: Shop) -> None:
 
 
 def test_spark_finds_the_source_automatically(shop: Shop) -> None:
-    """Without registration: Spark looks for modules named pyspark_…."""
+    """No registration is needed, because Spark imports modules named `pyspark_…`."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 5)
     other = shop.spark.newSession()

@@ -56,7 +56,7 @@ def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running:
 
 
 def test_a_member_of_any_version_reads_the_limit():
-    """The others read a limit as a cap, and a limit of 0 as a member that leaves."""
+    """Other members read a limit as a cap, and a limit of 0 as a member that leaves."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
     assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))

@@ -459,7 +459,7 @@ def test_verbose_shows_a_traceback(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_refused_start_is_json_where_the_log_is(invoke: Invoke) -> None:
-    """The fatal error of a start was text in a log of JSON lines."""
+    """The fatal error of a start has the format of the log."""
     Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
     for style in ((), ("--log-format", "auto"), ("-v",)):
         ran = process(*style)
@@ -574,7 +574,7 @@ def test_command_reports_that_the_embedded_server_is_down(
 
 
 def test_a_socket_of_another_user_is_not_called_missing() -> None:
-    """The command of another user printed that the daemon is not running."""
+    """The command of another user must not print that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -598,7 +598,7 @@ def test_a_socket_of_another_user_is_not_called_missing() -> None:
 
 
 def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
-    """The error asked for a module although the user had passed one."""
+    """The error names the configured module and shows how to declare a handler."""
     Path("work.py").write_text("def obey(message): ...\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\n'

@@ -433,7 +433,7 @@ def test_consumer_numbers_survive_an_invalid_consumer(place: Place) -> None:
 
 
 def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
-    """Errors named `consumers[13]`, which is hard to find in a file."""
+    """A position such as `consumers[13]` alone is hard to find in a file."""
     other = WORK.replace('"hits"', '"bills"')
     found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
     assert re.fullmatch(r"consumers\[1\].max_attempts: .* \(access/bills, \S+:11\)", found), found
@@ -887,7 +887,7 @@ def test_config_file_with_a_password_must_be_private(place: Place, name: str) ->
     ],
 )
 def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str) -> None:
-    """Deep nesting raised RecursionError, with exit code 1 instead of 3."""
+    """Deep nesting does not raise RecursionError, and the exit code is 3."""
     with pytest.raises(ConfigError):
         place.load(text)
 

@@ -15,7 +15,7 @@ def duplicate() -> SilenceDetector:
 
 
 def test_duplicate_with_two_heartbeats_stays(duplicate: SilenceDetector) -> None:
-    """Detection took a ttl and an interval (18 s). One heartbeat may be a late packet."""
+    """The second heartbeat is the proof, because one heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
         assert not duplicate.duplicate_seen(1000 + number, 3.0 * number)

@@ -459,7 +459,7 @@ def test_retry_refuses_a_wait_that_is_not_a_number():
 
 
 def test_a_handler_without_parentheses_is_explained():
-    """The error was that handler() takes 0 positional arguments."""
+    """The error shows how to write the decorator."""
     with pytest.raises(TypeError, match=r"write @handler\(topic=\.\.\., group=\.\.\.\)"):
         handler(print)  # type: ignore[call-arg, misc]
 

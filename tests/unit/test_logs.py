@@ -256,7 +256,7 @@ def test_hooks_of_python_are_given_back(pipe: tuple[int, int]) -> None:
 
 
 def test_a_line_that_cannot_be_made_is_reported_as_json(pipe: tuple[int, int]) -> None:
-    """The report of such a line was text."""
+    """The report of such a line is also a JSON line."""
 
     class Hostile:
         def __str__(self) -> str:
@@ -366,7 +366,7 @@ def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
-    """The first call of `event` raised, and the second never returned."""
+    """Each write returns and raises no error."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     os.close(writer)
@@ -490,7 +490,7 @@ def test_interrupted_log_line_is_sent_whole() -> None:
 
 
 def test_repeated_findings_are_logged_in_a_few_lines(pipe: tuple[int, int]) -> None:
-    """50,000 junk directives took a line each. Only a changed value is logged again."""
+    """Even 50,000 directives take few lines. Only a changed value is logged again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     once = logs.Once("directive.ignored")

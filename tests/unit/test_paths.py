@@ -145,7 +145,7 @@ def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
     ["s3a://bucket/ck", "s3://b", "gs://b/c", "abfss://c@a.example/d", "hdfs:/a", "file://host/a"],
 )
 def test_local_folder_refuses_a_remote_uri(named: str) -> None:
-    """Such a URI created a local folder named `s3a:`, and the command exited with 0."""
+    """Otherwise, such a URI would create a local folder named `s3a:`."""
     with pytest.raises(Malformed) as caught:
         local_folder(named)
     assert str(caught.value).startswith(

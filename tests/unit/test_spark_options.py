@@ -307,7 +307,7 @@ def test_wrong_write_option_is_reported(options: dict[str, object], sentence: st
 def test_option_that_a_read_ignores_is_refused(
     stream: bool, given: dict[str, str], sentence: str
 ) -> None:
-    """A batch read took a limit of streams, and had no limit."""
+    """A batch read rejects the limits of streams, because it would ignore them."""
     with pytest.raises(OptionsError, match=sentence):
         options.refuse_ignored(given, stream=stream)
     options.refuse_ignored(given, stream=not stream)

@@ -271,14 +271,14 @@ def test_payload_nested_too_deeply_to_divide_is_rescued_whole() -> None:
 
 
 def test_a_struct_without_fields_is_refused() -> None:
-    """A table was created, whose files no task could write."""
+    """Otherwise, a table would be created whose files no task can write."""
     kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
     with pytest.raises(Refused, match=r"a\.element is a struct without fields"):
         stored(kind)
 
 
 def test_text_that_is_a_number_only_for_spark_stays_undecided() -> None:
-    """Its reason was that of other wrong texts, with the reasons of other columns behind it."""
+    """Only Spark can decide whether such a text is a number."""
     texts = ["free", "see1234", "x" * 1001]
     assert convert(pa.decimal128(10, 2), texts)[1:] == ({0}, {1, 2})
     assert convert_unit(pa.timestamp("us", tz="UTC"), texts, 1000)[1:] == ({0}, {1, 2})
@@ -286,7 +286,7 @@ def test_text_that_is_a_number_only_for_spark_stays_undecided() -> None:
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")])
 def test_a_text_that_spark_may_read_as_a_time_stays_undecided(kind: Any) -> None:
-    """Spark removes GMT, so the second text is a time. It was rejected without Spark."""
+    """Spark removes GMT, so the second text is a time. Only Spark can decide this."""
     found = convert(kind, ["never", "GMT2025-11-20", "T10:00", None])
     assert (found.wrong, found.undecided) == ({0}, {1, 2})
 
@@ -378,7 +378,7 @@ def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
 
 
 def test_a_column_with_the_name_of_the_ids_bounds_no_files(archive: Archive) -> None:
-    """A query of a bucket missed files: it took this column for the IDs of entries."""
+    """A query of a bucket does not mistake this column for the ids of entries."""
     schema = pa.schema([("id_ms", pa.string()), ("timestamp", pa.timestamp("us", tz="UTC"))])
     table = archive.derived("odd", RESULTS, schema)
     assert table is not None
@@ -414,7 +414,7 @@ def test_a_column_with_the_name_of_the_ids_bounds_no_files(archive: Archive) -> 
 def test_values_without_a_bound_are_stored(
     archive: Archive, kind: Any, values: list[Any], bounded: bool
 ) -> None:
-    """A task failed on such times. With an infinity in the log, all files lost their statistics."""
+    """A task writes such values, and other files keep their statistics."""
     schema = pa.schema([("n", pa.int64()), ("x", kind)])
     table = archive.derived("odd", RESULTS, schema)
     assert table is not None
@@ -439,7 +439,7 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
 
 
 def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> None:
-    """A new quarantine was created, and the rows of the first were in neither table."""
+    """With a new quarantine, the rows of the deleted one would be in neither table."""
     table, quarantine = made(archive)
     opened(archive, "orders")
     shutil.rmtree(quarantine.folder.path)
@@ -488,7 +488,7 @@ def test_a_table_grows_and_never_changes(archive: Archive) -> None:
 def test_entries_that_are_not_parsed_do_not_hide_a_loss(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old dates of the raw table were deleted. As many new entries made up for them."""
+    """Old dates of the raw table were deleted, and as many new entries were added."""
     raw = archive.table("orders", create=True)
     table, quarantine = made(archive)
     assert raw is not None

@@ -57,7 +57,7 @@ def test_spark_failure_becomes_one_sentence(raised: str, told: str) -> None:
 def test_an_outage_inside_spark_keeps_its_class(
     raised: str, kind: type[StreamqdError], told: str
 ) -> None:
-    """An outage of Redis had exit code 1 in a task, 4 or 8 elsewhere."""
+    """An outage of Redis has the same exit code in a task as elsewhere."""
     found = failure(Exception(f"{LOST} {CRASHED}\n{raised}\n\tat org.apache.X"))
     assert type(found) is kind
     assert str(found).startswith(told)

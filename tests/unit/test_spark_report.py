@@ -82,7 +82,7 @@ def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
 
 
 def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
-    """A topic of 5 entries got advice on its partitions."""
+    """A topic of five entries gets no advice on its partitions."""
     hot = [{"key": "k", "crc32": 1, "entries": 5, "keys": 1}]
     assert wrong(living(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
 
@@ -401,7 +401,7 @@ WIDTHS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("buckets", [2, 3, 17, 60])
 def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
-    """Buckets under a minute had labels of whole minutes that overlapped."""
+    """Buckets under a minute have labels with seconds, and the labels do not overlap."""
     first = NOW - NOW % (1000 * width)
     last = first + 1000 * width * buckets
     found = [*time_labels(first, last, 5.0)]
@@ -446,7 +446,7 @@ def test_width_of_a_bar_is_in_words(milliseconds: int, words: str) -> None:
     ("most", "step"), [(0, 1), (1, 1), (4, 1), (5, 2), (50, 20), (99, 50), (1_234_567, 500_000)]
 )
 def test_counts_have_round_whole_steps(most: int, step: int) -> None:
-    """Counts had labels such as .40000, and steps of 20 and 30 in one axis."""
+    """All steps of an axis are equal, and no label has a fraction such as .40000."""
     assert count_step(most) == step
 
 
