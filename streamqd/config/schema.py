@@ -49,6 +49,10 @@ _TRACE_URL = Shape(
     re.compile(r"https?://[^\s/?#{}\"'<>\\@]+[/?#][^\s{}\"'<>\\]*\{trace_id\}[^\s{}\"'<>\\]*"),
     'write a URL such as "https://tempo.example/trace/{trace_id}", with http:// or https://',
 )
+_ARCHIVE = Shape(
+    re.compile(r"(/|[a-z][a-z0-9]*://).+"),
+    'write an absolute path, or a URL such as "s3://bucket/archive"',
+)
 _BODIES = ("show", "masked", "hidden")
 _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
@@ -313,6 +317,7 @@ class Console:
         None,
         "Directory (absolute) or URL of `pipeline archive`, in which the page of a message finds"
         " its file. Needs the extra spark.",
+        shape=_ARCHIVE,
     )
 
     @property

@@ -1063,3 +1063,30 @@ def test_given_path_is_a_file_and_none_is_the_default_file(tmp_path: Path) -> No
 def test_given_value_of_a_wrong_kind_is_one_sentence(given: object, told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         config.load_given(given, "STREAMQD", environ={})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "javascript:alert('{trace_id}')",
+        "//tempo.example/trace/{trace_id}",
+        "https://{trace_id}.example/",
+        "https://anna@tempo.example/{trace_id}",
+        "https://tempo.example/trace",
+        "https://tempo.example/{trace_id}/{span_id}",
+        "https://tempo.example/{trace_id}/{trace_id}",
+        "https://tempo.example/ {trace_id}",
+        'https://tempo.example/"{trace_id}',
+        "ftp://tempo.example/{trace_id}",
+    ],
+)
+def test_trace_url_is_a_template_of_http(place: Place, url: str) -> None:
+    found = place.problem(overrides={"console.trace_url": url})
+    assert found.startswith("console.trace_url")
+    assert 'write a URL such as "https://tempo.example/trace/{trace_id}"' in found
+
+
+def test_archive_of_the_console_is_absolute(place: Place) -> None:
+    assert "write an absolute path" in place.problem('[console]\narchive = "archive"\n')
+    text = '[console]\narchive = "s3://b/a"\ntrace_url = "http://[::1]:3200/t/{trace_id}?a=b#c"\n'
+    assert place.load(text).console.archive == "s3://b/a"
