@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamqd.admin import audit, directives, groups, growth, topics, topics_deletion
+from streamqd.admin import directives, groups, growth, topics, topics_deletion
 from streamqd.admin.groups import GroupReset
 from streamqd.admin.topics_deletion import Doomed
 from streamqd.console.access import Role
-from streamqd.console.backend import Desk
+from streamqd.console.backend import Desk, record
+from streamqd.console.forms import NOT_AUDITED
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit, topic_of
 from streamqd.console.views.steering import partition_of
@@ -140,16 +141,11 @@ def delete_topic(visit: Visit) -> ActResult:
 
         done = topics_deletion.delete(desk.store, name, force=False, progress=progress)
         # The audit log was deleted with the topic: this is the first entry of a new one.
-        audit.record(
-            *(desk.store, name, "topic delete"),
-            arguments={"groups": found.groups, "partitions": done.partitions, "force": False},
-            counts={
-                "messages": found.messages,
-                "dead_letters": found.dead_letters,
-                "keys": done.keys,
-            },
-        )
-        return f"{name} is deleted: {plural(done.keys, 'key')}."
+        arguments = {"groups": found.groups, "partitions": done.partitions, "force": False}
+        counts = {"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys}
+        written = record(desk, [name], "topic delete", arguments, counts)
+        text = f"{name} is deleted: {plural(done.keys, 'key')}."
+        return text if written else f"{text} {NOT_AUDITED}"
 
     job = visit.desk.backend.start_job(visit.person.name, "Delete the topic", name, work)
     return ActResult("", "job", {"job": job.id})
