@@ -76,6 +76,23 @@ def test_delayed_sends_are_counted_by_due_time_and_paged(console, browse, sends)
     assert page.seen.errors == []
 
 
+def test_a_delayed_send_shows_its_payload(console, browse, sends):
+    page = browse(console)
+    page.goto(f"{console.url}topics/{LATER}/delayed")
+    page.get_by_role("link", name=sends[1], exact=True).click()
+    page.wait_for_load_state()
+
+    assert "It waits for its due time" in page.inner_text("main")
+    assert page.inner_text("pre") == "n1"
+    assert "<b>键</b>" in page.inner_text(".facts")
+    assert "No group reads" not in page.inner_text("main")
+    with page.expect_download() as found:
+        page.get_by_role("link", name="Download the exact bytes").click()
+    assert found.value.path().read_bytes() == b"n1"
+    unknown = f"{console.url}topics/{LATER}/payload?uid={LATER}/0/none"
+    assert page.request.get(unknown).status == 404
+
+
 def test_a_delayed_send_is_canceled_with_the_name_of_the_topic(console, browse, fleet, sends):
     page = browse(console)
     page.goto(f"{console.url}topics/{LATER}/delayed")

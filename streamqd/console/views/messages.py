@@ -7,13 +7,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streamqd import extras
-from streamqd.admin import tail
+from streamqd.admin import delayed, tail
 from streamqd.admin import trace as tracing
 from streamqd.admin.messages import MessageFilter, MessageList
-from streamqd.admin.reading import Entry, headers_of, pairs
+from streamqd.admin.reading import Entry, headers_of, pairs, read_id
 from streamqd.admin.tail import TailedEntry
 from streamqd.admin.topics import partition_count
 from streamqd.admin.trace import EntryTrace, Trace
@@ -46,13 +46,7 @@ def show(visit: Visit) -> Context:
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
         # The hash of the key names the partition, unless a producer chose another one.
-        visit_partition = crc32_partition(choice.key, count)
-        choice = MessageFilter(
-            key=choice.key,
-            partition=visit_partition,
-            since_unix_ms=choice.since_unix_ms,
-            until_unix_ms=choice.until_unix_ms,
-        )
+        choice = replace(choice, partition=crc32_partition(choice.key, count))
     test = _test_of(visit)
     rows, cursor, looked, total = _search(visit, choice, test)
     reader = visit.reader
@@ -183,7 +177,8 @@ def show_message(visit: Visit) -> Context:
     if name.topic != topic:
         raise Malformed(f"{visit.text('uid')} is not a message of {topic}")
     found = tracing.trace(visit.desk.fleet, name)
-    fields = _fields(visit, found.partition, found.id) if found.entry is not None else {}
+    kept = found.entry is not None or found.where == "delayed"
+    fields = _fields(visit, found.partition, found.id) if kept else {}
     reader, raw_headers = visit.reader, headers_of(fields) or {}
     headers = reader.headers(raw_headers)
     origins = [] if found.entry is None else _origins(found.entry, raw_headers, headers)
@@ -262,8 +257,15 @@ def _archived(visit: Visit, found: Trace) -> str:
     return f"No copy is in {looked.file or settings.console.archive}."
 
 
-def _fields(visit: Visit, partition: int, entry_id: str) -> Mapping[bytes, bytes]:
+def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
+    """Return the fields of an entry or a delayed send, by its ID. Empty if it is not there."""
     store, topic = visit.desk.store, visit.path["topic"]
+    try:
+        entry_id = str(read_id(place))
+    except ValueError:
+        send = delayed.show(store, topic, f"{partition}:{place}")
+        fields = {b"payload": send.payload, b"headers": json.dumps(send.headers or {}).encode()}
+        return fields if send.key is None else fields | {b"key": send.key}
     page = store.execute("XRANGE", store.keys.stream(topic, partition), entry_id, entry_id)
     return pairs(page[0][1]) if page else {}
 
