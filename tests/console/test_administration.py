@@ -85,9 +85,9 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
     url = fleet.tables["redis"]["url"]
     unit = Unit(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
-    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="two") as two:
+    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-2") as two:
         owner = wait_until(lambda: directives.owners_of(there, [unit]).get(unit))
-        to = {"one": "two", "two": "one"}[owner]
+        to = {"one": "web-2", "web-2": "one"}[owner]
         wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
         answer = act(console, "otto", f"{path}/move", to=to, reason="a <b>test</b>")
         wait_until(lambda: not directives.not_moved(there, unit, to), timeout=60)
@@ -96,9 +96,14 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         [row] = audited(fleet, "move")
         assert row.who == "otto (console)"
         assert (row.arguments["from"], row.arguments["to"]) == (owner, to)
+        sentence = {"one": "One", "web-2": "web-2"}[to]
+        wait_until(lambda: f"{unit} would stay on {to}" in shown(console, f"{path}/move?to={to}"))
+        assert f"<p>{sentence} already owns it and will keep it.</p>" in shown(
+            console, f"{path}/move?to={to}"
+        )
         first, second = (shown(console, f"/fleet?limit=1&from={at}") for at in (0, 1))
         assert "1 to 1 of 2 instances" in first
-        assert ('id="i-two"' in first, 'id="i-two"' in second) == (False, True)
+        assert ('id="i-web-2"' in first, 'id="i-web-2"' in second) == (False, True)
         text = shown(console, path, "vera")
         assert "Last moves by people" in text
         assert "a &lt;b&gt;test&lt;/b&gt;" in text

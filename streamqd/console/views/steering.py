@@ -57,7 +57,12 @@ def _name(scope: Scope) -> str:
 
 def _previewed(done: Steered, text: str) -> Preview:
     unchanged = [] if done.changed else ["Nothing would change."]
-    return Preview([text, *unchanged, *(f"{note[:1].upper()}{note[1:]}." for note in done.notes)])
+    return Preview([text, *unchanged, *(_sentence(note) for note in done.notes)])
+
+
+def _sentence(note: str) -> str:
+    """Return a note as a sentence. The name of an instance or a scope stays as it is."""
+    return f"{note[:1].upper() if note.partition(' ')[0].isalpha() else note[:1]}{note[1:]}."
 
 
 def _done(scope: Scope, state: str, note: AuditNote | None) -> ActResult:
@@ -169,9 +174,14 @@ def _takers(visit: Visit, unit: Unit) -> list[str]:
     return sorted(names | {visit.text("to")} - {""})
 
 
+def _owner(visit: Visit, unit: Unit) -> str:
+    """Return the owner of an assignment, '' without one."""
+    return next((each.owner for each in visit.now.seen.assignments if each.unit == unit), "")
+
+
 def _to(visit: Visit, unit: Unit) -> str:
     """Return the instance of the form, by default one that does not own the partition."""
-    owner = next((each.owner for each in visit.now.seen.assignments if each.unit == unit), "")
+    owner = _owner(visit, unit)
     names = sorted(_takers(visit, unit), key=lambda name: name == owner)
     return visit.text("to") or next(iter(names), "")
 
@@ -184,6 +194,8 @@ def preview_move(visit: Visit) -> Preview:
         group = f"{unit.topic}/{unit.group}"
         return Preview([], refusal=f"No live instance has a consumer for {group}.")
     done = directives.move(visit.desk.fleet, unit, to, visit.text("reason"), dry_run=True)
+    if to == _owner(visit, unit):
+        return _previewed(done, f"{unit} would stay on {to}, even if the fleet moves others.")
     return _previewed(
         done,
         f"{to} would own {unit} after its owner has finished its running messages. It stays there"
@@ -194,7 +206,7 @@ def preview_move(visit: Visit) -> Preview:
 def move(visit: Visit) -> ActResult:
     """Move a partition."""
     unit, to = unit_of(visit), visit.text("to")
-    owner = next((each.owner for each in visit.now.seen.assignments if each.unit == unit), "")
+    owner = _owner(visit, unit)
     note = _note(visit, "move", Scope(*unit), **{"from": owner or "none", "to": to})
     directives.move(visit.desk.fleet, unit, to, visit.text("reason"))
     return ActResult(f"{unit} is assigned to {to}.", "assignment", unit._asdict(), note)
