@@ -299,7 +299,7 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
         assert archive.table(name, create=True)
     archive.derived("bbb", PARSED, parsed_columns())
     for kind, name in ((RAW, "aaa"), (DEAD, "bbb"), (PARSED, "bbb"), (RESULTS, "ccc")):
-        archive.derived(name, kind, columns)
+        archive.derived(name, kind, DEAD.columns() if kind is DEAD else columns)
         (archive.folder(name, kind).path / "_delta_log" / f"{0:020d}.json").write_text("{")
     archive.derived("ddd", RESULTS, columns)
     file = tmp_path / "streamq.toml"
