@@ -151,21 +151,16 @@ class ConsoleHistory:
     def _add(self, entry: history.Interval) -> None:
         if entry.bad is not None:
             return
-        # An entry is written just after its minute. A housekeeper that ends or starts within a
-        # minute writes one for a part of it. After an outage, one covers several minutes.
-        spread = max(1, round(entry.seconds / 60))
-        middle = entry.until_unix_ms - min(entry.seconds, 60.0) * 500
-        minute = max(0, round(middle)) // MINUTE_MS
-        minutes = range(max(0, minute + 1 - spread), minute + 1)
+        minutes = entry.minutes
+        minute = minutes[-1]
         self._covered.update(minutes)
         # The lag of a minute is that at its end, of the owners at that time: at most one entry of
         # an instance reaches it.
-        ends = entry.until_unix_ms >= (minute + 1) * MINUTE_MS
         for row in entry.rows:
             for at, each in enumerate(minutes):
                 _sum(self._figures((row.topic, row.group), each), row, at, len(minutes))
         at_end = {(row.topic, row.group): row.lag for row in entry.rows}
-        for pair, measured in entry.measured.items() if ends else ():
+        for pair, measured in entry.measured.items() if entry.reaches_end else ():
             figures = self._figures(pair, minute)
             figures[_LAG] = min(_MOST, figures[_LAG] + at_end.get(pair, 0))
             figures[_MEASURED] = min(_MOST, figures[_MEASURED] + measured)
@@ -216,8 +211,7 @@ def _sum(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
         index = _FIGURES + min(bucket, len(BUCKETS) - 1)
         added[index] = added.get(index, 0) + runs
     for index, each in added.items():
-        share = each * (at + 1) // minutes - each * at // minutes
-        figures[index] = min(_MOST, figures[index] + share)
+        figures[index] = min(_MOST, figures[index] + history.share(each, at, minutes))
 
 
 def _measured(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:

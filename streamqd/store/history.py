@@ -26,6 +26,7 @@ PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
 MEASURED_MAX = 10_000  # groups in one entry whose partitions were measured, about 25 bytes each
 ENTRIES_AT_ONCE = 200  # entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
+_MINUTE_MS = 60_000
 _Item = TypeVar("_Item")
 COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 
@@ -77,6 +78,23 @@ class Interval:
     units: Sequence[HistoryRow] = ()
     measured: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
+    @property
+    def minutes(self) -> range:
+        """The minutes since 1970 for which its figures count, at least one.
+
+        An entry is written just after its minute. A housekeeper that starts or exits within a
+        minute writes one for a part of it. After an outage, one covers several minutes.
+        """
+        spread = max(1, round(self.seconds / 60))
+        middle = self.until_unix_ms - min(self.seconds, 60.0) * 500
+        last = max(0, round(middle)) // _MINUTE_MS
+        return range(max(0, last + 1 - spread), last + 1)
+
+    @property
+    def reaches_end(self) -> bool:
+        """True if it covers the end of its last minute, so that its lag is that of the minute."""
+        return self.until_unix_ms >= self.minutes.stop * _MINUTE_MS
+
     def by_unit(self) -> list[HistoryRow]:
         """Return the figures of assignments, and for each group those without an assignment."""
         rest = {
@@ -87,6 +105,11 @@ class Interval:
             if left := rest.get((unit.topic, unit.group)):
                 _subtract(left, unit)
         return [*self.units, *(each for each in rest.values() if not each.idle)]
+
+
+def share(count: int, at: int, parts: int) -> int:
+    """Return the part `at` of a count, from 0 on. The sum of all `parts` is the count."""
+    return count * (at + 1) // parts - count * at // parts
 
 
 def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) -> None:

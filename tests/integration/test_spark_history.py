@@ -430,13 +430,35 @@ def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> No
     assert row["minute"].timestamp() == START // MINUTE * 60
 
 
+def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -> None:
+    """A housekeeper starts, exits within the next minute, and one writes after an outage."""
+    first = START // MINUTE * MINUTE
+    for until, seconds, acked in ((first + 60_120, 10.0, 5), (first + 80_000, 20.0, 7)):
+        written = Interval("", "web-1", until, seconds, units=[unit(0, acked, lag=acked)])
+        history.append(case.store, FLEET, written, 10 * 365 * 86_400.0)
+    late = Interval("", "web-1", first + 5 * MINUTE + 120, 180.0, units=[unit(0, 8, lag=9)])
+    history.append(case.store, FLEET, late, 10 * 365 * 86_400.0)
+    case.run()
+    rows = sorted(case.rows(HISTORY, FLEET), key=lambda row: row["minute"])
+    found = [
+        (round(row["minute"].timestamp() * 1000) - first, row["handled"], row["lag"])
+        for row in rows
+    ]
+    assert found == [
+        (0, 5, 5),
+        (MINUTE, 7, None),  # it ends before its minute
+        *((2 * MINUTE, 2, None), (3 * MINUTE, 3, None), (4 * MINUTE, 3, 9)),
+    ]
+    assert [row["covered_seconds"] for row in rows] == [10.0, 20.0, 60.0, 60.0, 60.0]
+
+
 def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
     """Entries of an older version have only sums of groups."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
     row = HistoryRow("access", "hits", None, "", counts, 5, 900, {3: 10})
     one = unit(1, 4, lag=5, oldest_ms=900, handled={3: 4})
     for units in ((), (one,)):
-        written = Interval("", "web-1", START, 60.0, [row], units=units)
+        written = Interval("", "web-1", START + 5_000, 60.0, [row], units=units)
         history.append(case.store, FLEET, written, 10 * 365 * 86_400.0)
     case.run()
     found = [

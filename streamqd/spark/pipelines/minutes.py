@@ -1,9 +1,10 @@
 """The figures that housekeepers write to Redis each minute, as a Delta table of each fleet.
 
-A row has the figures of one assignment in one entry of the history. It is identified by the entry's
-ID and the assignment. The table's position is the ID of the last entry, in the same commit as the
-rows, so a killed run repeats no row. Needs no Spark. Entries that Redis trimmed before a run, after
-`daemon.history`, are not in the table.
+A row has the figures of one assignment and minute in one entry of the history. It is identified by
+the entry's ID, the minute and the assignment. An entry counts for the minutes that it covers, as in
+the charts of the console. The table's position is the ID of the last entry, in the same commit as
+the rows, so a killed run repeats no row. Needs no Spark. Entries that Redis trimmed before a run,
+after `daemon.history`, are not in the table.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 
     from streamqd.spark.pipelines.parts import WrittenFile
 
-MINUTE_MS = 60_000
 ROWS_MAX = 50_000  # rows of one commit, approximately
-_LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last of the calendar
+_LAST_MINUTE = 253_402_300_799 // 60  # of the year 9999, the last of the calendar
 
 
 class MinuteArchiver:
@@ -117,27 +117,44 @@ def _written(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[WrittenFil
 
 
 def _rows(entry: Interval) -> list[dict[str, Any]]:
-    """Return the rows of an entry, none if it cannot be read."""
-    # An entry is written just after its minute: its middle lies in the minute that it covers.
-    covered = max(0, min(entry.until_unix_ms, _LAST_UNIX_MS) - MINUTE_MS // 2)
-    minute = dt.datetime.fromtimestamp(covered // MINUTE_MS * 60, dt.UTC)
-    shared = {"date": minute.date(), "minute": minute, "instance": entry.instance}
-    shared |= {"covered_seconds": entry.seconds, "entry": entry.id}
-    return [shared | _figures(unit) for unit in entry.by_unit()]
+    """Return the rows of an entry, none if it cannot be read.
+
+    After an outage, an entry covers several minutes, each with a share of its counts.
+    """
+    units, minutes = entry.by_unit(), entry.minutes
+    if not units:
+        return []
+    minutes = minutes[-max(1, ROWS_MAX // len(units)) :]  # bounds what one entry becomes
+    rows, parts = [], len(minutes)
+    for at, number in enumerate(minutes):
+        minute = dt.datetime.fromtimestamp(min(number, _LAST_MINUTE) * 60, dt.UTC)
+        shared = {"date": minute.date(), "minute": minute, "instance": entry.instance}
+        shared |= {"covered_seconds": entry.seconds / parts, "entry": entry.id}
+        at_end = at == parts - 1 and entry.reaches_end
+        rows += [shared | _figures(unit, at, parts, at_end=at_end) for unit in units]
+    return rows
 
 
-def _figures(unit: HistoryRow) -> dict[str, Any]:
+def _figures(unit: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
+    """Return the part `at` of the figures. Only at the end of a minute is its lag known."""
+    handled = _part(unit.handled, at, parts)
     return {
         "topic": unit.topic,
         "group": unit.group,
         "partition": unit.partition,
         "handler": unit.handler or None,
-        **{column: unit.counts[name] for column, name in COUNTS.items()},
-        "lag": unit.lag,
-        "oldest_seconds": unit.oldest_ms / 1000,
-        **{name: quantile(unit.handled, share) for name, share in QUANTILES.items()},
-        "handling": list(_by_bound(unit.handled).items()),
+        **{column: history.share(unit.counts[name], at, parts) for column, name in COUNTS.items()},
+        "lag": unit.lag if at_end else None,
+        "oldest_seconds": unit.oldest_ms / 1000 if at_end else None,
+        **{name: quantile(handled, share) for name, share in QUANTILES.items()},
+        "handling": list(_by_bound(handled).items()),
     }
+
+
+def _part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
+    """Return the part `at` of runs by bucket, without empty buckets."""
+    shares = ((bucket, history.share(count, at, parts)) for bucket, count in runs.items())
+    return {bucket: count for bucket, count in shares if count}
 
 
 def _by_bound(handled: Mapping[int, int]) -> dict[float, int]:
