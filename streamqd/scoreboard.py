@@ -49,6 +49,9 @@ _BUCKET_COUNT = 34
 # Histogram bucket k holds durations below 1024 ns << k: the index is one shift and one
 # bit_length, far cheaper per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
+# The same for delays, in buckets below 1 ms << k: entry IDs have milliseconds, and a backlog can be
+# weeks old.
+DELAY_BUCKETS = tuple((1 << k) / 1e3 for k in range(_BUCKET_COUNT - 1))
 
 
 def quantile(runs: Mapping[int, int], share: float) -> float | None:
@@ -80,7 +83,9 @@ _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
 _BLOCKER_BYTES = 256
-HEAD_BYTES = _paged(_OFFSET_BLOCKER + _BLOCKER_BYTES)
+# In bytes that were unused before, so that the layout is the same.
+_OFFSET_DELAYS = _OFFSET_BLOCKER + _BLOCKER_BYTES
+HEAD_BYTES = _paged(_OFFSET_DELAYS + _HISTOGRAM_WORDS * 8)
 _OFFSET_STATES = HEAD_BYTES
 _OFFSET_SEQUENCES = _paged(_OFFSET_STATES + ENTRIES_MAX)
 _OFFSET_LANES = _paged(_OFFSET_SEQUENCES + LANES_MAX * 8)
@@ -276,7 +281,9 @@ class WorkerSlot:
         self._name = view[_OFFSET_NAME:_OFFSET_LEASE]
         self._lease = view[_OFFSET_LEASE:_OFFSET_FAILURES]
         self.failures = failures.RecentFailures(view[_OFFSET_FAILURES:_OFFSET_BLOCKER])
-        self._blocker = view[_OFFSET_BLOCKER : _OFFSET_BLOCKER + _BLOCKER_BYTES]
+        self._blocker = view[_OFFSET_BLOCKER:_OFFSET_DELAYS]
+        delays = view[_OFFSET_DELAYS : _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8]
+        self.delay_histogram: memoryview[int] = delays.cast("Q")  # its sum is in ms
         self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_LANES].cast("Q")
         self.states = view[_OFFSET_STATES : _OFFSET_STATES + ENTRIES_MAX]
         self._places = view[_OFFSET_PLACES:_USED_BYTES]
@@ -305,7 +312,13 @@ class WorkerSlot:
         self.counters[COUNTERS.index(name)] += amount
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """Return (counts per bucket, one more than `BUCKETS` for +Inf, and the sum in seconds)."""
+        """Return (counts per bucket, one more than bounds for +Inf, and the sum in seconds).
+
+        `name` is handle or ack, with the bounds `BUCKETS`, or delay, with `DELAY_BUCKETS`.
+        """
+        if name == "delay":
+            delays = self.delay_histogram.tolist()
+            return delays[:-1], delays[-1] / 1e3
         words = self.handle_histogram if name == "handle" else self.ack_histogram
         values = words.tolist()
         return values[:-1], values[-1] / 1e9

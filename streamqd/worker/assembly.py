@@ -11,7 +11,7 @@ from streamqd.scoreboard import WorkerSlot, WorkerState
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.worker.batches import batch_size
-from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
+from streamqd.worker.context import RunCounts, WorkerContext
 from streamqd.worker.control_channel import ControlChannel
 from streamqd.worker.executor import check_form, executor_for
 from streamqd.worker.gates import Gates
@@ -23,6 +23,7 @@ from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reader import REPLY_SECONDS, Reader
 from streamqd.worker.recovery import Recovery
 from streamqd.worker.runs import ACK_DELAY_NS
+from streamqd.worker.server_clock import ServerClock
 from streamqd.worker.settler import Settler
 from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of
@@ -62,6 +63,7 @@ def assemble(
     apart = consumer.lanes > 1
     settling = new_link(settings, lease.unit, ":settle") if apart else link
     settler = Settler(settling, keys, lease, slot, ACK_DELAY_NS if apart else 0)
+    clock = ServerClock()
     context = WorkerContext(
         settings,
         consumer,
@@ -69,8 +71,8 @@ def assemble(
         slot,
         ControlChannel(slot, control, settler.try_to_flush),
         settler,
-        ServerClock(),
-        RunCounts(),
+        clock,
+        RunCounts(clock),
         SoftLimit(slot, consumer.timeout),
     )
     reader = Reader(link, keys, lease, slot)

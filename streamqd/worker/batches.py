@@ -6,11 +6,12 @@ none is charged. The next process runs them in smaller batches (`policy/rounds.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
 from streamqd.message import Message
+from streamqd.model import RawEntry
 from streamqd.scoreboard import DONE, FAILED, RUNNING, WORD_RUN_SEQ, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
@@ -56,7 +57,14 @@ class BatchRunner:
         if self._gates.one_by_one or len(self._taken) >= self._size:
             self.run_collected()
 
-    def run_many(self, _messages: list[Message], _start: int, _first: int, _retried: bool) -> int:
+    def run_many(
+        self,
+        _messages: list[Message],
+        _entries: Sequence[RawEntry],
+        _start: int,
+        _first: int,
+        _retried: bool,
+    ) -> int:
         """Run no message, because each one is collected. Return 0."""
         return 0
 
@@ -88,6 +96,7 @@ class BatchRunner:
         words[WORD_RUN_SEQ] += 1
         for taken in batch:
             states[taken.index] = RUNNING
+        self._context.counts.delays.note_together(batch, now)
         messages = [taken.message for taken in batch]
         logs.current.message = messages[0] if len(messages) == 1 else logs.Several(messages)
         end: object = None

@@ -295,6 +295,7 @@ class ConcurrentExecutor:
             sequences[lane] = entry.sequence = sequence
             states[index] = RUNNING
         self._running.update(entries)
+        self._context.counts.delays.note_together(entries, now)
 
     # --- finished runs ---
 

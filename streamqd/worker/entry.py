@@ -24,15 +24,17 @@ class FetchedEntry:
     """The data for a run of one message, recorded before its handler gets the message.
 
     `index` is its place in the slot's batch. `id` is the entry ID: the handler may have changed the
-    ID of its message. `crashes` are the crashes charged to the entry itself,
+    ID of its message. `has_run` is True if a run is known: the message is a retry, a crash was
+    charged to it, or it waits in its place. `crashes` are the crashes charged to the entry itself,
     in addition to the crashes in its fields. `lane`, `sequence` and `started_ns` are set once it
     runs in a lane. `end` (None or the exception with which it failed) and `ended_ns` are set after
     that run.
     """
 
     __slots__ = (
-        *("crashes", "end", "ended_ns", "has_counters", "id", "index", "interrupted", "key"),
-        *("lane", "message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
+        *("crashes", "end", "ended_ns", "has_counters", "has_run", "id", "index", "interrupted"),
+        *("key", "lane", "message", "noted", "place", "retried", "run", "sequence", "size"),
+        "started_ns",
     )
     lane: int
     sequence: int
@@ -56,6 +58,7 @@ class FetchedEntry:
         self.retried = retried
         self.crashes = crashes
         self.has_counters = crashes > 0 or message.failures_in_place > 0  # in Redis
+        self.has_run = retried or self.has_counters
         self.noted = remembered(message) if message.failures_in_place else None
         self.size = size or sum(map(len, message._fields))  # approximate bytes
         self.key = message.key
@@ -84,6 +87,7 @@ class FetchedEntry:
         self.message.failures_in_place += attempts
         self.message.due_in_place_ns = due_ns
         self.has_counters |= attempts > 0
+        self.has_run = True
         self.noted = remembered(self.message)
 
 
@@ -124,7 +128,7 @@ def entries_of_read(
         entry.place = prefix + entry_id
         entry.id = entry_id
         entry.message = message
-        entry.retried = retried
+        entry.retried = entry.has_run = retried
         entry.crashes = 0
         entry.has_counters = entry.interrupted = False
         entry.noted = entry.run = None

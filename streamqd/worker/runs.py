@@ -8,24 +8,27 @@ and which time counts towards the limits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
 from typing import Protocol
 
 from streamqd import logs
 from streamqd.message import Message, restored
-from streamqd.model import EACH
+from streamqd.model import EACH, RawEntry
 from streamqd.scoreboard import (
     DONE,
     RUNNING,
     WORD_COMMAND,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
+    WorkerSlot,
     now_ns,
 )
 from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
+from streamqd.worker.delays import StartDelays
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.gates import Gates
 from streamqd.worker.verdicts import Verdicts
@@ -33,6 +36,7 @@ from streamqd.worker.verdicts import Verdicts
 ACK_DELAY_NS = 20_000_000  # start no run while a finished one is older and not settled
 ACK_SHARE = 20  # settle immediately if settling takes less than this part of the run (1/20)
 QUICK_RUN_NS = 2_000_000  # run time below which settling can wait for the next run
+UNSEEN_NS = ACK_DELAY_NS + 3 * QUICK_RUN_NS  # longest time between two looks of a pass at the time
 
 
 class RunPace:
@@ -74,6 +78,60 @@ class InPlace(Protocol):
         """Drop an entry whose verdict is known, because it does not run again in its place."""
 
 
+class RunStarts:
+    """The starts of runs whose delays are not counted yet.
+
+    While all delays of a pass are in one bucket, no start is recorded: the first and the last one
+    are enough. The pass looks at the time before each settlement, and records from then on if
+    another bucket is near.
+    """
+
+    def __init__(self, slot: WorkerSlot, delays: StartDelays) -> None:
+        self._slot = slot
+        self._delays = delays
+        self._recorded: list[int] = []
+        self._unrecorded = 0  # runs before the recorded ones
+        self._first = self._last = 0  # starts of the first and the last unrecorded run (`now_ns`)
+        self._sequence = self._alike_until = 0
+        self.note: Callable[[int], None] = self._recorded.append
+
+    def look_ahead(self, oldest: bytes, newest: bytes, now: int) -> None:
+        """Record no starts if the delays from one entry to another one stay in one bucket."""
+        until = self._delays.alike_until(oldest, newest, now) - UNSEEN_NS
+        if until > now:
+            self._first, self._alike_until = now, until
+            self._sequence = self._slot.words[WORD_RUN_SEQ]
+            self.note = _forget
+
+    def look(self, now: int) -> Callable[[int], None]:
+        """Return the function to call with each start from now on."""
+        return self.record() if now > self._alike_until else self.note
+
+    def record(self) -> Callable[[int], None]:
+        """Record the starts from now on. Return the function to call with each."""
+        if self.note is _forget:
+            self.note = self._recorded.append
+            self._last = self._slot.lanes[1]
+            self._unrecorded = self._slot.words[WORD_RUN_SEQ] - self._sequence
+        return self.note
+
+    def count(self, entries: Sequence[RawEntry], start: int) -> None:
+        """Count the delays of the runs that started: of new entries, from `start` on.
+
+        The IDs come from the fetch, because a handler may have changed its message.
+        """
+        self.record()
+        count, self._unrecorded = self._unrecorded, 0
+        if entries and count:
+            self._delays.note_each(entries, start, [self._first, *[self._last] * (count - 1)])
+        if entries:
+            self._delays.note_each(entries, start + count, self._recorded)
+        self._recorded.clear()
+
+
+_forget: Callable[[int], None] = deque[int](maxlen=0).append
+
+
 class SingleRunner:
     """Runs the handler, one message at a time."""
 
@@ -92,6 +150,7 @@ class SingleRunner:
         self._in_place = in_place
         self._pace = RunPace(context)
         self._last_run_ns = 0
+        self._starts = RunStarts(context.slot, context.counts.delays)
         self._kept = False  # the message of the last failed run waits in its place
         self._ack_each = context.consumer.ack == EACH
 
@@ -107,11 +166,22 @@ class SingleRunner:
         """Run the handler for an entry. Return True if the entry waits in its place."""
         message, self._kept = entry.message, False
         if message.expires_at is None or not self._verdicts.skip_expired(entry):
-            self._run_each((message,), entry.index, entry.retried, entry)
+            entries: list[RawEntry] = [] if entry.has_run else [[entry.id, []]]
+            try:
+                self._run_each((message,), entry.index, entry.retried, entry)
+            finally:
+                self._starts.count(entries, 0)
         return self._kept
 
-    def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
-        """Run the handler for new messages, from `start` on.
+    def run_many(
+        self,
+        messages: list[Message],
+        entries: Sequence[RawEntry],
+        start: int,
+        first: int,
+        retried: bool,
+    ) -> int:
+        """Run the handler for new messages, from `start` on. `entries` are those of all messages.
 
         The first message of the list is at `first` of the batch. Returns the number of messages
         that ran. The next message has to wait, or needs `handle`.
@@ -120,7 +190,13 @@ class SingleRunner:
         count = len(messages) - start if in_place is None else in_place.count_free(messages, start)
         if not count:
             return 0
-        return self._run_each(messages[start : start + count], first + start, retried)
+        if not (retried or self._gates.any):
+            oldest, newest = entries[start][0], entries[start + count - 1][0]
+            self._starts.look_ahead(oldest, newest, now_ns())
+        try:
+            return self._run_each(messages[start : start + count], first + start, retried)
+        finally:
+            self._starts.count([] if retried else entries, start)
 
     def _run_each(
         self,
@@ -140,9 +216,8 @@ class SingleRunner:
         gates, gated = self._gates, self._gates.any
         slot, settler, counts, soft = context.slot, context.settler, context.counts, context.limit
         words, states, lanes, times = slot.words, slot.states, slot.lanes, counts.times
-        limit = context.consumer.max_messages
-        quick_ns = -1 if self._ack_each else QUICK_RUN_NS
-        sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
+        limit, quick_ns = context.consumer.max_messages, -1 if self._ack_each else QUICK_RUN_NS
+        sequence, elapsed, note_start = words[WORD_RUN_SEQ], self._last_run_ns, self._starts.note
         counters = entry is not None and entry.has_counters
         for index, message in enumerate(messages, first):
             # Before the run: follow a command, settle what must not wait, and wait for the gates.
@@ -150,11 +225,14 @@ class SingleRunner:
                 context.channel.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
             if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
+                note_start = self._starts.look(now)
                 now = pace.settle_first(now, elapsed)
             if gated or now > words[WORD_TRUSTED_UNTIL]:
+                note_start = self._starts.record()
                 now = gates.await_start(now)
             # The run. RUNNING comes before anything that the message could influence.
             lanes[1] = now
+            note_start(now)
             words[WORD_RUN_SEQ] = sequence = sequence + 1
             states[index] = RUNNING
             current.message, entry_id = message, message.id_bytes

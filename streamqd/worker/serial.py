@@ -6,7 +6,7 @@ have finished or wait for an earlier message. It also carries their acknowledgem
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from streamqd.message import Message, of_read
@@ -26,8 +26,15 @@ DUE_MAX = 128  # held messages taken at a time, in total and of one key
 class Runner(Protocol):
     """Calls the handler for the entries of the batch: one by one, or many at a time."""
 
-    def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
-        """Run the handler for new messages, from `start` on.
+    def run_many(
+        self,
+        messages: list[Message],
+        entries: Sequence[RawEntry],
+        start: int,
+        first: int,
+        retried: bool,
+    ) -> int:
+        """Run the handler for new messages, from `start` on. `entries` are those of all messages.
 
         The first message of the list is at `first` of the batch. Returns the number of messages
         that ran. The next message needs its entry, and is for `handle`.
@@ -167,7 +174,9 @@ class SerialExecutor:
         while position < len(messages):
             if slot.words[WORD_COMMAND]:
                 context.channel.check(slot.unfinished)
-            ran = 0 if one_by_one else runner.run_many(messages, position, first, retried)
+            ran = 0
+            if not one_by_one:
+                ran = runner.run_many(messages, entries, position, first, retried)
             if not ran:
                 message = messages[position]
                 place = place_of(message.id_bytes, retried=retried)

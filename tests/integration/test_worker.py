@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from streamqd import config, process
 from streamqd.model import Lease
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
+from streamqd.scoreboard import DELAY_BUCKETS, Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -33,7 +34,7 @@ HANDLER = """
 import os, threading, time
 from pathlib import Path
 import redis
-from streamqd import Dead, Retry
+from streamqd import Dead, Message, Retry
 
 HERE = Path(__file__).parent
 told = None
@@ -67,6 +68,10 @@ def go(message):
         while time.monotonic() < deadline:
             time.sleep(0.001)
     told.rpush("told", f"done {message.id}")
+
+def go_many(messages: list[Message]):
+    for message in messages:
+        go(message)
 """
 
 
@@ -210,7 +215,30 @@ def test_worker_handles_messages_until_stopped(bench: Bench):
     assert counts == {"fetched": 43, "acked": 43, "failed": 0, "fenced": 0}
     assert sum(bench.slot.histogram("handle")[0]) == 43
     assert sum(bench.slot.histogram("ack")[0]) == 43
+    assert sum(bench.slot.histogram("delay")[0]) == 43
     assert bench.slot.state == WorkerState.QUIET
+
+
+@pytest.mark.parametrize(
+    "consumer", [{}, {"concurrency": 4}, {"handler": "work:go_many", "batch": 3}]
+)
+def test_delays_start_at_the_time_of_the_entry(bench: Bench, consumer: dict[str, Any]):
+    """By the server's clock: 3 minutes, and 50 ms or less. A retry is not counted."""
+    seconds, micros = bench.harness.do("TIME")
+    old = int(seconds) * 1_000 + int(micros) // 1_000 - 180_000
+    for number in range(5):
+        bench.harness.add(f"{old}-{number}", "payload", "ok")
+    bench.start(**consumer)
+    bench.wait_idle()
+    bench.harness.add("*", "payload", "ok")
+    bench.harness.add("*", "payload", "ok", "originalId", f"{old}-0", stream=bench.harness.retry)
+    bench.wait_idle()
+    bench.stop()
+    counts, total = bench.slot.histogram("delay")
+    slow = bisect_right(DELAY_BUCKETS, 180.0)
+    assert counts[slow] == 5
+    assert sum(counts[:12]) == sum(counts) - 5 == 1  # below 2.1 s
+    assert 890 < total < 1_200
 
 
 def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):

@@ -81,6 +81,7 @@ def test_slots_do_not_overlap(board: Scoreboard):
         one.states[ENTRIES_MAX - 1] = DONE
         one.lanes[-1] = 2**64 - 1
         one.ack_histogram[-1] = number
+        one.delay_histogram[-1] = number
         for name in COUNTERS:
             one.add(name, number + 1)
     for number, one in enumerate(slots):
@@ -88,6 +89,8 @@ def test_slots_do_not_overlap(board: Scoreboard):
         assert one.batch().done == [b"m:%d-%d" % (2**63 + number, ENTRIES_MAX - 1)]
         assert {one.counter(name) for name in COUNTERS} == {number + 1}
         assert one.histogram("ack")[1] == number / 1e9
+        assert one.histogram("delay")[1] == number / 1e3
+        assert one.blocker == ""
         assert one.histogram("handle") == ([0] * (len(BUCKETS) + 1), 0.0)
 
 

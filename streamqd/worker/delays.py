@@ -1,0 +1,116 @@
+"""Delays: the time from the write of an entry to the start of its first run.
+
+An entry ID has the server's time in milliseconds, and the start is compared with the worker's
+estimate of that clock. A negative delay counts as 0. A delayed send gets its ID when the
+housekeeper promotes it, right after it becomes due. Retries are not first runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from streamqd.model import RawEntry
+from streamqd.scoreboard import DELAY_BUCKETS, WorkerSlot
+from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.server_clock import ServerClock
+
+_MS = 1_000_000  # in ns
+_LAST = len(DELAY_BUCKETS)  # index of the bucket for all longer delays
+_MOST_MS = 1 << _LAST  # as which longer delays are added to the sum
+_WORD = (1 << 64) - 1
+
+
+class StartDelays:
+    """The delays of the first runs that one worker started since `publish`. Main thread only.
+
+    Runs are counted together if the delays of the oldest and the newest entry are in one bucket.
+    So a backlog costs nothing per message. Otherwise, runs that start in one millisecond are
+    divided by a binary search of their ordered IDs.
+    """
+
+    def __init__(self, clock: ServerClock) -> None:
+        self._clock = clock
+        self._runs = [0] * (_LAST + 1)
+        self._sum_ms = 0
+
+    def note_together(self, entries: Iterable[FetchedEntry], now: int) -> None:
+        """Count the entries of these that have not run before, all started at `now` (`now_ns`)."""
+        ids = [entry.id for entry in entries if not entry.has_run]
+        if ids:
+            ms = (now + self._clock.ahead_ns) // _MS
+            if not self._add_if_alike(len(ids), min(ids), max(ids), ms, ms):
+                ids.sort()
+                self._add(ids, ms)
+
+    def note_each(self, entries: Sequence[RawEntry], start: int, starts: Sequence[int]) -> None:
+        """Count entries of one stream in its order, from `start` on, by their starts (`now_ns`).
+
+        The entries after the last start did not run.
+        """
+        ahead, count, first = self._clock.ahead_ns, len(starts), 0
+        if not count:
+            return
+        bounds = (starts[0] + ahead) // _MS, (starts[-1] + ahead) // _MS
+        oldest, newest = entries[start][0], entries[start + count - 1][0]
+        if self._add_if_alike(count, oldest, newest, *bounds):
+            return
+        ids = [entry_id for entry_id, _ in entries[start : start + count]]
+        while first < count:
+            ms = (starts[first] + ahead) // _MS
+            end = bisect_left(starts, (ms + 1) * _MS - ahead, first)
+            self._add(ids[first:end], ms)
+            first = end
+
+    def alike_until(self, oldest: bytes, newest: bytes, now: int) -> int:
+        """Return until when (`now_ns`) the delays of both and of entries between are in one bucket.
+
+        0 if they are in several now.
+        """
+        ahead = self._clock.ahead_ns
+        ms, written = (now + ahead) // _MS, int(oldest.partition(b"-")[0])
+        bucket = max(0, ms - written).bit_length()
+        if bucket != max(0, ms - int(newest.partition(b"-")[0])).bit_length():
+            return 0
+        return (written + (1 << bucket)) * _MS - ahead
+
+    def _add(self, ids: Sequence[bytes], ms: int) -> None:
+        """Count runs that started in one millisecond (server, unix), by their ordered IDs."""
+        first, count = 0, len(ids)
+        while first < count:
+            bucket = max(0, ms - int(ids[first].partition(b"-")[0])).bit_length()
+            # The later IDs with the least delay of this bucket or a longer one are in it too.
+            beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
+            end = max(first + 1, bisect_left(ids, beyond, first))
+            if not self._add_if_alike(end - first, ids[first], ids[end - 1], ms, ms):
+                end = first + 1  # IDs of other lengths, which a client has chosen
+                self._add_if_alike(1, ids[first], ids[first], ms, ms)
+            first = end
+
+    def _add_if_alike(self, count: int, oldest: bytes, newest: bytes, low: int, high: int) -> bool:
+        """Count runs if all their delays are in one bucket. They started from `low` to `high`.
+
+        IDs are compared as bytes, which is the order of their times: these have 13 digits until the
+        year 2286.
+        """
+        longest = max(0, high - int(oldest.partition(b"-")[0]))
+        shortest = max(0, low - int(newest.partition(b"-")[0]))
+        bucket = longest.bit_length()
+        if bucket != shortest.bit_length():
+            return False
+        self._runs[min(bucket, _LAST)] += count
+        # Only an estimate, as if the delays were spread evenly.
+        self._sum_ms += count * (min(longest, _MOST_MS) + min(shortest, _MOST_MS)) // 2
+        return True
+
+    def publish(self, slot: WorkerSlot) -> None:
+        """Add the delays since the last call to the unit's histogram."""
+        if not any(self._runs):
+            return
+        shared = slot.delay_histogram
+        for bucket, count in enumerate(self._runs):
+            if count:
+                shared[bucket] += count
+                self._runs[bucket] = 0
+        shared[_LAST + 1] = (shared[_LAST + 1] + self._sum_ms) & _WORD
+        self._sum_ms = 0
