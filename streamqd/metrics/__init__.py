@@ -18,12 +18,8 @@ from prometheus_client.registry import Collector
 
 from streamqd.metrics.table import METRICS, Metric
 from streamqd.metrics.view import MetricsView
-from streamqd.scoreboard import BUCKETS
 
 __all__ = ["METRICS", "Exporter", "Metric", "MetricsView"]
-
-# Bounds below 16 us and above 5 minutes would add no information.
-_SHOWN = range(4, 29)
 
 
 class Exporter(Collector):
@@ -54,13 +50,13 @@ class Exporter(Collector):
 
 def _histogram_family(metric: Metric, view: MetricsView) -> Family:
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for labels, (counts, seconds) in metric.read(view):
+    for labels, (bounds, counts, seconds) in metric.read(view):
         total = 0
         buckets = []
-        for index, count in enumerate(counts[:-1]):
+        for bound, count in zip(bounds, counts, strict=False):
             total += count
-            if index in _SHOWN:
-                buckets.append((repr(BUCKETS[index]), float(total)))
+            if bound:
+                buckets.append((repr(bound), float(total)))
         buckets.append(("+Inf", float(total + counts[-1])))
         family.add_metric(labels, buckets, sum_value=seconds)
     return family

@@ -7,7 +7,7 @@ Several instances that read one partition (different groups) report the same par
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,13 +15,25 @@ from streamqd import logs
 from streamqd.idle_reason import Wait, Waiting
 from streamqd.metrics.view import Labels, MetricsView, longest_run, seconds_since, waiting
 from streamqd.model import Unit
-from streamqd.scoreboard import InstanceFlags, WorkerCommand, WorkerSlot, WorkerState
+from streamqd.scoreboard import (
+    BUCKETS,
+    DELAY_BUCKETS,
+    InstanceFlags,
+    WorkerCommand,
+    WorkerSlot,
+    WorkerState,
+)
 from streamqd.store.outbox import OutboxView
 from streamqd.store.statistics import PartitionFigures, QueryFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
 
 Values = Iterable[tuple[Labels, float]]
-Histograms = Iterable[tuple[Labels, tuple[list[int], float]]]
+# Bounds (0 = not shown), counts by bucket with that of +Inf, and the sum in seconds.
+Histograms = Iterable[tuple[Labels, tuple[Sequence[float], list[int], float]]]
+# Bounds of run times below 16 us and above 5 minutes would add no information, and bounds of delays
+# above two days.
+_RUN_BOUNDS = [bound if 4 <= index < 29 else 0.0 for index, bound in enumerate(BUCKETS)]
+_DELAY_BOUNDS = [bound if index < 29 else 0.0 for index, bound in enumerate(DELAY_BUCKETS)]
 
 UNIT = ("topic", "partition", "group", "streamqd_instance")
 GROUP = ("topic", "partition", "group")
@@ -143,17 +155,17 @@ def _thousandths(name: str, labels: Labels) -> Source:
     )
 
 
-def _histogram(name: str) -> Source:
+def _histogram(name: str, bounds: Sequence[float] = _RUN_BOUNDS) -> Source:
     def read(view: MetricsView) -> Histograms:
-        merged: dict[Labels, tuple[list[int], float]] = {}
+        merged: dict[Labels, tuple[Sequence[float], list[int], float]] = {}
         for slot, unit in view.named():
             labels = (unit.topic, unit.group, view.instance)
             counts, seconds = slot.histogram(name)
             if labels in merged:
-                others, total = merged[labels]
+                _, others, total = merged[labels]
                 counts = [a + b for a, b in zip(counts, others, strict=True)]
                 seconds += total
-            merged[labels] = (counts, seconds)
+            merged[labels] = (bounds, counts, seconds)
         return merged.items()
 
     return Source(CONSUMER, read)
@@ -489,6 +501,13 @@ METRICS: tuple[Metric, ...] = (
         "Always 1. The labels contain the versions.",
     ),
     _timer("handle", _histogram("handle"), "Run time of the handler."),
+    _timer(
+        "delay",
+        _histogram("delay", _DELAY_BOUNDS),
+        "Time from the write of an entry to the start of its first run, by the clock of Redis."
+        " For a delayed send, it starts when the housekeeper promotes the message, right after it"
+        " becomes due. Retries are not included.",
+    ),
     _timer(
         "ack_latency",
         _histogram("ack"),

@@ -15,7 +15,15 @@ import streamqd
 from streamqd.idle_reason import Wait
 from streamqd.metrics import METRICS, Exporter, MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
+from streamqd.scoreboard import (
+    BUCKETS,
+    DELAY_BUCKETS,
+    InstanceFlags,
+    Scoreboard,
+    WorkerSlot,
+    WorkerState,
+    now_ns,
+)
 from streamqd.store.outbox import OutboxView
 from streamqd.store.statistics import Backlog, PartitionFigures, QueryFigures, UnitFigures
 from tests.support.sources import nodes
@@ -258,6 +266,19 @@ def test_histograms_merge_partitions_and_are_cumulative(
     assert value(view, "streamqd_handle_seconds_sum", **labels) == 2.0
 
 
+def test_histogram_of_delays_has_bounds_of_its_own(view: MetricsView, slot: WorkerSlot) -> None:
+    slot.delay_histogram[0] = 4
+    slot.delay_histogram[20] = 2
+    slot.delay_histogram[34] = 2_500  # ms
+    buckets = scrape(view)["streamqd_delay_seconds_bucket"]
+    by_bound = {float(dict(labels)["le"]): count for labels, count in buckets.items()}
+    assert by_bound[DELAY_BUCKETS[0]] == by_bound[DELAY_BUCKETS[19]] == 4
+    assert by_bound[DELAY_BUCKETS[20]] == by_bound[float("inf")] == 6
+    assert max(bound for bound in by_bound if bound != float("inf")) > 2 * 86_400
+    labels = {"topic": "access", "group": "hits", **ME}
+    assert value(view, "streamqd_delay_seconds_sum", **labels) == 2.5
+
+
 # --- the table itself -----------------------------------------------------------------------------
 
 
@@ -295,7 +316,7 @@ def test_documented_metrics_exist() -> None:
             "dead_lettered_total",
         ),
         *("topic_length", "pending", "in_flight", "partitions_owned"),
-        *("handle_seconds", "ack_latency_seconds"),
+        *("handle_seconds", "ack_latency_seconds", "delay_seconds"),
         *(
             "lag",
             "oldest_unread_age_seconds",
@@ -315,6 +336,7 @@ def _full_view(view: MetricsView, slot: WorkerSlot) -> MetricsView:
     slot.rate_micro = 100_000_000
     slot.handle_histogram[3] = 1
     slot.ack_histogram[3] = 1
+    slot.delay_histogram[3] = 1
     view.held["x", 1] = ("x", 1)
     for name in ("promoted", "failures", "sent", "trimmed", "dropped", "expired"):
         metric = next(m for m in METRICS if name in m.name.replace("delayed_sends_written", "sent"))
