@@ -214,7 +214,7 @@ class Daemon:
         86_400.0,
         "How long the figures of each minute are kept in Redis, for the charts of the console and"
         " for `streamqd pipeline archive`. They take about 80 bytes for each minute, instance,"
-        " topic and group, and 70 for each partition with messages. 0: none are written.",
+        " topic and group, and 110 for each partition with messages. 0: none are written.",
         min=0,
         max=7 * 86_400,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from streamqd.config import Settings
 from streamqd.isolate import Isolate
@@ -23,11 +23,12 @@ _COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "ad
 class _SlotCounts:
     """The counters of a slot at the last entry."""
 
-    __slots__ = ("counters", "handled")
+    __slots__ = ("counters", "delays", "handled")
 
     def __init__(self, slot: WorkerSlot) -> None:
         self.counters: list[int] = slot.counters.tolist()
         self.handled, _ = slot.histogram("handle")
+        self.delays, _ = slot.histogram("delay")
 
 
 class HistoryWriter:
@@ -116,10 +117,8 @@ class HistoryWriter:
         slots[slot.index] = seen
         for name, index in _COUNTED.items():
             row.counts[name] = seen.counters[index] - (before.counters[index] if before else 0)
-        for index, runs in enumerate(seen.handled):
-            new = runs - (before.handled[index] if before else 0)
-            if new > 0:
-                row.handled[index] = new
+        row.handled = _added(seen.handled, before.handled if before else None)
+        row.delays = _added(seen.delays, before.delays if before else None)
 
     def _backlog(self, row: HistoryRow, unit: Unit, measured: Counter[tuple[str, str]]) -> None:
         """Set the backlog of a partition, and count the partition if its lag is known."""
@@ -128,6 +127,12 @@ class HistoryWriter:
             measured[unit.topic, unit.group] += figures.lag is not None
             row.lag = figures.lag or 0
             row.oldest_ms = round(self._view.age(figures.oldest_unix_ms()) * 1000)
+
+
+def _added(runs: Sequence[int], before: Sequence[int] | None) -> dict[int, int]:
+    """Return the new runs by bucket, without empty buckets."""
+    new = runs if before is None else [a - b for a, b in zip(runs, before, strict=True)]
+    return {bucket: count for bucket, count in enumerate(new) if count > 0}
 
 
 def _summed(units: Iterable[HistoryRow]) -> list[HistoryRow]:

@@ -19,7 +19,7 @@ from streamqd.store import untrusted
 from streamqd.store.store import Store
 
 ROWS_MAX = 1_000  # topics and groups in one entry, about 80 bytes each
-UNITS_MAX = 1_000  # assignments in one entry, about 70 bytes each
+UNITS_MAX = 1_000  # assignments in one entry, about 110 bytes each
 BUCKETS_MAX = 64
 HANDLER_MAX = 300  # characters of the name of a handler
 PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
@@ -41,7 +41,8 @@ class HistoryRow:
     `added` counts the messages that any producer wrote to the partitions that the instance owns for
     the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished message) are the
     values at the end of the interval. `handled` maps an index in `scoreboard.BUCKETS` (the run
-    time) to the number of runs.
+    time) to the number of runs. `delays` maps an index in `scoreboard.DELAY_BUCKETS` to the number
+    of first runs. It is None if unknown: for a group, and in an entry of an older version.
     """
 
     topic: str
@@ -52,11 +53,13 @@ class HistoryRow:
     lag: int = 0
     oldest_ms: int = 0
     handled: dict[int, int] = field(default_factory=dict)
+    delays: dict[int, int] | None = None
 
     @property
     def idle(self) -> bool:
         """True if nothing happened and nothing waits."""
-        return not (any(self.counts.values()) or self.lag or self.oldest_ms or self.handled)
+        runs = self.handled or self.delays
+        return not (any(self.counts.values()) or self.lag or self.oldest_ms or runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
         *("seconds", f"{interval.seconds:.3f}"),
         *("rows", json.dumps([_packed(row) for row in rows], separators=(",", ":"))),
         *("units", json.dumps(_packed_units(units), separators=(",", ":"))),
+        *("delays", json.dumps(_packed_delays(units), separators=(",", ":"))),
         *("measured", json.dumps(measured, separators=(",", ":"))),
     )
 
@@ -183,6 +187,19 @@ def _packed_units(units: Iterable[HistoryRow]) -> list[Any]:
     return [[*names, rows] for names, rows in found.items()]
 
 
+def _packed_delays(units: Iterable[HistoryRow]) -> list[Any]:
+    """Return lists of topic, group, and a list of figures for each partition with known delays.
+
+    They are in a field of their own, which older versions ignore.
+    """
+    found: dict[tuple[str, str], list[Any]] = {}
+    for each in units:
+        if each.delays is not None:
+            row = [each.partition, *_flat(each.delays)]
+            found.setdefault((each.topic, each.group), []).append(row)
+    return [[*names, rows] for names, rows in found.items()]
+
+
 def _flat(handled: Mapping[int, int]) -> Iterable[int]:
     for index in sorted(handled):
         yield from (index, handled[index])
@@ -190,13 +207,17 @@ def _flat(handled: Mapping[int, int]) -> Iterable[int]:
 
 def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interval:
     try:
+        units = _read(key, "units", fields.get(b"units", b"[]"), UNITS_MAX, _units)
+        delays = dict(_read(key, "delays", fields.get(b"delays", b"[]"), UNITS_MAX, _delays))
+        for unit in units:
+            unit.delays = delays.get((unit.topic, unit.group, unit.partition))
         return Interval(
             entry_id,
             untrusted.name(fields.get(b"instance"), key, "instance"),
             untrusted.integer(fields.get(b"until"), key, "until"),
             untrusted.number(fields.get(b"seconds"), key, "seconds", high=86_400.0),
             _read(key, "rows", fields.get(b"rows", b""), ROWS_MAX, _row),
-            units=_read(key, "units", fields.get(b"units", b"[]"), UNITS_MAX, _units),
+            units=units,
             measured=dict(
                 _read(key, "measured", fields.get(b"measured", b"[]"), MEASURED_MAX, _measured)
             ),
@@ -251,6 +272,21 @@ def _units(raw: Any) -> list[HistoryRow]:
     return units
 
 
+def _delays(raw: Any) -> list[tuple[tuple[str, str, int | None], dict[int, int]]]:
+    """Return the delays of the assignments of a group, by topic, group and partition."""
+    if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
+        raise ValueError
+    topic, group, rows = raw
+    if not isinstance(rows, list):
+        raise ValueError
+    delays = []
+    for row in rows:
+        if not isinstance(row, list) or not row or not _is_count(row[0], PARTITIONS_MAX):
+            raise ValueError
+        delays.append(((topic, group, row[0]), _read_buckets(row[1:])))
+    return delays
+
+
 def _are_names(topic: Any, group: Any) -> bool:
     """Return True for a valid topic and group. The group may be one that reads dead letters."""
     if not (isinstance(topic, str) and isinstance(group, str)):
@@ -272,15 +308,23 @@ def _is_count(value: Any, most: int) -> bool:
 def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[int, int]]:
     """Return counts, lag, oldest_ms and handled runs of a list of figures. Raises ValueError."""
     named = len(COUNTS) + 2
-    if not named <= len(numbers) <= named + 2 * BUCKETS_MAX:
+    if len(numbers) < named:
         raise ValueError
-    if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):
-        raise ValueError
-    buckets = numbers[named:]
-    if len(buckets) % 2 or any(index >= BUCKETS_MAX for index in buckets[::2]):
+    if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers[:named]):
         raise ValueError
     return (
         dict(zip(COUNTS, numbers, strict=False)),
         *(numbers[len(COUNTS)], numbers[len(COUNTS) + 1]),
-        dict(zip(buckets[::2], buckets[1::2], strict=True)),
+        _read_buckets(numbers[named:]),
     )
+
+
+def _read_buckets(numbers: list[Any]) -> dict[int, int]:
+    """Return runs by bucket of a list of both in turn. Raises ValueError."""
+    if len(numbers) % 2 or len(numbers) > 2 * BUCKETS_MAX:
+        raise ValueError
+    if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):
+        raise ValueError
+    if any(index >= BUCKETS_MAX for index in numbers[::2]):
+        raise ValueError
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))

@@ -84,6 +84,7 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     first.handle_histogram[4] += 6
     second.handle_histogram[4] += 1
     second.handle_histogram[9] += 4
+    second.delay_histogram[3] += 5
     figures(view, added=520, lag=8, oldest_unix_ms=NOW - 2_000)
     writer.write()
     started, [row] = entries(store)[0], entries(store)[1].rows
@@ -108,6 +109,7 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     ]
     assert (one.topic, one.group, one.handler) == ("orders", "billing", "shop:bill")
     assert (one.handled, two.handled) == ({4: 6}, {4: 1, 9: 4})
+    assert (one.delays, two.delays) == ({}, {3: 5})
     assert entries(store)[1].by_unit() == [one, two]
 
 
@@ -130,18 +132,29 @@ def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
     assert min(each.lag for each in entry.units) == 200
 
 
-def test_row_of_an_assignment_takes_about_70_bytes(store: Store) -> None:
-    """The reference of `daemon.history` states this size. Run times fill five buckets."""
+def test_row_of_an_assignment_takes_about_110_bytes(store: Store) -> None:
+    """The reference of `daemon.history` states this size. Runs and delays fill five buckets."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
     handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
+    delays = {0: 90, 1: 4_000, 2: 1_800, 3: 100, 7: 10}
     units = [
-        HistoryRow("orders", "billing", number, "shop:bill", counts, 120, 1_500, handled)
+        HistoryRow("orders", "billing", number, "shop:bill", counts, 120, 1_500, handled, delays)
         for number in range(64)
     ]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
     [[_, fields]] = store.execute("XRANGE", store.keys.history(FLEET), "-", "+")
-    size = len(dict(zip(fields[::2], fields[1::2], strict=True))[b"units"]) / len(units)
-    assert 50 < size < 80
+    written = dict(zip(fields[::2], fields[1::2], strict=True))
+    assert 90 < (len(written[b"units"]) + len(written[b"delays"])) / len(units) < 120
+    [entry] = entries(store)
+    assert list(entry.units) == units
+
+
+def test_entry_of_an_older_version_has_unknown_delays(store: Store) -> None:
+    units = '[["orders","billing","shop:bill",[[0,1,1,1,1,1,1,1,1,3,4]]]]'
+    fields = ("instance", "web-1", "until", 1, "seconds", "60", "rows", "[]", "units", units)
+    store.execute("XADD", store.keys.history(FLEET), "*", *fields)
+    [entry] = entries(store)
+    assert (entry.units[0].handled, entry.units[0].delays) == ({3: 4}, None)
 
 
 def test_history_entry_is_written_after_each_server_minute(store: Store, view: MetricsView) -> None:
@@ -255,6 +268,15 @@ def test_the_busiest_rows_are_kept(store: Store) -> None:
         {"measured": '[["orders","billing",-1]]'},
         {"measured": '[["orders","<b>",1]]'},
         {"measured": '{"orders":1}'},
+        {"delays": "{}"},
+        {"delays": '[["orders","billing"]]'},
+        {"delays": '[["orders","billing",1]]'},
+        {"delays": '[["orders","<b>",[[0,1,1]]]]'},
+        {"delays": '[["orders","billing",[[]]]]'},
+        {"delays": '[["orders","billing",[[0,1]]]]'},
+        {"delays": '[["orders","billing",[[0,64,1]]]]'},
+        {"delays": '[["orders","billing",[[0,1,-1]]]]'},
+        {"delays": json.dumps([["orders", "billing", [[0]] * 1_001]])},
         {"units": "{}"},
         {"units": "[[1]]"},
         {"units": '[["orders","billing","h",[[0,1]]]]'},
