@@ -27,7 +27,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +54,9 @@ BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_
 DELAY_BUCKETS = tuple((1 << k) / 1e3 for k in range(_BUCKET_COUNT - 1))
 
 
-def quantile(runs: Mapping[int, int], share: float) -> float | None:
+def quantile(
+    runs: Mapping[int, int], share: float, bounds: Sequence[float] = BUCKETS
+) -> float | None:
     """Return the upper bound (seconds) of the bucket of a quantile, None without runs.
 
     `runs` has the number of runs of each bucket by its index.
@@ -63,7 +65,7 @@ def quantile(runs: Mapping[int, int], share: float) -> float | None:
     for index in sorted(runs):
         seen += runs[index]
         if seen and seen >= total * share:
-            return BUCKETS[min(index, len(BUCKETS) - 1)]
+            return bounds[min(index, len(bounds) - 1)]
     return None
 
 

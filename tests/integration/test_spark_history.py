@@ -30,13 +30,16 @@ from tests.support.verbs import Run
 pytestmark = [optional.need("pyspark", "deltalake", "msgspec", "pyarrow")]
 
 deltalake = pytest.importorskip("deltalake")
+pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from streamqd.spark import reader  # noqa: E402
-from streamqd.spark.pipelines import compact, letters  # noqa: E402
+from streamqd.spark import offsets, reader  # noqa: E402
+from streamqd.spark.offsets import Position  # noqa: E402
+from streamqd.spark.pipelines import compact, letters, minutes  # noqa: E402
 from streamqd.spark.pipelines.archive import Archiver, Done  # noqa: E402
-from streamqd.spark.pipelines.kinds import DEAD, HISTORY  # noqa: E402
+from streamqd.spark.pipelines.kinds import DEAD, HISTORY, first_minute_columns  # noqa: E402
 from streamqd.spark.pipelines.lease import PipelineLease  # noqa: E402
+from streamqd.spark.pipelines.parts import DateWriter  # noqa: E402
 from streamqd.spark.pipelines.storage import Archive, ArchiveDamagedError  # noqa: E402
 from tests.support.killed_archive import LETTER_POINTS, strike  # noqa: E402
 
@@ -450,6 +453,56 @@ def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -
         *((2 * MINUTE, 2, None), (3 * MINUTE, 3, None), (4 * MINUTE, 3, 9)),
     ]
     assert [row["covered_seconds"] for row in rows] == [10.0, 20.0, 60.0, 60.0, 60.0]
+
+
+def test_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
+    case.minute("web-1", 0, unit(0, 100, delays={0: 90, 11: 9, 33: 1}), unit(1, 1, delays={}))
+    case.minute("web-2", 0, unit(0, 1))  # of an older version
+    case.run()
+    rows = {(row["instance"], row["partition"]): row for row in case.rows(HISTORY, FLEET)}
+    row = rows["web-1", 0]
+    short, long, longest = ((1 << bits) / 1e3 for bits in (0, 11, 32))
+    assert row["delay"] == [(short, 90), (long, 9), (longest, 1)]
+    assert (row["delay_p50"], row["delay_p95"], row["delay_p99"]) == (short, long, long)
+    assert (rows["web-1", 1]["delay"], rows["web-1", 1]["delay_p99"]) == ([], None)
+    assert (rows["web-2", 0]["delay"], rows["web-2", 0]["delay_p99"]) == (None, None)
+
+
+def test_table_of_an_older_version_gets_the_columns_of_delays(case: HistoryCase) -> None:
+    old_table(case)
+    case.minute("web-1", 2, unit(0, 7, delays={3: 7}))
+    case.run()
+    case.minute("web-1", 3, unit(0, 2, delays={4: 2}))
+    case.run()
+    assert case.archived_minutes() == case.minutes
+    rows = sorted(case.rows(HISTORY, FLEET), key=lambda row: row["minute"])
+    assert [row["delay"] for row in rows] == [
+        None,
+        *([((1 << bits) / 1e3, count)] for bits, count in ((3, 7), (4, 2))),
+    ]
+    done, problems = compact.compact(case.settings, case.folder)
+    files = {each.topic: (each.files_before, each.files_after) for each in done}
+    assert (files[f"history/{FLEET}"], problems) == ((3, 1), [])
+    merged = sorted(case.rows(HISTORY, FLEET), key=lambda row: row["minute"])
+    assert merged == rows
+
+
+def old_table(case: HistoryCase) -> None:
+    """Archive a minute into a table without columns of delays."""
+    archive = Archive(case.folder, create=True)
+    table = archive.derived(FLEET, HISTORY, first_minute_columns())
+    case.minute("web-1", 1, unit(0, 5))  # after midnight
+    assert table is not None
+    [entry] = history.read(case.store, FLEET, 0)
+    known = first_minute_columns().names
+    rows = [{name: row[name] for name in known} for row in minutes._rows(entry)]
+    writer = DateWriter(table.folder, "date", pa.schema(list(first_minute_columns())[1:]))
+    for row in rows:
+        date = row.pop("date").isoformat()
+        writer.write(
+            date, pa.RecordBatch.from_pylist([row], pa.schema(list(first_minute_columns())[1:]))
+        )
+    table.append(writer.finish(), {(FLEET, 0): Position(offsets.read_id(entry.id))})
 
 
 def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:

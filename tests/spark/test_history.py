@@ -13,6 +13,7 @@ import pytest
 from streamqd import config
 from streamqd.spark.pipelines import overviews
 from streamqd.spark.pipelines.archive import Archiver
+from streamqd.spark.pipelines.kinds import HISTORY, first_minute_columns
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import history
@@ -102,19 +103,31 @@ def test_queries_of_the_guide_answer_their_questions(
             minute(
                 shop,
                 at,
-                figures("access", "weblog:count", handled={fast: 100}, counts={"failed": 2}),
-                figures("access", "mail:send", 1, handled={slow: slow_runs}, counts={"failed": 7}),
+                figures(
+                    *("access", "weblog:count"),
+                    handled={fast: 100},
+                    delays={3: 100},
+                    counts={"failed": 2},
+                ),
+                figures(
+                    *("access", "mail:send", 1),
+                    handled={slow: slow_runs},
+                    delays={9: slow_runs},
+                    counts={"failed": 7},
+                ),
             )
     archived(settings, tmp_path / "archive", shop)
     prompt = Prompt(shop.spark, settings, Archive(tmp_path / "archive"))
-    hourly, failing = (each.text for each in fences(QUERY) if "FROM messages" in each.text)
+    hourly, delayed, failing = (each.text for each in fences(QUERY) if "FROM messages" in each.text)
 
     by_hour = prompt.ask(statement(hourly))
+    delays = prompt.ask(statement(delayed))
     by_handler = prompt.ask(statement(failing).replace("2025-11-01", f"{start:%Y-%m-%d}T00:00:00Z"))
 
     shortest, longest = ((1 << (10 + each)) / 1e9 for each in (fast, slow))
     assert [row[1] for row in by_hour.rows] == [shortest, longest]
     assert [row[0].minute for row in by_hour.rows] == [0, 0]
+    assert [row[1] for row in delays.rows] == [0.008, 0.512]
     assert by_handler.rows[0][0] == "mail:send"
 
 
@@ -174,3 +187,16 @@ def test_views_leave_out_what_cannot_be_read(
     assert minutes.rows == [("access",)], "read from Redis"
     for left_out in ("dead_letters/orders", "history/default", shop.keys.dlq("mail", 0)):
         assert any(left_out in text and "the view" in text for text in caplog.messages)
+
+
+def test_view_of_a_table_without_delays_has_them_as_null(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    """A table of an older version, before a run of this one has written to it."""
+    shop.topic("access", 1)
+    archive = Archive(tmp_path / "archive", create=True)
+    archive.derived("default", HISTORY, first_minute_columns())
+    minute(shop, AT + 60_100, figures("access", "weblog:count", delays={3: 9}))
+    prompt = Prompt(shop.spark, settings, archive)
+    found = prompt.ask("SELECT delay_p50, map_keys(delay)[0] AS bound FROM messages")
+    assert [tuple(row) for row in found.rows] == [(0.008, 0.008)]

@@ -14,10 +14,24 @@ COUNTS = {"handled": "acked"} | {
     name: name for name in ("added", "failed", "retried", "dead_lettered", "expired")
 }  # column of the history -> count of an entry in Redis
 QUANTILES = {"handling_p50": 0.5, "handling_p95": 0.95, "handling_p99": 0.99}
+DELAY_QUANTILES = {"delay_p50": 0.5, "delay_p95": 0.95, "delay_p99": 0.99}
 
 
 def minute_columns() -> pa.Schema:
-    """Return the columns of each table of the history."""
+    """Return the columns of a table of the history."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *first_minute_columns(),
+            *((name, pa.float64()) for name in DELAY_QUANTILES),
+            ("delay", pa.map_(pa.float64(), pa.int64())),
+        ]
+    )
+
+
+def first_minute_columns() -> pa.Schema:
+    """Return the columns that a table of an older version has too."""
     import pyarrow as pa
 
     return pa.schema(
@@ -35,4 +49,4 @@ def minute_columns() -> pa.Schema:
 
 
 DEAD = RAW._replace(folder="dead_letters", columns=partial(arrow_schema, dead=True))
-HISTORY = TableKind("history", ("date",), minute_columns, "minute,topic,group,partition")
+HISTORY = TableKind("history", ("date",), first_minute_columns, "minute,topic,group,partition")

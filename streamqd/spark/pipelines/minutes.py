@@ -10,14 +10,20 @@ after `daemon.history`, are not in the table.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamqd.scoreboard import BUCKETS, quantile
+from streamqd.scoreboard import BUCKETS, DELAY_BUCKETS, quantile
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import compact
-from streamqd.spark.pipelines.kinds import COUNTS, HISTORY, QUANTILES, minute_columns
+from streamqd.spark.pipelines.kinds import (
+    COUNTS,
+    DELAY_QUANTILES,
+    HISTORY,
+    QUANTILES,
+    minute_columns,
+)
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable
 from streamqd.store import history
 from streamqd.store.history import HistoryRow, Interval
@@ -53,6 +59,8 @@ class MinuteArchiver:
         for last, rows in _portions(self._read(entries)):
             table = table or self._archive.derived(self._fleet, HISTORY, minute_columns())
             assert table is not None
+            if not commits:
+                table.grow(minute_columns())  # a table of an older version has no delays
             files = _written(table, rows)
             check()
             table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
@@ -138,6 +146,7 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 def _figures(unit: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
     """Return the part `at` of the figures. Only at the end of a minute is its lag known."""
     handled = _part(unit.handled, at, parts)
+    delays = None if unit.delays is None else _part(unit.delays, at, parts)
     return {
         "topic": unit.topic,
         "group": unit.group,
@@ -147,7 +156,12 @@ def _figures(unit: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str
         "lag": unit.lag if at_end else None,
         "oldest_seconds": unit.oldest_ms / 1000 if at_end else None,
         **{name: quantile(handled, share) for name, share in QUANTILES.items()},
-        "handling": list(_by_bound(handled).items()),
+        "handling": list(_by_bound(handled, BUCKETS).items()),
+        **{
+            name: quantile(delays or {}, share, DELAY_BUCKETS)
+            for name, share in DELAY_QUANTILES.items()
+        },
+        "delay": None if delays is None else list(_by_bound(delays, DELAY_BUCKETS).items()),
     }
 
 
@@ -157,10 +171,10 @@ def _part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
     return {bucket: count for bucket, count in shares if count}
 
 
-def _by_bound(handled: Mapping[int, int]) -> dict[float, int]:
+def _by_bound(runs: Mapping[int, int], bounds: Sequence[float]) -> dict[float, int]:
     """Return the runs by the upper bound (seconds) of their bucket, the shortest first."""
-    runs: dict[float, int] = {}
-    for index, count in sorted(handled.items()):
-        bound = BUCKETS[min(index, len(BUCKETS) - 1)]
-        runs[bound] = runs.get(bound, 0) + count
-    return runs
+    found: dict[float, int] = {}
+    for index, count in sorted(runs.items()):
+        bound = bounds[min(index, len(bounds) - 1)]
+        found[bound] = found.get(bound, 0) + count
+    return found

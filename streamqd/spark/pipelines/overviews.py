@@ -52,9 +52,16 @@ def messages(spark: SparkSession, settings: config.Settings, archive: Archive | 
 
 def _of_fleet(frame: DataFrame, fleet: str) -> DataFrame:
     from pyspark.sql import functions as f
+    from pyspark.sql.pandas.types import from_arrow_type
 
-    chosen = (each.name for each in minute_columns() if each.name != "date")
-    return frame.select(*chosen, f.lit(fleet).alias("fleet"))
+    chosen = [each.name for each in minute_columns() if each.name != "date"]
+    # A table that no run of this version has written to yet has no delays.
+    missing = {
+        each.name: f.lit(None).cast(from_arrow_type(each.type))
+        for each in minute_columns()
+        if each.name not in frame.columns
+    }
+    return frame.withColumns(missing).select(*chosen, f.lit(fleet).alias("fleet"))
 
 
 def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> ArchiveTable | None:
