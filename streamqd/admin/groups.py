@@ -201,9 +201,9 @@ def growing(store: Store, topic: str, group: str) -> str:
     for row in progress.groups if progress is not None else ():
         if row.group == group and not row.done:
             return (
-                f"{topic} grows, and {group} has not acknowledged {row.left} messages of the old"
-                " partitions: if the group is created again now, it reads old and new partitions in"
-                " parallel, and keys lose their order;"
+                f"{topic} is growing, and {group} has not acknowledged {row.left} messages of the"
+                " old partitions; a new group of this name would read old and new partitions in"
+                " parallel, and keys would lose their order"
             )
     return ""
 

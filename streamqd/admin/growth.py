@@ -182,11 +182,14 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
             return Growth.parse(reply)
         case "OTHER":
             raise Refused(
-                f"the topic {topic} is already growing to {int(reply.rest[0])} partitions;"
-                " complete that first"
+                f"the topic {topic} is already growing to {int(reply.rest[0])} partitions; run"
+                f" `streamqd topic grow {topic} {int(reply.rest[0])}` to complete that first"
             )
         case _:
-            raise Refused(f"another client changed the topic {topic}; check it and try again")
+            raise Refused(
+                f"another client changed the topic {topic}; check it with `streamqd topic describe"
+                f" {topic}` and try again"
+            )
 
 
 def _check(topic: str, count: int, to: int) -> None:

@@ -110,7 +110,7 @@ class WaitFacts:
 
     @property
     def failed(self) -> float:
-        """Runs that fail per second."""
+        """Failed runs per second."""
         return self.row.failed or 0.0
 
     @property

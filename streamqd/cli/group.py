@@ -202,8 +202,9 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
         groups.known(session.store, topic, name)  # raises Refused for an unknown group
     growing = groups.growing(session.store, topic, name)
     if growing and not force:
-        raise Refused(f"{growing} pass --force if the group must not come back")
-    confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
+        raise Refused(f"{growing}; wait until the growth is complete, or pass --force")
+    why = f"{growing}. " if growing else ""
+    confirm(f"{why}Delete the group {name} of {topic}?", yes)
     done = groups.delete(session.store, topic, name, force=force)
     what = {"group": name, "force": force} | ({"growing": True} if growing else {})
     session.record(topic, "group delete", what, {"partitions": done.partitions})

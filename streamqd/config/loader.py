@@ -123,7 +123,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
         raise ConfigError([f"{file}: larger than {FILE_BYTES_MAX} bytes"])
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         raise ConfigError(
-            [f"{file}: any user may write this file, which names code to run (chmod o-w)"]
+            [f"{file}: any user may write this file, which names code to run; run chmod o-w {file}"]
         )
     try:
         text = content.decode()
@@ -132,7 +132,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
         raise ConfigError([f"{file}: arrays or tables are nested too deeply"]) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError([f"{file}:{line}: not UTF-8 text"]) from None
+        raise ConfigError([f"{file}:{line}: not UTF-8 text; save the file as UTF-8"]) from None
     except tomli.TOMLDecodeError as error:
         place, what = f"{error.lineno}:{error.colno}", error.msg.rstrip(".")
         raise ConfigError([f"{file}:{place}: not valid TOML: {what}"]) from None

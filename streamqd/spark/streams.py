@@ -379,7 +379,10 @@ class Catalog:
             listed, pending = replies[2 * at : 2 * at + 2]
             given = None if isinstance(listed, RedisRefused) else _last_delivered(listed, group)
             if given is None or isinstance(pending, RedisRefused):
-                raise Refused(f"the group {group} does not exist on {place[0]} {place[1]}")
+                raise Refused(
+                    f"the group {group} does not exist on {place[0]}/{place[1]}; `streamqd group"
+                    f" list` shows the groups"
+                )
             first = offsets.read_id(pending[1]) if pending[0] else None
             settled[place] = given if first is None else min(given, offsets.predecessor(first))
         return settled

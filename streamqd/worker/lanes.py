@@ -30,7 +30,7 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that finishes its run
 
 
 class RunEnds:
-    """Collects finished runs for the main thread. `wake_fd` is readable when there are some."""
+    """Collects finished runs for the main thread. `wake_fd` is readable while it has some."""
 
     def __init__(
         self, slot: WorkerSlot, soon: Callable[[Callable[[], None]], object] | None = None

@@ -215,7 +215,7 @@ def test_idle_worker_stays_and_its_pace_is_reset() -> None:
 
 
 @given(since=st.lists(st.sampled_from([0.0, 50.0, 99.0]), min_size=3, max_size=3))
-def test_refused_start_is_planned_twice_and_noted_once(since: list[float]) -> None:
+def test_refused_partitions_are_released_together(since: list[float]) -> None:
     """All refused partitions are released together after one has waited long enough."""
     fleet, capacity = Fleet(), Capacity()
     partitions = list(fleet.partitions.values())

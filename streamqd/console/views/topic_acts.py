@@ -248,7 +248,7 @@ def _checked(visit: Visit) -> groups.GroupDetail:
             " stop the group first"
         )
     if why := groups.growing(visit.desk.store, topic, group):
-        raise Refused(f"{why} wait until the growth is complete")
+        raise Refused(f"{why}; wait until the growth is complete")
     if (found.pending or found.waiting_retries) and not visit.text("discard"):
         raise Refused(
             f"{topic}/{group} has {plural(found.pending, 'pending message')} and"
