@@ -5,8 +5,8 @@
 -- fence means that the last owner did not release the partition: its pending entries are inherited
 -- and run in quarantine. The entries that it was about to handle are accused, and run alone next.
 -- An entry that was accused or charged before has run alone: if it is still pending, it is charged.
--- The first charge of an accused entry counts as three crashes, one for each lost host: the loss
--- that left it pending, the one of its round, and the one when it ran alone.
+-- An accused entry is charged with three crashes at once: one for each host that was lost while it
+-- was pending, in a round, and alone.
 --
 -- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease       STRING  streaming:mq:lease:{T:p:i}:G

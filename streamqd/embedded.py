@@ -310,8 +310,9 @@ class EmbeddedServer:
                 return
             except ConnectionRefusedError:
                 if not self.socket_path.is_socket():
+                    what = f"{self.socket_path} exists and is not a socket; delete it"
                     raise ConfigError(
-                        [f"daemon.state_dir: {self.socket_path} exists and is not a socket"]
+                        [f"daemon.state_dir: {what}, or set another directory"]
                     ) from None
                 self.socket_path.unlink()
                 return

@@ -72,8 +72,7 @@ def local_folder(named: str | Path) -> Path:
         return Path(unquote("/" + rest.removeprefix("//").partition("/")[2]))
     raise Malformed(
         f"{text.partition('?')[0]} is not a directory of this machine, so nothing was written; pass"
-        " a path or file:///PATH (only --archive and --out take an object store, checkpoints do"
-        " not)"
+        " a path or file:///PATH. Only --archive and --out take an object store"
     )
 
 

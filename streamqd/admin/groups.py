@@ -65,10 +65,10 @@ _PARTITION = (
 
 @dataclass(frozen=True, slots=True)
 class GroupDetail:
-    """A group on a topic. `missing` are the partitions on which it has not been made.
+    """A group on a topic. `missing` are the partitions without this group.
 
     `lag` is a lower bound when `lag_exact` is false. `unreadable` are values in Redis that
-    cannot be read: a number among them counts as none.
+    cannot be read. An unreadable number counts as absent.
     """
 
     topic: str

@@ -67,7 +67,7 @@ def read_uid(text: str) -> OutboxUid | None:
 
 
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
-    """Search all partitions: delayed sends, entries after the send, and the newest entries."""
+    """Return the places of a message: delayed sends first, then entries written after the send."""
     reader, keys, numbers = ViewReader(store), store.keys, range(partitions)
     # Delayed sends come first: if one becomes due during the search, its stream has it.
     waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]

@@ -86,7 +86,10 @@ class Jobs:
         """Return a job. Raises Refused."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise Refused(f"job {job_id} is not known; this console was started again since")
+            raise Refused(
+                f"job {job_id} not found, because this console was started again; look for its"
+                " result in the audit log"
+            )
         return job
 
     def start(

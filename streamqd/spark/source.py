@@ -419,10 +419,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _look_if_due(
         self, backfill: Backfill, begun: Offsets, places: Sequence[TopicPartition]
     ) -> None:
-        """Open tables for the first time where a query may be in them, and after a minute again.
+        """Open the tables in which a query may be, and open them again every minute.
 
-        Without a newer look, the query reads later entries from Redis. So an error does not stop it
-        if they are still there.
+        If a table cannot be opened again, the query reads later entries from Redis, if Redis still
+        has them.
         """
         new = [p for p in places if p[0] not in self._topics and not begun.get(p, _NEW).passed]
         if new:

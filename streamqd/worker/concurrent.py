@@ -347,7 +347,7 @@ class ConcurrentExecutor:
         entry.end = None  # break the reference cycle traceback -> entry
         entry.restore()
         self._judged = entry
-        # The same rule as for one message at a time: only quick failures wait.
+        # Failures of quick runs are settled together, others immediately, as with one lane.
         if entry.ended_ns - entry.started_ns > QUICK_RUN_NS:
             self._settler.hurry()
         if self._verdicts.failed(entry, error):

@@ -91,7 +91,7 @@ def _cut(text: str, size: int) -> bytes:
 
 
 def _forgiven(message: Message) -> bool:
-    """Return True if the message has a time of forgiveness, set now or earlier."""
+    """Return True if a failure of the message was not counted as an attempt, now or earlier."""
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 

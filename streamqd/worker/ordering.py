@@ -153,5 +153,5 @@ class ByKey(Generic[KeyedEntry]):
         return dropped
 
 
-# By `order`. "partition" has one lane, and no choice.
+# By `order`. With "partition" there is one lane, so no order to choose.
 ORDERINGS: dict[str, Callable[[], Ordering[FetchedEntry]]] = {"key": ByKey, "none": Unordered}

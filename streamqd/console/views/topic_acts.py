@@ -104,7 +104,7 @@ def _refuse_in_use(visit: Visit, found: Doomed) -> None:
     if offering:
         raise Refused(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances, or"
-            " remove its consumer from their configuration and reload them"
+            f" remove the consumers of {found.topic} from their configuration and reload them"
         )
     if found.owned:
         raise Refused(

@@ -194,8 +194,8 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
         time_of not in kind.names or kind[time_of].dataType.typeName() not in ("date", "timestamp")
     ):
         raise Refused(
-            f"event_time is {time_of}, which is not a timestamp or date of the schema; name one,"
-            " or remove event_time to use the time of the entry"
+            f"event_time is {time_of}, which is not a timestamp or date column of the schema; set"
+            " it to such a column, or remove it to use the time of the entry"
         )
     more = derived.extra_columns(pipeline.extra)
     return kind, pa.schema([*derived.parsed_columns(), *columns, *more])

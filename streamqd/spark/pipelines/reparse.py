@@ -77,7 +77,8 @@ def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
     if rows > archived:
         raise Refused(
             f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
-            " they would be lost; pass --quarantine-only, or --allow-loss to remove them"
+            " nothing was changed; pass --quarantine-only to keep them, or --allow-loss to delete"
+            " them"
         )
 
 

@@ -220,7 +220,10 @@ class Archive:
     def folder(self, topic: str, kind: TableKind = RAW) -> Location:
         """Return the folder of a topic's table. Raises Refused for an invalid name."""
         if not NAME.fullmatch(topic):
-            raise Refused(f"{topic!r} is not a valid name of a topic or table")
+            raise Refused(
+                f"{topic!r} is not a valid name of a topic or table; use letters, digits, '_', '-'"
+                " and '.'"
+            )
         return self.root.within(kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:

@@ -139,7 +139,7 @@ def tiered(
         )
     if archive is None:
         if tier == "cold":
-            raise Refused("the tier cold requires an archive")
+            raise Refused("the tier cold requires an archive; pass archivePath")
         return hot(spark, options, topic, None)
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
