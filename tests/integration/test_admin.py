@@ -403,7 +403,7 @@ def test_replay_with_one_wrong_name_replays_nothing(store: Store, at: At) -> Non
 
     with pytest.raises(Refused, match="dead letter 0:9-9 not found"):
         dead_letters.replay(store, "access", MessageFilter((name, "0:9-9")))
-    with pytest.raises(Refused, match="the group hits, not agents"):
+    with pytest.raises(Refused, match="belongs to group hits, not agents"):
         dead_letters.replay(store, "access", MessageFilter((name,), group="agents"))
 
     assert at(0).dump() == before

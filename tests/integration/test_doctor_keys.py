@@ -384,7 +384,7 @@ class Busy:
 
     def __init__(self, link: Connection, word: str, work: Callable[[], object]) -> None:
         self.link, self.word, self.work = link, word, work
-        self.run_many = link.run_many
+        self.run_many, self.run_each = link.run_many, link.run_each
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         replies = self.link.pipeline(commands)
