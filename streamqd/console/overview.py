@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
@@ -29,6 +30,8 @@ from streamqd.console.sources import NO_SOURCES, Sources
 from streamqd.model import Unit
 from streamqd.store.directives import Directive
 from streamqd.words import age, count, lasting, plural, short
+
+Result = TypeVar("Result")
 
 SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
 NAMED = 4  # topics with dead letters that are named
@@ -140,7 +143,8 @@ class FleetNow:
     """One look at the fleet. `seen` is the snapshot, with a row for each assignment.
 
     `levels` are the levels of the assignments: alarm, warn, note, or '' for a usual state.
-    `taken` is the local time of the snapshot (seconds, monotonic).
+    `taken` is the local time of the snapshot (seconds, monotonic). `kept` is what live pages have
+    read since then, by a key of their own.
     """
 
     seen: FleetSnapshot
@@ -149,11 +153,19 @@ class FleetNow:
     groups: Sequence[GroupNow]
     levels: Mapping[Unit, str]
     taken: float
+    kept: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     @property
     def now_unix_ms(self) -> int:
         """The server's clock: at the snapshot, and the time since. Later entries are not ahead."""
         return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
+
+    def once(self, key: Hashable, read: Callable[[], Result]) -> Result:
+        """Return what `read` returns. All pages of a snapshot share the first result of a key."""
+        if key not in self.kept:
+            self.kept[key] = read()
+        result: Result = self.kept[key]
+        return result
 
     def count(self, level: str) -> int:
         """Return the number of troubles of a level."""

@@ -93,7 +93,7 @@ def test_replay_stops_between_two_dead_letters(console, browse, died):
     found = died(4)
     page = browse(console, "otto")
     ids = "+".join(each.id for each in found)
-    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={ids}&rate=0.5")
+    page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={ids}&rate=0.1")
     confirm(page, "Replay")
 
     page.get_by_role("link", name="Stop").click()

@@ -13,7 +13,7 @@ from streamqd import extras
 from streamqd.admin import delayed, tail
 from streamqd.admin import trace as tracing
 from streamqd.admin.messages import MessageFilter, MessageList
-from streamqd.admin.reading import Entry, headers_of, pairs, read_id
+from streamqd.admin.reading import Entry, Unreadable, headers_of, pairs, read_id
 from streamqd.admin.tail import TailedEntry
 from streamqd.admin.topics import partition_count
 from streamqd.admin.trace import EntryTrace, Trace
@@ -134,16 +134,22 @@ def _value(row: TailedEntry, name: str) -> str | None:
 def show_tail(visit: Visit) -> Context:
     """Return the newest messages of a topic or partition. The live page shows them as they come."""
     topic, partition = visit.path["topic"], visit.given("partition", most=PARTITION_MAX)
-    found = tail.messages(visit.desk.store, topic)
-    followed = partition is not None or found.partitions <= TAIL_PARTITIONS
+
+    def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
+        found = tail.messages(visit.desk.store, topic)
+        followed = partition is not None or found.partitions <= TAIL_PARTITIONS
+        rows = _newest(found, MessageFilter(partition=partition)) if followed else []
+        return found.partitions, followed, rows, found.reader.rows
+
+    partitions, followed, rows, unreadable = visit.now.once(("tail", topic, partition), read)
     return {
         "now": visit.now,
         "topic": topic,
         "partition": visit.text("partition"),
-        "partitions": found.partitions,
+        "partitions": partitions,
         "followed": followed,
-        "rows": _newest(found, MessageFilter(partition=partition)) if followed else [],
-        "unreadable": found.reader.rows,
+        "rows": rows,
+        "unreadable": unreadable,
         "most": TAIL_ROWS,
         "most_partitions": TAIL_PARTITIONS,
         "reader": visit.reader,
