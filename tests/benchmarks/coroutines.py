@@ -29,8 +29,6 @@ from tests.benchmarks.quick import PARTITIONS
 from tests.benchmarks.throughput import daemon_work
 from tests.support.machine import machine
 
-LANES = 256  # messages at a time, on both sides; as many as a read returns
-KEYS = 1000
 LOOPS = {"asyncio": 1.0, "uvloop": 1.2}  # the required ratio to the loop of redis.asyncio
 HANDLERS = ("later", "waiting")  # one returns immediately, one waits for 10 ms
 
@@ -40,15 +38,22 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=200_000)
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument(
+        "--lanes", type=int, default=256, help="messages at a time, as many as a read returns"
+    )
+    arguments.add_argument("--keys", type=int, default=1000)
     arguments.add_argument("--output", type=Path)
     options = arguments.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "messages": options.messages}
+    results: dict[str, Any] = {
+        "machine": machine(),
+        **{name: getattr(options, name) for name in ("messages", "lanes", "keys")},
+    }
     bars: list[Bar] = []
     with quick.server(aof=False) as path:
         for handler in HANDLERS:
             for loop, least in LOOPS.items():
                 count = options.messages // (1 if handler == "later" else 4)
-                kinds = _kinds(path, count, handler, loop)
+                kinds = _kinds(path, count, handler, loop, options.lanes, options.keys)
                 works = in_turns(kinds, options.rounds)
                 results[f"{handler}, {loop}"] = {
                     name: _figures(each) for name, each in works.items()
@@ -69,14 +74,16 @@ def main() -> None:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def _kinds(path: str, count: int, handler: str, loop: str) -> dict[str, Callable[[], Work]]:
+def _kinds(
+    path: str, count: int, handler: str, loop: str, lanes: int, keys: int
+) -> dict[str, Callable[[], Work]]:
     def ours(order: str) -> Work:
-        extra = f'concurrency = {LANES}\norder = "{order}"\n'
+        extra = f'concurrency = {lanes}\norder = "{order}"\n'
         env = {"STREAMQ_DAEMON__EVENT_LOOP": loop}
-        return daemon_work(path, count, handler, extra, KEYS, env=env)
+        return daemon_work(path, count, handler, extra, keys, env=env)
 
     return {
-        "redis.asyncio": lambda: bare(path, count, handler, loop),
+        "redis.asyncio": lambda: bare(path, count, handler, loop, lanes, keys),
         'order = "key"': lambda: ours("key"),
         'order = "none"': lambda: ours("none"),
     }
@@ -100,18 +107,18 @@ def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]
 # --- the loop of redis.asyncio --------------------------------------------------------------------
 
 
-def bare(path: str, count: int, handler: str, loop: str) -> Work:
+def bare(path: str, count: int, handler: str, loop: str, lanes: int, keys: int) -> Work:
     """Handle `count` messages with redis.asyncio, from the first message to the last."""
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
     streams = [f"bare:{number}" for number in range(PARTITIONS)]
-    quick.fill(path, streams, count, keys=KEYS)
+    quick.fill(path, streams, count, keys=keys)
     for name in streams:
         client.xgroup_create(name, "g", id="0")
     context = multiprocessing.get_context("fork")
     gate, spent = context.Barrier(PARTITIONS + 1), context.SimpleQueue()
     workers = [
-        context.Process(target=_worker, args=(path, name, handler, loop, gate, spent))
+        context.Process(target=_worker, args=(path, name, handler, loop, lanes, gate, spent))
         for name in streams
     ]
     for worker in workers:
@@ -125,13 +132,15 @@ def bare(path: str, count: int, handler: str, loop: str) -> Work:
     return Work(rate, seconds * 1e6 / count, server_us)
 
 
-def _worker(path: str, stream: str, handler: str, loop: str, gate: Any, spent: Any) -> None:
+def _worker(
+    path: str, stream: str, handler: str, loop: str, lanes: int, gate: Any, spent: Any
+) -> None:
     made = importlib.import_module(loop).new_event_loop()
     asyncio.set_event_loop(made)
-    spent.put(made.run_until_complete(_serve(path, stream, handler, gate)))
+    spent.put(made.run_until_complete(_serve(path, stream, handler, lanes, gate)))
 
 
-async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
+async def _serve(path: str, stream: str, handler: str, lanes: int, gate: Any) -> float:
     client = redis.asyncio.Redis(unix_socket_path=path, protocol=2)
     await client.ping()
     gate.wait()
@@ -149,7 +158,7 @@ async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
             room_made.set_result(None)
 
     while True:
-        room = LANES - len(running)
+        room = lanes - len(running)
         pipe, acked = client.pipeline(transaction=False), len(done)
         if acked:
             pipe.execute_command("XACK", stream, "g", *done)
@@ -163,7 +172,7 @@ async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
             running[entry[0]] = loop.create_task(handle(entry[0]))
         if not entries and not running and not done:
             return time.process_time() - began
-        if len(running) == LANES or (running and not entries):
+        if len(running) == lanes or (running and not entries):
             room_made = loop.create_future()
             await room_made
 
