@@ -153,7 +153,9 @@ class HttpServer:
             pass
         finally:
             self._clients.pop(client, None)
-            writer.transport.abort()
+            # A transport that has sent its last buffer after `close` has no loop any more.
+            with contextlib.suppress(AttributeError):
+                writer.transport.abort()
 
     def _allow(self, client: asyncio.Task[None], seconds: float) -> float:
         self._clients[client] = time.monotonic() + seconds

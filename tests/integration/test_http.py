@@ -135,6 +135,14 @@ def test_http_survives_a_failing_page(start: Started, lines: LogLines) -> None:
     assert "no page today" in failed["traceback"]
 
 
+def test_http_ends_a_large_response_without_an_error(start: Started, lines: LogLines) -> None:
+    server = start()
+    assert get(server, "/big")[0] == 200
+    wait_until(lambda: not server._clients)
+    assert get(server, "/")[0] == 200
+    assert lines.named("http.failed") == []
+
+
 def test_http_drops_silent_clients(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)
     server = start()
