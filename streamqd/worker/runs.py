@@ -82,7 +82,7 @@ class RunStarts:
     """The starts of runs whose delays are not counted yet.
 
     While all delays of a pass are in one bucket, no start is recorded: the first and the last one
-    are enough. The pass looks at the time before each settlement, and records from then on if
+    are enough. The pass looks at the time after each settlement, and records from then on if
     another bucket is near.
     """
 
@@ -225,8 +225,8 @@ class SingleRunner:
                 context.channel.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
             if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
-                note_start = self._starts.look(now)
                 now = pace.settle_first(now, elapsed)
+                note_start = self._starts.look(now)
             if gated or now > words[WORD_TRUSTED_UNTIL]:
                 note_start = self._starts.record()
                 now = gates.await_start(now)

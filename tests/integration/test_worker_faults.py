@@ -24,6 +24,7 @@ from streamqd.model import ENTRIES_MAX, LANES_MAX
 from streamqd.scoreboard import DONE, WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
+from streamqd.worker.runs import RunPace, RunStarts
 from streamqd.worker.settler import FailedEntry, Settler
 from streamqd.worker.soft_limit import SoftLimit
 from tests.contract.harness import UNIT, Harness
@@ -233,6 +234,35 @@ def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlo
     settler.flush()
     assert settler.deferred_places == [b"x:3-0"]
     assert sorted(harness.state()["delayed"]) == ["m:1-0", "m:2-0"]
+
+
+def test_delays_are_judged_after_a_settlement_which_may_be_slow(
+    harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
+):
+    """Otherwise, a start after a slow reply of Redis would count with the delays before it."""
+    settled, judged = [], []
+    settle_first, look = RunPace.settle_first, RunStarts.look
+
+    def settle(pace: RunPace, now: int, ran_ns: int) -> int:
+        settled.append(settle_first(pace, now, ran_ns))
+        return settled[-1]
+
+    def judge(starts: RunStarts, now: int) -> Callable[[int], None]:
+        judged.append(now)
+        return look(starts, now)
+
+    def work(_message: Message) -> None:
+        until = time.monotonic() + 0.005
+        while time.monotonic() < until:
+            pass  # not a quick run, so its acknowledgement does not wait for the next one
+
+    monkeypatch.setattr(RunPace, "settle_first", settle)
+    monkeypatch.setattr(RunStarts, "look", judge)
+    for number in range(1, 5):
+        harness.add(f"{number}-0")
+    assert life.run(life.worker("t1", max_messages=4), work) == ExitCode.RECYCLE
+    assert len(settled) == 3
+    assert judged == settled
 
 
 @pytest.mark.parametrize(("listed", "reads"), [(False, 1), (True, 2)])
