@@ -179,12 +179,10 @@ def _figures(row: HistoryRow) -> list[int]:
 
 def _packed_units(units: Iterable[HistoryRow]) -> list[Any]:
     """Return lists of topic, group, handler, and a list of figures for each partition."""
-    found: dict[tuple[str, str, str], list[Any]] = {}
-    for each in units:
-        found.setdefault((each.topic, each.group, each.handler), []).append(
-            [each.partition, *_figures(each)]
-        )
-    return [[*names, rows] for names, rows in found.items()]
+    return _grouped(
+        ((each.topic, each.group, each.handler), [each.partition, *_figures(each)])
+        for each in units
+    )
 
 
 def _packed_delays(units: Iterable[HistoryRow]) -> list[Any]:
@@ -192,12 +190,19 @@ def _packed_delays(units: Iterable[HistoryRow]) -> list[Any]:
 
     They are in a field of their own, which older versions ignore.
     """
-    found: dict[tuple[str, str], list[Any]] = {}
-    for each in units:
-        if each.delays is not None:
-            row = [each.partition, *_flat(each.delays)]
-            found.setdefault((each.topic, each.group), []).append(row)
-    return [[*names, rows] for names, rows in found.items()]
+    return _grouped(
+        ((each.topic, each.group), [each.partition, *_flat(each.delays)])
+        for each in units
+        if each.delays is not None
+    )
+
+
+def _grouped(rows: Iterable[tuple[tuple[str, ...], list[Any]]]) -> list[Any]:
+    """Return lists of names, and of the figures that have these names."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for names, figures in rows:
+        found.setdefault(names, []).append(figures)
+    return [[*names, listed] for names, listed in found.items()]
 
 
 def _flat(handled: Mapping[int, int]) -> Iterable[int]:
@@ -262,14 +267,12 @@ def _units(raw: Any) -> list[HistoryRow]:
     if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
         raise ValueError
     topic, group, handler, rows = raw
-    if not _is_handler(handler) or not isinstance(rows, list):
+    if not _is_handler(handler):
         raise ValueError
-    units = []
-    for row in rows:
-        if not isinstance(row, list) or not row or not _is_count(row[0], PARTITIONS_MAX):
-            raise ValueError
-        units.append(HistoryRow(topic, group, row[0], handler, *_read_figures(row[1:])))
-    return units
+    return [
+        HistoryRow(topic, group, partition, handler, *_read_figures(figures))
+        for partition, figures in _by_partition(rows)
+    ]
 
 
 def _delays(raw: Any) -> list[tuple[tuple[str, str, int | None], dict[int, int]]]:
@@ -277,14 +280,20 @@ def _delays(raw: Any) -> list[tuple[tuple[str, str, int | None], dict[int, int]]
     if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
         raise ValueError
     topic, group, rows = raw
+    return [
+        ((topic, group, partition), _read_buckets(figures))
+        for partition, figures in _by_partition(rows)
+    ]
+
+
+def _by_partition(rows: Any) -> Iterator[tuple[int, list[Any]]]:
+    """Return the partition and the other figures of each list. Raises ValueError."""
     if not isinstance(rows, list):
         raise ValueError
-    delays = []
     for row in rows:
         if not isinstance(row, list) or not row or not _is_count(row[0], PARTITIONS_MAX):
             raise ValueError
-        delays.append(((topic, group, row[0]), _read_buckets(row[1:])))
-    return delays
+        yield row[0], row[1:]
 
 
 def _are_names(topic: Any, group: Any) -> bool:

@@ -68,17 +68,17 @@ class StartDelays:
         0 if they are in several now.
         """
         ahead = self._clock.ahead_ns
-        ms, written = (now + ahead) // _MS, int(oldest.partition(b"-")[0])
-        bucket = max(0, ms - written).bit_length()
-        if bucket != max(0, ms - int(newest.partition(b"-")[0])).bit_length():
+        ms = (now + ahead) // _MS
+        bucket = _delay_ms(oldest, ms).bit_length()
+        if bucket != _delay_ms(newest, ms).bit_length():
             return 0
-        return (written + (1 << bucket)) * _MS - ahead
+        return (_written_ms(oldest) + (1 << bucket)) * _MS - ahead
 
     def _add(self, ids: Sequence[bytes], ms: int) -> None:
         """Count runs that started in one millisecond (server, unix), by their ordered IDs."""
         first, count = 0, len(ids)
         while first < count:
-            bucket = max(0, ms - int(ids[first].partition(b"-")[0])).bit_length()
+            bucket = _delay_ms(ids[first], ms).bit_length()
             # The later IDs with the least delay of this bucket or a longer one are in it too.
             beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
             end = max(first + 1, bisect_left(ids, beyond, first))
@@ -93,8 +93,7 @@ class StartDelays:
         IDs are compared as bytes, which is the order of their times: these have 13 digits until the
         year 2286.
         """
-        longest = max(0, high - int(oldest.partition(b"-")[0]))
-        shortest = max(0, low - int(newest.partition(b"-")[0]))
+        longest, shortest = _delay_ms(oldest, high), _delay_ms(newest, low)
         bucket = longest.bit_length()
         if bucket != shortest.bit_length():
             return False
@@ -114,3 +113,13 @@ class StartDelays:
                 self._runs[bucket] = 0
         shared[_LAST + 1] = (shared[_LAST + 1] + self._sum_ms) & _WORD
         self._sum_ms = 0
+
+
+def _written_ms(entry_id: bytes) -> int:
+    """Return the time of an entry ID (server, unix)."""
+    return int(entry_id.partition(b"-")[0])
+
+
+def _delay_ms(entry_id: bytes, ms: int) -> int:
+    """Return the delay of a run that started at `ms` (server, unix)."""
+    return max(0, ms - _written_ms(entry_id))
