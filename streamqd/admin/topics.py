@@ -196,9 +196,17 @@ def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
 
 def known_count(reader: ViewReader, topic: str) -> int | None:
     """Return the partition count of a topic, None when it is missing or unreadable."""
-    key = reader.keys.meta(topic)
-    (raw,) = reader.ask([("HGET", key, "partitionCount")])
-    return None if raw is None else reader.read(topics.count_of, topic, raw, key)
+    return read_counts(reader, [topic])[topic]
+
+
+def read_counts(reader: ViewReader, names: Sequence[str]) -> dict[str, int | None]:
+    """Return the partition count of each topic, None when it is missing or unreadable."""
+    keys = [reader.keys.meta(name) for name in names]
+    replies = reader.ask([("HGET", key, "partitionCount") for key in keys])
+    return {
+        name: None if raw is None else reader.read(topics.count_of, name, raw, key)
+        for name, key, raw in zip(names, keys, replies, strict=True)
+    }
 
 
 def known_counts(reader: ViewReader) -> dict[str, int]:
@@ -206,12 +214,7 @@ def known_counts(reader: ViewReader) -> dict[str, int]:
     names, invalid = topics.registry(reader.store)
     for error in invalid:
         reader.add(error)
-    keys = [reader.keys.meta(name) for name in names]
-    replies = reader.ask([("HGET", key, "partitionCount") for key in keys])
-    found = {
-        name: None if raw is None else reader.read(topics.count_of, name, raw, key)
-        for name, key, raw in zip(names, keys, replies, strict=True)
-    }
+    found = read_counts(reader, names)
     _keep_missing(reader, [name for name, count in found.items() if count is None])
     return {name: count for name, count in found.items() if count is not None}
 

@@ -582,7 +582,7 @@ def gather_partitions(
             *name,
             wrong_types=types[at],
             groups=groups[at],
-            figures=reader.figures(statistics.partition_figures, reply, statistics.TRIM),
+            figures=reader.figures(statistics.partition_figures, reply, keys.trim(*name)),
             scheduled=scheduled[at] if not types[at] else Delays(),
             stand=known_stand(reader, *name, stands[at]),
             oldest_dead_letter_unix_ms=letters.get(name),
