@@ -5,7 +5,7 @@
 -- fence means that the last owner did not release the partition: its pending entries are inherited
 -- and run in quarantine. The entries that it was about to handle are accused, and run alone next.
 -- An entry that was accused or charged before has run alone: if it is still pending, it is charged.
--- An accused entry is charged with three crashes at once: one for each host that was lost while it
+-- The first charge of an accused entry is three crashes: one for each host that was lost while it
 -- was pending, in a round, and alone.
 --
 -- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
@@ -62,7 +62,8 @@ local unclean = holder ~= false
 --   one entry, charged before             that entry, 1 crash    as before
 --   one entry, accused before             that entry, 3 crashes  as before
 --   another entry                         -                      as before, and that entry
---   several entries                       -                      as before, and these entries
+--   several entries                       -                      as before, and these entries; only
+--                                                                these if their list is longer
 local victim, hits, accused = '', 1, held[6] or ''
 if unclean and not mine and mark then
   local source, id = locate(stream, retry, mark)

@@ -78,16 +78,17 @@ def _paged(offset: int) -> int:
 # concurrency. Each table starts on a page of its own, because most workers touch only a few pages.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
-_HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum in ns
+_HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum: of delays in ms, else in ns
 _OFFSET_NAME = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
 _OFFSET_LEASE = _OFFSET_NAME + _NAME_BYTES
 _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
 _BLOCKER_BYTES = 256
-# In bytes that were unused before, so that the layout is the same.
+# It fits into the rest of the page, so a slot of an older version has the same layout without it.
 _OFFSET_DELAYS = _OFFSET_BLOCKER + _BLOCKER_BYTES
-HEAD_BYTES = _paged(_OFFSET_DELAYS + _HISTOGRAM_WORDS * 8)
+_HEAD_END = _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8
+HEAD_BYTES = _paged(_HEAD_END)
 _OFFSET_STATES = HEAD_BYTES
 _OFFSET_SEQUENCES = _paged(_OFFSET_STATES + ENTRIES_MAX)
 _OFFSET_LANES = _paged(_OFFSET_SEQUENCES + LANES_MAX * 8)
@@ -284,8 +285,7 @@ class WorkerSlot:
         self._lease = view[_OFFSET_LEASE:_OFFSET_FAILURES]
         self.failures = failures.RecentFailures(view[_OFFSET_FAILURES:_OFFSET_BLOCKER])
         self._blocker = view[_OFFSET_BLOCKER:_OFFSET_DELAYS]
-        delays = view[_OFFSET_DELAYS : _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8]
-        self.delay_histogram: memoryview[int] = delays.cast("Q")  # its sum is in ms
+        self.delay_histogram: memoryview[int] = view[_OFFSET_DELAYS:_HEAD_END].cast("Q")
         self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_LANES].cast("Q")
         self.states = view[_OFFSET_STATES : _OFFSET_STATES + ENTRIES_MAX]
         self._places = view[_OFFSET_PLACES:_USED_BYTES]

@@ -141,11 +141,11 @@ class KeyBlocker(Generic[Kept]):
 class HeldKeys:
     """The held keys of one worker. Each executor consults it before a run and after the run.
 
-    | Executor and entry  | Before the run                   | After the run                       |
-    | serial, new         | `count_free`, `may_run`          | `keep` if it failed, else `forget`  |
-    | serial, due         | `take`, `may_run`                | the same, then `is_done`, `go_on`   |
-    | lanes, new          | `may_run` with `queued`          | `keep` if it failed, then `ended`   |
-    | lanes, due          | `take`, `begin_again`            | the same                            |
+    | Entry       | Before the run          | After a failed run              | After any |
+    | serial, new | `count_free`, `may_run` | `keep` if it waits, or `forget` | -         |
+    | serial, due | `take`, `may_run`       | the same                        | `go_on`   |
+    | lanes, new  | `may_run` with `queued` | `keep` if it waits              | `ended`   |
+    | lanes, due  | `take`, `begin_again`   | the same                        | `ended`   |
 
     Held entries are in no batch, so they cannot be blamed for a crash.
     """

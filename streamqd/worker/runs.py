@@ -75,7 +75,7 @@ class InPlace(Protocol):
         """Make a failed entry wait until it is due. Then `may_run` is called for it again."""
 
     def forget(self, entry: FetchedEntry) -> None:
-        """Drop an entry whose verdict is known, because it does not run again in its place."""
+        """Drop an entry whose run failed and that does not run again in its place."""
 
 
 class RunStarts:
