@@ -55,13 +55,13 @@ DELAY_BUCKETS = tuple((1 << k) / 1e3 for k in range(_BUCKET_COUNT - 1))
 
 
 def quantile(
-    runs: Mapping[int, int], share: float, bounds: Sequence[float] = BUCKETS
+    runs: Mapping[int, float], share: float, bounds: Sequence[float] = BUCKETS
 ) -> float | None:
     """Return the upper bound (seconds) of the bucket of a quantile, None without runs.
 
     `runs` has the number of runs of each bucket by its index.
     """
-    total, seen = sum(runs.values()), 0
+    total, seen = sum(runs.values()), 0.0
     for index in sorted(runs):
         seen += runs[index]
         if seen and seen >= total * share:

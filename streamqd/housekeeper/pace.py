@@ -15,7 +15,7 @@ from typing import NamedTuple
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
+from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
 TREND_SECONDS = 20.0  # time constant of a trend, an exponential average
 DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of checks
@@ -126,14 +126,8 @@ class Latency:
 
 
 def _quantile(counts: Sequence[float], share: float) -> float:
-    """Return the upper bound of the bucket that contains a quantile."""
-    wanted = math.fsum(counts) * share
-    seen = 0.0
-    for bound, count in zip(BUCKETS, counts, strict=False):
-        seen += count
-        if seen >= wanted:
-            return round(bound, 6)
-    return round(BUCKETS[-1], 6)
+    """Return the upper bound of the bucket that contains a quantile. There must be runs."""
+    return round(quantile(dict(enumerate(counts)), share) or BUCKETS[-1], 6)
 
 
 class Pace:
