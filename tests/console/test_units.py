@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support import optional
 from tests.support.console import ConsoleProcess
@@ -33,7 +34,6 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def documents() -> dict[str, Any]:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     return {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text())}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from streamqd import config, logs
 from streamqd.admin import as_json
@@ -331,7 +332,6 @@ AFTER_DRAIN = RELEASE_SECONDS + 2.0 + 10.0  # seconds: release, housekeeper, emb
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     return list(yaml.safe_load_all(path.read_text()))
 
 
