@@ -85,24 +85,25 @@ class Load:
     def seconds_until_full(self, fault: float) -> float:
         """Wait until full speed, and return the seconds since `fault` (monotonic)."""
         try:
-            self._wait_for_full(fault, self.wanted)
+            self._wait_for_full(fault)
         except AssertionError:
+            if self._control is None:
+                raise
             # A daemon without a fault shows if the machine is slower than before.
-            assert self._control is not None
             with self._control(self._daemon.partitions) as other:
                 self.wanted = min(self.wanted, Load(other).wanted)
-                self._wait_for_full(fault, self.wanted)
+                self._wait_for_full(fault)
         seconds = seconds_until_full(self._times(), fault, self.wanted)
         assert seconds is not None
         assert self._daemon.unsettled() > 0, "the backlog was too small"
         print(f"full speed ({self.wanted} runs a window) {seconds:.2f} s after the fault")
         return round(seconds, 2)
 
-    def _wait_for_full(self, fault: float, wanted: int) -> None:
+    def _wait_for_full(self, fault: float) -> None:
         try:
             self._wait(
-                lambda: seconds_until_full(self._times(), fault, wanted) is not None,
-                f"full speed after the fault ({wanted} runs a window)",
+                lambda: seconds_until_full(self._times(), fault, self.wanted) is not None,
+                f"full speed after the fault ({self.wanted} runs a window)",
             )
         except AssertionError as error:
             ends = Counter(int(at - fault) for at in self._times() if at >= fault)
