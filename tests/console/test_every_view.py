@@ -258,13 +258,15 @@ def test_login_form_stream_and_logout_work_below_a_prefix(prefixed, browse, flee
     page.fill("input[name=reason]", "a prefix")
     page.get_by_role("button", name="Update the dry run").click()
     assert urlsplit(page.url).path == f"/q/groups/{TOPIC}/bill/pause"
-    with page.expect_navigation():
-        page.get_by_role("button", name="Pause", exact=True).click()
-    assert page.inner_text(".done") == f"All partitions of {TOPIC}/bill: paused."
-    assert urlsplit(page.url).path == f"/q/topics/{TOPIC}"
     there = Fleet(fleet.store, "default", 60.0)
-    assert [each.why for each in directives.view(there).directives] == ["a prefix"]
-    directives.resume(there, Scope(TOPIC))
+    try:
+        with page.expect_navigation():
+            page.get_by_role("button", name="Pause", exact=True).click()
+        assert page.inner_text(".done") == f"All partitions of {TOPIC}/bill: paused."
+        assert urlsplit(page.url).path == f"/q/topics/{TOPIC}"
+        assert [each.why for each in directives.view(there).directives] == ["a prefix"]
+    finally:
+        directives.resume(there, Scope(TOPIC))
 
     page.locator("details.menu summary").click()
     page.get_by_role("button", name="Log out").click()
