@@ -130,7 +130,7 @@ def test_why_names_a_stuck_handler_and_its_message(
         assert said in answer["causes"][0]["sentence"]
         one.wait_for(
             lambda: re.search(rf"{TOPIC}/{GROUP} .* running [1-9]", ask(one, "status")[1]),
-            what="U8: status tells that it runs, not that it is ready",
+            what="status reports that it runs, not that it is ready",
         )
         assert ask(one, "why", TOPIC)[1].startswith(f"the handler of {PLACE}/{GROUP} on one has")
         (one.folder / "gate").touch()

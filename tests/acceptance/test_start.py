@@ -25,7 +25,7 @@ CONFIG, REDIS, DUPLICATE = 3, 4, 5
 def refusal(daemon: Daemon, expected: int) -> list[str]:
     """Start a daemon that must refuse. Return the problems that it names, one per line.
 
-    U6: it writes only JSON, with one event per problem.
+    The daemon writes only JSON, with one event per problem.
     """
     before = len(daemon.events())
     daemon.start()

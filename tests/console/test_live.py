@@ -1,7 +1,4 @@
-"""Live pages: figures change in place, and hidden pages send no requests.
-
-The numbers of the tests are those of the acceptance points of the console.
-"""
+"""Live pages: figures change in place, and hidden pages send no requests."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from streamqd.store.directives import Scope  # noqa: E402
 BILL = "document.getElementById('g-orders-bill')"
 
 PAUSE_SECONDS = 10.0
-# The page says a quarter. Ten events may contain one more of the reads that are made every 10 s.
+# use-the-console.md names a quarter. Ten events may contain one more read of those every 10 s.
 MORE = 1.35
 # An event may be rendered from the snapshot before the change. On a slow host, snapshots are rarer.
 EVENTS_MAX = 4
@@ -230,7 +227,7 @@ LIVE = [each.example or each.path for each in VIEWS if each.live and "JOB" not i
 
 
 @pytest.mark.parametrize("urls", ["one URL", "different URLs"])
-def test_fifty_pages_cost_redis_as_much_as_one(fleet, console, browse, urls):
+def test_fifty_pages_cost_less_than_135_percent_of_one(fleet, console, browse, urls):
     """The different URLs are of all live views. A job page of a replay reads its dead letters.
 
     Some facts are read every ten seconds, so an event that takes longer on a busy machine brings

@@ -260,7 +260,7 @@ def test_status_has_a_row_with_exact_totals_for_each_group(
 ) -> None:
     """Real states, a row for each group, and the choice of one topic.
 
-    U10: DLQ was 0 next to "3 dead letters", because it came from an old count of an instance.
+    DLQ was 0 next to "3 dead letters", because it came from an old count of an instance.
     """
     told = []
     for group in ("agents", "hits"):

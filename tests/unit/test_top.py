@@ -117,7 +117,7 @@ def test_top_names_a_hung_handler() -> None:
     shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), Shown(), 80, 24))
 
     assert "! access/3/hits has been running one message for 1m35s" in shown
-    assert " RUN 1m35s " in shown, "U8: the truth is that it runs, and for how long"
+    assert " RUN 1m35s " in shown, "it runs, and for how long"
 
 
 def test_open_circuit_is_shown_once_per_group() -> None:
