@@ -28,10 +28,12 @@ MOVES_SHOWN = 50
 def show(visit: Visit) -> Context:
     """Return the instances, and the directives that are in force."""
     control = directives.view(visit.desk.fleet)
+    instances = sorted(visit.now.seen.instances, key=_by_name)
     return {
         "now": visit.now,
-        "page": visit.page_of(sorted(visit.now.seen.instances, key=_by_name), visit.limit),
+        "page": visit.page_of(instances, visit.limit),
         "limit": visit.limit,
+        "reloads": [each for each in instances if each.reload],
         "drained": {each.target for each in control.directives if each.kind == "drain"},
         "directives": [(each, _place(each)) for each in control.directives],
         "unreadable": control.unreadable_directives,
