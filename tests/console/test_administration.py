@@ -254,6 +254,20 @@ def test_the_live_view_sorts_filters_and_pages(console, fleet):
     assert client(console, "vera").get("/top?sort=bogus").status == 400
 
 
+def kept(text: str) -> dict[str, str]:
+    """Return the parameters that the search form of a page sends with its text."""
+    [form] = re.findall(r'<form class="search".*?</form>', text, re.DOTALL)
+    return dict(re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form))
+
+
+def test_a_search_keeps_the_order_and_the_size_of_the_page(console):
+    text = shown(console, "/top?sort=name&reverse=1&limit=3")
+    assert kept(text) == {"sort": "name", "reverse": "1", "limit": "3"}
+    assert kept(shown(console, "/top?limit=3")) == {"limit": "3"}
+    assert kept(shown(console, "/topics?limit=3")) == {"limit": "3"}
+    assert kept(shown(console, "/handlers?limit=3")) == {"limit": "3"}
+
+
 def test_an_admin_grows_a_topic(console, fleet, users_file, new_console):
     path = "/topics/orders/grow"
     assert act(console, "otto", path, partitions="4").status == 403
