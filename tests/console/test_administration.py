@@ -106,7 +106,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         assert "1 to 1 of 2 instances" in first
         assert ('id="i-web-2"' in first, 'id="i-web-2"' in second) == (False, True)
         text = shown(console, path, "vera")
-        assert "Last moves by people" in text
+        assert "Last moves in the console" in text
         assert "a &lt;b&gt;test&lt;/b&gt;" in text
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
         assert "Instance nowhere is not in this fleet" in refused

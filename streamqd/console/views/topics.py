@@ -229,7 +229,10 @@ def show_assignment(visit: Visit) -> Context:
 
 
 def _moves(visit: Visit, place: Unit) -> list[AuditEntry]:
-    """Return the last moves of an assignment by persons, of the newest entries of the audit log."""
+    """Return the last moves of an assignment in the console, of the newest audit entries.
+
+    `streamqd move` writes no entry.
+    """
     entries = audit.page(visit.desk.store, place.topic, limit=AUDIT_READ).entries
     moves = [each for each in entries if each.command == "move"]
     return [each for each in moves if each.arguments.get("scope") == str(place)][:MOVES_SHOWN]
