@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -105,6 +105,23 @@ class GroupDeleted:
     topic: str
     group: str
     partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Messages of a group that its deletion discards: delivered ones, and failed ones to retry.
+
+    `retries` wait for their due time, or are due and unread. A lag counts the `due` ones too.
+    """
+
+    pending: int
+    retries: int
+    due: int
+
+    @property
+    def total(self) -> int:
+        """The number of these messages."""
+        return self.pending + self.retries
 
 
 def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
@@ -208,6 +225,14 @@ def growing(store: Store, topic: str, group: str) -> str:
     return ""
 
 
+def unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
+    """Return the unfinished messages of partitions. Unknown numbers count as 0."""
+    rows = [*parts]
+    due = sum(row.retry_unread for row in rows)
+    waiting = sum(row.waiting_retries or 0 for row in rows)
+    return Unfinished(sum(row.pending or 0 for row in rows), waiting + due, due)
+
+
 def owned_sentence(unit: Unit, owner: str) -> str:
     """Return the refusal for a unit that an instance or another command owns."""
     if owner in KEEPERS:
@@ -225,10 +250,10 @@ def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
     for row in _measured(ViewReader(store), units):
         if row.lease == "owned":
             raise Refused(owned_sentence(row.unit, row.owner))
-        waiting = (row.pending or 0) + (row.waiting_retries or 0) + row.retry_unread
-        if waiting:
+        left = unfinished([row])
+        if left.total:
             raise Refused(
-                f"{row.unit} has {waiting} messages that are pending or wait for a retry;"
+                f"{row.unit} has {left.total} messages that are pending or wait for a retry;"
                 " pass --force to discard them"
             )
 

@@ -303,3 +303,22 @@ def test_an_admin_deletes_a_group_by_its_name(console, fleet):
     assert groups.names(fleet.store, TOPIC) == ["bill", "ship"]
     [row] = audited(fleet, "group delete")
     assert (row.who, row.counts) == ("anna (console)", {"partitions": count})
+
+
+def test_an_unread_retry_needs_the_choice_to_discard_it(console, fleet):
+    """A due retry is in the retry stream of its group, until a worker reads it."""
+    keys, link = fleet.store.keys, fleet.link
+    link.execute("XGROUP", "CREATE", keys.stream(TOPIC, 0), "old", "$")
+    retries = keys.retry_stream(TOPIC, 0, "old")
+    link.execute("XGROUP", "CREATE", retries, "old", "0", "MKSTREAM")
+    link.execute("XADD", retries, "*", "f", "v")
+    path = "/groups/orders/old/delete"
+
+    refusal = "has 0 pending messages and 1 waiting retry; choose discard to delete them"
+    assert refusal in shown(console, path)
+    assert act(console, "anna", path, typed_name="old").status == 409
+    text = shown(console, f"{path}?discard=yes")
+    assert "It has 0 unread messages, 0 pending messages and 1 waiting retry." in text
+    assert act(console, "anna", path, typed_name="old", discard="yes").status == 303
+
+    assert "old" not in groups.names(fleet.store, TOPIC)

@@ -249,10 +249,11 @@ def _checked(visit: Visit) -> groups.GroupDetail:
         )
     if why := groups.growing(visit.desk.store, topic, group):
         raise Refused(f"{why}; wait until the growth is complete")
-    if (found.pending or found.waiting_retries) and not visit.text("discard"):
+    left = groups.unfinished(found.partitions)
+    if left.total and not visit.text("discard"):
         raise Refused(
-            f"{topic}/{group} has {plural(found.pending, 'pending message')} and"
-            f" {plural(found.waiting_retries, 'waiting retry')}; choose discard to delete them"
+            f"{topic}/{group} has {plural(left.pending, 'pending message')} and"
+            f" {plural(left.retries, 'waiting retry')}; choose discard to delete them"
         )
     return found
 
@@ -260,9 +261,12 @@ def _checked(visit: Visit) -> groups.GroupDetail:
 def preview_delete_group(visit: Visit) -> Preview:
     """Return what deleting a group would do."""
     found = _checked(visit)
-    least = "" if found.lag_exact else "at least "
-    unread, pending = plural(found.lag, "unread message"), plural(found.pending, "pending message")
-    retries = plural(found.waiting_retries, "waiting retry")
+    left, least = groups.unfinished(found.partitions), "" if found.lag_exact else "at least "
+    unread = plural(found.lag - left.due, "unread message")
+    pending, retries = (
+        plural(left.pending, "pending message"),
+        plural(left.retries, "waiting retry"),
+    )
     where = f"{plural(len(found.partitions), 'partition')} of {found.topic}"
     return Preview(
         [
