@@ -30,6 +30,7 @@ LAST_ERROR_PLACE = b"lastErrorPlace"
 LAST_RUN = b"lastRun"
 RUN_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # trace, span, flags
 HEADERS_MAX = 256  # headers of one message
+REPLAY_OF = "x-replay-of"  # header of a message that `pipeline replay` sent: the original
 # Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"

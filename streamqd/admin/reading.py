@@ -328,7 +328,7 @@ class ViewReader:
             self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
 
     def keep(self, row: Unreadable) -> None:
-        """Add the invalid values that another view found."""
+        """Add an invalid value that was found elsewhere."""
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def refused(self, error: RedisRefused, key: str, command: str) -> None:

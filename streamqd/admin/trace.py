@@ -19,7 +19,7 @@ from streamqd.admin.outbox_messages import OutboxUid
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
-from streamqd.message import LAST_ERROR, RUN_REFERENCE
+from streamqd.message import LAST_ERROR, REPLAY_OF, RUN_REFERENCE
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
@@ -30,7 +30,7 @@ PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
 # Headers that name the origin of a message.
-SCHEDULE, REPLAY_OF, EDITED_FROM = "x-schedule", "x-replay-of", "x-edited-from"
+SCHEDULE, EDITED_FROM = "x-schedule", "x-edited-from"
 
 # The states of a message in a group. The first one that applies is the state.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"

@@ -17,6 +17,7 @@ import pytest
 from streamqd import config
 from streamqd.cli import answers
 from streamqd.errors import HandlerLoadError, RedisRefused, Refused, TopicMissing
+from streamqd.message import REPLAY_OF
 from streamqd.spark import read_topic
 from streamqd.spark.form import OptionsError
 from streamqd.spark.pipelines import queries, standing, tables
@@ -25,7 +26,7 @@ from streamqd.spark.pipelines.checkpoints import hold
 from streamqd.spark.pipelines.compact import compact, purge
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.queries import PipelineError, wait
-from streamqd.spark.pipelines.replay import HEADER, ReplayFilter, replay
+from streamqd.spark.pipelines.replay import ReplayFilter, replay
 from streamqd.spark.pipelines.run import Job, load, run
 from streamqd.spark.pipelines.standing import Standing
 from streamqd.spark.pipelines.storage import Archive
@@ -212,7 +213,7 @@ def test_replay_from_the_archive_once_under_a_name(
     sent = entries(shop, "again")
     assert [each["payload"] for each in sent] == [b"0:%d-0" % n for n in range(3, 7)]
     assert [json.loads(each["headers"]) for each in sent] == [
-        {HEADER: f"access/0/{n}-0"} for n in range(3, 7)
+        {REPLAY_OF: f"access/0/{n}-0"} for n in range(3, 7)
     ]
 
 
@@ -226,7 +227,7 @@ def test_replay_by_key_and_header_keeps_the_message(
     choice = ReplayFilter(keys=("k1",), headers={"n": "1"})
     replay(settings, shop.spark, "access", choice, archive=archive, target="again", rate=1000)
     (sent,) = entries(shop, "again")
-    assert json.loads(sent.pop("headers")) == {"n": "1", HEADER: "access/1/1-0"}
+    assert json.loads(sent.pop("headers")) == {"n": "1", REPLAY_OF: "access/1/1-0"}
     assert sent == {"payload": b"1:1-0", "key": b"k1", "sentAt": b"5"}
     with pytest.raises(Refused, match="the condition is not valid"):
         replay(settings, shop.spark, "access", ReplayFilter(where="nothing = 1"), archive=archive)

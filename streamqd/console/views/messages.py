@@ -21,6 +21,7 @@ from streamqd.console.access import Role
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.console.views.dead import choice_of
 from streamqd.errors import Malformed, Refused
+from streamqd.message import REPLAY_OF
 from streamqd.policy.partitioning import crc32_partition
 
 BUDGET = 10_000  # messages that one request looks at
@@ -220,7 +221,7 @@ def _origins(
         found.append(Origin("Send ID", entry.send_id, "of a delayed send or an outbox"))
     if entry.copy_of:
         found.append(_of_uid("Replayed from", entry.copy_of))
-    if entry.replay_of and tracing.REPLAY_OF in seen:
+    if entry.replay_of and REPLAY_OF in seen:
         found.append(_of_uid("Sent again by a pipeline from", entry.replay_of))
     if entry.edited_from and tracing.EDITED_FROM in seen:
         found.append(_of_uid("Edited and sent from", entry.edited_from))

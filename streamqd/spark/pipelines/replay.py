@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused
+from streamqd.message import REPLAY_OF
 from streamqd.spark.options import WriteOptions, of_settings, write_options
 from streamqd.spark.outgoing import Row, Targets, deliver, rows_of
 from streamqd.spark.pipelines import tables
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import Row as SparkRow
 
-HEADER = "x-replay-of"
 WINDOW = "30d"  # lifetime of the dedup IDs of a named replay
 _EVEN = 0.02  # seconds between two writes of a replay with a rate, or one message
 _SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
@@ -154,9 +154,9 @@ def _prepared(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> 
     origin = f.concat_ws("/", f.lit(topic + place), f.col("partition").cast("string"), f.col("id"))
     others = f.filter(
         f.coalesce(f.col("headers"), f.array().cast("array<struct<key:string,value:binary>>")),
-        lambda each: each["key"] != HEADER,
+        lambda each: each["key"] != REPLAY_OF,
     )
-    headers = f.concat(others, f.array(_header(f.lit(HEADER), origin)))
+    headers = f.concat(others, f.array(_header(f.lit(REPLAY_OF), origin)))
     # The other fields of a dead letter describe its failure.
     fields = (
         f.col("fields") if "fields" in frame.columns else f.lit(None).cast("map<string,binary>")
@@ -185,7 +185,7 @@ def _is_replay() -> SparkColumn:
     """Select replayed rows: a named replay into its own topic must not find its own rows."""
     from pyspark.sql import functions as f
 
-    return f.coalesce(f.exists("headers", lambda each: each["key"] == HEADER), f.lit(False))
+    return f.coalesce(f.exists("headers", lambda each: each["key"] == REPLAY_OF), f.lit(False))
 
 
 def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
