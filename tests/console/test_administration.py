@@ -116,19 +116,19 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
 
 def test_the_fleet_lists_reloads_of_instances_on_other_pages(console, fleet, there):
     url = fleet.tables["redis"]["url"]
-    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-2") as two:
-        wait_until(lambda: "of 2 instances" in shown(console, "/fleet?limit=1"))
+    with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-3") as two:
+        wait_until(lambda: 'id="i-web-3"' in shown(console, "/fleet"))
         two.signal(signal.SIGSTOP)  # its heartbeat is fresh for seconds
         try:
-            directives.reload(there, "web-2", "prices")
-            wait_until(lambda: 'id="r-web-2"' in shown(console, "/fleet?limit=1&from=1"))
+            directives.reload(there, "web-3", "prices")
+            wait_until(lambda: 'id="r-web-3"' in shown(console, "/fleet?limit=1&from=1"))
             text = shown(console, "/fleet?limit=1")
         finally:
             two.signal(signal.SIGCONT)
         assert two.stop() == 0
 
-    assert 'id="i-web-2"' not in text
-    assert 'id="r-web-2"' in text, "the list is not paged"
+    assert 'id="i-web-3"' not in text
+    assert 'id="r-web-3"' in text, "the list is not paged"
 
 
 def test_the_pages_show_the_memory_and_the_process_of_workers(console, fleet):
