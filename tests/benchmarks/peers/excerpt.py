@@ -54,10 +54,10 @@ CHINESE = """\
 全部系统与数据见[基准测试](explanation/benchmarks.md)。
 """  # noqa: RUF001 - Chinese punctuation
 CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息的工作进程 CPU", "每个工作进程内存")
-KILLED_HEAD = "killed worker's message reruns"
+KILLED_HEAD = "killed worker's message reruns, tuned"
 KILLED_TEXT = ", and one run of `make bench NAME=survival` for the last column"
 KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
-KILLED_CHINESE_HEAD = "工作进程被杀后的消息"
+KILLED_CHINESE_HEAD = "工作进程被杀后的消息（调优后）"  # noqa: RUF001
 MINUTE_S = 60.0
 
 Results = dict[str, Any]
