@@ -29,6 +29,7 @@ from streamqd.store.keys import Keys
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
+INTERNALS = ROOT / "docs" / "internals"
 
 
 def _page(title: str, source: str, *parts: str) -> str:
@@ -145,10 +146,10 @@ Each transition of a message or a lease is one Lua script. A script completes th
 refuses it and writes nothing. A reply is a word with its values, and `[2]` is the second element.
 
 In key names, the letter `p` and the prefixes are literal (the prefixes are
-[settings](keys.md)). The rest stands for a value: `T` is the topic, `i` the partition, `G` the
-group, `F` the fleet, `N` the name of an outbox or a pipeline, `Q` a Spark query, `A` an attempt to
-write a batch, and `<id>` a deduplication ID. For example, `{T:p:i}` is `{orders:p:0}` for partition
-0 of orders.
+[settings](../reference/keys.md)). The rest stands for a value: `T` is the topic, `i` the partition,
+`G` the group, `F` the fleet, `N` the name of an outbox or a pipeline, `Q` a Spark query, `A` an
+attempt to write a batch, and `<id>` a deduplication ID. For example, `{T:p:i}` is `{orders:p:0}`
+for partition 0 of orders.
 
 A script with a new meaning gets a new name, so that old and new daemons can run together.
 """,
@@ -374,7 +375,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "errors.md": error_tree,
     REFERENCE / "keys.md": keys,
     REFERENCE / "log-events.md": log_events,
-    REFERENCE / "lua.md": lua,
+    INTERNALS / "lua.md": lua,
     REFERENCE / "metrics.md": metrics,
     REFERENCE / "python.md": python,
 }

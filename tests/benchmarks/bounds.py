@@ -1,7 +1,7 @@
 """Measure takeovers, hand-overs, and the losses of a dead server: `make bench NAME=bounds`.
 
 It uses real daemons and servers, with no other load of its own. It writes
-docs/explanation/bounds.json and the table of docs/explanation/promises.md.
+docs/explanation/bounds.json and the table of docs/explanation/recovery-and-data-loss.md.
 
 A power cut is not a kill: the kernel's cache survives only the kill. To imitate a power cut, every
 file of the server is truncated to its last synced size (tests/benchmarks/synced.c). This is the
@@ -32,7 +32,7 @@ from tests.support.servers import ProcessServer, find_binary
 from tests.support.waiting import wait_until
 
 RESULTS = ROOT / "docs" / "explanation" / "bounds.json"
-PAGE = ROOT / "docs" / "explanation" / "promises.md"
+PAGE = ROOT / "docs" / "explanation" / "recovery-and-data-loss.md"
 MARK = "<!-- figures -->\n"
 PARTITIONS = 4
 BUSY = "sleep 0.005"

@@ -23,7 +23,7 @@ from tests.support.servers import ProcessServer
 pytestmark = pytest.mark.promise
 
 Make = Callable[..., Daemon]
-BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # the bounds in docs/explanation/promises.md
+BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # the bounds in docs/explanation/recovery-and-data-loss.md
 DEFAULT_TTL = {"lease_ttl": "15s"}
 MANY = 8  # partitions whose connections die at the same time
 WITHIN_SECONDS = 2.5  # for three losses

@@ -1,4 +1,4 @@
-"""docs/explanation/promises.md has the measured figures, docs/internals/evidence.md the tests."""
+"""The page of recovery times has the measured figures, docs/internals/evidence.md the tests."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ offers it.
 RECORDED = " The installed packages are in [the results](benchmarks/peers.json)."
 DOCUMENTED = """\
 This table quotes the documentation and is not measured: the effect of a worker's death on its
-fetched jobs, with the settings above. The claims of streamqd [are measured](promises.md).
+fetched jobs, with the settings above. The claims of streamqd
+[are measured](recovery-and-data-loss.md).
 
 {table}"""
 KILLED = """\
@@ -140,7 +141,8 @@ measurement stops after {patience:g} minutes.
 *Others never run*: jobs fetched by the dead process that never ran. *All others done*: the time
 from the death until the last of the other jobs had run. *Run twice*: jobs that had already run
 and ran again. Each value comes from a single death, so it separates seconds from minutes but not
-nearby milliseconds. streamqd's own claims [are measured](promises.md) many times."""
+nearby milliseconds. streamqd's own claims [are measured](recovery-and-data-loss.md) many
+times."""
 
 
 def text(results: dict[str, Any], survival: dict[str, Any] | None = None) -> str:

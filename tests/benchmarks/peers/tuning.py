@@ -39,7 +39,7 @@ RAW = Tuning(
 STREAMQD = Tuning(
     "none: two partitions, everything else at its default",
     "after the handler, with the next read, fenced",
-    ("../internals/hot-path.md", "promises.md"),
+    ("../internals/hot-path.md", "recovery-and-data-loss.md"),
 )
 CELERY = Tuning(
     "`task_acks_late`, `task_reject_on_worker_lost`, `worker_prefetch_multiplier = 64`, no "
