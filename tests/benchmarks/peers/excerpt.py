@@ -7,6 +7,7 @@ between the marks; without the second, there is one column less.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,15 @@ CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息的工�
 KILLED_HEAD = "killed worker's message reruns, tuned"
 KILLED_TEXT = ", and one run of `make bench NAME=survival` for the last column"
 KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
-KILLED_CHINESE_HEAD = "工作进程被杀后的消息（调优后）"  # noqa: RUF001
+KILLED_CHINESE_HEAD = "被杀进程的消息重新执行时间"
+# Parts of cells, as the Chinese page writes them.
+CHINESE_CELLS = {
+    "FastStream, batch handler (": "FastStream，批量处理函数 (",  # noqa: RUF001
+    "Dramatiq, tuned (": "Dramatiq，调优 (",  # noqa: RUF001
+    "Celery, prefork (": "Celery，prefork (",  # noqa: RUF001
+    "RQ, simple workers (": "RQ，SimpleWorker (",  # noqa: RUF001
+}
+CHINESE_TIMES = {"s": "秒", "min": "分钟"}
 MINUTE_S = 60.0
 
 Results = dict[str, Any]
@@ -69,7 +78,19 @@ def _english(results: Results, survival: Results | None) -> str:
 
 def _chinese(results: Results, survival: Results | None) -> str:
     heads = ("", *CHINESE_HEADS, KILLED_CHINESE_HEAD)
-    return _filled(CHINESE, results, survival, heads, KILLED_CHINESE_TEXT)
+    text = _filled(CHINESE, results, survival, heads, KILLED_CHINESE_TEXT)
+    for english, chinese in CHINESE_CELLS.items():
+        text = text.replace(english, chinese)
+    text = re.sub(
+        r"\| not within (\S+) (s|min) \|",
+        lambda cell: f"| {cell[1]} {CHINESE_TIMES[cell[2]]}内未重新执行 |",
+        text,
+    )
+    return re.sub(
+        r"\| after (\S+) (s|min) \|",
+        lambda cell: f"| {cell[1]} {CHINESE_TIMES[cell[2]]}后 |",
+        text,
+    )
 
 
 PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
