@@ -7,10 +7,10 @@ messages of a paused consumer, pending messages, retries and delayed sends, dead
 client uses the server.
 
 Writes growth.json in ten minutes; `make bench NAME=growth-page` turns it into
-docs/internals/growth.md and its plots. 256 workers take 10 MiB each. A trial has fewer and smaller
-sizes, and its own file: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --least 9
---seconds 1 --settle 1 --output var/growth/benchmarks/growth.json`. With `--page`, its page and
-plots are written to var/growth.
+docs/internals/cost-by-size.md and its plots. 256 workers take 10 MiB each. A trial has fewer and
+smaller sizes, and its own file: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000
+--least 9 --seconds 1 --settle 1 --output var/growth/benchmarks/growth.json`. With `--page`, its
+page and plots are written to var/growth.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def write(path: Path) -> None:
 
 def page_of(path: Path) -> Path:
     """Return the path of the page for these results."""
-    return path.parents[1] / "growth.md"
+    return path.parents[1] / "cost-by-size.md"
 
 
 def text(results: dict[str, Any]) -> str:

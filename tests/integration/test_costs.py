@@ -1,7 +1,8 @@
 """The cost of messages for Redis, in counts that do not depend on the machine.
 
-Every figure is in docs/internals/costs.md, with its arithmetic next to it. Timers that would send
-earlier on a slow machine are disabled, so the counts depend only on the number of messages.
+Every figure is in docs/internals/counted-costs.md, with its arithmetic next to it. Timers that
+would send earlier on a slow machine are disabled, so the counts depend only on the number of
+messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cost of an instance for Redis besides its messages, in machine-independent counts.
 
-As in test_costs.py, every figure is in docs/internals/costs.md.
+As in test_costs.py, every figure is in docs/internals/counted-costs.md.
 """
 
 from __future__ import annotations

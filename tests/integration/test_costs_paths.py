@@ -1,6 +1,6 @@
 """The cost of other paths of a message for Redis: concurrency, batches, retries, replays.
 
-As in test_costs.py, every figure is in docs/internals/costs.md, and no timer counts.
+As in test_costs.py, every figure is in docs/internals/counted-costs.md, and no timer counts.
 """
 
 from __future__ import annotations

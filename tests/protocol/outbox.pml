@@ -1,6 +1,6 @@
 /*
  * A model for Spin of one outbox and two relays, as in
- * docs/explanation/decisions/0035-an-outbox-with-its-record-in-the-partition.md. A topic of one
+ * docs/explanation/decisions/0035-deduplicate-outbox-rows-in-the-partition.md. A topic of one
  * partition may grow to two. Rows with even numbers have one key and rows with odd numbers another,
  * which moves to the new partition when the topic grows.
  *

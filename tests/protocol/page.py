@@ -50,7 +50,7 @@ tests and the fault battery cover these. In this model, a mark charges its messa
 lost owner. The model of rounds below also covers isolation, which comes before the charge.
 
 `tests/protocol/rounds.pml` models
-[recovery in rounds](../explanation/decisions/0029-suspects-run-in-rounds.md): one or two partitions
+[recovery in rounds](../explanation/decisions/0029-run-suspects-in-rounds.md): one or two partitions
 of a host, and several runs at a time in each worker. Any message may be a poison message: it
 crashes its process whenever it runs, or takes down its host (a *killer* in the model). A budget
 pays for external kills of a process and for other losses of a host. Spin checks:
@@ -77,7 +77,7 @@ The model leaves out moves to another partition, removal, orphans and overlap. T
 `tests/acceptance/test_schedules.py` and the contract tests cover these.
 
 `tests/protocol/outbox.pml` models one
-[outbox](../explanation/decisions/0035-an-outbox-with-its-record-in-the-partition.md): two relays, a
+[outbox](../explanation/decisions/0035-deduplicate-outbox-rows-in-the-partition.md): two relays, a
 table of rows with two keys, and a topic that may grow. A relay may die or pause at any step, even
 for longer than its lease. The reply of a publish or of a delete may be lost, and one of them may be
 executed late. Spin checks:

@@ -1,6 +1,6 @@
 /*
  * A model for Spin of one schedule and two housekeepers, as in
- * docs/explanation/decisions/0032-schedules-without-a-leader.md. Ticks and the server's clock are
+ * docs/explanation/decisions/0032-run-schedules-without-a-leader.md. Ticks and the server's clock are
  * numbers.
  *
  * Every script is one atomic step of the server. A process may pause for any time. These faults cost

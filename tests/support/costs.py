@@ -3,8 +3,8 @@
 A round trip is a write by this process after a read; the sockets count it. The counts of commands
 and script calls come from the server, including commands within scripts.
 
-docs/internals/costs.md lists the costs. A test that measures a cost compares it with its row there,
-or writes the row (`make bench NAME=costs`).
+docs/internals/counted-costs.md lists the costs. A test that measures a cost compares it with its
+row there, or writes the row (`make bench NAME=costs`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from streamqd.store.client import Connection
 from tests.contract.harness import Harness
 
-PAGE = Path(__file__).parents[2] / "docs" / "internals" / "costs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "counted-costs.md"
 _SCRIPTS = ("evalsha", "eval")
 _ORIGINAL = socket.socket
 
@@ -155,12 +155,12 @@ class Page:
     def _row(self, what: str, cells: tuple[str, ...], *, judged: bool) -> None:
         text = PAGE.read_text("utf-8")
         found = re.search(rf"^\| {re.escape(what)} \|.*$", text, re.MULTILINE)
-        assert found, f"docs/internals/costs.md has no row `{what}`"
+        assert found, f"docs/internals/counted-costs.md has no row `{what}`"
         row = f"| {' | '.join((what, *cells))} |"
         if self.writes:
             PAGE.write_text(text.replace(found[0], row), "utf-8")
         elif judged:
-            assert found[0] == row, "costs.md is not current: run `make bench NAME=costs`"
+            assert found[0] == row, "counted-costs.md is not current: run `make bench NAME=costs`"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""docs/internals/growth.md: its statements follow from the measured figures."""
+"""docs/internals/cost-by-size.md: its statements follow from the measured figures."""
 
 from __future__ import annotations
 

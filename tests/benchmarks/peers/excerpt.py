@@ -58,7 +58,7 @@ CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息的工�
 KILLED_HEAD = "killed worker's message reruns, tuned"
 KILLED_TEXT = ", and one run of `make bench NAME=survival` for the last column"
 KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
-KILLED_CHINESE_HEAD = "被杀进程的消息重新执行时间"
+KILLED_CHINESE_HEAD = "被杀进程的消息重新执行时间（调优后）"  # noqa: RUF001
 # Parts of cells, as the Chinese page writes them.
 CHINESE_CELLS = {
     "FastStream, batch handler (": "FastStream，批量处理函数 (",  # noqa: RUF001
