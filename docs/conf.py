@@ -43,7 +43,7 @@ html_copy_source = False
 _SECTION = re.compile(r"^### \[[^]]+\]\(([^)]+)\.md\)$", re.MULTILINE)
 _ENTRY = re.compile(r"^(?:- |\| \d+ \| )\[[^]]+\]\(([^):#]+)\.md\)", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w+)[ ]*([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"\bfile=\"?([^\"\s]+)")
+_FILE = re.compile(r"\b(?:file|excerpt)=\"?([^\"\s]+)")
 _SECTIONS = set(_SECTION.findall(Path(__file__).with_name("index.md").read_text()))
 _TYPED_AT = {"first": "Terminal 1", "second": "Terminal 2"}  # how tutorials name two terminals
 

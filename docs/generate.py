@@ -279,21 +279,16 @@ def cli() -> str:
         "streamqd/cli",
         """
 Global options come before the command. Every command that prints a result accepts `--json`, and
-every command accepts `--help`. See [Exit codes](exit-codes.md) for their meaning. A short option
-has the same meaning in every command: `-n` is `--limit`, `-p` is `--partition`, `-g` is `--group`,
-and `-k` is `--key`.
+every command accepts `--help`. [Exit codes](exit-codes.md) lists their meaning. A short option has
+the same meaning in every command: `-n` is `--limit`, `-p` is `--partition`, `-g` is `--group`, and
+`-k` is `--key`.
 
 Output on a terminal has colors. `NO_COLOR`, `TERM=dumb` and `--no-color` disable them. `--color`
 overrides `NO_COLOR`. Pipes and JSON never have colors.
 
-Commands, options, and the names of topics, groups and instances complete in a shell. The names come
-from the Redis of the configuration. If it does not answer within a second, no names are offered.
-
-```sh
-eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"     # in ~/.bashrc
-eval "$(_STREAMQD_COMPLETE=zsh_source streamqd)"      # in ~/.zshrc
-_STREAMQD_COMPLETE=fish_source streamqd | source      # in ~/.config/fish/completions/streamqd.fish
-```
+With [shell completion](../how-to/install.md#shell-completion), the shell completes commands,
+options, and the names of topics, groups and instances. The names come from the Redis of the
+configuration. If it does not answer within a second, no names are offered.
 """,
         *_command_parts(command, ["streamqd"]),
     )

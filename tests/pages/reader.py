@@ -12,6 +12,7 @@ The words after the language of a fence are for this reader. Markdown shows only
     ```sh setup                 not typed: it creates the environment of the tests
     ```python file=weblog.py    a file to write; the first line `# weblog.py` may name it too
     ```python append=settings.py  lines for the end of a file that exists
+    ```python excerpt=shop.py   lines that a file contains
     ```python spark             run by the Spark tests, which have a session
     ```text                     the whole output of the last commands
     ```text first               lines that a running command prints, in any order
@@ -119,6 +120,8 @@ class Reader:
         elif "append" in fence.options:
             file = self.terminal(FIRST).folder / fence.options["append"]
             file.write_text(f"{file.read_text()}\n{text}")
+        elif "excerpt" in fence.options:
+            assert text in (self.terminal(FIRST).folder / fence.options["excerpt"]).read_text()
         else:
             assert fence.file, "it does not say which file it is"
             (self.terminal(FIRST).folder / fence.file).write_text(text)

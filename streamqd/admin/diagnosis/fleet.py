@@ -190,7 +190,7 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.assignment-failed", Severity.PROBLEM, Need.FLEET)
 def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An instance gave an assignment up after an error of streamqd itself."""
+    """An internal error stopped an assignment."""
     for unit, name in _in_state(facts, "failed"):
         yield CheckResult(
             f"{name} released {unit} temporarily after an internal error of streamqd; its other"

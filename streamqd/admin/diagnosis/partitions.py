@@ -432,7 +432,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.dead-letters-growing", Severity.WARNING, Need.FLEET)
 def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A group is producing dead letters now."""
+    """A group produced more than 0.6 dead letters per minute in the last 10 s."""
     for (topic, group), rows in by_group(facts.published).items():
         rate = sum(row.dead_lettered or 0.0 for row in rows)
         if rate >= GROWING:
