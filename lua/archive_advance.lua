@@ -1,4 +1,4 @@
--- archive_advance: stored -> free to be removed
+-- archive_advance: not archived -> archived
 --
 -- Record up to which entry a partition is archived, or up to which dead letter. The mark only moves
 -- forward, so a slower archive or a late copy of this call changes nothing.
@@ -23,7 +23,7 @@ if is_id(archived) and not older(archived, id) then
   return {'BEHIND', archived}
 end
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', trim, field)
 redis.call('HSET', trim, field, id)

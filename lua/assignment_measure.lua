@@ -1,4 +1,4 @@
--- assignment_measure: no transition, reads only
+-- assignment_measure: read-only
 --
 -- Return the figures of one group on one partition for metrics and status. Entries are examined
 -- here, so that no body is transferred.
@@ -15,11 +15,11 @@
 -- Returns  NOGROUP  the group does not exist on the partition
 --
 -- Cost     O(g + log n) + size of two bodies, g = groups, n = pending entries
--- Repeat   safe: reads only
+-- Repeat   safe: read-only
 -- @include _clock
 -- @include _groups
 -- @include _ids
--- @include _after
+-- @include _ranges
 
 local stream, retry, delayed = KEYS[1], KEYS[2], KEYS[3]
 local group = ARGV[1]

@@ -16,7 +16,8 @@
 --                                                [2] how many
 --
 -- Cost     O(n), n = directives removed
--- Repeat   safe: a repeated reload or rebalance runs twice. Works when memory is full
+-- Repeat   not idempotent: a repeated reload or rebalance is applied twice. Works when memory is
+--          full
 -- @include _clock
 -- @include _numbers
 
@@ -36,7 +37,7 @@ if field ~= '' and count > directives_max and redis.call('HEXISTS', control, fie
   return {'FULL', text(count - 1)}
 end
 
--- Guards end here
+-- No writes above this line
 -- No directive has an empty name. This HDEL runs because it is accepted when memory is full, and so
 -- is every write after it.
 redis.call('HDEL', control, '')

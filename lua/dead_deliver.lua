@@ -31,7 +31,7 @@ if group ~= '' and not group_on(target, group) then
 end
 redis.call('XLEN', target)
 
--- Guards end here
+-- No writes above this line
 local id = redis.call('XADD', target, '*', unpack(fields))
 redis.call('SET', dedup, id, 'PX', window_ms)
 return {'OK', id}

@@ -1,4 +1,4 @@
--- dead_letters_measure: no transition, reads only
+-- dead_letters_measure: read-only
 --
 -- Count the dead letters of a partition by group, one page per call. Entries are examined here, so
 -- that no body is transferred.
@@ -12,8 +12,8 @@
 --              `after` [4] 1 = there may be more [5] total number of dead letters
 --
 -- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = dead letters
--- Repeat   safe: reads only
--- @include _bytes
+-- Repeat   safe: read-only
+-- @include _byte_limit
 -- @include _groups
 -- @include _ids
 

@@ -32,7 +32,7 @@ if mark and target ~= '' then
   return {'OK', first or mark, text(now - (whole(since) or 0))}
 end
 
--- Guards end here
+-- No writes above this line
 if target == '' then
   redis.call('HDEL', moving, dead_letter_id)
 else

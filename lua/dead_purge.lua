@@ -19,10 +19,10 @@
 -- Cost     O((count + ids) x log n) + at most 512 KiB of bodies plus four more, n = dead letters
 -- Repeat   safe: the next call removes the next dead letters. Ids that are already removed are
 --          ignored. Works when memory is full
--- @include _bytes
+-- @include _byte_limit
 -- @include _ids
--- @include _after
--- @include _count
+-- @include _ranges
+-- @include _counting
 -- @include _lists
 
 local dlq, moving, trim = KEYS[1], KEYS[2], KEYS[3]
@@ -56,7 +56,7 @@ if before ~= '' then
   _, _, more = count_after(dlq, '0-0', predecessor(before), count, ids)
 end
 
--- Guards end here
+-- No writes above this line
 local removed = 0
 for at = 1, #ids, SLICE do
   local last = math.min(at + SLICE - 1, #ids)

@@ -55,7 +55,7 @@ if group ~= '' then
   end
 end
 
--- Guards end here
+-- No writes above this line
 local new_id = redis.call('XADD', target, '*', unpack(merged(letter[2], changed, DEAD_ONLY)))
 redis.call('XDEL', dlq, dead_letter_id)
 return {'OK', new_id}

@@ -30,11 +30,11 @@
 -- @include _clock
 -- @include _groups
 -- @include _ids
--- @include _after
+-- @include _ranges
 -- @include _numbers
 -- @include _lists
 -- @include _places
--- @include _forgetting
+-- @include _pending_removal
 
 local stream, retry, delayed, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local attempts, fence, lease, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
@@ -59,7 +59,7 @@ if force ~= '1' and pending + waiting + unread > 0 then
   return {'UNSETTLED', pending, waiting, unread}
 end
 
--- Guards end here
+-- No writes above this line
 if pending > at_once then
   keep(fence, lease, token, ttl_ms, 'group-delete')
   forget_oldest({{stream, on_stream}, {retry, on_retry}}, part)

@@ -32,7 +32,7 @@ if not on_stream and floor and not is_id(floor) then
 end
 local at = is_id(floor) and predecessor(floor) or start
 
--- Guards end here
+-- No writes above this line
 if not on_retry then
   redis.call('XGROUP', 'CREATE', retry, group, '0', 'MKSTREAM')
 end

@@ -43,7 +43,7 @@
 -- @include _numbers
 -- @include _lists
 -- @include _places
--- @include _forgetting
+-- @include _pending_removal
 
 local fence, lease, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local delayed, items, attempts, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
@@ -72,7 +72,7 @@ if on_retry then
   retry_end = named(redis.call('XINFO', 'STREAM', retry))['last-generated-id']
 end
 
--- Guards end here
+-- No writes above this line
 local dropping = drop == '1' and on_retry
 if in_hand(on_stream) + in_hand(dropping) > at_once then
   keep(fence, lease, token, ttl_ms, 'group-reset')

@@ -51,7 +51,7 @@ local function missing(source, after)
 end
 local main_at, retry_at = missing(stream, after_main), missing(retry, after_retry)
 
--- Guards end here
+-- No writes above this line
 local function make(source, at, ids)
   redis.call('XGROUP', 'CREATE', source, group, at, 'MKSTREAM')
   for first = 1, #ids, SLICE do

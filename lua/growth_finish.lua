@@ -7,7 +7,7 @@
 -- ARGV[1]  token  token  of the growth
 --
 -- Returns  OK    forgotten
--- Returns  GONE  no such growth is in progress: success for a repeat
+-- Returns  GONE  no such growth is in progress
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns GONE. Works when memory is full
@@ -19,6 +19,6 @@ if redis.call('HGET', meta, 'growToken') ~= token then
   return {'GONE'}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('HDEL', meta, 'growTo', 'growToken', 'growFrom', 'growSince', 'growBarriers')
 return {'OK'}

@@ -27,6 +27,6 @@ if known[4] then
   return {'OK', known[4]}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('HSET', meta, 'growBarriers', barriers)
 return {'OK', barriers}

@@ -40,7 +40,7 @@ if count ~= seen then
   return {'CHANGED', count}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call(
   'HSET', meta, 'growTo', to, 'growToken', token, 'growFrom', count, 'growSince',
   text(now_unix_ms()))

@@ -25,7 +25,7 @@ if not known[1] or known[3] ~= token then
 end
 redis.call('SCARD', partitions)
 
--- Guards end here
+-- No writes above this line
 for at = 1, #streams, SLICE do
   redis.call('SADD', partitions, unpack(streams, at, math.min(at + SLICE - 1, #streams)))
 end

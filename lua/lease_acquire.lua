@@ -80,7 +80,7 @@ if unclean and not mine and mark then
   end
 end
 
--- Guards end here
+-- No writes above this line
 if mine then
   -- PEXPIRE is accepted when memory is full, and so is every write after it.
   if redis.call('PEXPIRE', lease, ttl_ms) == 0 or leased ~= token then

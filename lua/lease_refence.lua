@@ -61,7 +61,7 @@ redis.call('XLEN', stream)
 redis.call('XLEN', retry)
 local blamed = source and pending(source, group, charged_id)
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'mark', 'session')
 if blamed then

@@ -10,7 +10,7 @@
 -- ARGV[1]  token   token   the owner's
 --
 -- Returns  OK      free
--- Returns  FENCED  not, or no longer, the owner: success for a repeat     [2] epoch [3] owner
+-- Returns  FENCED  not, or no longer, the owner     [2] epoch [3] owner
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns FENCED. Works when memory is full
@@ -25,7 +25,7 @@ if refusal then
 end
 local leased = redis.call('GET', lease)
 
--- Guards end here
+-- No writes above this line
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 if leased == token then
   redis.call('DEL', lease)

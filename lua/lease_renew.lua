@@ -32,7 +32,7 @@ if leased and leased ~= token then
   return {'LOST'}
 end
 
--- Guards end here
+-- No writes above this line
 -- PEXPIRE is accepted when memory is full, and so is every write after it.
 if redis.call('PEXPIRE', lease, ttl_ms) == 1 then
   return {'OK'}

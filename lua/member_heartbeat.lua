@@ -48,7 +48,7 @@ for at = 5, #ARGV do
   end
 end
 
--- Guards end here
+-- No writes above this line
 -- No instance has an empty id. These two commands run even if no instance is removed, because they
 -- are accepted when memory is full, and so is every write after them.
 redis.call('ZREM', members, '', unpack(silent))

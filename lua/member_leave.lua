@@ -10,7 +10,7 @@
 -- ARGV[2]  nonce    token of the run that leaves
 --
 -- Returns  OK       left
--- Returns  GONE     no such member: success for a repeat
+-- Returns  GONE     no such member
 -- Returns  OTHER    the entry belongs to another run
 --
 -- Cost     O(log n), n = members
@@ -29,7 +29,7 @@ if not readable or type(held) ~= 'table' or held['nonce'] ~= nonce then
   return {'OTHER'}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('ZREM', members, id)
 redis.call('HDEL', info, id)
 return {'OK'}

@@ -1,9 +1,8 @@
 -- message_adopt: in-flight (other clients) -> in-flight (streamqd)
 --
--- Take over all entries that clients of the group have read and not acknowledged, while no instance
--- of streamqd owns the assignment. The first owner recovers them. Each call takes one page and
--- returns the cursor of the next. A missing group raises the server's own error NOGROUP, as a read
--- does.
+-- Take over one page of the entries that other clients have read and not acknowledged, while no
+-- instance of streamqd owns the assignment. Returns the cursor of the next page. The first owner
+-- recovers the entries. A missing group raises the server's own error NOGROUP, as a read does.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
@@ -30,6 +29,6 @@ if not group_on(source, group) then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
 
--- Guards end here
+-- No writes above this line
 local page = redis.call('XAUTOCLAIM', source, group, 'w', 0, cursor, 'COUNT', count, 'JUSTID')
 return {'OK', page[1], #page[2]}

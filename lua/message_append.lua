@@ -29,7 +29,7 @@ if present then
   return {'MOVED', present}
 end
 
--- Guards end here
+-- No writes above this line
 local ids = write(stream, alone, messages, #ARGV)
 if type(ids[#ids]) == 'table' then
   return {'OK', ids}

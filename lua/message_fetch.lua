@@ -39,7 +39,7 @@ if not group_on(stream, group) or not group_on(retry, group) then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. stream)
 end
 
--- Guards end here
+-- No writes above this line
 local found = {[stream] = {}, [retry] = {}}
 local reply = redis.call(
   'XREADGROUP', 'GROUP', group, 'w', 'COUNT', count, 'STREAMS', retry, stream, '>', '>')

@@ -1,4 +1,4 @@
--- message_find: no transition, reads only
+-- message_find: read-only
 --
 -- Find the entries of a message in a stream by one field: its original id in a retry stream, dead
 -- letters and replays, or the id of its send. Entries are examined here, so that no body is
@@ -15,8 +15,8 @@
 --              examine, or '' if all were examined
 --
 -- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = entries
--- Repeat   safe: reads only
--- @include _bytes
+-- Repeat   safe: read-only
+-- @include _byte_limit
 -- @include _ids
 
 local stream, field, value, from, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])

@@ -18,7 +18,7 @@
 -- Cost     O(count x log n) + at most 512 KiB of bodies plus one more, n = waiting entries
 -- Repeat   safe: moves the next due entries
 -- @include _clock
--- @include _bytes
+-- @include _byte_limit
 
 local delayed, items, target = KEYS[1], KEYS[2], KEYS[3]
 local count = ARGV[1]
@@ -61,7 +61,7 @@ local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, 
 redis.call('HLEN', items)
 redis.call('XLEN', target)
 
--- Guards end here
+-- No writes above this line
 -- All insertions come first, then one removal of the members that were moved. An insertion that the
 -- server refuses (its error is a table) is the last one. If the first one is refused, its error is
 -- raised.

@@ -62,7 +62,7 @@ if max_backlog >= 0 then
   end
 end
 
--- Guards end here
+-- No writes above this line
 local ids, left = write(stream, alone, messages, room)
 if dedup ~= stream then
   redis.call('SET', dedup, ids[1], 'PX', window_ms)

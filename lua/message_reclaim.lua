@@ -33,11 +33,11 @@
 -- Cost     O(c + (count + 512) x log n) + at most 512 KiB of bodies plus one more, n = pending
 --          entries, c = consumers
 -- Repeat   safe. After a lost reply message_recover lists the taken entries
--- @include _bytes
+-- @include _byte_limit
 -- @include _fence
 -- @include _groups
 -- @include _ids
--- @include _after
+-- @include _ranges
 -- @include _lists
 -- @include _places
 
@@ -58,11 +58,11 @@ local on_source = group_on(source, group)
 if not on_source then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
-local entries, ids, ghosts, looked, size = {}, {}, {}, 0, 0
+local entries, ids, missing, looked, size = {}, {}, {}, 0, 0
 
 -- Take one more idle entry. Returns true if the page may move past it, false without room.
 local function pass(id)
-  if #ids + #ghosts >= count or size >= BYTES_MAX then
+  if #ids + #missing >= count or size >= BYTES_MAX then
     return false
   end
   local entry = redis.call('XRANGE', source, id, id)[1]
@@ -70,7 +70,7 @@ local function pass(id)
     size = size + size_of(entry[2])
     entries[#entries + 1] = entry
   end
-  table.insert(entry and ids or ghosts, id)
+  table.insert(entry and ids or missing, id)
   return true
 end
 
@@ -113,10 +113,10 @@ if not stop and (here or goes_on) and unowned > 0 then
   stop = walk('', goes_on and after or '0-0')
 end
 
--- Guards end here
+-- No writes above this line
 if #ids > 0 then
   ids[#ids + 1] = 'JUSTID'
   redis.call('XCLAIM', source, group, 'w', 0, unpack(ids))
 end
-acknowledge(source, group, ghosts)
-return {'OK', entries, #ghosts, stop or {}}
+acknowledge(source, group, missing)
+return {'OK', entries, #missing, stop or {}}

@@ -31,11 +31,11 @@
 -- Cost     O(count x log n) + at most 1 MiB of bodies plus two more, n = pending entries
 -- Repeat   idempotent: the same list, the same session. Works when memory is full
 -- @include _clock
--- @include _bytes
+-- @include _byte_limit
 -- @include _fence
 -- @include _groups
 -- @include _ids
--- @include _after
+-- @include _ranges
 -- @include _numbers
 
 local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -83,7 +83,7 @@ local retry_entries, retry_more = page(retry, 'r', after_retry)
 local quarantine = redis.call('HEXISTS', fence, 'quarantine')
 local accused = redis.call('HGET', fence, 'accused') or ''
 
--- Guards end here
+-- No writes above this line
 if open == '1' then
   -- HDEL first: it is accepted when memory is full, and so is the write after it.
   redis.call('HDEL', fence, 'session')

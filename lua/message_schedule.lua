@@ -47,7 +47,7 @@ if dedup ~= scheduled then
   end
 end
 
--- Guards end here
+-- No writes above this line
 local now = now_unix_ms()
 local due = text(at_ms >= 0 and at_ms or now + delay_ms)
 redis.call('HSET', items, send_id, cmsgpack.pack(merged(fields, {'sentAt', text(now)}, {})))

@@ -34,7 +34,7 @@ local rows = redis.call('XPENDING', stream, group, '-', before, count)
 redis.call('HLEN', attempts)
 redis.call('HLEN', trim)
 
--- Guards end here
+-- No writes above this line
 local ids, places = {}, {}
 for at, row in ipairs(rows) do
   ids[at], places[at] = row[1], 'm:' .. row[1]

@@ -1,4 +1,4 @@
--- outbox_fence: an earlier epoch -> this epoch
+-- outbox_fence: epoch of an earlier relay -> epoch of this relay
 --
 -- Close a partition to every earlier relay of an outbox, and read the rows of its last batch. The
 -- relay fences all partitions of a topic, deletes the returned rows from its table, because they
@@ -37,6 +37,6 @@ if count then
   return {'MOVED', count}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('HSET', record, 'epoch', epoch)
 return {'OK', found[2] or ''}

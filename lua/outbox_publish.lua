@@ -83,7 +83,7 @@ if max_backlog >= 0 then
   end
 end
 
--- Guards end here
+-- No writes above this line
 local now, call = now_unix_ms(), redis.call
 local at, first, added, kept, rest = rows, 0, 0, {}, ''
 while at <= values do

@@ -1,4 +1,4 @@
--- partition_measure: no transition, reads only
+-- partition_measure: read-only
 --
 -- Return the figures of one partition for metrics and status. Entries are examined here, so that no
 -- body is transferred.
@@ -16,7 +16,7 @@
 --              clients removed
 --
 -- Cost     O(log n + g) + size of two bodies, n = delayed sends, g = groups
--- Repeat   safe: reads only
+-- Repeat   safe: read-only
 -- @include _clock
 -- @include _groups
 -- @include _numbers

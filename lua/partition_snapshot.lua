@@ -1,4 +1,4 @@
--- partition_snapshot: no transition, reads only
+-- partition_snapshot: read-only
 --
 -- Count the messages of a group on a partition by state, at one instant: the conservation check.
 --
@@ -17,12 +17,12 @@
 -- Returns  NOGROUP  the group is missing on one of the streams
 --
 -- Cost     O(limit x log n) + at most 1 MiB of bodies plus eight more, n = entries
--- Repeat   safe: reads only
+-- Repeat   safe: read-only
 -- @include _groups
--- @include _bytes
+-- @include _byte_limit
 -- @include _ids
--- @include _after
--- @include _count
+-- @include _ranges
+-- @include _counting
 
 local stream, retry, delayed, dlq, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, limit = ARGV[1], tonumber(ARGV[2])

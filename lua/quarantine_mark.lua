@@ -46,7 +46,7 @@ end
 redis.call('XLEN', stream)
 redis.call('XLEN', retry)
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'mark')
 acknowledge(stream, group, main_ids)

@@ -40,7 +40,7 @@ if position[3] == after and read >= 0 and info['entries-added'] then
   position[4], position[5] = 'ENTRIESREAD', math.min(read, info['entries-added'])
 end
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', trim, 'holds:' .. group)
 if not known then

@@ -1,4 +1,4 @@
--- retention_measure: no transition, reads only
+-- retention_measure: read-only
 --
 -- Return the memory use of a partition and the position of each group, to show which entries stay
 -- and why.
@@ -14,7 +14,7 @@
 --
 -- Cost     O(g x (c + log n)) + size of g + 3 bodies, g = groups, c = consumers of a group, n =
 --          pending entries, and the sizes of 1,000 nodes
--- Repeat   safe: reads only
+-- Repeat   safe: read-only
 -- @include _groups
 -- @include _ids
 -- @include _numbers

@@ -57,7 +57,7 @@ end
 redis.call('HLEN', items)
 redis.call('XLEN', dlq)
 
--- Guards end here
+-- No writes above this line
 -- Entry by entry, insertion first and source last: if the server refuses a write, every entry is
 --          still in exactly one place.
 local failed_at = text(now_unix_ms())

@@ -1,4 +1,4 @@
--- retry_page: no transition, reads only
+-- retry_page: read-only
 --
 -- Return one page of a group's waiting retries, or of delayed sends, earliest first. Payloads are
 -- measured here, so that no body is transferred.
@@ -15,9 +15,9 @@
 --              without payload and headers [3] 1 = there may be more
 --
 -- Cost     O(log n + count) + at most 512 KiB of bodies plus one more, n = waiting retries
--- Repeat   safe: reads only
+-- Repeat   safe: read-only
 -- @include _clock
--- @include _bytes
+-- @include _byte_limit
 
 local delayed, items = KEYS[1], KEYS[2]
 local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])

@@ -53,7 +53,7 @@ if known_hash and not force and reason ~= 'unreadable' then
 end
 redis.call('ZCARD', due)
 
--- Guards end here
+-- No writes above this line
 redis.call('HSET', schedules, name, spec, name .. ':hash', hash, name .. ':origin', origin,
   name .. ':since', since_ms)
 if origin == 'file' then

@@ -23,7 +23,7 @@ if redis.call('HEXISTS', schedules, name .. ':hash') == 0 and not score then
 end
 redis.call('HLEN', last)  -- fails here, before any write, if the key has another type
 
--- Guards end here
+-- No writes above this line
 redis.call('HDEL', last, name .. ':tick', name .. ':id', name .. ':late', name .. ':fired',
   name .. ':skipped', name .. ':ran')
 redis.call('ZREM', due, name)

@@ -59,7 +59,7 @@ redis.call('XLEN', stream)
 
 local now = now_unix_ms()
 local moved, written = {}, {}
-local function judge(step)
+local function decide(step)
   local name = step.name
   local score = moved[name] or redis.call('ZSCORE', due, name)
   local number = score and tonumber(score)  -- compared as answered: 1.5 moves on as well
@@ -95,7 +95,7 @@ while at <= #ticks do
   local first, ends = at + 7, at + 6 + tonumber(ticks[at + 6])
   local step = {name = name, hash = hash, due = score, tick = tick, word = false,
     following = following, left_out = tonumber(left_out), body = slice(ticks, first, ends)}
-  if judge(step) then
+  if decide(step) then
     moved[name] = following
     steps[#steps + 1] = step
   end
@@ -103,7 +103,7 @@ while at <= #ticks do
   at = ends + 1
 end
 
--- Guards end here
+-- No writes above this line
 for _, step in ipairs(steps) do
   local name = step.name
   if step.word == 'FIRED' then

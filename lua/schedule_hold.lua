@@ -26,7 +26,7 @@ if redis.call('HEXISTS', schedules, name .. ':hash') == 0 and not score then
 end
 local at = score and text(tonumber(score)) or before or ''
 
--- Guards end here
+-- No writes above this line
 redis.call('HSET', schedules, name .. ':held', reason .. ' ' .. at)
 redis.call('ZREM', due, name)
 return {'OK', at}

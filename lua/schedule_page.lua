@@ -1,4 +1,4 @@
--- schedule_page: no transition, reads only
+-- schedule_page: read-only
 --
 -- List the schedules of a partition that are due by the server's clock, earliest first.
 --
@@ -11,7 +11,7 @@
 --              [4] due time of the next schedule that is not due yet, or ''
 --
 -- Cost     O(count + log n), n = schedules of the partition
--- Repeat   safe: reads only
+-- Repeat   safe: read-only
 -- @include _clock
 
 local due, schedules = KEYS[1], KEYS[2]

@@ -23,7 +23,7 @@ if not reason then
 end
 redis.call('ZCARD', due)
 
--- Guards end here
+-- No writes above this line
 if at ~= '' then
   redis.call('ZADD', due, at, name)
 end

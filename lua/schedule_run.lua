@@ -40,7 +40,7 @@ if instant <= math.max(whole(tick or nil) or 0, whole(ran or nil) or 0) then
 end
 redis.call('XLEN', stream)
 
--- Guards end here
+-- No writes above this line
 local id = redis.call('XADD', stream, '*', unpack(fields))
 redis.call('HSET', last, name .. ':ran', ARGV[4], name .. ':id', id)
 return {'OK', id}

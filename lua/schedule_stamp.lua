@@ -42,7 +42,7 @@ for at = 1, #declared, 2 do
   words[#words + 1] = each.word
 end
 
--- Guards end here
+-- No writes above this line
 local now = text(now_unix_ms())
 for _, each in ipairs(noted) do
   redis.call('HSET', schedules, each.name .. ':seen', now)

@@ -42,7 +42,7 @@ if charged_count > 0 then
   redis.call('HLEN', attempts)
 end
 
--- Guards end here
+-- No writes above this line
 for at = 1, charged_count do
   forget_attempts(attempts, places[at])
 end

@@ -32,8 +32,8 @@
 -- @include _lists
 -- @include _places
 -- @include _fields
--- @include _items
--- @include _judge
+-- @include _settle_items
+-- @include _settle_outcomes
 
 local fence, stream, retry, dlq, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, group, adjacent = ARGV[1], ARGV[2], ARGV[3]
@@ -44,14 +44,14 @@ if refusal then
   return refusal
 end
 local entries, shared = read_items(4, false)
-local refused = judge_items(entries, shared, adjacent == '1', stream, retry, group)
+local refused = decide_outcomes(entries, shared, adjacent == '1', stream, retry, group)
 if refused then
   return refused
 end
 redis.call('XLEN', dlq)
 local counted = redis.call('HLEN', attempts) > 0
 
--- Guards end here
+-- No writes above this line
 -- Entry by entry, insertion first and source last: if the server refuses a write, every entry is
 --          still in exactly one place.
 local failed_at = text(now_unix_ms())

@@ -54,7 +54,7 @@ for at = 1, #notes, 3 do
   end
 end
 
--- Guards end here
+-- No writes above this line
 if #higher > 0 then
   redis.call('HSET', attempts, unpack(higher))
 end

@@ -35,8 +35,8 @@
 -- @include _lists
 -- @include _places
 -- @include _fields
--- @include _items
--- @include _judge
+-- @include _settle_items
+-- @include _settle_outcomes
 
 local fence, stream, retry, delayed, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local attempts = KEYS[6]
@@ -47,7 +47,7 @@ if refusal then
   return refusal
 end
 local entries, shared = read_items(4, true)
-local refused = judge_items(entries, shared, adjacent == '1', stream, retry, group)
+local refused = decide_outcomes(entries, shared, adjacent == '1', stream, retry, group)
 if refused then
   return refused
 end
@@ -55,7 +55,7 @@ redis.call('ZCARD', delayed)
 redis.call('HLEN', items)
 local counted = redis.call('HLEN', attempts) > 0
 
--- Guards end here
+-- No writes above this line
 -- Insertions first and sources last. Each write covers all entries and is refused as a whole, so
 -- every entry is in exactly one place.
 local now = now_unix_ms()

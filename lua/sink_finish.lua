@@ -21,7 +21,7 @@ if redis.call('HGET', record, 'batch') ~= batch then
   return {'OTHER'}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('HDEL', record, 'plan')
 redis.call('PEXPIRE', record, ttl_ms)
 return {'OK'}

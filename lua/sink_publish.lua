@@ -16,9 +16,9 @@
 --
 -- Cost     O(r x size of a body), r = rows
 -- Repeat   safe: moves the next ones. Works when memory is full
--- @include _bytes
+-- @include _byte_limit
 -- @include _ids
--- @include _after
+-- @include _ranges
 
 local stream, staged = KEYS[1], KEYS[2]
 local limit, ttl_ms = tonumber(ARGV[1]), ARGV[2]
@@ -41,7 +41,7 @@ repeat
 until #page == 0 or #rows == limit or size >= BYTES_MAX
 local left = redis.call('XLEN', staged)
 
--- Guards end here
+-- No writes above this line
 -- PEXPIRE first: it is accepted when memory is full, and so is every write after it. A move takes
 -- no more memory.
 redis.call('PEXPIRE', staged, ttl_ms)

@@ -44,7 +44,7 @@ if at then
   end
 end
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it. Staged rows take
 -- memory until they are published.
 redis.call('HDEL', record, 'plan')

@@ -22,11 +22,11 @@
 -- Cost     O(g x (log n + size of a node) + limit), g = groups, n = pending entries; O(g) while
 --          nothing is beyond the limits
 -- Repeat   safe: removes the next ones beyond the limits. Works when memory is full
--- @include _bytes
+-- @include _byte_limit
 -- @include _groups
 -- @include _ids
--- @include _after
--- @include _count
+-- @include _ranges
+-- @include _counting
 -- @include _numbers
 -- @include _nodes
 -- @include _lists
@@ -54,7 +54,7 @@ table.sort(groups, function(a, b)
   return older(a['last-delivered-id'], b['last-delivered-id'])
 end)
 
--- Guards end here
+-- No writes above this line
 local removed = 0
 -- Remove entries before an id, as far as age and length require.
 local function cut(before)

@@ -1,4 +1,4 @@
--- stream_page: no transition, reads only
+-- stream_page: read-only
 --
 -- Read a page of a stream with its bodies. XRANGE and XREVRANGE are bounded in rows only, so a page
 -- also stops after 512 KiB of bodies. It contains at most one body beyond this limit.
@@ -12,9 +12,10 @@
 --
 -- Returns  OK  [2] entries, each id and fields [3] 1 = there may be more
 --
--- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = entries
--- Repeat   safe: reads only
--- @include _bytes
+-- Cost     O(log n + count), n = entries. Reads up to eight bodies after the first 512 KiB, and
+--          returns at most one of them
+-- Repeat   safe: read-only
+-- @include _byte_limit
 -- @include _ids
 
 local stream, first, last = KEYS[1], ARGV[1], ARGV[2]

@@ -1,4 +1,4 @@
--- stream_step: no transition, reads only
+-- stream_step: read-only
 --
 -- Return the position `count` entries after another. A stream has no ranks, so entries must be
 -- counted. Counting them in a script transfers no body.
@@ -14,11 +14,11 @@
 --              there may be more before `upto`
 --
 -- Cost     O(count x log n) + at most 512 KiB of bodies plus four more, n = entries
--- Repeat   safe: reads only
--- @include _bytes
+-- Repeat   safe: read-only
+-- @include _byte_limit
 -- @include _ids
--- @include _after
--- @include _count
+-- @include _ranges
+-- @include _counting
 
 local stream = KEYS[1]
 local after, upto, count = ARGV[1], ARGV[2], tonumber(ARGV[3])

@@ -31,7 +31,7 @@
 --          max_bytes also the sizes of 1,000 nodes, about 0.1 ms
 -- Repeat   safe: removes the next ones. Works when memory is full
 -- @include _clock
--- @include _bytes
+-- @include _byte_limit
 -- @include _groups
 -- @include _ids
 -- @include _numbers
@@ -93,7 +93,7 @@ if max_bytes >= 0 and length > 0 then
   max_len = (max_len < 0 or fitting < max_len) and fitting or max_len
 end
 
--- Guards end here
+-- No writes above this line
 -- XTRIM first: it is accepted when memory is full, and so is every write after it. `~` removes
 -- whole nodes, including a partly filled last one if all its entries may go. Removing part of a
 -- node would free nothing.

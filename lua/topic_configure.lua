@@ -25,6 +25,6 @@ if (known[2] or '') ~= seen then
   return {'CHANGED', known[2] or ''}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('HSET', meta, 'settings', settings)
 return {'OK'}

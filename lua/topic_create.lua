@@ -31,7 +31,7 @@ if known[1] then
 end
 redis.call('SCARD', partitions)
 
--- Guards end here
+-- No writes above this line
 local created = text(now_unix_ms())
 redis.call('HSET', meta, 'partitionCount', count, 'settings', settings, 'created', created)
 for at = 1, #streams, SLICE do

@@ -20,7 +20,7 @@ if not count then
   return {'MISSING'}
 end
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', meta, 'partitionCount')
 redis.call('HSET', meta, 'deleting', count)

@@ -1,4 +1,4 @@
-"""List, show, cancel and hasten the delayed sends of a topic, in the order of their due times.
+"""List, show, cancel and send now the delayed sends of a topic, in the order of their due times.
 
 The ID of a delayed send is `PARTITION:send-id`. `send` with `delay` or `at` returned its uid,
 `topic/partition/send-id`. The delivered message has a different uid.
@@ -126,28 +126,28 @@ def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 
     Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
     """
-    cancelled, gone = 0, []
+    canceled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
         items: list[tuple[str, dict[bytes, bytes]]] = [(send_id, {}) for send_id in batch]
         words, _ = store.run(retries.cancel(store.keys, (topic, partition), items, drop=True)).rest
-        cancelled += words.count(b"MOVED")
+        canceled += words.count(b"MOVED")
         gone += [
             f"{partition}:{send_id}"
             for send_id, word in zip(batch, words, strict=True)
             if word != b"MOVED"
         ]
-    return look_for(store, topic, gone, cancelled)
+    return look_for(store, topic, gone, canceled)
 
 
-def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
+def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Make delayed sends due now. A housekeeper sends them within seconds.
 
     Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
     """
-    hastened, gone = 0, []
+    changed, gone = 0, []
     for partition, batch in _batches(store, topic, names):
-        due_now, missing = store.run(retries.hasten(store.keys, (topic, partition), batch)).rest
-        hastened += due_now
+        due_now, missing = store.run(retries.make_due(store.keys, (topic, partition), batch)).rest
+        changed += due_now
         if missing:
             key = store.keys.scheduled(topic, partition)
             scores = ask(store, [("ZSCORE", key, each) for each in batch])
@@ -156,7 +156,7 @@ def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
                 for send_id, score in zip(batch, scores, strict=True)
                 if score is None
             ]
-    return look_for(store, topic, gone, hastened)
+    return look_for(store, topic, gone, changed)
 
 
 def look_for(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:

@@ -1,4 +1,4 @@
-"""List, hasten and cancel the waiting retries of a group, in the order of their due times.
+"""List, run now and cancel the waiting retries of a group, in the order of their due times.
 
 The ID of a retry is `PARTITION:place`, such as `3:m:1700000000000-0`. The place is the entry that
 failed.
@@ -45,7 +45,7 @@ class RetryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Hastened:
+class RetriesMadeDue:
     """The result of `retry now`. `due` retries run now. `missing` ones no longer waited."""
 
     topic: str
@@ -55,7 +55,7 @@ class Hastened:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class RetriesCanceled:
     """The result of `retry cancel`.
 
     `dead_letters` retries became dead letters, with the IDs `dead_letter_ids`. `dropped` were
@@ -92,20 +92,20 @@ def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[
     return [_row(topic, each) for each in sorted(found, key=lambda each: each.position.partition)]
 
 
-def hasten(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> Hastened:
+def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> RetriesMadeDue:
     """Make retries due now. The owner's housekeeper moves them within a second."""
-    hastened = gone = 0
+    due = missing = 0
     for unit, batch in _batches(topic, group, rows):
-        reply = store.run(retry_calls.hasten(store.keys, unit, [_place(row) for row in batch]))
-        hastened += int(reply.rest[0])
-        gone += int(reply.rest[1])
-    return Hastened(topic, group, hastened, gone)
+        reply = store.run(retry_calls.make_due(store.keys, unit, [_place(row) for row in batch]))
+        due += int(reply.rest[0])
+        missing += int(reply.rest[1])
+    return RetriesMadeDue(topic, group, due, missing)
 
 
 def cancel(
     store: Store, topic: str, group: str, rows: Sequence[RetryRow], *, drop: bool = False
-) -> Cancelled:
-    """Turn waiting retries into dead letters with the reason cancelled. With `drop`, delete them.
+) -> RetriesCanceled:
+    """Turn waiting retries into dead letters with the reason canceled. With `drop`, delete them.
 
     A retry of a group that reads dead letters is always dropped, because its dead letter still
     exists.
@@ -119,7 +119,7 @@ def cancel(
         words += [word.decode() for word in found]
         letters += [f"{unit.partition}:{each.decode()}" for each in ids if each]
     moved = words.count("MOVED")
-    return Cancelled(
+    return RetriesCanceled(
         topic=topic,
         group=group,
         dead_letters=0 if drop else moved,
@@ -141,7 +141,7 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
         "group": unit.group,
         "attempts": str(row.attempt - 1),
         "crashes": str(row.crashes),
-        "reason": "cancelled",
+        "reason": "canceled",
     }
     return {name.encode(): text.encode() for name, text in texts.items()}
 

@@ -344,7 +344,7 @@ def send_now(
     if dry_run:
         return _preview_sends(session, topic, ids, choice, "would be due now")
     names = ids or sends.chosen(session.store, topic, choice)
-    done = sends.hasten(session.store, topic, names)
+    done = sends.make_due(session.store, topic, names)
     text = f"{count(done.changed, 'delayed send')} due now" if done.changed or ids else NO_MATCH
     return _changed_sends(topic, "due", done, text, ids)
 
@@ -390,11 +390,11 @@ def cancel_sends(
             "key": filters["key"],
             "partition": choice.partition,
         }
-        counts = {"cancelled": done.changed, "sent": len(done.sent)}
+        counts = {"canceled": done.changed, "sent": len(done.sent)}
         session.record(topic, "delayed cancel", asked, counts)
     found_any = done.changed or ids
     text = f"{count(done.changed, 'delayed send')} canceled" if found_any else NO_MATCH
-    return _changed_sends(topic, "cancelled", done, text, ids)
+    return _changed_sends(topic, "canceled", done, text, ids)
 
 
 def _changed_sends(
@@ -507,7 +507,7 @@ def retry_now(
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be due now")
-    done = retries.hasten(session.store, topic, group, rows)
+    done = retries.make_due(session.store, topic, group, rows)
     gone = f", {done.missing:,} had run before" if done.missing else ""
     return CommandResult(done, f"{count(done.due, 'retry')} due now{gone}")
 
@@ -535,7 +535,7 @@ def cancel_retries(
 ) -> CommandResult:
     """Cancel waiting retries, and turn them into dead letters.
 
-    Pass their IDs, or --all with optional filters. The dead letters get the reason `cancelled` and
+    Pass their IDs, or --all with optional filters. The dead letters get the reason `canceled` and
     can be replayed like any others. For a group that reads dead letters (NAME@dlq), the retries are
     dropped, because their dead letters still exist.
     """

@@ -39,7 +39,7 @@ class Promoter(Generic[Target]):
 
     The reply to a move contains the next due time, so a message that is delayed for more than a
     second is moved on time. A worker that delays a message shows its due time in its slot. Messages
-    from other sources (a send with a delay, a retry that an operator hastens, a worker whose reply
+    from other sources (a send with a delay, a retry that an operator runs now, a worker whose reply
     was lost) are found within a second if the target has waiting messages, or had any within the
     last minute. A quiet target is not asked. The figures, measured every three seconds, show when
     that changes.
@@ -73,7 +73,7 @@ class Promoter(Generic[Target]):
         self._asked: dict[Target, float] = {}  # when a script has asked last
         self._lively: dict[Target, float] = {}  # when the target last had waiting messages
         self._due: dict[Target, int | None] = {}
-        self._learnt_ns: dict[Target, int] = {}  # how old `_due` is
+        self._measured_ns: dict[Target, int] = {}  # how old `_due` is
         self._hinted: dict[Target, int] = {}  # the hint that was followed last
         self._refusals = Refusals()
 
@@ -139,7 +139,7 @@ class Promoter(Generic[Target]):
         asked = self._asked.get(target)
         if asked is None:
             return True
-        if self._view.measured_ns > self._learnt_ns[target]:
+        if self._view.measured_ns > self._measured_ns[target]:
             self._learn(target, self._measured(target), self._view.measured_ns)
         if hint and hint != self._hinted.get(target):
             self._lively[target] = clock
@@ -151,7 +151,7 @@ class Promoter(Generic[Target]):
         return (due is not None and due <= now) or (lively and clock - asked >= POLL_SECONDS)
 
     def _learn(self, target: Target, due: int | None, at_ns: int) -> None:
-        self._due[target], self._learnt_ns[target] = due, at_ns
+        self._due[target], self._measured_ns[target] = due, at_ns
         if due is not None:
             self._lively[target] = time.monotonic()
 
@@ -196,7 +196,7 @@ class Promoter(Generic[Target]):
         return max(0.01, min([self._look_at - time.monotonic(), *dues]))
 
     def _forget(self, target: Target) -> None:
-        for known in (self._asked, self._lively, self._due, self._learnt_ns, self._hinted):
+        for known in (self._asked, self._lively, self._due, self._measured_ns, self._hinted):
             known.pop(target, None)
 
 

@@ -50,7 +50,7 @@ FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another r
 _LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
 LEFT = 1  # exit code of a burst that left rows
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
-_AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
+_AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 @dataclass(slots=True)
@@ -298,7 +298,7 @@ class Relay:
             if self._epoch:
                 self._measure()
                 self._store.run(self._keeping())
-                self._store.run(outbox.drop(self._store.keys, self._options.name, self._token))
+                self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
         except (RedisUnavailable, RedisRefused, DatabaseUnavailable) as error:
             logs.event("outbox.release_failed", outbox=self._options.name, error=str(error))
         self._database.close()
@@ -323,7 +323,7 @@ class Relay:
             if self._epoch and self._is_shared():
                 # The other relay may do the same now, so the pauses differ.
                 self._store.run(self._keeping())
-                self._store.run(outbox.drop(self._store.keys, self._options.name, self._token))
+                self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
                 self._epoch = 0
                 return self._options.poll * random.uniform(1, 2)
         return 0.0
@@ -375,7 +375,7 @@ class Relay:
 
     def _taking(self, dead: str) -> Call:
         options = self._options
-        return outbox.take(
+        return outbox.acquire(
             *(self._store.keys, options.name, self._token, options.lease_ttl),
             owner=self._owner,
             above=self._above,
@@ -384,7 +384,7 @@ class Relay:
 
     def _keeping(self) -> Call:
         options, figures = self._options, self._figures.fields()
-        return outbox.keep(self._store.keys, options.name, self._token, options.lease_ttl, figures)
+        return outbox.renew(self._store.keys, options.name, self._token, options.lease_ttl, figures)
 
     def _measure(self) -> None:
         self._figures.rows, self._figures.oldest = self._database.backlog(COUNTED_MAX + 1)

@@ -15,28 +15,28 @@ def advance(keys: Keys, topic: str, partition: int, entry_id: str, *, dead: bool
     return scripts.on("archive_advance", keys, (topic, partition), id=entry_id, dead=dead)
 
 
-def take_lease(
+def acquire_lease(
     keys: Keys, topic: str, name: str, token: str, ttl: float, dead_token: str = ""
 ) -> Call:
     """Take the lease of a pipeline on a topic. `ttl` in seconds.
 
     `dead_token` is the token of a run whose process has exited: its lease counts as free.
     """
-    return scripts.get("pipeline_lease_take").call(
+    return scripts.get("pipeline_lease_acquire").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl), dead=dead_token
     )
 
 
-def keep_lease(keys: Keys, topic: str, name: str, token: str, ttl: float) -> Call:
+def renew_lease(keys: Keys, topic: str, name: str, token: str, ttl: float) -> Call:
     """Extend the lease to `ttl` seconds from now."""
-    return scripts.get("pipeline_lease_keep").call(
+    return scripts.get("pipeline_lease_renew").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl)
     )
 
 
-def drop_lease(keys: Keys, topic: str, name: str, token: str) -> Call:
+def release_lease(keys: Keys, topic: str, name: str, token: str) -> Call:
     """Release the lease."""
-    return scripts.get("pipeline_lease_drop").call(
+    return scripts.get("pipeline_lease_release").call(
         {"lease": keys.pipeline(topic, name)}, token=token
     )
 

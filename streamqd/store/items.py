@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 # Bytes of bodies that one call copies in the server, so that other clients do not wait long. A
-# single body may be larger. lua/_bytes.lua has the same number.
+# single body may be larger. lua/_byte_limit.lua has the same number.
 BYTES_MAX = 512 << 10
 
 Fields = Mapping[bytes, bytes]
@@ -32,7 +32,7 @@ def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterato
 
 
 def listed(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
-    """Return the arguments for lua/_items.lua: shared changes, then each entry with its own.
+    """Return the arguments for lua/_settle_items.lua: shared changes, then each entry with its own.
 
     An entry is its leading arguments (place, and possibly a delay) and its changed fields. Names
     that all entries have are shared, with the values of the first entry.

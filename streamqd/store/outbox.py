@@ -46,29 +46,31 @@ class OutgoingRow(NamedTuple):
     fields: Sequence[bytes]
 
 
-def take(keys: Keys, name: str, token: str, ttl: float, owner: str, above: int, dead: str) -> Call:
+def acquire(
+    keys: Keys, name: str, token: str, ttl: float, owner: str, above: int, dead: str
+) -> Call:
     """Acquire the lease of an outbox for `ttl` seconds, with a new epoch greater than `above`.
 
     `dead` is the token of a relay whose process has exited, or ''.
     """
-    return scripts.get("outbox_take").call(
+    return scripts.get("outbox_acquire").call(
         _held(keys, name), token=token, ttl_ms=_ms(ttl), owner=owner, above=above, dead=dead
     )
 
 
-def keep(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, Any]) -> Call:
+def renew(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, Any]) -> Call:
     """Extend the lease to `ttl` seconds from now, and publish figures (some of FIGURES)."""
     if not {*figures} <= {*FIGURES}:
-        raise ContractError(f"outbox_keep: figures {sorted(figures)}")
+        raise ContractError(f"outbox_renew: figures {sorted(figures)}")
     flat = [str(part) for pair in figures.items() for part in pair]
-    return scripts.get("outbox_keep").call(
+    return scripts.get("outbox_renew").call(
         _held(keys, name), token=token, ttl_ms=_ms(ttl), figures=flat
     )
 
 
-def drop(keys: Keys, name: str, token: str) -> Call:
+def release(keys: Keys, name: str, token: str) -> Call:
     """Release an outbox. Its token must not be used after this was sent."""
-    return scripts.get("outbox_drop").call(_held(keys, name), token=token)
+    return scripts.get("outbox_release").call(_held(keys, name), token=token)
 
 
 def fence(

@@ -65,10 +65,10 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
     return [part if isinstance(part, bytes) else b"%d" % part for part in parts]
 
 
-def hasten(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
+def make_due(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
     """Make messages due now. The reply counts those now due, and those no longer delayed."""
     _bounded(len(places))
-    return scripts.on("retry_hasten", keys, holder, places=places)
+    return scripts.on("retry_make_due", keys, holder, places=places)
 
 
 def cancel(

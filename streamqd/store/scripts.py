@@ -21,7 +21,7 @@ from streamqd.store.keys import Keys, Place, named
 
 KEY_TYPES = frozenset({"HASH", "LIST", "SET", "STREAM", "STRING", "ZSET"})
 ARG_TYPES = frozenset({"bytes", "flag", "id", "int", "list", "str", "token"})
-GUARDS_END = "-- Guards end here"
+GUARDS_END = "-- No writes above this line"
 
 
 @dataclass(frozen=True, slots=True)

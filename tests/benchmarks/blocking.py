@@ -148,9 +148,9 @@ def letters(harness: Harness, body: str) -> Iterator[Call]:
 def delayed(harness: Harness, body: str) -> Iterator[Call]:
     places = due(harness, body, BATCH_MAX)
     yield retries.page(harness.keys, harness.unit, (0, ""), 200)
-    yield retries.hasten(harness.keys, harness.unit, places)
+    yield retries.make_due(harness.keys, harness.unit, places)
     for part in portions(places, lambda _: len(body), BATCH_MAX):
-        items = [(each, {b"reason": b"cancelled"}) for each in part]
+        items = [(each, {b"reason": b"canceled"}) for each in part]
         yield retries.cancel(harness.keys, harness.unit, items, drop=False)
 
 

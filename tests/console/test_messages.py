@@ -190,7 +190,7 @@ def test_a_message_names_what_sent_it(console, browse, fleet, messages):
     assert page.locator(f"a[href='/topics/{QUIET}/dead/1%3A5-0']").count() == 1
     page.goto(f"{console.url}topics/{QUIET}/message?uid={later}")
     assert "It waits for its due time" in page.inner_text("main")
-    delayed.hasten(fleet.store, QUIET, [str(later)])
+    delayed.make_due(fleet.store, QUIET, [str(later)])
     fleet.store.run(promote_scheduled(fleet.keys, QUIET, later.partition, 1))
     send_id = str(later).rpartition("/")[2]
     assert origin(later) == {"Send ID": f"{send_id}, of a delayed send or an outbox"}

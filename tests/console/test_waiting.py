@@ -1,4 +1,4 @@
-"""Retries and delayed sends in a real browser: by due time, page by page, hastened and canceled."""
+"""Retries and delayed sends in a real browser: by due time, page by page, made due and canceled."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_delayed_send_is_canceled_with_the_name_of_the_topic(console, browse, 
     [row] = audit.page(fleet.store, LATER, limit=1).entries
     assert (row.who, row.command) == ("anna (console)", "delayed cancel")
     assert row.arguments["sends"] == [sends[0]]
-    assert row.counts["cancelled"] == 1
+    assert row.counts["canceled"] == 1
 
 
 def test_a_retry_runs_now_or_becomes_a_dead_letter(console, browse, fleet):
@@ -124,11 +124,11 @@ def test_a_retry_runs_now_or_becomes_a_dead_letter(console, browse, fleet):
     assert "1 retry would run now." in page.inner_text(".dry")
     page.go_back()
     row.get_by_text("Cancel…").click()
-    assert "1 retry would be dead-lettered with the reason cancelled." in page.inner_text(".dry")
+    assert "1 retry would be dead-lettered with the reason canceled." in page.inner_text(".dry")
     confirm(page, "Make them dead letters")
 
     assert "1 retry canceled." in page.inner_text("main")
-    found = dead_letters.messages(fleet.store, TOPIC).page(MessageFilter(reason="cancelled"))
+    found = dead_letters.messages(fleet.store, TOPIC).page(MessageFilter(reason="canceled"))
     assert [each.uid for each in found.rows] == [retry.uid]
     command = audit.page(fleet.store, TOPIC, limit=1).entries[0]
     assert (command.who, command.command) == ("otto (console)", "retry cancel")

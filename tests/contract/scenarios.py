@@ -392,16 +392,16 @@ def retry_page(harness: Harness) -> Call:
     return retries.page(harness.keys, harness.unit, (0, ""), 10)
 
 
-def retry_hasten(harness: Harness) -> Call:
+def retry_make_due(harness: Harness) -> Call:
     _set_aside(harness)
-    return retries.hasten(harness.keys, harness.unit, ["m:1-0"])
+    return retries.make_due(harness.keys, harness.unit, ["m:1-0"])
 
 
 def retry_cancel(harness: Harness) -> Call:
     _set_aside(harness)
     harness.add("1-0", "payload", "old letter", stream=harness.dlq)
     return retries.cancel(
-        harness.keys, harness.unit, [("m:1-0", {b"reason": b"cancelled"})], drop=False
+        harness.keys, harness.unit, [("m:1-0", {b"reason": b"canceled"})], drop=False
     )
 
 
@@ -477,26 +477,26 @@ def query_position_new(harness: Harness) -> Call:
     return spark.query_position(harness.keys, *harness.unit[:2], "q", "1-0", 1, hold=False)
 
 
-def outbox_take(harness: Harness) -> Call:
+def outbox_acquire(harness: Harness) -> Call:
     harness.do("HSET", harness.keys.outbox("shop"), "epoch", 1)
     harness.do("SET", harness.keys.outbox_lease("shop"), "t0")
-    return outbox.take(harness.keys, "shop", "t1", TTL, "west-1", 0, "t0")
+    return outbox.acquire(harness.keys, "shop", "t1", TTL, "west-1", 0, "t0")
 
 
-def outbox_keep(harness: Harness) -> Call:
-    harness.link.run(outbox_take(harness))
-    return outbox.keep(harness.keys, "shop", "t1", TTL, {"rows": 1})
+def outbox_renew(harness: Harness) -> Call:
+    harness.link.run(outbox_acquire(harness))
+    return outbox.renew(harness.keys, "shop", "t1", TTL, {"rows": 1})
 
 
-def outbox_keep_late(harness: Harness) -> Call:
-    call = outbox_keep(harness)
+def outbox_renew_late(harness: Harness) -> Call:
+    call = outbox_renew(harness)
     harness.do("DEL", harness.keys.outbox_lease("shop"))
     return call
 
 
-def outbox_drop(harness: Harness) -> Call:
-    harness.link.run(outbox_take(harness))
-    return outbox.drop(harness.keys, "shop", "t1")
+def outbox_release(harness: Harness) -> Call:
+    harness.link.run(outbox_acquire(harness))
+    return outbox.release(harness.keys, "shop", "t1")
 
 
 def outbox_fence(harness: Harness) -> Call:
@@ -530,25 +530,25 @@ def outbox_publish_late(harness: Harness) -> Call:
     return outbox.publish(harness.keys, "shop", *harness.unit[:2], rows, 5, 2, meta)
 
 
-def pipeline_lease_take(harness: Harness) -> Call:
+def pipeline_lease_acquire(harness: Harness) -> Call:
     """The key could also be extended, but without a lease there is nothing to break."""
-    harness.link.run(archives.take_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL))
+    harness.link.run(archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL))
     harness.do("PERSIST", harness.keys.pipeline(harness.unit.topic, "archive"))
-    return archives.take_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
+    return archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
 
 
-def pipeline_lease_take_free(harness: Harness) -> Call:
-    return archives.take_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
+def pipeline_lease_acquire_free(harness: Harness) -> Call:
+    return archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
 
 
-def pipeline_lease_keep(harness: Harness) -> Call:
-    pipeline_lease_take(harness)
-    return archives.keep_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
+def pipeline_lease_renew(harness: Harness) -> Call:
+    pipeline_lease_acquire(harness)
+    return archives.renew_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
 
 
-def pipeline_lease_drop(harness: Harness) -> Call:
-    pipeline_lease_take(harness)
-    return archives.drop_lease(harness.keys, harness.unit.topic, "archive", "t1")
+def pipeline_lease_release(harness: Harness) -> Call:
+    pipeline_lease_acquire(harness)
+    return archives.release_lease(harness.keys, harness.unit.topic, "archive", "t1")
 
 
 def trim_all(harness: Harness, **changed: object) -> Call:
@@ -754,7 +754,7 @@ WHEN_FULL: dict[Scenario, str] = {
     schedule_release: "OOM",
     schedule_drop: "OK",
     message_find: "OK",
-    retry_hasten: "OOM",
+    retry_make_due: "OOM",
     retry_cancel: "OOM",
     retry_cancel_drop: "OK",
     member_heartbeat: "OK",
@@ -769,14 +769,14 @@ WHEN_FULL: dict[Scenario, str] = {
     archive_advance: "OK",
     query_position: "OK",
     query_position_new: "OK",
-    pipeline_lease_take: "OK",
-    pipeline_lease_take_free: "OK",
-    pipeline_lease_keep: "OK",
-    pipeline_lease_drop: "OK",
-    outbox_take: "OK",
-    outbox_keep: "OK",
-    outbox_keep_late: "OK",
-    outbox_drop: "OK",
+    pipeline_lease_acquire: "OK",
+    pipeline_lease_acquire_free: "OK",
+    pipeline_lease_renew: "OK",
+    pipeline_lease_release: "OK",
+    outbox_acquire: "OK",
+    outbox_renew: "OK",
+    outbox_renew_late: "OK",
+    outbox_release: "OK",
     outbox_fence: "OOM",
     outbox_publish: "OOM",
     outbox_publish_late: "OOM",

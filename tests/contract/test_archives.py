@@ -67,15 +67,15 @@ def test_archive_advance_frees_only_archived_entries(harness: Harness) -> None:
 
 
 def take(harness: Harness, token: str = "t1", name: str = "archive") -> Call:
-    return archives.take_lease(harness.keys, harness.unit.topic, name, token, TTL)
+    return archives.acquire_lease(harness.keys, harness.unit.topic, name, token, TTL)
 
 
 def keep(harness: Harness, token: str = "t1") -> Call:
-    return archives.keep_lease(harness.keys, harness.unit.topic, "archive", token, TTL)
+    return archives.renew_lease(harness.keys, harness.unit.topic, "archive", token, TTL)
 
 
 def drop(harness: Harness, token: str = "t1") -> Call:
-    return archives.drop_lease(harness.keys, harness.unit.topic, "archive", token)
+    return archives.release_lease(harness.keys, harness.unit.topic, "archive", token)
 
 
 def lease_of(harness: Harness) -> str:
@@ -87,49 +87,49 @@ def life(harness: Harness) -> int:
 
 
 def test_pipeline_lease_has_one_holder(harness: Harness) -> None:
-    harness.expect("pipeline_lease_take", "OK", take(harness))
+    harness.expect("pipeline_lease_acquire", "OK", take(harness))
     assert harness.state() == {lease_of(harness): b"t1"}
     assert 0 < life(harness) <= TTL * 1000
-    holder, left = harness.expect("pipeline_lease_take", "HELD", take(harness, "t2"))
+    holder, left = harness.expect("pipeline_lease_acquire", "HELD", take(harness, "t2"))
     assert holder == b"t1"
     assert 0 < left <= TTL * 1000
-    harness.expect("pipeline_lease_take", "OK", take(harness, "t2", name="other"))
+    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2", name="other"))
 
 
 def test_pipeline_lease_of_a_dead_run_is_free(harness: Harness) -> None:
-    harness.expect("pipeline_lease_take", "OK", take(harness, "t1"))
-    call = archives.take_lease(harness.keys, harness.unit.topic, "archive", "t2", TTL, "t0")
-    harness.expect("pipeline_lease_take", "HELD", call)
-    call = archives.take_lease(harness.keys, harness.unit.topic, "archive", "t2", TTL, "t1")
-    harness.expect("pipeline_lease_take", "OK", call)
+    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t1"))
+    call = archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t2", TTL, "t0")
+    harness.expect("pipeline_lease_acquire", "HELD", call)
+    call = archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t2", TTL, "t1")
+    harness.expect("pipeline_lease_acquire", "OK", call)
     assert harness.state() == {lease_of(harness): b"t2"}
 
 
-def test_pipeline_lease_take_and_keep_extend_the_lease(harness: Harness) -> None:
-    harness.expect("pipeline_lease_take", "OK", take(harness))
+def test_pipeline_lease_acquire_and_keep_extend_the_lease(harness: Harness) -> None:
+    harness.expect("pipeline_lease_acquire", "OK", take(harness))
     harness.do("PEXPIRE", lease_of(harness), 1_000)
-    harness.expect("pipeline_lease_take", "OK", take(harness))
+    harness.expect("pipeline_lease_acquire", "OK", take(harness))
     assert life(harness) > 1_000
     harness.do("PEXPIRE", lease_of(harness), 1_000)
-    harness.expect("pipeline_lease_keep", "OK", keep(harness))
+    harness.expect("pipeline_lease_renew", "OK", keep(harness))
     assert life(harness) > 1_000
 
 
 def test_pipeline_lease_is_lost_after_expiry(harness: Harness) -> None:
-    harness.expect("pipeline_lease_take", "OK", take(harness))
+    harness.expect("pipeline_lease_acquire", "OK", take(harness))
     harness.do("DEL", lease_of(harness))
-    harness.expect("pipeline_lease_keep", "LOST", keep(harness))
-    harness.expect("pipeline_lease_drop", "LOST", drop(harness))
+    harness.expect("pipeline_lease_renew", "LOST", keep(harness))
+    harness.expect("pipeline_lease_release", "LOST", drop(harness))
 
 
 def test_pipeline_lease_ignores_another_run(harness: Harness) -> None:
-    harness.expect("pipeline_lease_take", "OK", take(harness, "t2"))
-    harness.expect("pipeline_lease_keep", "LOST", keep(harness))
-    harness.expect("pipeline_lease_drop", "LOST", drop(harness))
+    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2"))
+    harness.expect("pipeline_lease_renew", "LOST", keep(harness))
+    harness.expect("pipeline_lease_release", "LOST", drop(harness))
 
 
-def test_pipeline_lease_drop_frees_the_lease(harness: Harness) -> None:
-    harness.expect("pipeline_lease_take", "OK", take(harness))
-    harness.expect("pipeline_lease_drop", "OK", drop(harness))
+def test_pipeline_lease_release_frees_the_lease(harness: Harness) -> None:
+    harness.expect("pipeline_lease_acquire", "OK", take(harness))
+    harness.expect("pipeline_lease_release", "OK", drop(harness))
     assert harness.state() == {}
-    harness.expect("pipeline_lease_take", "OK", take(harness, "t2"))
+    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2"))

@@ -64,7 +64,7 @@ def packed(harness: Harness) -> Iterator[None]:
     settings = ("hash-max-ziplist-entries", "hash-max-ziplist-value")
     before = {setting: harness.do("CONFIG", "GET", setting)[1] for setting in settings}
     for setting in settings:
-        harness.do("CONFIG", "SET", setting, 2 * directives.ORDERS_MAX)
+        harness.do("CONFIG", "SET", setting, 2 * directives.DIRECTIVES_MAX)
     yield
     for setting, value in before.items():
         harness.do("CONFIG", "SET", setting, value)
@@ -72,11 +72,11 @@ def packed(harness: Harness) -> Iterator[None]:
 
 @pytest.mark.usefixtures("packed")
 def test_number_of_directives_is_bounded(harness: Harness) -> None:
-    names = [f"drain:web-{number}" for number in range(directives.ORDERS_MAX)]
+    names = [f"drain:web-{number}" for number in range(directives.DIRECTIVES_MAX)]
     for name in names:
         changed(harness, change(harness, name))
     rest = harness.expect("control_change", "FULL", change(harness, "drain:one-more"))
-    assert int(rest[0]) == directives.ORDERS_MAX
+    assert int(rest[0]) == directives.DIRECTIVES_MAX
     changed(harness, change(harness, names[0]))  # that one is not new
     changed(harness, change(harness, remove=names[:1]))
     changed(harness, change(harness, "drain:one-more"))

@@ -1,4 +1,6 @@
-"""outbox_take, outbox_keep, outbox_drop: one relay; outbox_fence, outbox_publish: each row once."""
+"""outbox_acquire, outbox_renew and outbox_release allow one relay. outbox_fence and outbox_publish
+write each row once.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ def rows(*numbers: int, due: int | None = None) -> list[OutgoingRow]:
 
 
 def take(harness: Harness, token: str = "t1", *, above: int = 0, dead: str = "") -> Call:
-    return outbox.take(harness.keys, NAME, token, TTL, f"host of {token}", above, dead)
+    return outbox.acquire(harness.keys, NAME, token, TTL, f"host of {token}", above, dead)
 
 
 def keep(harness: Harness, token: str = "t1", **figures: object) -> Call:
-    return outbox.keep(harness.keys, NAME, token, TTL, figures)
+    return outbox.renew(harness.keys, NAME, token, TTL, figures)
 
 
 def drop(harness: Harness, token: str = "t1") -> Call:
-    return outbox.drop(harness.keys, NAME, token)
+    return outbox.release(harness.keys, NAME, token)
 
 
 def fence(harness: Harness, epoch: int, partitions: int = 2) -> Call:
@@ -77,14 +79,14 @@ def fenced(harness: Harness, epoch: int = 5) -> None:
 # --- one relay ------------------------------------------------------------------------------------
 
 
-def test_outbox_take_sets_a_later_epoch_each_time(harness: Harness) -> None:
+def test_outbox_acquire_sets_a_later_epoch_each_time(harness: Harness) -> None:
     with harness.instant() as now:
-        epoch = int(harness.expect("outbox_take", "OK", take(harness))[0])
+        epoch = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
     assert now == epoch
-    again = int(harness.expect("outbox_take", "OK", take(harness))[0])
+    again = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
     assert again > epoch
     assert (
-        int(harness.expect("outbox_take", "OK", take(harness, above=again + 10**6))[0])
+        int(harness.expect("outbox_acquire", "OK", take(harness, above=again + 10**6))[0])
         > again + 10**6
     )
     held = harness.state()[harness.keys.outbox(NAME)]
@@ -92,40 +94,40 @@ def test_outbox_take_sets_a_later_epoch_each_time(harness: Harness) -> None:
     assert 0 < harness.do("PTTL", harness.keys.outbox_lease(NAME)) <= TTL * 1000
 
 
-def test_outbox_take_survives_a_clock_that_is_set_back(harness: Harness) -> None:
+def test_outbox_acquire_survives_a_clock_that_is_set_back(harness: Harness) -> None:
     harness.do("HSET", harness.keys.outbox(NAME), "epoch", 9 * 10**12)
-    assert int(harness.expect("outbox_take", "OK", take(harness))[0]) == 9 * 10**12 + 1
+    assert int(harness.expect("outbox_acquire", "OK", take(harness))[0]) == 9 * 10**12 + 1
 
 
-def test_outbox_take_refuses_while_another_relay_holds_it(harness: Harness) -> None:
-    harness.expect("outbox_take", "OK", take(harness))
-    token, ttl_ms, owner = harness.expect("outbox_take", "HELD", take(harness, "t2"))
+def test_outbox_acquire_refuses_while_another_relay_holds_it(harness: Harness) -> None:
+    harness.expect("outbox_acquire", "OK", take(harness))
+    token, ttl_ms, owner = harness.expect("outbox_acquire", "HELD", take(harness, "t2"))
     assert (token, owner) == (b"t1", b"host of t1")
     assert 0 < ttl_ms <= TTL * 1000
-    harness.expect("outbox_take", "HELD", take(harness, "t2", dead="t0"))
-    harness.expect("outbox_take", "OK", take(harness, "t2", dead="t1"))
+    harness.expect("outbox_acquire", "HELD", take(harness, "t2", dead="t0"))
+    harness.expect("outbox_acquire", "OK", take(harness, "t2", dead="t1"))
     harness.do("DEL", harness.keys.outbox_lease(NAME))
-    harness.expect("outbox_take", "OK", take(harness, "t3"))
+    harness.expect("outbox_acquire", "OK", take(harness, "t3"))
 
 
-def test_outbox_take_names_an_unreadable_epoch(harness: Harness) -> None:
+def test_outbox_acquire_names_an_unreadable_epoch(harness: Harness) -> None:
     harness.do("HSET", harness.keys.outbox(NAME), "epoch", "soon")
     harness.expect_error("BADVALUE", take(harness))
 
 
-def test_outbox_keep_publishes_figures_and_the_lease_again(harness: Harness) -> None:
-    epoch = int(harness.expect("outbox_take", "OK", take(harness))[0])
+def test_outbox_renew_publishes_figures_and_the_lease_again(harness: Harness) -> None:
+    epoch = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
     harness.do("DEL", harness.keys.outbox_lease(NAME))
     with harness.instant() as now:
         harness.expect(
-            "outbox_keep", "OK", keep(harness, rows=3, more=1, oldest_ms=1500, error="full")
+            "outbox_renew", "OK", keep(harness, rows=3, more=1, oldest_ms=1500, error="full")
         )
     replies = [harness.do(*command) for command in outbox.view(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.epoch, seen.owner, seen.rows, seen.more) == (epoch, "host of t1", 3, True)
     assert (seen.oldest_seconds, seen.error, seen.relayed) == (1.5, "full", True)
     assert now == seen.at_unix_ms
-    harness.expect("outbox_take", "OK", take(harness))  # an error is forgotten, the figures stay
+    harness.expect("outbox_acquire", "OK", take(harness))  # an error is forgotten, the figures stay
     replies = [harness.do(*command) for command in outbox.view(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.rows, seen.error) == (3, "")
@@ -133,23 +135,23 @@ def test_outbox_keep_publishes_figures_and_the_lease_again(harness: Harness) -> 
         keep(harness, colour=1)
 
 
-def test_outbox_keep_and_drop_refuse_a_relay_that_was_replaced(harness: Harness) -> None:
-    harness.expect("outbox_keep", "FENCED", keep(harness))
-    harness.expect("outbox_take", "OK", take(harness))
-    harness.expect("outbox_take", "OK", take(harness, "t2", dead="t1"))
-    harness.expect("outbox_keep", "FENCED", keep(harness))
-    harness.expect("outbox_drop", "FENCED", drop(harness))
+def test_outbox_renew_and_drop_refuse_a_relay_that_was_replaced(harness: Harness) -> None:
+    harness.expect("outbox_renew", "FENCED", keep(harness))
+    harness.expect("outbox_acquire", "OK", take(harness))
+    harness.expect("outbox_acquire", "OK", take(harness, "t2", dead="t1"))
+    harness.expect("outbox_renew", "FENCED", keep(harness))
+    harness.expect("outbox_release", "FENCED", drop(harness))
     epoch = harness.state()[harness.keys.outbox(NAME)]["epoch"]
-    harness.expect("outbox_drop", "OK", drop(harness, "t2"))
-    harness.expect("outbox_drop", "FENCED", drop(harness, "t2"))
+    harness.expect("outbox_release", "OK", drop(harness, "t2"))
+    harness.expect("outbox_release", "FENCED", drop(harness, "t2"))
     assert harness.do("EXISTS", harness.keys.outbox_lease(NAME)) == 0
-    assert int(harness.expect("outbox_take", "OK", take(harness))[0]) > int(epoch)
+    assert int(harness.expect("outbox_acquire", "OK", take(harness))[0]) > int(epoch)
 
 
-def test_outbox_drop_leaves_the_lease_of_another(harness: Harness) -> None:
-    harness.expect("outbox_take", "OK", take(harness))
+def test_outbox_release_leaves_the_lease_of_another(harness: Harness) -> None:
+    harness.expect("outbox_acquire", "OK", take(harness))
     harness.do("SET", harness.keys.outbox_lease(NAME), "t2")
-    harness.expect("outbox_drop", "OK", drop(harness))
+    harness.expect("outbox_release", "OK", drop(harness))
     assert harness.do("GET", harness.keys.outbox_lease(NAME)) == b"t2"
 
 

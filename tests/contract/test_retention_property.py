@@ -1,6 +1,6 @@
 """Retention never removes an entry that a group or an archive needs.
 
-Random histories on a real server: writes, reads, acknowledgements out of order, new and deleted
+Random histories on a real server: writes, reads, acknowledgments out of order, new and deleted
 groups, and an archive, interleaved with every bound, alone and combined.
 """
 

@@ -1,4 +1,4 @@
-"""retry_page, retry_hasten, retry_cancel: pages of waiting retries, and changes to them."""
+"""retry_page, retry_make_due, retry_cancel: pages of waiting retries, and changes to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamqd.errors import ContractError
 from streamqd.store import messages, retries
 from tests.contract.harness import Harness
 
-CONTEXT = {b"reason": b"cancelled", b"group": b"hits", b"originalId": b"1-0"}
+CONTEXT = {b"reason": b"canceled", b"group": b"hits", b"originalId": b"1-0"}
 
 
 def set_aside(harness: Harness, *ids: str, delay: float = 60.0) -> None:
@@ -75,16 +75,16 @@ def test_retry_calls_are_bounded(harness: Harness) -> None:
     with pytest.raises(ContractError, match="257"):
         retries.page(harness.keys, harness.unit, (0, ""), 257)
     with pytest.raises(ContractError, match="0 retries"):
-        retries.hasten(harness.keys, harness.unit, [])
+        retries.make_due(harness.keys, harness.unit, [])
 
 
-def test_retry_hasten_makes_retries_due_now(harness: Harness) -> None:
+def test_retry_make_due_makes_retries_due_now(harness: Harness) -> None:
     set_aside(harness, "1-0", "2-0")
     later = harness.state()["delayed"]["m:2-0"]
 
     with harness.instant() as now:
-        call = retries.hasten(harness.keys, harness.unit, ["m:1-0", "m:9-9"])
-        assert harness.expect("retry_hasten", "OK", call) == [1, 1]
+        call = retries.make_due(harness.keys, harness.unit, ["m:1-0", "m:9-9"])
+        assert harness.expect("retry_make_due", "OK", call) == [1, 1]
 
     assert harness.state()["delayed"] == {"m:1-0": now, "m:2-0": later}
     harness.expect(
@@ -94,11 +94,11 @@ def test_retry_hasten_makes_retries_due_now(harness: Harness) -> None:
     assert len(harness.fetch(stream=harness.retry)) == 1
 
 
-def test_retry_hasten_keeps_a_due_retry_in_place(harness: Harness) -> None:
+def test_retry_make_due_keeps_a_due_retry_in_place(harness: Harness) -> None:
     harness.do("ZADD", harness.delayed, 5, "m:1-0")
     before = harness.dump()
-    call = retries.hasten(harness.keys, harness.unit, ["m:1-0"])
-    assert harness.expect("retry_hasten", "OK", call) == [1, 0]
+    call = retries.make_due(harness.keys, harness.unit, ["m:1-0"])
+    assert harness.expect("retry_make_due", "OK", call) == [1, 0]
     assert harness.dump() == before
 
 
@@ -118,7 +118,7 @@ def test_retry_cancel_writes_dead_letters(harness: Harness) -> None:
         "payload": b"body of 1-0",
         "originalId": b"1-0",
         "retryCount": b"2",
-        "reason": b"cancelled",
+        "reason": b"canceled",
         "group": b"hits",
     }
 

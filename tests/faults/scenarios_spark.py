@@ -68,7 +68,7 @@ def an_archive_that_goes_on(context: ScenarioContext) -> None:
                     break
                 except RedisUnavailable:
                     continue
-        wait_until(lambda: context.sent("pipeline_lease_keep"), what="it was renewed")
+        wait_until(lambda: context.sent("pipeline_lease_renew"), what="it was renewed")
         held.check()
     finally:
         link.close()

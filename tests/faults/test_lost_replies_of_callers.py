@@ -60,7 +60,7 @@ CASES = [
 FULL_MEMORY_ONLY = {"message_fetch"}
 # A relay of an outbox speaks to a database too. Its calls are lost in
 # test_lost_replies_of_scripts.py, and it is killed at each of them in test_kill_points_outbox.py.
-OF_RELAYS = {"outbox_take", "outbox_keep", "outbox_drop", "outbox_fence", "outbox_publish"}
+OF_RELAYS = {"outbox_acquire", "outbox_renew", "outbox_release", "outbox_fence", "outbox_publish"}
 # Scenarios whose roles call single scripts, which are loaded at first use.
 WITHOUT_SCRIPTS = (
     scenarios_worker.in_place,

@@ -35,8 +35,8 @@ AGAIN: dict[Scenario, str] = {
     scenarios.lease_renew_late: "OK",
     scenarios.member_leave: "GONE",
     scenarios.message_publish: "DUP",
-    scenarios.outbox_drop: "FENCED",
-    scenarios.pipeline_lease_drop: "LOST",
+    scenarios.outbox_release: "FENCED",
+    scenarios.pipeline_lease_release: "LOST",
     scenarios.schedule_declare: "SAME",
     scenarios.schedule_drop: "GONE",
     scenarios.schedule_release: "GONE",
@@ -49,7 +49,7 @@ AGAIN: dict[Scenario, str] = {
 ANOTHER_TIME = {
     *(scenarios.member_heartbeat, scenarios.control_change, scenarios.schedule_stamp),
     # A relay publishes when it was last seen, and takes its outbox under another epoch.
-    *(scenarios.outbox_keep, scenarios.outbox_keep_late, scenarios.outbox_take),
+    *(scenarios.outbox_renew, scenarios.outbox_renew_late, scenarios.outbox_acquire),
 }
 # As its contract states. A producer never repeats it after an unknown outcome.
 WRITES_AGAIN = {scenarios.message_append}

@@ -44,16 +44,16 @@ class Clinic(DoctorCase):
     def relay(self, name: str = NAME, **figures: Any) -> None:
         """Hold the outbox and publish, with the calls of a relay."""
         outbox.register(self.store, name)
-        call = outbox.take(self.keys, name, TOKEN, 60, owner=OWNER, above=0, dead="")
+        call = outbox.acquire(self.keys, name, TOKEN, 60, owner=OWNER, above=0, dead="")
         epoch = int(self.store.run(call).rest[0])
-        call = outbox.keep(self.keys, name, TOKEN, 60, figures)
+        call = outbox.renew(self.keys, name, TOKEN, 60, figures)
         assert self.store.run(call).word == "OK"
         for number in range(2):
             call = outbox.fence(self.keys, name, TOPIC, number, epoch, 2, self.keys.meta(TOPIC))
             assert self.store.run(call).word == "OK"
 
     def leave(self, name: str = NAME) -> None:
-        self.store.run(outbox.drop(self.keys, name, TOKEN))
+        self.store.run(outbox.release(self.keys, name, TOKEN))
 
     def send(self, count: int = 1, *, age: float = 0.0) -> None:
         """Commit rows that are `age` seconds old."""

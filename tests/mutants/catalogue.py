@@ -14,7 +14,7 @@ _FENCE = ("if refusal then", "if false then")
 
 FENCE = (
     mutant(
-        "an acknowledgement without the fence",
+        "an acknowledgment without the fence",
         "a superseded token changes nothing",
         "lua/settle_ack.lua",
         _FENCE,
@@ -384,7 +384,7 @@ DEATH = (
         tests={"unit/test_partition_state.py": "test_several_running_entries_are_not_charged"},
     ),
     mutant(
-        "an acknowledgement of a charged entry that rides on a read",
+        "an acknowledgment of a charged entry that rides on a read",
         "the counters of a message go with it",
         "streamqd/worker/settler.py",
         ("        if has_counters:\n", "        if has_counters is None:\n"),
@@ -556,7 +556,7 @@ SETTLING = (
     mutant(
         "settling an entry that is not pending",
         "each message is in exactly one place, also when the call is repeated",
-        "lua/_judge.lua",
+        "lua/_settle_outcomes.lua",
         (
             "if seen[item.place] or not (found.pending[id] or pending(source, group, id)) then",
             "if seen[item.place] then",
@@ -584,7 +584,7 @@ SETTLING = (
         ("                    deferred += items\n", "                    raise reply\n"),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_full_memory_defers_failures_but_not_acknowledgements"
+                "test_full_memory_defers_failures_but_not_acknowledgments"
             )
         },
     ),
@@ -750,7 +750,7 @@ AROUND = (
         tests={"contract/test_stream_drop.py": "test_stream_drop_counts_unread_entries_per_group"},
     ),
     mutant(
-        "ghosts that are settled while their entry exists",
+        "missing entries that are settled while their entry exists",
         "only dropped entries are settled for their group",
         "lua/missing_settle.lua",
         ("first and '(' .. first[1] or '+'", "first and first[1] or '+'"),
@@ -834,7 +834,7 @@ AROUND = (
     mutant(
         "a reclaim that asks for idle entries alone",
         "a foreign consumer with a million new entries does not block the server",
-        "lua/_after.lua",
+        "lua/_ranges.lua",
         ("group, '(' .. id,", "group, 'IDLE', 1000, '(' .. id,"),
         tests={"unit/test_script_bounds.py": "test_no_script_lists_without_a_bound"},
     ),

@@ -53,8 +53,8 @@ WORKER = {
     "handler-ended": "the handler has ended, the entry is still marked as running",
     "verdict-begins": "the handler has failed, nobody has looked at its error yet",
     "verdict-noted": "the entry is marked as done or failed, Redis does not know",
-    "ride-unsent": "acknowledgements are about to be sent with a read",
-    "ride-sent": "acknowledgements are with the server, with a read",
+    "ride-unsent": "acknowledgments are about to be sent with a read",
+    "ride-sent": "acknowledgments are with the server, with a read",
     "ride-answered": "the server has answered them, they still count as owed",
 }
 SUPERVISOR = {
@@ -91,7 +91,7 @@ SCRIPTS = {
     "schedules": (
         *("schedule_declare", "schedule_stamp", "schedule_fire", "schedule_hold", "schedule_drop"),
     ),
-    "relay": ("outbox_take", "outbox_keep", "outbox_fence", "outbox_publish", "outbox_drop"),
+    "relay": ("outbox_acquire", "outbox_renew", "outbox_fence", "outbox_publish", "outbox_release"),
     "command": ("dead_replay", "dead_mark", "dead_deliver", "dead_purge"),
 }
 POINTS = {
@@ -120,7 +120,7 @@ ELSEWHERE = {
         (
             *("control_change", "group_delete", "group_reset", "message_adopt", "retry_cancel"),
             *("schedule_release", "schedule_run"),
-            *("retry_hasten", "stream_drop", "topic_configure", "topic_create", "topic_retire"),
+            *("retry_make_due", "stream_drop", "topic_configure", "topic_create", "topic_retire"),
         ),
         "one step of a command that may be given again",
     ),
@@ -131,7 +131,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             *("archive_advance", "query_position", "sink_start", "sink_publish", "sink_finish"),
-            *("pipeline_lease_take", "pipeline_lease_keep", "pipeline_lease_drop"),
+            *("pipeline_lease_acquire", "pipeline_lease_renew", "pipeline_lease_release"),
         ),
         "Spark's, killed by `make soak NAME=spark`",
     ),

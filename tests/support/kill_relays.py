@@ -74,7 +74,7 @@ class RelayTrial:
 
     def wait_struck(self) -> None:
         where = 0 if self._is_of_partition else "-"
-        if self.point.startswith("outbox_drop"):  # at its end
+        if self.point.startswith("outbox_release"):  # at its end
             wait_until(lambda: self.site.left() == 0, timeout=PATIENCE, what=self.point)
             self.struck.send_signal(signal.SIGTERM)
         wait_until(
@@ -121,7 +121,7 @@ def run_paused(trials: list[RelayTrial]) -> None:
         trial.struck.send_signal(signal.SIGCONT)
         trial.write(2)
         trial.check()
-        if not trial.point.startswith("outbox_drop"):
+        if not trial.point.startswith("outbox_release"):
             trial.stop(trial.struck)
         else:
             assert trial.struck.wait(PATIENCE) == 0, trial.point

@@ -182,10 +182,10 @@ LETTER_VALUES = dead_letters.BODY_VALUES_MAX + dead_letters.ADDED_VALUES_MAX
 # Each list that a script unpacks as a whole, with its maximal number of values: the limit of
 # the Python code or of the script that fills it. A string is a constant of a script.
 UNPACKED: dict[str, int | str] = {
-    "_items: ARGV, at + 1, last": LETTER_VALUES,
-    "_items: list": LETTER_VALUES,
+    "_settle_items: ARGV, at + 1, last": LETTER_VALUES,
+    "_settle_items: list": LETTER_VALUES,
     "_outbox: ARGV, first, last": publishing.FIELDS_MAX,
-    "control_change: ARGV, 4": 2 * directives.ORDERS_MAX,
+    "control_change: ARGV, 4": 2 * directives.DIRECTIVES_MAX,
     "dead_deliver: fields": dead.DELIVER_MAX,
     "dead_replay: merged(letter[2], changed, DEAD_ONLY)": LETTER_VALUES
     + 8,  # failedAt and three counts
@@ -197,7 +197,7 @@ UNPACKED: dict[str, int | str] = {
     "message_reclaim: filter": 1,
     "message_reclaim: ids": messages.ITEMS_MAX + 1,
     "message_recover: names": 4,
-    "outbox_keep: figures": 2 * len(outbox.FIGURES),
+    "outbox_renew: figures": 2 * len(outbox.FIGURES),
     "query_position: position": 5,
     "retry_cancel: fields": LETTER_VALUES,
     "schedule_fire: redis.call('HMGET', last, name .. ':id', name .. ':tick')": 2,
@@ -217,8 +217,8 @@ UNPACKED: dict[str, int | str] = {
 # Each named number of a script: the equal number in Python, or the reason why no caller depends
 # on it.
 TIED: dict[str, int | str] = {
-    "_bytes.BYTES_MAX": items.BYTES_MAX,
-    "_count.PIECE": "entries of one step of a walk",
+    "_byte_limit.BYTES_MAX": items.BYTES_MAX,
+    "_counting.PIECE": "entries of one step of a walk",
     "_fields.WIDE": "wider bodies answer MISSING, and the caller sends them: BODY_VALUES_MAX",
     "_lists.SLICE": "values of one command",
     "_nodes.FREED_MAX": "bytes that one trim frees",
@@ -281,7 +281,7 @@ FEEDERS: dict[str, list[int]] = {
     "dead.DELIVER_MAX": [],  # the admin command asks for the number of fields first
     "dead.ITEMS_MAX": [dead_letter_expirer.PAGE],
     "dead.PLACES_MAX": [reading.PAGE_MAX],
-    "directives.ORDERS_MAX": [],
+    "directives.DIRECTIVES_MAX": [],
     "leases.ENTRIES_MAX": [ENTRIES_MAX],
     "messages.ITEMS_MAX": [
         settler.BATCH_MAX,

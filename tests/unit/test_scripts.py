@@ -51,7 +51,7 @@ if redis.call('XLEN', source) == 0 then
   return {'GONE'}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('XADD', source, '*', 'token', token, 'count', count)
 return {'OK', helper()}
 """
@@ -182,7 +182,7 @@ def test_lint_finds_nothing_in_a_good_script(sample: Script) -> None:
         ("return {'GONE'}", "return {'NONE'}", "words returned"),
         ("item.word = 'MOVED'", "item.word = 'LEFT'", "words for entries"),
         ("redis.call('XLEN', source)", "redis.call('XTRIM', source)", "write before"),
-        ("-- Guards end here\n", "", "write before"),
+        ("-- No writes above this line\n", "", "write before"),
         ("'XADD', source,", "'XADD', 'stream:x',", "not among KEYS"),
         ("'count', count)", "'count', tostring(count))", "tostring"),
         ("return {'GONE'}", "cjson.decode(raw) return {'GONE'}", "JSON"),
@@ -280,7 +280,7 @@ def test_call_on_a_unit_has_its_keys_and_group() -> None:
     assert call.argv == (
         keys.stream("access", 3), keys.retry_stream(*unit), keys.retry(*unit), "hits"
     )  # fmt: skip
-    sends = scripts.on("retry_hasten", keys, ("access", 3), places=["a"])
+    sends = scripts.on("retry_make_due", keys, ("access", 3), places=["a"])
     assert sends.argv == (keys.scheduled("access", 3), "a")
     with pytest.raises(KeyError):
         scripts.on("lease_renew", keys, ("access", 3), token="t", ttl_ms=1)

@@ -1,4 +1,4 @@
-"""Retries of a group and delayed sends of a topic, by due time: hasten and cancel."""
+"""Retries of a group and delayed sends of a topic, by due time: make due now, and cancel."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def preview_retry_now(visit: Visit) -> Preview:
 def retry_now(visit: Visit) -> ActResult:
     """Make retries due now."""
     topic, group = visit.path["topic"], visit.path["group"]
-    done = retries.hasten(visit.desk.store, topic, group, _retries(visit))
+    done = retries.make_due(visit.desk.store, topic, group, _retries(visit))
     return ActResult(
         f"{plural(done.due, 'retry')} due now.",
         "retries",
@@ -116,7 +116,7 @@ def retry_now(visit: Visit) -> ActResult:
 
 def preview_retry_cancel(visit: Visit) -> Preview:
     """Return how many retries would become dead letters."""
-    effect = "be dead-lettered with the reason cancelled"
+    effect = "be dead-lettered with the reason canceled"
     if visit.path["group"].endswith(LETTERS):
         effect = "be dropped. Their dead letters stay"
     return _preview(len(_retries(visit)), "retry", effect)
@@ -144,7 +144,7 @@ def preview_send_now(visit: Visit) -> Preview:
 def send_now(visit: Visit) -> ActResult:
     """Make delayed sends due now."""
     topic = visit.path["topic"]
-    done = delayed.hasten(visit.desk.store, topic, _sends(visit))
+    done = delayed.make_due(visit.desk.store, topic, _sends(visit))
     return ActResult(
         f"{plural(done.changed, 'message')} sent now.",
         "delayed",
@@ -154,7 +154,7 @@ def send_now(visit: Visit) -> ActResult:
 
 
 def preview_send_cancel(visit: Visit) -> Preview:
-    """Return how many delayed sends would be cancelled."""
+    """Return how many delayed sends would be canceled."""
     return _preview(len(_sends(visit)), "delayed send", "never be sent")
 
 
@@ -163,7 +163,7 @@ def send_cancel(visit: Visit) -> ActResult:
     topic = visit.path["topic"]
     done = delayed.cancel(visit.desk.store, topic, _sends(visit))
     text = f"{plural(done.changed, 'delayed send')} canceled."
-    counts = {"cancelled": done.changed, "sent": len(done.sent)}
+    counts = {"canceled": done.changed, "sent": len(done.sent)}
     return ActResult(text, "delayed", {"topic": topic}, _note(visit, "delayed cancel", counts))
 
 

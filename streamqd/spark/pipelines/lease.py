@@ -87,7 +87,7 @@ class PipelineLease:
             )
 
     def _take(self, dead_token: str) -> Call:
-        return archives.take_lease(
+        return archives.acquire_lease(
             self._keys, self._topic, self._name, self.token, self._ttl, dead_token
         )
 
@@ -97,7 +97,7 @@ class PipelineLease:
             while not self._stop.wait(self._ttl / _RENEWALS):
                 began = time.monotonic()
                 try:
-                    reply = link.run(archives.keep_lease(*arguments, self._ttl))
+                    reply = link.run(archives.renew_lease(*arguments, self._ttl))
                 except (RedisUnavailable, RedisRefused):
                     continue  # `_until` shows when that has lasted too long
                 if reply.word != "OK":
@@ -105,7 +105,7 @@ class PipelineLease:
                     return
                 self._until = began + self._ttl
             with suppress(RedisUnavailable, RedisRefused):  # it expires
-                link.run(archives.drop_lease(*arguments))
+                link.run(archives.release_lease(*arguments))
 
 
 def _text(raw: bytes) -> str:

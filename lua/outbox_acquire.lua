@@ -1,4 +1,4 @@
--- outbox_take: free -> held (epoch + 1 or later)
+-- outbox_acquire: free -> held (epoch + 1 or later)
 --
 -- Give an outbox to one relay. Every call sets a new epoch, even for the relay that holds the
 -- outbox. A relay that lost a reply takes its outbox again and fences its records with the new
@@ -35,7 +35,7 @@ if not epoch then
   return bad_value(outbox, 'epoch', 'a whole number')
 end
 
--- Guards end here
+-- No writes above this line
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', outbox, 'error')
 local now = now_unix_ms()

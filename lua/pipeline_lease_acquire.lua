@@ -1,4 +1,4 @@
--- pipeline_lease_take: free -> held
+-- pipeline_lease_acquire: free -> held
 --
 -- Ensure that only one run of a pipeline is active. The lease has no fence: if another run has
 -- published a part, the archive itself refuses to publish it again.
@@ -24,7 +24,7 @@ if leased and leased ~= token and leased ~= dead then
   return {'HELD', leased, redis.call('PTTL', lease)}
 end
 
--- Guards end here
+-- No writes above this line
 -- PEXPIRE first: it is accepted when memory is full, and so is every write after it. Archiving
 -- frees memory, so it must run then.
 redis.call('PEXPIRE', lease, ttl_ms)

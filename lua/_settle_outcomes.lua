@@ -1,4 +1,4 @@
--- Decide the outcome of each item of a call to settle. Needs _places, _fields and _items.
+-- Decide the outcome of each item of a call to settle. Needs _places, _fields and _settle_items.
 
 -- Look up items that are adjacent in a stream, in two reads. Returns their pending ids and their
 -- bodies, by id.
@@ -26,7 +26,7 @@ end
 -- destroyed, which its owner then restores with its pending entries. With `adjacent`, the caller
 -- states that no other entry lies between the items of a stream. If that is wrong, the call only
 -- takes longer: an item not found in the first reads is looked up alone.
-local function judge_items(items, shared, adjacent, stream, retry, group)
+local function decide_outcomes(items, shared, adjacent, stream, retry, group)
   for _, item in ipairs(items) do
     item.source, item.id = locate(stream, retry, item.place)
     if not item.source then

@@ -1,4 +1,4 @@
--- outbox_keep: held -> held
+-- outbox_renew: held -> held
 --
 -- Extend the lease of a relay and publish its figures. The hash decides: if the lease expired and
 -- no other relay took the outbox, the lease is set again under the same epoch.
@@ -29,7 +29,7 @@ if refusal then
 end
 redis.call('STRLEN', lease)
 
--- Guards end here
+-- No writes above this line
 -- PEXPIRE is accepted when memory is full, and so is every write after it.
 if redis.call('PEXPIRE', lease, ttl_ms) == 0 then
   redis.call('SET', lease, token, 'PX', ttl_ms)

@@ -1,4 +1,4 @@
--- outbox_drop: held -> free
+-- outbox_release: held -> free
 --
 -- Release the outbox when its relay stops. The epoch and the figures stay.
 --
@@ -8,7 +8,7 @@
 -- ARGV[1]  token   token   the relay's
 --
 -- Returns  OK      free
--- Returns  FENCED  not, or no longer, the holder: success for a repeat     [2] epoch [3] owner
+-- Returns  FENCED  not, or no longer, the holder     [2] epoch [3] owner
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns FENCED. Works when memory is full
@@ -22,7 +22,7 @@ if refusal then
 end
 local leased = redis.call('GET', lease)
 
--- Guards end here
+-- No writes above this line
 redis.call('HDEL', outbox, 'token', 'owner')
 if leased == token then
   redis.call('DEL', lease)

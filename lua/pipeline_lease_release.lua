@@ -1,4 +1,4 @@
--- pipeline_lease_drop: held -> free
+-- pipeline_lease_release: held -> free
 --
 -- Release the lease at the end of a run.
 --
@@ -7,7 +7,7 @@
 -- ARGV[1]  token  token   the run's
 --
 -- Returns  OK     free
--- Returns  LOST   expired, or held by another run: success for a repeat
+-- Returns  LOST   expired, or held by another run
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns LOST. Works when memory is full
@@ -18,6 +18,6 @@ if redis.call('GET', lease) ~= token then
   return {'LOST'}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('DEL', lease)
 return {'OK'}

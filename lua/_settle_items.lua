@@ -1,7 +1,10 @@
--- Many entries in one call to settle. The arguments start with the fields that change alike in all
--- entries: field_count, then that many names and values. Each item follows: place, [delay_ms,]
--- field_count, that many names and values of its own. If an item has its own value for a shared
--- name, that value replaces the shared one. Its other fields come last. Needs _lists.
+-- Parse the entries of a call that settles several. Needs _lists. The arguments are
+--
+--     shared_count (name value)*    { place [delay_ms] own_count (name value)* }*
+--
+-- The counts are numbers of names and values. The shared fields change in all entries. If an item
+-- has its own value for a shared name, this value replaces the shared one. Its other fields come
+-- last.
 
 -- Return the items and their shared fields: a list, and the index of each name's value in it.
 local function read_items(first, delayed)

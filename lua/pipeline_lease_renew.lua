@@ -1,4 +1,4 @@
--- pipeline_lease_keep: held -> held
+-- pipeline_lease_renew: held -> held
 --
 -- Extend the lease. An expired lease is lost even if no run holds it now: another run may have
 -- started and finished.
@@ -21,6 +21,6 @@ if redis.call('GET', lease) ~= token then
   return {'LOST'}
 end
 
--- Guards end here
+-- No writes above this line
 redis.call('PEXPIRE', lease, ttl_ms)
 return {'OK'}

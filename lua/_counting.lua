@@ -1,4 +1,4 @@
--- Count entries. Counting copies their bodies too. Needs _bytes and _after.
+-- Count entries. Counting copies their bodies too. Needs _byte_limit and _ranges.
 
 -- Entries per read. A call can exceed the bound by this many bodies.
 local PIECE = 4

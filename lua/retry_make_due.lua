@@ -1,4 +1,4 @@
--- retry_hasten: waiting -> waiting, due now
+-- retry_make_due: waiting -> waiting, due now
 --
 -- Make waiting retries or delayed sends due immediately. message_promote then moves them with all
 -- other due entries.
@@ -30,7 +30,7 @@ for _, place in ipairs(places) do
   end
 end
 
--- Guards end here
+-- No writes above this line
 for _, place in ipairs(early) do
   redis.call('ZADD', delayed, 'XX', text(now), place)
 end
