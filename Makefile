@@ -161,7 +161,7 @@ build: $(DEV_STAMP) ## Build the sdist and the wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
-clean: ## Remove everything that is not in the repository, the virtual environment too
+clean: ## Remove build output, caches and the virtual environment, the virtual environment too
 	rm -rf $(VENV) .cache var dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ REASONS = (
     "too-old",
     "too-large",
     "not-retried",
-    "cancelled",
+    "canceled",
 )
 
 
@@ -32,7 +32,7 @@ class DeadLetter:
     group: str
     """The group that gave it up. Other groups may have handled the same message."""
     reason: str
-    """A stable word: dead, undecodable, attempts, crashes, too-old, too-large … or cancelled."""
+    """A stable word: dead, undecodable, attempts, crashes, too-old, too-large … or canceled."""
     error_class: str
     """The qualified name of the exception's class, '' after crashes."""
     error: str

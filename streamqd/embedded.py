@@ -135,10 +135,12 @@ class EmbeddedServer:
     def start(self, *, patience: float = 30.0) -> None:
         """Start the process, unless it runs. `ready` returns True once the server answers.
 
-        Waits up to `patience` seconds until the server of a killed predecessor has exited. Raises
-        ConfigError without a server program or with an unusable directory, AlreadyRunning when
-        another daemon uses the directory, and RedisUnavailable when the operating system refuses
-        the start, for example with a full disk.
+        Waits up to `patience` seconds until the server of a killed predecessor has exited.
+
+        Raises ConfigError if there is no server program or the directory is unusable.
+        Raises AlreadyRunning if another daemon uses the directory.
+        Raises RedisUnavailable if the operating system refuses the start, for example because the
+        disk is full.
         """
         if self.running:
             return

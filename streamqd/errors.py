@@ -58,9 +58,9 @@ class UnknownOutcome(RedisUnavailable):
 
 
 class RefusalKind(Enum):
-    """The kinds of error replies, by their first word. No other module classifies these words."""
+    """The kinds of error replies, by their first word. Most callers test the kind, not the word."""
 
-    AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")  # the server is not ready
+    NOT_READY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
     BUSY = ("BUSY",)  # a script runs for too long
     REPLICA = ("READONLY",)  # the node is not a master, or no longer
     MOVED = ("MOVED", "ASK")  # another node of the cluster serves the key
@@ -70,7 +70,7 @@ class RefusalKind(Enum):
     FORBIDDEN = ("NOPERM",)  # the Redis user lacks the permission
     NO_GROUP = ("NOGROUP",)  # the stream does not have the group
     NO_SCRIPT = ("NOSCRIPT",)  # the script is not loaded on the server
-    OF_A_KEY = ("ERR", "WRONGTYPE", "BADVALUE")  # about one key or command, not about the server
+    BAD_KEY_OR_COMMAND = ("ERR", "WRONGTYPE", "BADVALUE")  # the server itself works
     OTHER = ("",)  # any other word (Python 3.11.2 cannot keep an empty tuple as a value)
 
 
@@ -83,7 +83,7 @@ def kind_of(code: str) -> RefusalKind:
 
 
 _TRANSIENT = (
-    RefusalKind.AWAY,
+    RefusalKind.NOT_READY,
     RefusalKind.BUSY,
     RefusalKind.REPLICA,
     RefusalKind.MOVED,
@@ -126,7 +126,7 @@ class ChunkRefused(RedisRefused):
     """Redis rejected messages of `send_many`, for example because its memory is full.
 
     `ids` contains the uids, in the order of the items and starting with the first. None stands for
-    a message that was rejected and not written. The items after those were not sent.
+    a message that was rejected and not written. The items after `ids` were not sent.
     """
 
     def __init__(self, code: str, message: str, ids: list[str | None]) -> None:
@@ -174,7 +174,7 @@ class BacklogFull(StreamqdError):
     """Too many messages wait in the partition (`max_backlog`). Consume them, or send later.
 
     After `send_many`, `ids` contains the uids, in the order of the items and starting with the
-    first. None stands for a message that was rejected. The items after those were not sent.
+    first. None stands for a message that was rejected. The items after `ids` were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None] | None = None) -> None:
@@ -189,7 +189,7 @@ class BufferFull(StreamqdError):
 class DatabaseUnavailable(StreamqdError):
     """The database of an outbox did not answer. Wait and try again.
 
-    If it was asked to write, the outcome is unknown.
+    A write may or may not have been committed.
     """
 
 

@@ -9,7 +9,7 @@ from streamqd.config import Settings, topology
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store.client import Connection, ServerFacts, server_facts
 
-_STARTING = (RefusalKind.AWAY, RefusalKind.BUSY)  # the server may be ready soon
+_STARTING = (RefusalKind.NOT_READY, RefusalKind.BUSY)  # the server may be ready soon
 
 
 def ask_servers(

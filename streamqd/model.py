@@ -200,7 +200,7 @@ class DeadVerdict:
     """The message is moved to the dead-letter stream. `reason` is a stable word."""
 
     # dead | undecodable | attempts | crashes | too-old | not-retried. Messages that are too-large
-    # or cancelled are dead-lettered without a verdict. `dead_letter.REASONS` lists all words.
+    # or canceled are dead-lettered without a verdict. `dead_letter.REASONS` lists all words.
     reason: str
 
 

@@ -79,9 +79,9 @@ def local_folder(named: str | Path) -> Path:
 def below(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts, which need not exist.
 
-    Raises Refused when the result is not below `root`: for an absolute part, `..`, no parts, a NUL
-    byte, or a symbolic link at any level below `root`, with any target. `root` itself may be or
-    contain a link.
+    Raises Refused if the result is not below `root`: for an absolute part, `..`, no parts or a NUL
+    byte. Raises Refused for a symbolic link at any level below `root`, whatever its target. `root`
+    itself may be or contain a link.
     """
     # PurePosixPath drops `.` and empty parts. An absolute part replaces all parts before it.
     joined = PurePosixPath(*parts)

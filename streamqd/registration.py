@@ -39,14 +39,17 @@ def ensure_topics(
 ) -> dict[str, int]:
     """Register topics and create missing groups. Return the partition counts.
 
-    May be repeated: a second call changes nothing. A new group starts at its consumer's `start`
-    setting. A group that was seen before and is missing starts at the oldest remaining entry, and
-    so do all groups if the server was `emptied` while they were consumed, so that no message
-    sent since is skipped. Groups that were missing and had to be created again are added to
-    `restored`. A missing topic gets its previous number of partitions, from `known` or from the set
-    of its streams. A topic that cannot be read is logged and left out of the result. A group that
-    cannot be read on one partition is logged. Raises ConfigError when the configuration names fewer
-    partitions than are registered.
+    May be repeated: a second call changes nothing.
+
+    A new group starts at its consumer's `start` setting. A group that was seen before and is
+    missing starts at the oldest remaining entry and is added to `restored`. If the server was
+    `emptied` while the groups were consumed, all groups start there. Messages that were sent since
+    are therefore not skipped. A missing topic gets its previous number of partitions, from `known`
+    or from the set of its streams.
+
+    A topic that cannot be read is logged and left out of the result. A group that cannot be read
+    on one partition is logged. Raises ConfigError if the configuration has fewer partitions than
+    are registered.
     """
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     counts: dict[str, int] = {}
@@ -150,7 +153,7 @@ def _mistyped(store: Store, topic: str) -> list[BadValue]:
 
 def _set_aside(error: RedisRefused, topic: str | None = None, unit: Unit | None = None) -> None:
     """Log an error that concerns one key. Raises all other errors, which concern the server."""
-    if error.kind is not RefusalKind.OF_A_KEY:
+    if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
         raise error
     logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic, unit=unit)
 

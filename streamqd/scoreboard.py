@@ -427,8 +427,8 @@ class WorkerSlot:
     def batch(self) -> Batch:
         """Return the batch of a dead worker.
 
-        A batch that was only half written counts as empty: the batch before it was settled in the
-        round trip that fetched the new one, and no entry of the new one had started.
+        A half-written batch counts as empty. The previous batch was settled in the round trip that
+        fetched the new one, and no entry of the new one had started.
         """
         count = self.in_flight
         if self.generation % 2 or not count:

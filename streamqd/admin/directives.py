@@ -609,7 +609,7 @@ def not_drained(fleet: Fleet, instance: str) -> list[str]:
     return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
 
 
-def not_levelled(fleet: Fleet) -> list[str]:
+def not_rebalanced(fleet: Fleet) -> list[str]:
     """Return the assignments that have not reached their planned owner."""
     return [
         f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"

@@ -36,7 +36,7 @@ PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
 _OURS = "a value in the format of streamqd"
 # The server as a whole is unavailable, so no further read can succeed.
-_HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
+_HOPELESS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
 class Id(NamedTuple):
@@ -338,7 +338,7 @@ class ViewReader:
         """
         if error.code == "WRONGTYPE":
             self.add(_of_another_type(key))
-        elif error.kind is RefusalKind.OF_A_KEY:
+        elif error.kind is RefusalKind.BAD_KEY_OR_COMMAND:
             self.add(BadValue(key, "", str(error)[:120], _OURS))
         elif not self._tolerant or error.kind in _HOPELESS:
             raise error

@@ -1,9 +1,10 @@
 """Read a snapshot of the fleet, with a row for each assignment.
 
-`read` measures the rows in Redis. `read_published` takes them from the summaries of the instances,
-which are up to 2 s old, and measures only assignments that no summary contains. Neither function
-writes. `status`, `top`, `why`, `trace` and the plan of a drain are views of the result. An invalid
-value counts as missing, is listed in `unreadable`, and affects no other row.
+`read` measures the rows in Redis. `read_published` takes them from the summaries that instances
+publish every 2 s, and measures only assignments that no summary contains. The summary of a hung
+instance is used for up to 10 s, until it expires. Neither function writes. `status`, `top`, `why`,
+`trace` and the plan of a drain are views of the result. An invalid value counts as missing, is
+listed in `unreadable`, and affects no other row.
 """
 
 from __future__ import annotations

@@ -169,7 +169,9 @@ def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResul
     """
     fleet = session.fleet
     done = directives.rebalance(fleet, reason, dry_run=dry_run)
-    return DirectiveResult(done, "", lambda: directives.not_levelled(fleet), show=_show_rebalanced)
+    return DirectiveResult(
+        done, "", lambda: directives.not_rebalanced(fleet), show=_show_rebalanced
+    )
 
 
 def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:

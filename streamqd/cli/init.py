@@ -192,7 +192,7 @@ ProtectHome=read-only
 
 
 @dataclass(frozen=True, slots=True)
-class Initialised:
+class InitResult:
     """The files that `init` has written."""
 
     directory: str
@@ -231,7 +231,7 @@ def init(session: Session, directory: Path, example: str | None, as_json: bool) 
     except OSError as error:
         raise Refused(f"{error.filename} cannot be written: {error.strerror}") from None
     if as_json:
-        emit(Initialised(str(directory), list(files)))
+        emit(InitResult(str(directory), list(files)))
         return
     for name in files:
         click.echo(f"wrote {directory / name}")

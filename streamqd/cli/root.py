@@ -155,7 +155,7 @@ def _complain(text: str, session: Session) -> None:
     """Print an error with escaped control characters. On a terminal, the word `Error:` is red."""
     before, word, after = printable(text, lines=True).partition("Error: ")
     red = styled(word.strip(), "bad") + " " if word else ""
-    click.echo(before + red + after, err=True, color=None if session.coloured else False)
+    click.echo(before + red + after, err=True, color=None if session.colored else False)
 
 
 def _hint(error: click.ClickException) -> None:
@@ -382,7 +382,7 @@ def cli(
         early.give_back()
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
     session.color = color
-    if not session.coloured:
+    if not session.colored:
         ctx.color = False  # otherwise, click uses color on a terminal only
     level = log_level or ("debug" if verbose else "warning" if quiet else None)
     session.overrides = {

@@ -148,7 +148,7 @@ class Session:
         return self.settings.redis.url == EMBEDDED
 
     @property
-    def coloured(self) -> bool:
+    def colored(self) -> bool:
         """True if a terminal gets colors: by the option, otherwise by NO_COLOR and TERM."""
         if self.color is not None:
             return self.color

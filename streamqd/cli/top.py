@@ -73,7 +73,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
         return None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("top needs a terminal; pass --once or --json to run it without one")
-    return TopScreen(session, Terminal(colour=session.coloured), interval).run()
+    return TopScreen(session, Terminal(color=session.colored), interval).run()
 
 
 class TopScreen:

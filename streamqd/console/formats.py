@@ -127,7 +127,7 @@ _REASONS = {
     "too-old": "it failed when it was older than retry_max_age",
     "too-large": "it is larger than max_message_bytes",
     "not-retried": "its error is not retried",
-    "cancelled": "its retry was canceled",
+    "canceled": "its retry was canceled",
 }
 
 

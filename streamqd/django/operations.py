@@ -14,8 +14,8 @@ from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 class CreateOutbox(Operation):
     """Create an outbox's table and its table of dead rows, as `streamqd outbox create` does.
 
-    A table that exists is kept. `notify` matters in PostgreSQL only: with it, a trigger wakes the
-    relay at each commit. The reverse drops both tables, with all messages that are not sent.
+    Does nothing for a table that already exists. In PostgreSQL, `notify` adds a trigger that wakes
+    the relay at each commit. The reverse drops both tables and all messages that are not sent.
     """
 
     reversible = True

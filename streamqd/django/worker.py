@@ -45,8 +45,8 @@ class _Call(NamedTuple):
 def run_task(msg: Message) -> None:
     """Run the task of a message. Its return value is dropped.
 
-    An exception of the task is that of the handler, so the policy of the consumer retries the task
-    and finally makes a dead letter of its message. A task may raise `Retry`, `Dead` and `Release`.
+    An exception in the task is raised to the consumer, which retries or dead-letters the message
+    by its policy. A task may raise `Retry`, `Dead` and `Release`.
 
     Raises TaskMissing for an unknown task, so that a worker of an older release does not lose one,
     and Dead for a message that is not a task.

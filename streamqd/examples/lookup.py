@@ -32,6 +32,6 @@ async def look_up(msg: Message) -> None:
     try:
         name, _service = await loop.getnameinfo((msg.text(), 0), socket.NI_NAMEREQD)
     except OSError as error:
-        raise Dead(f"nobody knows this address: {error}") from error
+        raise Dead(f"unknown address: {error}") from error
     file = _folder / msg.uid.replace("/", "-")
     await asyncio.to_thread(file.write_text, name)

@@ -2,7 +2,7 @@
 
 Both groups read every message of the topic at their own pace. Both handlers are idempotent: a
 message that is handled twice is counted once. This is necessary because streamqd delivers at least
-once. If a process dies after the handler's last line but before the acknowledgement, the message is
+once. If a process dies after the handler's last line but before the acknowledgment, the message is
 delivered again.
 
 The counts are stored in one SQLite file per group and partition, so the example needs no server. In

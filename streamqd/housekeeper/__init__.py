@@ -51,10 +51,10 @@ DOUBT_SECONDS = 0.3  # silence after which a connection is probed
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two attempts while Redis is unavailable
 WORD_BYTES = 512  # longest message of the supervisor
 SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
-SUMMARY_LIFE = 10.0  # seconds, five times its interval
+SUMMARY_LIFE = 10.0  # seconds until a summary expires, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
-_AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
+_AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 class Task:

@@ -1,7 +1,7 @@
 """Find entries that other clients' consumers left pending.
 
-The housekeeper claims nothing. It raises a flag in the slot of the partition's worker, which claims
-the entries with a fenced script, so an owner never gets an entry that it did not request.
+The housekeeper does not claim entries itself. It sets a flag in the slot of the partition's worker,
+and the worker claims them with its fencing token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUR_CONSUMER = b"w"  # the only consumer name of all owners. The fence identifie
 # With an IDLE filter, the server would scan all entries that are not idle, in one command.
 PAGE = 500  # pending entries of one consumer in one answer
 PAGES_MAX = 32  # pages in one check
-GO_ON_SECONDS = 1.0  # pause before the next pages while a list is not finished
+NEXT_PAGE_SECONDS = 1.0  # pause before the next pages while a list is not finished
 BEGIN = b"0-0"
 
 
@@ -32,7 +32,7 @@ class GroupWalk(NamedTuple):
     unit: Unit
     key: str
     name: bytes
-    behind: bool
+    is_later: bool
 
 
 class Reclaimer:
@@ -49,7 +49,7 @@ class Reclaimer:
         self._isolate = isolate
         self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
         self._walks: dict[GroupWalk, bytes] = {}  # position of each scan, the next scan first
-        self._list_at = 0.0  # when the consumers are listed again, if that takes so long
+        self._list_at = 0.0  # latest time of the next consumer listing (monotonic)
 
     @property
     def every(self) -> float:
@@ -77,7 +77,7 @@ class Reclaimer:
         for (walk, _), rows in zip(asked, pages, strict=True):
             page = rows if isinstance(rows, list) else []
             self._isolate(walk.unit, self._book, walk, page, slots[walk.unit])
-        return GO_ON_SECONDS if self._walks else None
+        return NEXT_PAGE_SECONDS if self._walks else None
 
     def _list(self, slots: Mapping[Unit, WorkerSlot]) -> None:
         """Start a scan of every consumer with pending entries. Scans under way keep their turn.
@@ -96,7 +96,7 @@ class Reclaimer:
                 found += self._isolate(unit, _foreign, unit, key, pending, slots[unit]) or ()
         there = set(found)
         kept = {
-            walk: at for walk, at in self._walks.items() if walk._replace(behind=False) in there
+            walk: at for walk, at in self._walks.items() if walk._replace(is_later=False) in there
         }
         self._walks = {**kept, **{walk: BEGIN for walk in found if walk not in kept}}
 
@@ -111,8 +111,8 @@ class Reclaimer:
         if any(row[2] >= idle_ms for row in rows):
             _raise_flag(slot, walk.unit, walk.name)
         elif len(rows) == PAGE:
-            rest = walk._replace(behind=True)
-            if walk.behind or rest not in self._walks:
+            rest = walk._replace(is_later=True)
+            if walk.is_later or rest not in self._walks:
                 self._walks[rest] = rows[-1][0]
 
 
@@ -121,7 +121,7 @@ def _foreign(unit: Unit, key: str, pending: list[Any], slot: WorkerSlot) -> list
     held = {name: int(count) for name, count in pending[3] or () if name}
     if int(pending[0]) > sum(held.values()):
         _raise_flag(slot, unit, b"")
-    return [GroupWalk(unit, key, name, behind=False) for name in held if name != OUR_CONSUMER]
+    return [GroupWalk(unit, key, name, is_later=False) for name in held if name != OUR_CONSUMER]
 
 
 def _is_flagged(slot: WorkerSlot) -> bool:

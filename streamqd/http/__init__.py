@@ -226,10 +226,9 @@ def _listen(address: Address) -> socket.socket:
             address.unlink(missing_ok=True)
         family, place = socket.AF_UNIX, os.fspath(address)
     else:
+        # getaddrinfo does not reject larger numbers.
         if not 0 <= address[1] <= 65_535:
-            raise OverflowError(
-                f"port {address[1]} does not exist"
-            )  # getaddrinfo would take the rest
+            raise OverflowError(f"port {address[1]} does not exist")
         family, _, _, _, place = socket.getaddrinfo(
             address[0] or None, address[1], type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

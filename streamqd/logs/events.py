@@ -19,7 +19,7 @@ EVENTS: dict[str, str] = {
     "config.warning": "A setting or the server's configuration is valid but not recommended.",
     "console.failed": "A page of the console failed with an internal error. Other pages work.",
     "daemon.ready": "The start is complete. The daemon handles messages or stands by.",
-    "daemon.started": "The daemon starts.",
+    "daemon.started": "The daemon started.",
     "dead_letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"
     " dead-letter stream.",
     "dead_letters.expired": "Dead letters older than dlq_retention were deleted.",
@@ -54,7 +54,7 @@ EVENTS: dict[str, str] = {
     "housekeeper.failed": "A housekeeping task failed, as a whole or at one partition"
     " (`partition`). The others continue.",
     "housekeeper.recovered": "A housekeeping task that had failed works again.",
-    "housekeeper.started": "The housekeeper runs.",
+    "housekeeper.started": "The housekeeper started.",
     "housekeeper.stopped": "The housekeeper received a stop request, or lost its supervisor.",
     "http.failed": "An HTTP endpoint could not be generated. Other endpoints still answer.",
     "http.listening": "Metrics and health are served at this address.",
@@ -71,7 +71,8 @@ EVENTS: dict[str, str] = {
     "instance.frozen": "This instance was suspended or got no CPU time for more than 5 s. No"
     " message is charged.",
     "lease.acquired": "This instance owns the partition.",
-    "lease.lost": "The partition has another owner. Its worker is stopped.",
+    "lease.lost": "Another instance owns the partition, usually because the lease was not renewed"
+    " in time. The worker of this instance is stopped.",
     "lease.released": "This instance released the partition.",
     "lease.renewed_late": "The lease had expired and was renewed. Ownership did not change.",
     "lease.resumed": "The partition of a killed supervisor resumes. Finished messages (`done`) are"
@@ -88,7 +89,7 @@ EVENTS: dict[str, str] = {
     " is full. The worker retries the write.",
     "message.expired": "A message was past the expiry time set by its producer and was not"
     " handled.",
-    "message.retried": "A message failed and will be retried.",
+    "message.retried": "A message failed. It is retried after `delay` seconds.",
     "missing_entry.acknowledged": "A pending entry had been trimmed by another client. It was"
     " acknowledged.",
     "move.removed": "A move was removed: any instance may own the partition again.",
@@ -110,7 +111,7 @@ EVENTS: dict[str, str] = {
     " to the table of dead rows. Other rows are sent.",
     "outbox.standby": "Another relay (`owner`) holds the outbox. This one takes"
     " over when it stops.",
-    "outbox.started": "The relay of an outbox runs.",
+    "outbox.started": "The relay of an outbox started.",
     "outbox.stopped": "The relay of an outbox stopped.",
     "outbox.unblocked": "The relay is no longer blocked, and sends the rows of the outbox.",
     "partition.handed_over": "A partition is handed over because this instance's share of the fleet"

@@ -511,7 +511,7 @@ METRICS: tuple[Metric, ...] = (
     _timer(
         "ack_latency",
         _histogram("ack"),
-        "Time from the end of a handler run to its acknowledgement.",
+        "Time from the end of a handler run to its acknowledgment.",
     ),
     _gauge(
         "partition_paused",

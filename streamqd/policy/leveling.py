@@ -15,14 +15,14 @@ Table = list[list[int]]
 
 @dataclass(slots=True)
 class Part:
-    """Members and units that are connected by offers. Counts only."""
+    """A connected component of members and the assignments that they offer to run, as counts."""
 
-    weights: list[int]
-    caps: list[int | None]
-    offers: list[list[int]]  # columns that a row offers
-    held: Table  # units by row and column, where the row offers the column
-    free: list[int]  # units without an owner by column
-    fixed: list[int]  # units of a row outside all columns, which stay
+    weights: list[int]  # weight of each row
+    caps: list[int | None]  # most units of each row
+    offers: list[list[int]]  # columns that each row offers
+    held: Table  # owned units by row and column, where the row offers the column
+    free: list[int]  # units without an owner, by column
+    fixed: list[int]  # units of each row that are outside all columns and do not move
     loads: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

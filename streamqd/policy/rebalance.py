@@ -1,8 +1,8 @@
-"""Decide which partitions this instance acquires or hands over now. Pure, updated by heartbeats.
+"""Decide which partitions this instance acquires or hands over now. Called with each heartbeat.
 
 `assignment` computes the owner of each partition. This module limits the moves: an owned partition
 moves only after the reason has lasted for a delay, and only a few move at a time. It provides
-fairness, and the fence provides safety. `silence` decides which members are alive.
+fairness, and the fence provides safety. `silence` decides which members are alive. No I/O.
 """
 
 from __future__ import annotations

@@ -89,17 +89,16 @@ class SilenceDetector:
         self._members: SilenceWatch[str, int] = SilenceWatch(interval)
         self._leases: SilenceWatch[Unit, PartitionView] = SilenceWatch(interval, _is_renewed)
         self._duplicate: SilenceWatch[str, int] = SilenceWatch(interval)
-        self._duplicate_heartbeats = (
-            0  # heartbeats of another run under our id, sent while we watched
-        )
+        # Heartbeats of another run under our id that were sent while we watched.
+        self._duplicate_heartbeats = 0
 
     # --- members ---
 
     def live(self, now: float, server_unix_ms: int, seen: Sequence[MemberView]) -> list[MemberView]:
         """Return the live members.
 
-        A member is dead when its heartbeat has not changed over at least `SILENT_HEARTBEATS` of our
-        own, and is older than the TTL on the server's clock or on ours.
+        A member is dead under two conditions. Its heartbeat has not changed over at least
+        `SILENT_HEARTBEATS` of our own, and is older than the TTL on the server's clock or on ours.
         """
         found = self._members.look(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
         live = []

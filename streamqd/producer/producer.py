@@ -98,10 +98,15 @@ class Producer:
         `expires` it is no longer handled: a datetime, or seconds or a timedelta after it became
         readable.
 
-        Raises UnknownOutcome when the reply was lost (with a `dedup_id` only if the replies of all
-        repetitions were lost), RedisUnavailable when nothing was written, RedisRefused,
-        BacklogFull, MessageTooLarge, TopicMissing, Refused, and TypeError or ValueError for a
-        message that cannot be encoded.
+        Raises UnknownOutcome if the reply was lost. With a `dedup_id`, the send is repeated, and
+        raises it only if the replies of all repetitions were lost.
+        Raises RedisUnavailable if Redis could not be reached. Nothing was written.
+        Raises RedisRefused if Redis rejected the message, for example because its memory is full.
+        Raises BacklogFull if `max_backlog` messages wait in the partition.
+        Raises MessageTooLarge if the message exceeds `max_message_bytes`.
+        Raises TopicMissing if the topic is not registered.
+        Raises Refused if `partition` does not exist.
+        Raises TypeError or ValueError if the message cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:

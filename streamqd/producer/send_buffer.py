@@ -237,10 +237,10 @@ class SendBuffer(Generic[T]):
 
     def _write(self, bundle: list[BufferedBatch[T]]) -> None:
         claimed: list[BufferedBatch[T]] = []
-        cancelled: list[BufferedBatch[T]] = []
+        canceled: list[BufferedBatch[T]] = []
         for each in bundle:
-            (claimed if self._claim(each.ticket) else cancelled).append(each)
-        self._finish(cancelled)
+            (claimed if self._claim(each.ticket) else canceled).append(each)
+        self._finish(canceled)
         if not claimed:
             return
         try:

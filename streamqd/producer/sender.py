@@ -347,11 +347,11 @@ class Sender:
             if not error.sent:
                 raise
             raise UnknownOutcome(
-                f"no answer to the cancel of {uid}: it may or may not be cancelled ({error})"
+                f"no reply to canceling {uid}; it may or may not be canceled ({error})"
             ) from error
         except RedisRefused as error:
             raise RedisRefused(
-                error.code, f"the delayed send {uid} was not cancelled ({error})"
+                error.code, f"the delayed send {uid} was not canceled ({error})"
             ) from error
         return bool(removed)
 

@@ -113,7 +113,7 @@ class Firer:
             fired = self._fire(place, rows, page.now_unix_ms) if rows else []
             unread = fired is not None and len(rows) < PAGE and self._read_ahead(place, page)
         except RedisRefused as error:
-            if error.kind is not RefusalKind.OF_A_KEY:
+            if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
                 raise
             logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=place[0])
             return REST_SECONDS

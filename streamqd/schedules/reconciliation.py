@@ -1,7 +1,8 @@
-"""Brings the schedules in Redis in line with the declarations, in the partition of their messages.
+"""Make the schedules in Redis match the declarations.
 
-Every step may be repeated, by any instance, at any time. A specification that is there already is
-not touched: a deploy changes no due time. No leader: two releases side by side keep the union.
+A schedule is stored next to the partition of its messages. Any instance may repeat any step at any
+time. Existing specifications are left unchanged, so a deployment does not change due times. There
+is no leader: while two releases run, the schedules of both exist.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _readable(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
     except BadValue as error:
         logs.bad_value(error, topic=topic)
     except RedisRefused as error:
-        if error.kind is not RefusalKind.OF_A_KEY:
+        if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
             raise
         logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic)
     return None

@@ -20,10 +20,10 @@ from streamqd.store.transport import OverweightError
 BATCH_ROWS = 10_000  # most rows of one Arrow batch
 PROGRESS_TTL = 86_400  # seconds
 
-_FIRST_FETCH = 32  # entries, while their size is unknown
-_GROWTH = 8  # largest ratio of entries in one fetch to the previous one
-_OVERWEIGHT = 4  # ratio to `fetch_bytes` above which a reply is not read
-_LEAST_ASKED = 2  # entries, of any size: the last one that was read, and the next
+_FIRST_FETCH = 32  # entries in the first fetch, when their size is unknown
+_GROWTH_MAX = 8  # largest ratio of the entries in one fetch to those in the previous one
+_OVERWEIGHT = 4  # ratio of a reply to `fetch_bytes` above which the reply is not read
+_FETCH_MIN = 2  # entries in a fetch: the last one again, and one new
 
 
 class EntryReader:
@@ -135,13 +135,13 @@ class EntryReader:
         allowed = _OVERWEIGHT * self._options.fetch_bytes
         while True:
             command = ("XRANGE", self._key, cursor, end, "COUNT", count)
-            most = allowed if count > _LEAST_ASKED else math.inf
+            most = allowed if count > _FETCH_MIN else math.inf
             work = partial(_weighed, command=command, bytes_max=most)
             try:
                 page, received = persist(self._options.connection, work, key=self._key)
             except OverweightError:
-                count = max(_LEAST_ASKED, count // _GROWTH)
-                self._size = max(1, self._size // _GROWTH)
+                count = max(_FETCH_MIN, count // _GROWTH_MAX)
+                self._size = max(1, self._size // _GROWTH_MAX)
                 continue
             self._measure(len(page), received)
             return page, count
@@ -151,7 +151,7 @@ class EntryReader:
         if count:
             self._mean = received / count
             fitting = int(self._options.fetch_bytes / self._mean)
-            self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH * self._size))
+            self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH_MAX * self._size))
 
     def _report(self, least: int) -> None:
         """Add to the progress that a command line shows. Approximate, because tasks may run twice.
@@ -207,7 +207,7 @@ def _weighed(
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause it: entries are many small lists without cycles, and a search costs a third."""
+    """Disable the garbage collector: it takes a third of the time and finds no cycles."""
     ran = gc.isenabled()
     gc.disable()
     try:

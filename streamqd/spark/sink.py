@@ -134,7 +134,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             Publisher(self.options, parts[0].query).commit(batchId, parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Remove what the tasks of a batch staged. Spark also calls it when the commit failed."""
+        """Remove the staged rows of a batch. Spark also calls it after a failed commit."""
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).abort(parts)

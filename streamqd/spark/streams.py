@@ -290,7 +290,7 @@ class Catalog:
         For example, another client has overwritten the key of its dead letters. Raises `refused`
         if the stream is the cause, or if the server does not count.
         """
-        if refused.kind is not RefusalKind.OF_A_KEY:
+        if refused.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
             raise refused
         [raw] = link.pipeline([("XINFO", "STREAM", stream_key(self._keys, place))])
         if isinstance(raw, RedisRefused) and "no such key" in str(raw):

@@ -28,7 +28,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 VERSION = 1
-ORDERS_MAX = 256  # directives. Every instance reads all with each heartbeat.
+DIRECTIVES_MAX = 256  # directives. Every instance reads all with each heartbeat.
 WHY_MAX = 200  # characters of a reason
 TIME_END = 1 << 52  # unix ms. control_change resets times from here on.
 ALL_INSTANCES = "*"
@@ -103,20 +103,20 @@ def read(flat: Sequence[bytes]) -> Directives:
         if name == LAST:
             continue
         try:
-            order = _order(raw)
+            directive = _directive(raw)
             kind, _, rest = name.partition(":")
             if kind == "pause":
-                found.pauses[scope_of(rest)] = order
+                found.pauses[scope_of(rest)] = directive
             elif kind == "stop":
-                found.stops[_group(scope_of(rest))] = order
-            elif kind == "move" and order.to:
-                found.moves[_unit(scope_of(rest))] = order
+                found.stops[_group(scope_of(rest))] = directive
+            elif kind == "move" and directive.to:
+                found.moves[_unit(scope_of(rest))] = directive
             elif kind == "drain" and rest:
-                found.drains[rest] = order
+                found.drains[rest] = directive
             elif kind == "reload" and rest:
-                found.reloads[rest] = order
+                found.reloads[rest] = directive
             elif name == REBALANCE:
-                rebalance = order
+                rebalance = directive
             else:
                 raise ValueError("not a directive that this version supports")
         except (ValueError, TypeError, RecursionError) as error:
@@ -124,7 +124,7 @@ def read(flat: Sequence[bytes]) -> Directives:
     return replace(found, rebalance=rebalance)
 
 
-def _order(raw: bytes) -> Directive:
+def _directive(raw: bytes) -> Directive:
     found: Any = json.loads(raw)
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
@@ -184,12 +184,12 @@ def change(
     remove: Sequence[str] = (),
 ) -> Call:
     """Write the directive `name` ('' for none), and remove the directives in `remove`."""
-    if len(remove) > 2 * ORDERS_MAX:
+    if len(remove) > 2 * DIRECTIVES_MAX:
         raise ContractError(f"control_change: {len(remove)} directives in one call")
     body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
     return scripts.get("control_change").call(
         {"control": keys.orders(fleet)},
-        directives_max=ORDERS_MAX,
+        directives_max=DIRECTIVES_MAX,
         field=name,
         body=json.dumps(body, separators=(",", ":")),
         removed=list(remove),

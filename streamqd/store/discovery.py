@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamqd.config.topology import Topology
 
 # These replies mean that the node did nothing and cannot now: another node can, or this one later.
-NOT_NOW = frozenset({RefusalKind.AWAY, RefusalKind.MOVED, RefusalKind.REPLICA})
+NOT_NOW = frozenset({RefusalKind.NOT_READY, RefusalKind.MOVED, RefusalKind.REPLICA})
 LEAST_SECONDS = 0.05  # least time for one node, even if the others have used up the limit
 _T = TypeVar("_T")
 _HELLO = pack(("HELLO", "2"))

@@ -33,7 +33,7 @@ PROBE_SECONDS = 1.0  # longest wait for the answer to a probe
 GRACE_SHARE = 0.25
 PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two unanswered probes
 PATIENCE_MAX = 2.0  # seconds, even with a server that is often slow
-LEARNT_SECONDS = 60.0  # seconds that a server counts as slow after a late answer
+SLOW_SERVER_SECONDS = 60.0  # seconds that a server counts as slow after a late answer
 ATTEMPT_SECONDS = 1.0  # limit of each of the first attempts to connect and log in
 ATTEMPTS_QUICK = 3  # attempts with this limit, which doubles with each later failed attempt
 
@@ -92,7 +92,7 @@ class Doubt:
     def learn(self, late: float) -> None:
         """Record that an answer came this many seconds late, after a probe."""
         self._late = late
-        self._late_until = time.monotonic() + LEARNT_SECONDS
+        self._late_until = time.monotonic() + SLOW_SERVER_SECONDS
 
 
 class Silence:

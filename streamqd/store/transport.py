@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from streamqd.store.endpoint import Endpoint
 
 # Redis 6.2 wraps an error inside a script: "ERR Error running script (call to f_<sha>):
-# @user_script:12: @user_script: 12: -OOM command not allowed …". Anchored, because the rest of the
-# text may quote what a user sent.
+# @user_script:12: @user_script: 12: -OOM command not allowed …". The pattern is anchored, because
+# the rest of the text may quote user data.
 _IN_SCRIPT = r"Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?"
 _WRAPPED = re.compile(rf"ERR {_IN_SCRIPT}-?([A-Z][A-Z0-9]+) ")
 # A command inside a script that the user may not run: Valkey and Redis 7.2, then Redis 6.2 and 7.0.

@@ -2,12 +2,12 @@
 
 A state machine without I/O. `intent` returns the next call to Redis and `answered` takes the reply.
 `startable` is true if a worker should be forked, and `ended` takes the exit of its process.
-Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless. Only
-the cause of a crash is lost if the supervisor dies too, before the reply to a refence.
+Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless. If the
+supervisor also dies before the reply to a refence, only the cause of the crash is lost.
 
-    FREE ── take ──► ACQUIRING ── OK ──► HELD ── process exits ─────► REFENCING ── OK ──► HELD
+    FREE ── acquire ──► ACQUIRING ── OK ──► HELD ── process exits ──► REFENCING ── OK ──► HELD
                          │                │                                │ (new token)
-                         └── give up ─────┴── give up, or it was leaving ──┘
+                         └── release ─────┴── release, or it was leaving ──┘
                                           ▼
                                       RELEASING ── answered ──► FREE
 
@@ -572,8 +572,8 @@ class AssignmentState:
     @property
     def is_stuck(self) -> bool:
         """True if Redis refuses its call because of an invalid value, which must be repaired."""
-        of_a_key = kind_of(self.refusal) is RefusalKind.OF_A_KEY
-        return of_a_key and self.refused == self.phase.value
+        only_this_key = kind_of(self.refusal) is RefusalKind.BAD_KEY_OR_COMMAND
+        return only_this_key and self.refused == self.phase.value
 
 
 def _crash_context(exit_: Exit, worker: RunningWorker) -> bytes:

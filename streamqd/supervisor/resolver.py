@@ -1,7 +1,7 @@
 """Resolve host names in a child process, because the operating system has no time limit for it.
 
-With a silent name server, it takes 5 s, in which no lease would be renewed. A late child continues,
-and the next lookup uses its answer.
+If the name server does not answer, a lookup takes 5 s and would delay lease renewals. A late child
+continues, and the next lookup uses its answer.
 """
 
 from __future__ import annotations

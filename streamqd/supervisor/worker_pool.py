@@ -342,8 +342,8 @@ class WorkerPool:
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
 
     def _relay(self, outbox: OutboxSettings) -> Helper:
-        # Imported only where an outbox is configured: every worker is a fork of this process, so
-        # what it loads takes time at the start and memory in all of them.
+        # Imported only if an outbox is configured: every worker is a fork of this process, so its
+        # imports take time at the start and memory in every worker.
         from streamqd.outbox.serving import serve
 
         settings = self.settings

@@ -85,7 +85,7 @@ class RunTelemetry:
         return "" if self._spans is None else self._spans.failed(run)
 
     def stop(self) -> None:
-        """Export what is left, for at most 1 s each."""
+        """Export the remaining reports and spans, for at most 1 s each."""
         for each in (self._reports, self._spans):
             if each is not None:
                 each.stop()

@@ -30,14 +30,16 @@ def assert_idempotent(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> None:
-    """Run a handler twice for the same message, as after a crash before the acknowledgement.
+    """Run a handler twice for the same message, as after a crash before the acknowledgment.
 
-    `observe` must return equal values after both runs. With `reset`, which must undo all effects,
-    the process is also killed at every step of the handler, at most 500, and the run after each
-    crash must lead to the same value. A step is one executed line of the handler. Effects in memory
-    are lost with the process, so observe a file or a database.
+    `observe` must return equal values after both runs. Effects in memory are lost with the process,
+    so observe a file or a database.
 
-    Raises AssertionError with the difference, or when a run does not succeed.
+    With `reset`, which must undo all effects, the process is also killed at each of the first 500
+    steps of the handler. The run after each crash must lead to the same value. A step is one
+    executed line of the handler.
+
+    Raises AssertionError with the difference, or if a run does not succeed.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(payload, key=key, headers=headers)

@@ -1,4 +1,4 @@
-"""The grant of a worker: its lease, and what it must know of the processes before it."""
+"""The grant of a worker: its lease, and the state left by the processes before it."""
 
 from __future__ import annotations
 

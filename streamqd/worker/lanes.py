@@ -138,13 +138,13 @@ class TaskLanes:
                 continue
             if not task.done():
                 entry.run = task  # the loop itself does not keep it
-        self._loop.soon(partial(self._see_to_cancelled, entries))
+        self._loop.soon(partial(self._report_canceled, entries))
 
-    def _see_to_cancelled(self, entries: list[FetchedEntry]) -> None:
-        """After the first steps: report tasks that were cancelled before they ran."""
+    def _report_canceled(self, entries: list[FetchedEntry]) -> None:
+        """After the first steps: report tasks that were canceled before they ran."""
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
-                self.ends.add(entry, CancelledError("cancelled before it started"))
+                self.ends.add(entry, CancelledError("canceled before it started"))
 
     async def _handle(self, entry: FetchedEntry) -> None:
         if family.child:

@@ -1,15 +1,19 @@
-"""Quarantine: entries of a lost owner run in rounds, each under a mark that outlives a host.
+"""Quarantine: run the entries of a lost owner so that a message that kills hosts is found.
 
-A turn is the right to run such an entry: a lock that the workers of the instance share.
+- A *round* is a set of inherited entries that run together.
+- A *mark* is the list of the entries of a round. It is written to Redis before they run, and
+  survives the loss of the host.
+- A *turn* is the right to run inherited entries: a lock that the workers of the instance share.
 
-A mark lists the entries that are about to run. After the loss of a host, each of its partitions can
-have a mark, and at most one of them contains the cause. The loss therefore accuses the messages of
-all marks, and charges none. An accused or charged message runs alone: no other worker of the
-instance handles an inherited entry at that time. The next loss charges this message, and no other.
+For example, a host with three partitions is lost while each of them runs a round. At most one of
+the three marks contains the cause. All messages of the marks are therefore *accused*, and no
+message is charged. An accused or charged message runs alone: at that time, no other worker of the
+instance runs an inherited entry. If the next host is lost too, only this message is charged.
 
 A worker has a mark and a turn only while one of its messages runs. It first waits for every
-condition that delays the run, and then for its turn. If the rest of a round waits for a rate or a
-guard while no member runs, the turn ends, and a new mark lists only the rest.
+condition that delays the run, and then for its turn. If the rest of a round waits for a rate limit
+or a guard while no message of the round runs, the worker gives the turn back. The next mark lists
+only the rest.
 """
 
 from __future__ import annotations

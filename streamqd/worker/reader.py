@@ -1,6 +1,6 @@
 """Read entries in one round trip, and wait for new entries with a long poll.
 
-A read is one round trip (`store.fetch`) that sends acknowledgements, fetches entries, and checks
+A read is one round trip (`store.fetch`) that sends acknowledgments, fetches entries, and checks
 that the fence still contains our token. After a read without entries, a long poll is sent ahead of
 the next one and waits at the server. The worker's loop decides when to read and how much.
 """
@@ -44,7 +44,7 @@ class LongPoll:
     def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
         """Send a poll for entries after these IDs, and a read of `count` of each stream.
 
-        The server answers within `seconds`. A poll carries no acknowledgements.
+        The server answers within `seconds`. A poll carries no acknowledgments.
         """
         poll = self._fetcher.long_poll(retry, main, seconds)
         self._fetcher.send_round([], [], count, poll)
@@ -119,7 +119,7 @@ class Reader:
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
     def send(self, main_acks: list[bytes], retry_acks: list[bytes], count: int) -> None:
-        """Request `count` entries of each stream. The acknowledgements travel with the read.
+        """Request `count` entries of each stream. The acknowledgments travel with the read.
 
         `receive` must follow.
         """

@@ -1,7 +1,7 @@
 """Run messages one after the other, in the main thread.
 
 The slot's batch is the last read, or the last listing. The next read is sent when all its entries
-have finished or wait for an earlier message. It also carries their acknowledgements.
+have finished or wait for an earlier message. It also carries their acknowledgments.
 """
 
 from __future__ import annotations

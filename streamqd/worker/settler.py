@@ -1,4 +1,4 @@
-"""Settling: acknowledgements, retries, dead letters and failure counts, sent to Redis in parts.
+"""Settling: acknowledgments, retries, dead letters and failure counts, sent to Redis in parts.
 
 `policy.settlement` decides, and `Settler` executes the decision. Only the settler keeps the
 verdicts that are not settled yet, with each entry's index in the slot. It determines when they are
@@ -29,7 +29,7 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # entries of one script, which bounds how long one call occupies the server
-GRACE_NS = 1_000_000  # length of a wait for events after an acknowledgement is due
+GRACE_NS = 1_000_000  # length of a wait for events after an acknowledgment is due
 DEFER_SECONDS = 1.0  # pause between attempts to settle entries that the server refused
 
 # The server takes no writes for now. Any other refusal may concern one entry or one key.
@@ -74,14 +74,14 @@ class Settler:
     keys: Keys
     lease: Lease
     slot: WorkerSlot
-    linger_ns: int = 0  # longest time that an acknowledgement waits to travel with a read
+    linger_ns: int = 0  # longest time that an acknowledgment waits to travel with a read
 
     def __post_init__(self) -> None:
         self._calls = FencedCalls(self.link, self.slot)
         self.main_acks: list[bytes] = []
         self.retry_acks: list[bytes] = []
         self._ack_indexes: list[int] = []
-        # Acknowledgements that also clear counters in Redis need a script, so no read carries them.
+        # Acknowledgments that also clear counters in Redis need a script, so no read carries them.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
         self._numbered = 0  # entries read so far
@@ -150,7 +150,7 @@ class Settler:
 
     @property
     def acks_owed(self) -> bool:
-        """True if acknowledgements are not confirmed yet."""
+        """True if acknowledgments are not confirmed yet."""
         return bool(self._ack_indexes or self._with_counters)
 
     @property
@@ -205,7 +205,7 @@ class Settler:
         return self._hurried and not self.only_plain_acks
 
     def settle(self, *, read_follows: bool) -> None:
-        """Settle due verdicts. Plain acknowledgements travel with the read, if one follows.
+        """Settle due verdicts. Plain acknowledgments travel with the read, if one follows.
 
         Raises as `flush`.
         """
@@ -218,7 +218,7 @@ class Settler:
     # --- settling ---
 
     def acks_confirmed(self, now: int) -> None:
-        """Record that Redis executed all plain acknowledgements, by script or with a read."""
+        """Record that Redis executed all plain acknowledgments, by script or with a read."""
         count = len(self._ack_indexes)
         if not count:
             return
@@ -229,10 +229,10 @@ class Settler:
             self._restart_clock()
 
     def flush(self) -> None:
-        """Settle everything by scripts, acknowledgements first, because they may free memory.
+        """Settle everything by scripts, acknowledgments first, because they may free memory.
 
         Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailable, and
-        RedisRefused if an acknowledgement is refused. Calls confirmed before that are settled.
+        RedisRefused if an acknowledgment is refused. Calls confirmed before that are settled.
         """
         self._flush_acks()
         self.flush_verdicts()
@@ -267,7 +267,7 @@ class Settler:
         self.acks_confirmed(now_ns())
 
     def flush_verdicts(self) -> None:
-        """Settle all but plain acknowledgements, which a read can carry. Raises as `flush`."""
+        """Settle all but plain acknowledgments, which a read can carry. Raises as `flush`."""
         self._flush_counted_acks()
         if self._notes:
             self._write_notes()

@@ -183,7 +183,7 @@ class Turns:
         return self.executor.room(count or self._consumer.lanes) > 0
 
     def takes_along(self) -> bool:
-        """Return True if a read may be sent only to carry acknowledgements.
+        """Return True if a read may be sent only to carry acknowledgments.
 
         No lane asked for the entries of this read. With the fetched ones they must fit in one read.
         """
@@ -192,7 +192,7 @@ class Turns:
     def await_room(self) -> int:
         """Return the number of entries of each stream that may be fetched (at least 1).
 
-        Waits while Redis refuses retries and dead letters. Acknowledgements are still sent, because
+        Waits while Redis refuses retries and dead letters. Acknowledgments are still sent, because
         they free memory.
         """
         settler, most = self._settler, self._consumer.prefetch_max

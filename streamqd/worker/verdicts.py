@@ -1,7 +1,7 @@
 """Turns the result of a run into a settlement, and settles messages that do not run at all.
 
 `policy.settlement` decides about a message. This module passes the decision to the settler: an
-acknowledgement, a retry or a dead letter. A message that runs again in its place stays with the
+acknowledgment, a retry or a dead letter. A message that runs again in its place stays with the
 executor. Its due time and failure count are noted for the next owner.
 """
 

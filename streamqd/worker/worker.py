@@ -250,7 +250,7 @@ class WorkerLoop:
         | a handler released a message                         | LIST_PENDING |
         | the housekeeper saw entries of other clients         | RECLAIM      |
         | a long poll is waiting                               | ANSWER       |
-        | no entries wanted, no acknowledgement for a read     | WAIT         |
+        | no entries wanted, no acknowledgment for a read     | WAIT         |
         | the last read was empty, and nothing is due          | POLL         |
         | else                                                 | READ         |
         """
@@ -279,12 +279,12 @@ class WorkerLoop:
     # --- reading ---
 
     def _read(self) -> FetchResult:
-        """Read once. Acknowledgements travel with the read. Entries start while Redis answers."""
+        """Read once. Acknowledgments travel with the read. Entries start while Redis answers."""
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
         if executor.in_flight.startable:
-            executor.start()  # it must not add to the acknowledgements already sent
+            executor.start()  # it must not add to the acknowledgments already sent
         fetched = reader.receive()
         if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())

@@ -54,7 +54,7 @@ def installed(name: str, folder: Path) -> Path:
     return copy
 
 
-def initialised(folder: Path) -> Path:
+def init_unit(folder: Path) -> Path:
     """Return a copy of the unit from `streamqd init` in a directory whose name needs quoting."""
     project = folder / "hits & 100%: a project"
     done = subprocess.run(
@@ -72,7 +72,7 @@ def initialised(folder: Path) -> Path:
 def test_systemd_analyze_verify_finds_no_problem(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
-    unit = initialised(tmp_path) if name == "init" else installed(name, tmp_path)
+    unit = init_unit(tmp_path) if name == "init" else installed(name, tmp_path)
 
     done = analyze("verify", unit)
 
@@ -85,7 +85,7 @@ def test_systemd_analyze_verify_finds_no_problem(
 def test_the_exposure_level_of_the_service_is_low(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
-    unit = initialised(tmp_path) if name == "init" else installed(name, tmp_path)
+    unit = init_unit(tmp_path) if name == "init" else installed(name, tmp_path)
 
     done = analyze("security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", unit)
 

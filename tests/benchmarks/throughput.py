@@ -170,7 +170,7 @@ def daemon_work(
 
 
 def _drained(client: Any, count: int) -> float:
-    """Wait for all acknowledgements; return messages per second, from the first one observed.
+    """Wait for all acknowledgments; return messages per second, from the first one observed.
 
     The time until SIGCONT arrives does not count. Each look takes time from the workers, so looks
     are rare while many messages are left.

@@ -217,7 +217,7 @@ AFTER: dict[str, Callable[[Busy], object]] = {
     "job_stop": lambda busy: "; stopped." in page(busy, f"/jobs/{busy.job}"),
     "retry_now": lambda busy: runs_of_bill(busy) == 2 and len(waiting(busy, "ship")) == 1,
     "retry_cancel": lambda busy: (
-        [each.reason for each in letters(busy)].count("cancelled") == 1
+        [each.reason for each in letters(busy)].count("canceled") == 1
         and waiting(busy) == []
         and len(waiting(busy, "ship")) == 1
     ),

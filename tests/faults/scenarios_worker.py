@@ -149,7 +149,7 @@ def several_at_once(context: ScenarioContext) -> None:
 
 
 def on_a_full_server(context: ScenarioContext) -> None:
-    """Memory is full: reads and acknowledgements use scripts."""
+    """Memory is full: reads and acknowledgments use scripts."""
     harness = context.harness
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():

@@ -134,7 +134,7 @@ ROWS = (
     Row(
         "F14",
         "The server restarts without the last writes of its append-only file.",
-        "Messages whose acknowledgement was lost run again, and no others. Only messages that were"
+        "Messages whose acknowledgment was lost run again, and no others. Only messages that were"
         " sent in the lost part of the file are missing. Work continues with new epochs.",
     ),
     Row(
@@ -160,7 +160,7 @@ ROWS = (
     Row(
         "F18",
         "A failover loses the last writes.",
-        "Epochs are greater than all earlier ones. Messages whose acknowledgement was lost run"
+        "Epochs are greater than all earlier ones. Messages whose acknowledgment was lost run"
         " again. Sends can be lost within the documented window.",
         no_speed="not measured: it depends on Sentinel",
     ),
@@ -189,7 +189,7 @@ ROWS = (
         "F22",
         "The server refuses all writes: its disk is full (MISCONF), replicas are missing"
         " (NOREPLICAS).",
-        "Nothing is read, running messages finish, and acknowledgements are repeated until they"
+        "Nothing is read, running messages finish, and acknowledgments are repeated until they"
         " are answered. When writes are accepted again, everything continues without a repeated"
         " run.",
         no_speed="as F9, once writes are accepted",

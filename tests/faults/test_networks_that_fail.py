@@ -108,7 +108,7 @@ def test_a_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: 
             b.wait_settled(40.0)
             audit = b.ledger.audit(GROUP)
             assert (audit.lost, audit.unexpected) == ([], [])
-            assert len(audit.repeated) <= 1, "more than what ran without an acknowledgement"
+            assert len(audit.repeated) <= 1, "more than what ran without an acknowledgment"
             assert b.stop() == 0
         a.kill()
 

@@ -132,7 +132,7 @@ async def give_way(_message: Message) -> None:
 def test_128_coroutines_settle_messages_that_have_counters(
     harness: Harness, life: Life, count: int
 ):
-    """A worker survives when all acknowledgements clear counters at the same time."""
+    """A worker survives when all acknowledgments clear counters at the same time."""
     for number in range(1, count + 1):
         harness.add(f"{number}-0")
         harness.do("HSET", harness.attempts, f"m:{number}-0:f", "1")
@@ -472,7 +472,7 @@ def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot:
     assert settled(harness)
 
 
-def test_acknowledgements_that_have_waited_ride_on_a_read(
+def test_acknowledgments_that_have_waited_ride_on_a_read(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """Every finished message counts as overdue here. Scripts start and stop a life."""
@@ -487,7 +487,7 @@ def test_acknowledgements_that_have_waited_ride_on_a_read(
     assert int(called) <= 5
 
 
-def test_held_key_runs_again_if_reads_carry_acknowledgements(
+def test_held_key_runs_again_if_reads_carry_acknowledgments(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """The fetched entries take no lane from due messages, for any length of the stream."""
@@ -569,7 +569,7 @@ async def cancel_others(message: Message) -> None:
     await asyncio.sleep(0)
 
 
-def test_cancelled_run_counts_as_failed(harness: Harness, life: Life, slot: WorkerSlot):
+def test_canceled_run_counts_as_failed(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 5):
         harness.add(f"{number}-0")
     _begun.clear()

@@ -88,7 +88,7 @@ def test_concurrent_messages_share_round_trips(
     """The order of finished runs depends on the machine, so the counts have a bound and no value.
 
     The worker reads when fewer messages wait than it has lanes, with room for BATCH. A read thus
-    fetches more than BATCH - LANES, and carries the acknowledgements of finished runs.
+    fetches more than BATCH - LANES, and carries the acknowledgments of finished runs.
     """
     cost = Cost()
     for count in (FIRST, FIRST + FULL):  # the first lets the server learn the scripts

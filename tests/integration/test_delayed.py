@@ -168,7 +168,7 @@ def test_due_times_are_counted_as_by_hand(
 def test_delayed_cancel_reports_each_outcome(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """The exit code shows if a delayed send was cancelled, already sent or unknown."""
+    """The exit code shows if a delayed send was canceled, already sent or unknown."""
     keep, drop, sent = send(later("keep"), later("drop"), later("sent", 0))
     assert promote(link, keys) == 1
     [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
@@ -177,7 +177,7 @@ def test_delayed_cancel_reports_each_outcome(
     again = verb("cancel", "access", drop, sent, "0:nobody", "--json", code=8)
     assert json.loads(again.stdout) == {
         "topic": "access",
-        "cancelled": 0,
+        "canceled": 0,
         "sent": [{"id": sent, "uid": f"access/0/{entry.decode()}"}],
         "unknown": [drop, "0:nobody"],
     }
@@ -270,7 +270,7 @@ def test_cancel_and_promoter_never_both_win(
     store: Store,
     keys: Keys,
 ) -> None:
-    """While a promoter works, each send is either cancelled or sent, as the answer reports."""
+    """While a promoter works, each send is either canceled or sent, as the answer reports."""
     names = send(*(later(f"m{n}", 0) for n in range(600)))
     theirs = new_link(name="promoter")
     stop = threading.Event()
@@ -285,7 +285,7 @@ def test_cancel_and_promoter_never_both_win(
     stop.set()
     thread.join(30)
 
-    cancelled = {n for n, each in zip(reversed(names), done, strict=True) if each.changed}
+    canceled = {n for n, each in zip(reversed(names), done, strict=True) if each.changed}
     told = {each.id: each.uid for answer in done for each in answer.sent}
     entries = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
     written = {}
@@ -293,11 +293,11 @@ def test_cancel_and_promoter_never_both_win(
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         written[f"0:{fields[b'sendId'].decode()}"] = f"access/0/{entry.decode()}"
     assert not [name for each in done for name in each.unknown]
-    assert cancelled
+    assert canceled
     assert told
     assert told == written
-    assert cancelled | set(written) == set(names)
-    assert not cancelled & set(written)
+    assert canceled | set(written) == set(names)
+    assert not canceled & set(written)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_delayed_reports_invalid_arguments(
 def test_delayed_list_isolates_an_unreadable_item(
     verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
-    """An unreadable item is listed without a size and can be cancelled."""
+    """An unreadable item is listed without a size and can be canceled."""
     [name] = send(later("fine"))
     link.execute("ZADD", keys.scheduled("access", 0), 5, "bad")
     link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")

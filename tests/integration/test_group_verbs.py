@@ -386,7 +386,7 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     assert dropped.stdout == "1 lost\n"
     [letter] = document(run("dlq", "list", "access", "--json"))["rows"]
     assert letter["id"] == done["dead_letter_ids"][0]
-    assert (letter["reason"], letter["attempts"], letter["group"]) == ("cancelled", 2, "hits")
+    assert (letter["reason"], letter["attempts"], letter["group"]) == ("canceled", 2, "hits")
     assert letter["uid"] == "access/0/1-0"
     run("dlq", "replay", "access", "--id", letter["id"], "--yes")
     assert at(0).read_stream(at(0).retry).entries.popitem()[1]["payload"] == b"body of 1-0"

@@ -489,7 +489,7 @@ def test_flood_guard_ignores_retries(
 def test_worker_waits_for_the_window_if_no_pause_can_be_written(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
-    for number in range(directives.ORDERS_MAX + 1):
+    for number in range(directives.DIRECTIVES_MAX + 1):
         harness.do("HSET", harness.keys.orders("default"), f"pause:other/{number}/g", "{}")
     waits = slot.waits
     died = []

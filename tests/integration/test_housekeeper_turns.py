@@ -25,7 +25,7 @@ from streamqd.housekeeper import (
 from streamqd.housekeeper import dead_letter_expirer as letters
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.promoter import retry_promoter
-from streamqd.housekeeper.reclaimer import GO_ON_SECONDS, Reclaimer
+from streamqd.housekeeper.reclaimer import NEXT_PAGE_SECONDS, Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics import MetricsView
 from streamqd.model import Unit
@@ -329,7 +329,7 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
 
     foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, last, "IDLE", 700_000, "JUSTID")
     for _ in range(3):
-        assert looks.run(view.owned()) == GO_ON_SECONDS
+        assert looks.run(view.owned()) == NEXT_PAGE_SECONDS
         assert slot.reclaim_requested == 0
     assert looks.run(view.owned()) is None
     assert slot.reclaim_requested == 1
@@ -341,7 +341,7 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
 def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Harness, view: MetricsView) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.store, [consumer])
-    assert looks.run(view.owned()) == GO_ON_SECONDS
+    assert looks.run(view.owned()) == NEXT_PAGE_SECONDS
     foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
     looks._list_at = 0.0  # a quarter of the idle time has passed
     looks.run(view.owned())
@@ -359,5 +359,5 @@ def test_long_lists_are_read_in_turn(
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.store, [consumer])
     for _ in range(2):
-        assert looks.run(view.owned()) == GO_ON_SECONDS
+        assert looks.run(view.owned()) == NEXT_PAGE_SECONDS
     assert view.board.slots()[1].reclaim_requested == 1

@@ -198,7 +198,7 @@ def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, sl
 # --- full memory ----------------------------------------------------------------------------------
 
 
-def test_full_memory_defers_failures_but_not_acknowledgements(harness: Harness, slot: WorkerSlot):
+def test_full_memory_defers_failures_but_not_acknowledgments(harness: Harness, slot: WorkerSlot):
     """A worker that waited for memory here would never free any."""
     failed, done = harness.pending("1-0", "2-0")
     harness.own("t1")

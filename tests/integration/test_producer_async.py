@@ -1,4 +1,4 @@
-"""The asynchronous producer against a real server: many tasks, lost answers, cancelled sends."""
+"""The asynchronous producer against a real server: many tasks, lost answers, canceled sends."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_more_than_there_is_room_for_take_turns(server, link, keys):
     assert payloads(link, keys) == [b"%d" % n for n in range(100)]
 
 
-def test_async_cancelled_send_does_not_affect_others(server, link, keys, gate):
+def test_async_canceled_send_does_not_affect_others(server, link, keys, gate):
     trouble: list[dict[str, Any]] = []
 
     async def work() -> tuple[bool, str, str]:
@@ -112,9 +112,9 @@ def test_async_cancelled_send_does_not_affect_others(server, link, keys, gate):
             gate.opened.set()
             return begun.cancelled(), await behind, await producer.send("access", b"later")
 
-    cancelled, *ids = run(work())
+    canceled, *ids = run(work())
 
-    assert cancelled
+    assert canceled
     assert trouble == []
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
     # A send in progress is still written, which the cancellation does not show.

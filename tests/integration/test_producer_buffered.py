@@ -215,7 +215,7 @@ def test_partitioner_cannot_stop_the_writing_thread(server, link, keys):
         assert producer.send("access", b"2").result(10)
 
 
-def test_a_cancelled_message_is_not_sent(server, link, keys, gate):
+def test_a_canceled_message_is_not_sent(server, link, keys, gate):
     with BufferedProducer(server.url, linger=0, max_batch=1, partitioner=gate) as producer:
         first, second = producer.send("access", b"1"), producer.send("access", b"2")
         third = producer.send("access", b"3")

@@ -94,7 +94,7 @@ def test_shrink_keeps_entries_since_the_last_round(harness: Harness, view: Metri
     assert length(harness) == 0
 
 
-def test_deleting_on_all_acknowledgements_leaves_nothing(
+def test_deleting_on_all_acknowledgments_leaves_nothing(
     harness: Harness, view: MetricsView
 ) -> None:
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0", "MKSTREAM")
@@ -229,7 +229,7 @@ def test_dropped_messages_are_counted_and_logged(
     assert record["dropped_unread:audit"] == b"700"
     assert record["dropped_unread:hits"] == b"450"
     assert record["first"] == b"701-0"
-    assert harness.state()["stream"].groups["hits"][1] == {}, "no ghost is left"
+    assert harness.state()["stream"].groups["hits"][1] == {}, "no missing entry is left"
     assert harness.fetch(1) == [b"701-0"]
 
 

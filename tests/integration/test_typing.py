@@ -32,7 +32,7 @@ from tests.support.verbs import At, Run
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]
 pytestmark = pytest.mark.slow  # a process for each command, in a terminal of its own
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
     bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
     bury(at(1), "1763640000001-0", errorClass="shop.billing.errors.Short", errorMessage="no sum")
 
-    shown = COLOUR.sub("", typed("dlq", "list", "access").raw).replace("\r\n", "\n")
+    shown = ANSI_COLOR.sub("", typed("dlq", "list", "access").raw).replace("\r\n", "\n")
 
     assert f"\n    {text}\n" in shown  # both do not fit: the message wins
     assert "\n    Short: no sum\n" in shown
@@ -305,7 +305,7 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "env", "coloured"),
+    ("options", "env", "colored"),
     [
         ((), {}, True),
         ((), {"NO_COLOR": "1"}, False),
@@ -315,17 +315,17 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
     ],
 )
 def test_terminal_output_has_colors(
-    typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], coloured: bool
+    typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], colored: bool
 ) -> None:
     """A terminal gets colors, unless NO_COLOR or `--no-color` is set."""
     at(0)
-    assert bool(COLOUR.search(typed(*options, "topic", "list", **env).raw)) == coloured
+    assert bool(ANSI_COLOR.search(typed(*options, "topic", "list", **env).raw)) == colored
     refused = typed(*options, "topic", "describe", "nope", code=8, **env).raw
-    assert bool(COLOUR.search(refused)) == coloured
+    assert bool(ANSI_COLOR.search(refused)) == colored
 
 
 @pytest.mark.parametrize("options", [(), ("--color",)])
-def test_no_pipe_and_no_document_gets_colours(
+def test_pipes_and_documents_get_no_colors(
     run: Run, typed: Typed, at: At, options: tuple[str, ...]
 ) -> None:
     """Pipes and JSON never have colors."""

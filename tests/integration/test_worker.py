@@ -252,7 +252,7 @@ def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
     (bench.folder / "open").touch()
     assert bench.ended() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ids[:1]
-    assert bench.pending() == ids[1:], "and its acknowledgement is out"
+    assert bench.pending() == ids[1:], "and its acknowledgment is out"
     assert bench.slot.counter("released") == in_flight - 1 > 0
 
 
@@ -412,7 +412,7 @@ def test_missing_entries_are_settled_and_counted(bench: Bench):
     assert bench.slot.counter("missing_entries") == 3
 
 
-def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):
+def test_foreign_acknowledgment_during_a_run_is_harmless(bench: Bench):
     """The message still runs, and acknowledges nothing."""
     (entry,) = add(bench, "gate")
     bench.start()

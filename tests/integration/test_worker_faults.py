@@ -254,7 +254,7 @@ def test_delays_are_judged_after_a_settlement_which_may_be_slow(
     def work(_message: Message) -> None:
         until = time.monotonic() + 0.005
         while time.monotonic() < until:
-            pass  # not a quick run, so its acknowledgement does not wait for the next one
+            pass  # not a quick run, so its acknowledgment does not wait for the next one
 
     monkeypatch.setattr(RunPace, "settle_first", settle)
     monkeypatch.setattr(RunStarts, "look", judge)
@@ -287,7 +287,7 @@ def test_failed_entries_of_two_reads_are_found_by_one_read(
 def test_settler_acknowledges_counted_entries_in_parts(
     harness: Harness, slot: WorkerSlot, count: int
 ):
-    """Acknowledgements that clear counters go in calls of a bounded length."""
+    """Acknowledgments that clear counters go in calls of a bounded length."""
     slot.open_table(LANES_MAX)
     ids = [f"{number}-0" for number in range(1, count + 1)]
     places = harness.pending(*ids)
@@ -416,8 +416,8 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(
 
 
 @pytest.mark.fault("F21")
-def test_acknowledgements_are_sent_without_room(harness: Harness, life: Life):
-    """Only the acknowledgements can free the missing memory."""
+def test_acknowledgments_are_sent_without_room(harness: Harness, life: Life):
+    """Only the acknowledgments can free the missing memory."""
     harness.add("1-0", "payload", "bad", stream=harness.retry)
     harness.add("1-0")
     worker = life.worker("t1", prefetch_max=1)
@@ -457,7 +457,7 @@ def test_oversized_message_without_room_is_not_handled(harness: Harness, life: L
     assert (letter["originalId"], letter["reason"]) == (b"1-0", b"too-large")
 
 
-# --- sessions, clocks, ghosts ---------------------------------------------------------------------
+# --- sessions, clocks, missing entries ------------------------------------------------------
 
 
 def test_outdated_session_reconnects_and_keeps_the_unit(

@@ -325,7 +325,7 @@ inline forget() {
   done_mains[i] = 0; done_retries[i] = 0; charged[i] = 0
 }
 
-/* The finished entries of a worker: for an acknowledgement, and for the supervisor after a crash. */
+/* The finished entries of a worker: for an acknowledgment, and for the supervisor after a crash. */
 inline ended(mains_out, retries_out) {
   mains_out = 0; retries_out = 0; y = 0;
   do

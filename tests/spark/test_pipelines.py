@@ -300,7 +300,7 @@ def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
         prompt.ask("SELECT cause FROM dlq_access")
 
 
-def test_a_statement_that_has_no_job_can_be_cancelled(
+def test_a_statement_that_has_no_job_can_be_canceled(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     from pyspark.sql.datasource import DataSource

@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-CLEAN, FOUND, NOT_LEARNT = 0, 1, 75
+CLEAN, FOUND, NO_RESULT = 0, 1, 75
 TOOLS = ("pip-audit>=2.9", "cyclonedx-bom>=7")
 SECONDS = 240.0
 OURS = "streamqd"
@@ -30,17 +30,17 @@ def main(folder: Path) -> int:
         venv.create(tools, with_pip=True, clear=True)
         install = [tools / "bin" / "pip", "install", "--quiet", *TOOLS]
         if run(*install).returncode != 0:
-            return not_learnt("the tools cannot be installed")
+            return no_result("the tools cannot be installed")
     sbom = folder / "sbom.json"
     bill = run(tools / "bin" / "cyclonedx-py", "environment", sys.executable, "-o", sbom)
     if bill.returncode != 0:
-        return not_learnt(f"no bill of materials: {bill.stderr[-300:]}")
+        return no_result(f"no bill of materials: {bill.stderr[-300:]}")
     asked = run(
         *(tools / "bin" / "pip-audit", "--path", sysconfig.get_paths()["purelib"]),
         *("--format", "json", "--progress-spinner", "off"),
     )
     if not asked.stdout.startswith("{"):
-        return not_learnt(f"the advisories do not answer: {asked.stderr[-300:]}")
+        return no_result(f"the advisories do not answer: {asked.stderr[-300:]}")
     return judge(json.loads(asked.stdout)["dependencies"], sbom)
 
 
@@ -55,15 +55,15 @@ def judge(packages: list[dict[str, Any]], sbom: Path) -> int:
     if vulnerable:
         return FOUND
     if unknown:
-        return not_learnt(f"of {len(packages)} packages {len(unknown)} could not be looked up")
+        return no_result(f"of {len(packages)} packages {len(unknown)} could not be looked up")
     print(f"{len(packages)} packages, no known vulnerability; bill of materials: {sbom}")
     return CLEAN
 
 
-def not_learnt(why: str) -> int:
+def no_result(why: str) -> int:
     """Report that the result is unknown, which does not mean that nothing is wrong."""
     print(f"not audited: {why}", file=sys.stderr)
-    return NOT_LEARNT
+    return NO_RESULT
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

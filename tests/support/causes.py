@@ -27,7 +27,7 @@ from math import inf
 from typing import NamedTuple
 
 # The limits that the daemon promises, in seconds.
-ACK_DELAY = 0.02  # longest wait for acknowledgement while other runs start
+ACK_DELAY = 0.02  # longest wait for acknowledgment while other runs start
 # It is also the longest duration of a run that may wait this long.
 QUICK = 0.002  # after a run that took longer, a failure does not wait
 # The allowance between an action of a process and its record in the ledger or the nemesis, in

@@ -86,7 +86,7 @@ class HousekeeperTrial:
         self.runs.update({("sleep 0.001", 1): 1, ("ok", 1): 1})
 
     def send_last(self) -> None:
-        """Send one more message: after its acknowledgement, the worker has obeyed all requests."""
+        """Send one more message: after its acknowledgment, the worker has obeyed all requests."""
         self.one.send(["sleep 0.002"])
         self.runs["sleep 0.002", 1] += 1
 

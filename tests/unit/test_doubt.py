@@ -78,7 +78,7 @@ def test_reply_right_after_the_probe_reply_is_accepted(ends) -> None:
 
 
 def test_learnt_patience_expires(ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubt, "LEARNT_SECONDS", 0.0)
+    monkeypatch.setattr(doubt, "SLOW_SERVER_SECONDS", 0.0)
     one = Doubt(SOON, Prober())
     one.learn(1.0)
     assert one.patience() <= SOON * 9 / 8

@@ -219,7 +219,7 @@ def test_clean_worker_exit_releases_without_a_refence(driver: StateDriver):
 
 
 def test_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
-    """The connection may have lost its acknowledgements, so the refence repeats them."""
+    """The connection may have lost its acknowledgments, so the refence repeats them."""
     driver.hold().run().mark(CLEARED, DONE).quiet()
     driver.worker.stop_reason = "shed"
     driver.partition.ended(Exit(ExitCode.STOPPED, None))

@@ -586,7 +586,7 @@ def test_ordered_moves_respect_the_cap():
     assert set(wanted) == set(UNITS)
 
 
-def test_moves_count_for_nothing_in_the_levelling_of_the_rest():
+def test_moves_count_for_nothing_in_the_balancing_of_the_rest():
     wanted = place([member("a"), member("b")], UNITS, {}, dict.fromkeys(UNITS[:2], "b"))
     rest = [wanted[unit] for unit in UNITS[2:]]
     assert (rest.count("a"), rest.count("b")) == (3, 3)

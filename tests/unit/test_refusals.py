@@ -49,12 +49,12 @@ def test_other_errors_are_not_transient(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("LOADING", RefusalKind.AWAY),
+        ("LOADING", RefusalKind.NOT_READY),
         ("READONLY", RefusalKind.REPLICA),
         ("ASK", RefusalKind.MOVED),
         ("MISCONF", RefusalKind.FULL),
         ("WRONGPASS", RefusalKind.LOGIN),
-        ("WRONGTYPE", RefusalKind.OF_A_KEY),
+        ("WRONGTYPE", RefusalKind.BAD_KEY_OR_COMMAND),
         ("DELETING", RefusalKind.OTHER),
     ],
 )

@@ -213,7 +213,7 @@ of_instances = pytest.mark.parametrize("kind", INSTANCES)
 def test_instance_repeats_its_unacknowledged_messages(
     story: Story, kind: str, ended_at: float, *, explained: bool
 ):
-    """An acknowledgement older than 20 ms is written before the next run starts."""
+    """An acknowledgment older than 20 ms is written before the next run starts."""
     story.send(1)
     story.send(2)
     story.run(1, at=ended_at - 0.01)

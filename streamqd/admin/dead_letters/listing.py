@@ -49,7 +49,7 @@ MASK = "***"
 class DeadLetterRow:
     """A dead letter in `dlq list`.
 
-    `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or cancelled.
+    `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or canceled.
     `uid` identifies the message in all its copies. Dead letters with the same cause have the same
     `fingerprint`. A number is null if the dead letter does not contain it.
     """

@@ -27,7 +27,7 @@ _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 # Synchronized output: terminals show a frame when it is complete. Others ignore this.
 _BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[?2026l"
 _PLAIN = {"head": "\x1b[7m", "bold": "\x1b[1m"}
-_COLOURS = _PLAIN | {
+_COLORS = _PLAIN | {
     "dim": "\x1b[2m",
     "warn": "\x1b[33m",
     "bad": "\x1b[1;31m",
@@ -41,8 +41,8 @@ SIGNALS = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal
 class Terminal:
     """The terminal on standard input and output. For the main thread."""
 
-    def __init__(self, *, colour: bool) -> None:
-        self._styles = _COLOURS if colour else _MONOCHROME
+    def __init__(self, *, color: bool) -> None:
+        self._styles = _COLORS if color else _MONOCHROME
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
         self._before: list[Any] | None = None
         self._noted: list[signal.Signals] = []

@@ -76,7 +76,7 @@ def where_to_look(folder: Folder, tally: DemoTally, *, serving: bool) -> None:
     for verb in verbs:
         print(f"  {start} {verb}")
     print(f"  http://127.0.0.1:{folder.port}/    one page for people; /metrics for Prometheus")
-    print(f"  {_near(folder.log)}    what the daemon said")
+    print(f"  {_near(folder.log)}    log of the daemon")
 
 
 def _near(path: Path) -> Path:

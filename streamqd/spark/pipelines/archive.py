@@ -173,7 +173,7 @@ class Archiver:
         except (Refused, SparkError) as error:
             self.problems[about] = type(error)(f"{text}: {error}")
         except (BadValue, RedisRefused) as error:
-            if isinstance(error, RedisRefused) and error.kind is not RefusalKind.OF_A_KEY:
+            if isinstance(error, RedisRefused) and error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
                 raise
             self.problems[about] = Refused(f"{text}: {error}")
 

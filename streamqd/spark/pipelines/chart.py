@@ -81,11 +81,11 @@ def count_step(most: int) -> int:
 
 
 def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, str]]:
-    """Round times (unix ms) from `first` on, before `last`: label, and the line below it.
+    """Yield round times (unix ms) from `first` to before `last`, each with a label of two lines.
 
-    No two are alike: a label has the resolution of the step, and the line below has the date, or
-    the year, wherever that is another than before. Steps of months start with the first of a month.
-    `most`: labels that fit.
+    Labels differ, because the first line has the resolution of the step. The second line contains
+    the date or year, if it differs from the previous label. A step of months starts on the first
+    of a month. At most `most` labels fit.
     """
     span = (last - first) / 1000
     step = next((each for each in _STEPS if span / each <= most), 0)

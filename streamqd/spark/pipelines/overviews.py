@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-LOOKS = 5  # at tables that grow while Redis is read
+READ_ATTEMPTS = 5  # reads of a table that grows at the same time
 
 
 def messages(spark: SparkSession, settings: config.Settings, archive: Archive | None) -> DataFrame:
@@ -87,12 +87,12 @@ def dead_letters(
 ) -> DataFrame:
     """Return the dead letters of all topics: archived ones, and those in Redis after them.
 
-    What cannot be read, a table or a partition in Redis, is left out with a warning. Raises Refused
-    if runs of `pipeline archive` follow each other too fast.
+    Tables and partitions that cannot be read are skipped with a warning. Raises Refused if runs of
+    `pipeline archive` follow each other too fast.
     """
     from pyspark.sql import functions as f
 
-    for _ in range(LOOKS):
+    for _ in range(READ_ATTEMPTS):
         known = _letter_tables(archive)
         places = _letter_places(settings)
         # Read at once, because dead letters that are archived later leave Redis.
@@ -150,7 +150,7 @@ def _letter_places(settings: config.Settings) -> list[TopicPartition]:
     for place, length in zip(places, found, strict=True):
         if not isinstance(length, RedisRefused):
             filled += [place] if length else []
-        elif length.kind is RefusalKind.OF_A_KEY:
+        elif length.kind is RefusalKind.BAD_KEY_OR_COMMAND:
             warn_once(f"{keys.dlq(*place)}: {length}, so the view dead_letters is without it")
         else:
             raise length

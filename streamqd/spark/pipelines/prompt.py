@@ -48,7 +48,7 @@ class Prompt:
 
         `fits` gets the names of the columns before a query is run, and may refuse them. Raises
         Refused or Malformed for an invalid statement, PipelineError for a failed one, and
-        KeyboardInterrupt for a cancelled one. Its jobs are cancelled. A statement without jobs that
+        KeyboardInterrupt for a canceled one. Its jobs are canceled. A statement without jobs that
         does not stop soon is left running.
         """
         check(statement)

@@ -79,9 +79,9 @@ def in_a_sentence() -> Iterator[None]:
 def failure(error: Exception) -> StreamqdError:
     """Convert Spark's error into one of ours.
 
-    A task or a planner that did not reach Redis makes it RedisUnavailable, one whose command Redis
-    rejected RedisRefused: Spark carries only the name and the text from process to process.
-    Anything else is a PipelineError.
+    Returns RedisUnavailable if a task or planner could not reach Redis, RedisRefused if Redis
+    rejected a command, and PipelineError otherwise. Spark passes only the name and the text of an
+    exception between processes.
     """
     found = _CAUSE.findall(str(error))
     name, text = found[-1] if found else ("", "")

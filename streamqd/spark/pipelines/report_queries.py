@@ -110,13 +110,23 @@ def kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Partition, key, size (bytes of the payload) and ms (of the id) of each entry."""
+    """Select the columns of the entries that the queries use.
+
+    partition, key   as in the table
+    size             bytes of the payload
+    ms               unix ms, from the ID
+    """
     return rows.selectExpr("partition", "key", "coalesce(length(value), 0) AS size", "id_ms AS ms")
 
 
 def _letters(letters: DataFrame) -> DataFrame:
-    """Group, fingerprint, ms (of the id: when it died), took_ms (from the first write to there)
-    and `newest` of each dead letter: its name and its recorded failure.
+    """Select the columns of the dead letters that the queries use.
+
+    group         the group that dead-lettered it, ''
+    fingerprint   of the cause
+    ms            time of the dead letter, unix ms, from the ID
+    took_ms       ms from the first write of the message to the dead letter
+    newest        struct of its ID, the place of the failure and the recorded texts
     """
     cause = f.udf(_cause, "fingerprint string, place string", useArrow=False)
     texts = ("error_class", "error_message", "reason", "handler")

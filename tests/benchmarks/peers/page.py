@@ -116,7 +116,7 @@ TUNINGS = """
 ## Settings of each system
 
 Each system is tuned only as its documentation describes, except where the table names another
-source. Log lines for single jobs are off everywhere. Acknowledgements are late where a system
+source. Log lines for single jobs are off everywhere. Acknowledgments are late where a system
 offers it.
 
 {table}
@@ -272,7 +272,7 @@ def _tunings(systems: dict[str, Any]) -> str:
         for name, each in systems.items()
         if "tuning" in each
     ]
-    head = ["system", "settings other than defaults", "acknowledgement of a job", "documentation"]
+    head = ["system", "settings other than defaults", "acknowledgment of a job", "documentation"]
     return TUNINGS.format(table=markdown.table(head, rows, "---")) if rows else ""
 
 

@@ -1,4 +1,4 @@
-"""Celery, with late acknowledgement, no results and a large prefetch.
+"""Celery, with late acknowledgment, no results and a large prefetch.
 
 Its guide to optimizing recommends the prefetch; its guide to tasks, the settings that return a task
 to the queue when its process dies.

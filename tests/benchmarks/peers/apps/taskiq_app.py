@@ -1,4 +1,4 @@
-"""taskiq: the list broker (no acknowledgement) or, with BENCH_STREAM, the stream broker."""
+"""taskiq: the list broker (no acknowledgment) or, with BENCH_STREAM, the stream broker."""
 
 from __future__ import annotations
 
