@@ -103,6 +103,11 @@ def _ask(server: EmbeddedServer, *command: str) -> object:
         link.close()
 
 
+def _has_written_all(server: EmbeddedServer) -> bool:
+    """Return True if the server holds no write back until a sync of the disk has finished."""
+    return b"aof_buffer_length:0\r\n" in _ask(server, "INFO", "persistence")
+
+
 def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
@@ -238,6 +243,7 @@ def test_deaf_process_is_killed_and_the_data_is_there(running: EmbeddedServer, m
 def test_killed_embedded_server_restarts_with_its_data(running: EmbeddedServer) -> None:
     for count in range(1, 101):
         assert _ask(running, "INCR", "n") == count
+    wait_until(lambda: _has_written_all(running))
     pid = running.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
