@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import ContractError
+from streamqd.errors import BadValue, ContractError
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
@@ -104,8 +104,14 @@ class Acquired(NamedTuple):
 
 
 def epoch_of(reply: Reply) -> int:
-    """Return the epoch from the OK or MINE of an acquire, or the OK of a refence."""
-    return untrusted.integer(reply.rest[0], FENCE, "epoch")
+    """Return the epoch from the OK or MINE of an acquire, or the OK of a refence.
+
+    Raises ContractError if it is not a number: the scripts refuse an invalid epoch of the fence.
+    """
+    try:
+        return untrusted.integer(reply.rest[0], FENCE, "epoch")
+    except BadValue as error:
+        raise ContractError(f"a reply of a lease script: {error}") from None
 
 
 class LeaseView(NamedTuple):

@@ -193,10 +193,7 @@ class LeaseManager:
     def _answer(
         self, partition: AssignmentState, take: Callable[[Reply | RedisRefused], object]
     ) -> TakeReply:
-        """Process the reply in isolation, where an invalid one raises its error.
-
-        After an unreadable value it is asked for again.
-        """
+        """Process the reply in isolation: an invalid reply gives the assignment up."""
         return lambda reply: self.isolate(partition.unit, lambda: take(valid(reply)))
 
     # --- answers ---

@@ -257,7 +257,7 @@ class AssignmentState:
             self.step = Free()
             self._drop_token()
             return ""
-        epoch = leases.epoch_of(reply)  # before any change: it may be unreadable
+        epoch = leases.epoch_of(reply)  # before any change: it may raise
         self.step = Held()
         self.lease = self.lease._replace(epoch=epoch)
         resumed = acquisition.resumed

@@ -25,6 +25,7 @@ UNKNOWN_WORD = b"*1\r\n$3\r\nWAT\r\n"
 NO_VALUES = b"*1\r\n$2\r\nOK\r\n"
 WRONG_TYPES = b"*4\r\n$2\r\nOK\r\n*0\r\n:1\r\n$1\r\nx\r\n"
 NOT_A_LIST = b":7\r\n"
+NO_EPOCH = b"*3\r\n$2\r\nOK\r\n$3\r\nWAT\r\n:0\r\n"
 
 
 @pytest.fixture
@@ -67,6 +68,7 @@ def other_pids(daemon: Daemon) -> dict[int, int]:
         pytest.param(UNKNOWN_WORD, "ok", ["lease_renew"], id="renew"),
         pytest.param(NOT_A_LIST, "exit 9", ["lease_refence", "lease_release"], id="several"),
         pytest.param(NO_VALUES, "exit 9", ["lease_refence"], id="refence-without-values"),
+        pytest.param(NO_EPOCH, "exit 9", ["lease_refence"], id="refence-without-epoch"),
     ],
 )
 def test_nonsense_of_a_lease_script_gives_one_assignment_up(
