@@ -51,20 +51,43 @@ def _cell(text: str) -> str:
 
 
 def configuration() -> str:
-    """All settings, as the annotated file."""
+    """All settings, each under a heading of its own."""
+    parts = []
+    for section in config.reference():
+        parts += [f"## {section.name}", section.text, f"```toml\n{section.header}\n```"]
+        for setting in section.settings:
+            parts += [f"### `{setting.name}`", _values_as_code(setting.text)]
+            if setting.keys:
+                rows = (
+                    (f"`{key.name}`", f"`{key.default}`", _values_as_code(key.text))
+                    for key in setting.keys
+                )
+                parts.append(_table(("Key", "Default", "Meaning"), rows))
+            elif setting.default:
+                parts.append(f"Default: `{setting.default}`")
     return _page(
         "Configuration",
         "streamqd/config",
         """
 The configuration is one TOML file. The command line overrides the environment, which overrides the
-file, which overrides the defaults. `streamqd config show` prints the effective settings,
-`streamqd check` reports all problems, and `streamqd config schema` prints a JSON schema for
-editors.
+file, which overrides the defaults. For example, `STREAMQ_DAEMON__LEASE_TTL` overrides
+`daemon.lease_ttl`. An unknown name is an error.
 
-The file `etc/streamq.toml` contains every setting with its meaning, limits and default:
+- Durations are seconds, or strings such as `"1m30s"` or `"500ms"`.
+- Sizes are bytes, or strings such as `"64MiB"` (powers of 1024) or `"4MB"` (powers of 1000).
+- `"none"` disables an optional setting.
+
+`streamqd config show` prints the effective settings, `streamqd check` reports all problems, and
+`streamqd config schema` prints a JSON schema for editors. The file
+[`etc/streamq.toml`](../../etc/streamq.toml) contains all settings with their defaults as comments,
+so you can copy it and change the settings that you need.
 """,
-        f"```toml\n{config.reference_toml().strip()}\n```",
+        *parts,
     )
+
+
+def _values_as_code(text: str) -> str:
+    return re.sub(r'(?<!`)"[^"`\s]+"(?!`)', r"`\g<0>`", text)
 
 
 def metrics() -> str:

@@ -15,7 +15,7 @@ from streamqd.config.exposure import as_root, is_loopback, is_public, open_to_al
 from streamqd.config.loader import declare_consumers, find, load, load_given
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
-from streamqd.config.reference import json_schema, reference_toml, shown
+from streamqd.config.reference import json_schema, reference, reference_toml, shown
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Log, Redis, Settings
 from streamqd.config.secrets import masked, scrub
@@ -49,6 +49,7 @@ __all__ = [
     "masked",
     "open_to_all",
     "redis_url",
+    "reference",
     "reference_toml",
     "registered",
     "resolved",

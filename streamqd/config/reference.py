@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from dataclasses import is_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,63 @@ _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
 _OUTBOX = OutboxSettings("shop", "${DATABASE_URL}")
 
 
+@dataclass(frozen=True)
+class SettingReference:
+    """One setting as a page describes it: its full dotted name, meaning, limits and default."""
+
+    name: str
+    text: str
+    default: str  #: in TOML; "" for a required setting and for a table
+    keys: tuple[SettingReference, ...] = ()  #: of a table
+
+
+@dataclass(frozen=True)
+class SectionReference:
+    """One table of the file: its header in TOML, its meaning, and its settings."""
+
+    name: str
+    header: str
+    text: str
+    settings: tuple[SettingReference, ...]
+
+
+def reference() -> list[SectionReference]:
+    """Return all settings by section, in the order of the file."""
+    return [
+        SectionReference(
+            name,
+            header.removeprefix("#"),
+            _doc_of(type(values)),
+            tuple(_references(f"{name}.", values)),
+        )
+        for name, header, values in _sections()
+    ]
+
+
+def _references(prefix: str, values: Any) -> Iterator[SettingReference]:
+    for name, setting in settings_of(type(values)).items():
+        value = getattr(values, name)
+        keys = tuple(_references("", value)) if setting.table else ()
+        default = "" if setting.required or keys else _toml(setting, value)
+        yield SettingReference(prefix + name, setting.doc + _allowed(setting), default, keys)
+
+
+def _sections() -> Iterator[tuple[str, str, Any]]:
+    """Yield the name, the line of the file, and the values of each section."""
+    for name, section in SECTIONS.items():
+        yield name, f"[{name}]", section()
+    for name, section in NAMED_SECTIONS.items():
+        yield name, f"#[{name}.{_TOPIC}]", section()
+    yield "consumers", "#[[consumers]]", Consumer(topic=_TOPIC, group=_GROUP)
+    yield "schedules", "#[[schedules]]", _SCHEDULE
+    yield "outboxes", "#[[outboxes]]", _OUTBOX
+
+
 def reference_toml() -> str:
     """Return the text of etc/streamq.toml. It sets nothing, so that loading it gives defaults."""
     lines = [*_comment(_HEAD)]
-    for name, section in SECTIONS.items():
-        lines += ["", "", *_comment(_doc_of(section)), f"[{name}]"]
-        lines += _settings_lines(section())
-    for name, section in NAMED_SECTIONS.items():
-        lines += ["", "", *_comment(_doc_of(section)), f"#[{name}.{_TOPIC}]"]
-        lines += _settings_lines(section())
-    lines += ["", "", *_comment(_doc_of(Consumer)), "#[[consumers]]"]
-    lines += _settings_lines(Consumer(topic=_TOPIC, group=_GROUP))
-    lines += ["", "", *_comment(_doc_of(Schedule)), "#[[schedules]]"]
-    lines += _settings_lines(_SCHEDULE)
-    lines += ["", "", *_comment(_doc_of(OutboxSettings)), "#[[outboxes]]"]
-    lines += _settings_lines(_OUTBOX)
+    for _, header, values in _sections():
+        lines += ["", "", *_comment(_doc_of(type(values))), header, *_settings_lines(values)]
     return "\n".join(lines) + "\n"
 
 
