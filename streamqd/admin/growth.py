@@ -81,9 +81,9 @@ def grow(
 ) -> Progress:
     """Start or continue the growth of a topic to `to` partitions, as far as possible now.
 
-    Does not wait for groups: repeat the call. `tell` gets a word for daemons: SWITCHED when there
-    are new partitions (at the latest when the growth is over), RELEASED when some can be owned. A
-    topic with that count is not changed. Raises TopicMissing, Refused.
+    Does not wait for groups: repeat the call. `notify` receives SWITCHED when there are new
+    partitions (at the latest when the growth is over), and RELEASED when some can be owned. A topic
+    with that count is not changed. Raises TopicMissing, Refused.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -107,10 +107,21 @@ def grow(
     return _settle(store, topic, found, to, notify)
 
 
-def check(store: Store, topic: str, to: int) -> None:
-    """Check that a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
+def progress(store: Store, topic: str, to: int) -> Progress | None:
+    """Return the progress of the growth to `to` partitions, None if `grow` would start it.
+
+    It is done if the topic has them. Writes nothing. Raises TopicMissing, and Refused when the
+    topic cannot grow to this number, or grows to another one.
+    """
     _refuse_cluster(store, topic)
-    _check(topic, topics.partition_count(store, topic), to)
+    count = topics.partition_count(store, topic)
+    found = look(store, topic)
+    if found is None:
+        _check(topic, count, to)
+        return Progress(topic, count, to, True, []) if count == to else None
+    if found.partitions != to:
+        raise _other(topic, found.partitions)
+    return found
 
 
 def check_configured(topic: str, to: int, configured: config.Topic | None, source: str) -> None:
@@ -181,15 +192,19 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
         case "OK":
             return Growth.parse(reply)
         case "OTHER":
-            raise Refused(
-                f"the topic {topic} is already growing to {int(reply.rest[0])} partitions; run"
-                f" `streamqd topic grow {topic} {int(reply.rest[0])}` to complete that first"
-            )
+            raise _other(topic, int(reply.rest[0]))
         case _:
             raise Refused(
                 f"another client changed the topic {topic}; check it with `streamqd topic describe"
                 f" {topic}` and try again"
             )
+
+
+def _other(topic: str, partitions: int) -> Refused:
+    return Refused(
+        f"the topic {topic} is already growing to {partitions} partitions; run"
+        f" `streamqd topic grow {topic} {partitions}` to complete that first"
+    )
 
 
 def _check(topic: str, count: int, to: int) -> None:

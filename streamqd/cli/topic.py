@@ -264,16 +264,13 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     run it again to continue. Once the growth is complete, it changes nothing. The command makes
     the daemons reload, so write the new number into their configuration first.
     """
-    under_way = growth.look(session.store, name)
-    if under_way is None:
-        growth.check(session.store, name, partitions)
-        if topics.partition_count(session.store, name) == partitions:
-            there = count(partitions, "partition")
-            unchanged = growth.Progress(name, partitions, partitions, done=True, groups=[])
-            return CommandResult(unchanged, f"{name} already has {there}, so nothing was changed")
+    found = growth.progress(session.store, name, partitions)
+    if found is not None and found.done:
+        there = count(partitions, "partition")
+        return CommandResult(found, f"{name} already has {there}, so nothing was changed")
     configured = session.settings.topics.get(name)
     growth.check_configured(name, partitions, configured, session.settings.source)
-    if under_way is None:
+    if found is None:
         confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)
         session.record(name, "topic grow", {"partitions": partitions}, {})
     notify = growth.notifier(session.fleet, name, partitions, session.note)

@@ -9,7 +9,8 @@ import signal
 
 import pytest
 
-from streamqd.admin import audit, directives, groups, topics, topics_settings
+from streamqd import config
+from streamqd.admin import audit, directives, groups, growth, topics, topics_settings
 from streamqd.admin.published import Fleet
 from streamqd.model import Unit
 from streamqd.store.directives import Scope
@@ -204,8 +205,6 @@ def test_a_topic_in_use_cannot_be_deleted(console, fleet):
 
 
 def test_an_admin_deletes_a_topic_by_its_name(console, fleet):
-    from streamqd import config
-
     topics.create(fleet.store, "spare", config.Topic(partitions=3))
     text = shown(console, "/topics/spare/delete")
     assert "spare with 3 partitions would be deleted permanently." in text
@@ -285,6 +284,35 @@ def test_an_admin_grows_a_topic(console, fleet, users_file, new_console):
     [row] = audited(fleet, "topic grow")
     assert (row.who, row.arguments) == ("anna (console)", {"partitions": 4})
     assert "already has 4 partitions" in shown(changed, f"{path}?partitions=4")
+    again = act(changed, "anna", path, partitions="4")
+    assert (again.status, "already has 4 partitions" in again.text) == (409, True)
+    assert len(audited(fleet, "topic grow")) == 1
+
+
+def test_a_growth_continues_to_its_own_number_only(console, fleet):
+    store, path = fleet.store, "/topics/slow/grow"
+    topics.create(store, "slow", config.Topic(partitions=1))
+    stream = store.keys.stream("slow", 0)
+    fleet.link.execute("XADD", stream, "1-1", "payload", "x")
+    fleet.link.execute("XGROUP", "CREATE", stream, "late", "0")
+    assert not growth.grow(store, "slow", 2).done
+
+    text = shown(console, f"{path}?partitions=4")
+    refused = act(console, "anna", path, partitions="4")
+    assert "is already growing to 2 partitions" in text
+    assert "would continue" not in text
+    assert (refused.status, "is already growing to 2" in refused.text) == (409, True)
+    assert "The growth of slow to 2 partitions would continue." in shown(
+        console, f"{path}?partitions=2"
+    )
+
+    answer = act(console, "anna", path, partitions="2")
+    left = "late has 1 left to acknowledge"
+    wait_until(lambda: left in shown(console, answer.headers["location"]), timeout=30)
+    fleet.link.execute("XGROUP", "SETID", stream, "late", "$")
+    done = "slow has 2 partitions, and every group reads them."
+    wait_until(lambda: done in shown(console, answer.headers["location"]), timeout=30)
+    assert audited(fleet, "topic grow", "slow") == [], "only the start is audited"
 
 
 def test_an_admin_deletes_a_group_by_its_name(console, fleet):

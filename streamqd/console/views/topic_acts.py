@@ -13,7 +13,7 @@ from streamqd.console.forms import NOT_AUDITED
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit, topic_of
 from streamqd.console.views.steering import partition_of
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import Refused
 from streamqd.words import plural, spans
 
 POLL_SECONDS = 1.0  # between two looks at the groups of a growing topic
@@ -28,44 +28,46 @@ def _group_of(visit: Visit) -> str:
 
 
 def _grow_fields(visit: Visit) -> Sequence[FormField]:
-    name = visit.path["topic"]
-    double = min(2 * topics.partition_count(visit.desk.store, name), growth.PARTITIONS_MAX)
-    text = visit.text("partitions", str(double))
+    text = visit.text("partitions") or str(_wanted(visit))
     hint = "A multiple of the present number. A topic cannot shrink."
     return (FormField("partitions", "Partitions", text, hint),)
 
 
 def _wanted(visit: Visit) -> int:
-    """Return the number of partitions in the form. Raises Malformed, TopicMissing, Refused."""
-    [field] = _grow_fields(visit)
-    name, text = visit.path["topic"], field.value
-    if not text.isascii() or not text.isdigit() or len(text) > len(str(growth.PARTITIONS_MAX)):
-        raise Malformed(f"partitions must be an integer, at most {growth.PARTITIONS_MAX:,}")
-    settings, to = visit.desk.settings, int(text)
-    if growth.look(visit.desk.store, name) is None:
-        growth.check(visit.desk.store, name, to)
+    """Return the number of partitions in the form, by default twice the present one."""
+    given = visit.given("partitions", least=1, most=growth.PARTITIONS_MAX)
+    if given is not None:
+        return given
+    count = topics.partition_count(visit.desk.store, visit.path["topic"])
+    return min(2 * count, growth.PARTITIONS_MAX)
+
+
+def _growth(visit: Visit, to: int) -> growth.Progress | None:
+    """Return the growth to continue, None to start one. Raises Malformed, TopicMissing, Refused."""
+    name, settings = visit.path["topic"], visit.desk.settings
+    found = growth.progress(visit.desk.store, name, to)
+    if found is not None and found.done:
+        raise Refused(f"{name} already has {plural(to, 'partition')}")
     growth.check_configured(name, to, settings.topics.get(name), settings.source)
-    return to
+    return found
 
 
 def preview_grow(visit: Visit) -> Preview:
     """Return what growing a topic would do."""
     name, store, to = visit.path["topic"], visit.desk.store, _wanted(visit)
-    count, under_way = topics.partition_count(store, name), growth.look(store, name)
-    if under_way is None and count == to:
-        return Preview([], refusal=f"{name} already has {plural(to, 'partition')}.")
+    under_way, goal = _growth(visit, to), plural(to, "partition")
     if under_way is not None:
         rows = [(each.group, each.left) for each in under_way.groups]
-        goal = plural(under_way.partitions, "partition")
         return Preview(
             [f"The growth of {name} to {goal} would continue."],
             rows=(("Group", "Left to acknowledge"), rows) if rows else None,
         )
+    count = topics.partition_count(store, name)
     known = ", ".join(topics.groups(store, name, range(count), only_messages=True)) or "none"
     present = "the present messages of the old partitions"
     return Preview(
         [
-            f"{name} would have {plural(to, 'partition')} instead of {count:,}.",
+            f"{name} would have {goal} instead of {count:,}.",
             "It cannot shrink again.",
             "Producers use the new partitions immediately, and the order of each key stays.",
             f"Each group ({known}) reads them after it has acknowledged {present}.",
@@ -75,8 +77,9 @@ def preview_grow(visit: Visit) -> Preview:
 
 
 def grow(visit: Visit) -> ActResult:
-    """Start or continue a growth, as a job."""
+    """Start or continue a growth, as a job. Only its start is audited, as by the command."""
     name, to = visit.path["topic"], _wanted(visit)
+    under_way = _growth(visit, to)
 
     def work(desk: Desk, job: ConsoleJob) -> str:
         notify = growth.notifier(desk.fleet, name, to)
@@ -92,8 +95,8 @@ def grow(visit: Visit) -> ActResult:
             job.note = found.left
 
     job = visit.desk.backend.start_job(visit.person.name, f"Grow to {to:,}", name, work)
-    note = AuditNote([name], "topic grow", {"partitions": to})
-    return ActResult("", "job", {"job": job.id}, note)
+    started = AuditNote([name], "topic grow", {"partitions": to})
+    return ActResult("", "job", {"job": job.id}, started if under_way is None else None)
 
 
 # --- delete a topic -------------------------------------------------------------------------------
