@@ -1,7 +1,8 @@
 """The audit log of a topic: who changed what, in one bounded stream per topic.
 
-Commands that replay, cancel, reset, delete or export write one entry when they finish. Commands on
-dead letters also write one when they are interrupted. The web console writes one for each change.
+Commands that replay, cancel, reset, delete, export or forget, and commands that change a schedule,
+write one entry when they finish. A growth writes one when it starts. Commands on dead letters also
+write one when they are interrupted. The web console writes one for each change.
 The stream keeps about the last 10,000 entries and belongs to no partition. Deleting the topic
 deletes the log and writes one new entry that records the deletion.
 """

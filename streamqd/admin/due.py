@@ -21,8 +21,17 @@ from streamqd.store.store import Store
 PAGE = 64
 BATCH = 64  # messages that are changed by one call
 FIRST, LAST = " ", "\U0010ffff"  # sort before and after every place
-# Ends of the buckets of a histogram, in seconds from now. Overdue messages and later ones have one.
-BUCKETS = (0, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400)
+# The buckets of a histogram, with their ends in seconds from now. Later messages have one, too.
+BUCKETS = {
+    "overdue": 0,
+    "within 1 min": 60,
+    "within 10 min": 600,
+    "within 1 h": 3_600,
+    "within 6 h": 6 * 3_600,
+    "within 24 h": 86_400,
+    "within 7 d": 7 * 86_400,
+}
+LATER = "later"
 COUNTS_MAX = 4_096  # ZCOUNT commands of one histogram
 LAST_NAME = "~" * 8  # sorts after every place in a cursor, whose characters end with this one
 
@@ -62,10 +71,11 @@ def messages(
 class DueBucket:
     """The messages that are due until `until_unix_ms` (inclusive), and after the bucket before.
 
-    `until_unix_ms` is None for the last bucket. `cursor` is the start of the bucket, for a page of
-    the list, '' for the first bucket.
+    `label` is a name in `BUCKETS`, or LATER for the last bucket, which has no `until_unix_ms`.
+    `cursor` is the start of the bucket, for a page of the list, '' for the first bucket.
     """
 
+    label: str
     until_unix_ms: int | None
     messages: int
     cursor: str
@@ -92,16 +102,20 @@ def histogram(
 
     Sends at most `COUNTS_MAX` commands, each O(log n). An unreadable key counts as empty.
     """
-    ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS]
+    ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS.values()]
     counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
     keys = [named(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)]
     ranges = list(zip(["-inf", *(f"({end}" for end in ends)], [*ends, "+inf"], strict=True))
     replies = ViewReader(store).ask([("ZCOUNT", key, *each) for each in ranges for key in keys])
     starts = ["", *(str(MessagePosition(end, partitions - 1, LAST_NAME)) for end in ends)]
     buckets = [
-        DueBucket(end, sum(each or 0 for each in replies[at : at + counted]), start)
-        for at, end, start in zip(
-            range(0, len(replies), counted), [*ends, None], starts, strict=True
+        DueBucket(label, end, sum(each or 0 for each in replies[at : at + counted]), start)
+        for at, label, end, start in zip(
+            range(0, len(replies), counted),
+            [*BUCKETS, LATER],
+            [*ends, None],
+            starts,
+            strict=True,
         )
     ]
     return DueHistogram(buckets, counted, partitions)

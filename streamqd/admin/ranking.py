@@ -113,11 +113,11 @@ class FailureKind:
     seconds_ago: float
 
 
-def recent(failures: Iterable[RecentFailure], seconds: float = RECENT_SECONDS) -> list[FailureKind]:
-    """Return the kinds of failure that occurred within `seconds`, the latest first."""
+def recent(failures: Iterable[RecentFailure]) -> list[FailureKind]:
+    """Return the kinds of failure that occurred within RECENT_SECONDS, the latest first."""
     alike: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
     for each in failures:
-        if each.seconds_ago <= seconds:
+        if each.seconds_ago <= RECENT_SECONDS:
             alike[each.error, each.topic, each.group].append(each)
     found = [
         FailureKind(*kind, sum(each.count for each in some), min(each.seconds_ago for each in some))

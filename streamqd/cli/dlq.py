@@ -163,9 +163,10 @@ def show(session: Session, *, topic: str, dead_letter_id: str, mask: bool) -> Co
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
     """Show the audit log of a topic, the latest entry first.
 
-    The log records replays, purges and exports of dead letters, canceled retries, and groups
-    that were reset or deleted. Deleting a topic deletes its log. The deletion becomes the first
-    entry of a new log.
+    The log records replays, purges and exports of dead letters, canceled retries and delayed
+    sends, groups that were reset or deleted, growths of the topic, changes of its schedules,
+    forgotten instances, and every change in the web console. Deleting a topic deletes its log.
+    The deletion becomes the first entry of a new log.
     """
     seen = audit.page(session.store, topic, limit=limit, cursor=cursor)
     if not seen.entries:

@@ -136,6 +136,20 @@ def reason(word: str) -> str:
     return _REASONS.get(word, words.harmless(word))
 
 
+def sentence(clause: str) -> str:
+    """Return a clause of streamqd as a sentence.
+
+    A first word with other characters than letters, such as a scope, stays as it is.
+    """
+    first = clause.partition(" ")[0].rstrip(":")
+    return f"{clause[:1].upper() if first.isalpha() else clause[:1]}{clause[1:]}."
+
+
+def roughly(seconds: float) -> str:
+    """Return an approximate duration, such as `10 minutes`."""
+    return words.roughly(seconds)
+
+
 def setting(value: object) -> str:
     """Return a value of a schedule or an audit entry: true and false, and lists with commas."""
     if isinstance(value, bool):
@@ -175,6 +189,6 @@ def points(values: list[float | None], width: int = 100, height: int = 20) -> st
 
 _ALL = (
     *(number, rate, percent, duration, age, ago, clock, instant, memory),
-    *(plural, plain, reason, setting, prose, points),
+    *(roughly, plural, plain, reason, setting, prose, points),
 )
 FILTERS: dict[str, Any] = {each.__name__: each for each in _ALL}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl
 
 from streamqd.console.backend import Desk, record
+from streamqd.console.formats import sentence
 from streamqd.console.view import ActResult, FormField, Preview
 from streamqd.errors import Malformed, Refused
 
@@ -71,8 +72,7 @@ def previewed(function: Callable[[], Preview]) -> Preview:
     try:
         return function()
     except Refused as error:
-        text = str(error)
-        return Preview([], refusal=f"{text[:1].upper()}{text[1:]}.")
+        return Preview([], refusal=sentence(str(error)))
 
 
 def check_typed(given: str, wanted: str) -> None:

@@ -18,7 +18,7 @@ from streamqd.admin.checks import Finding, Need, Severity, judged
 from streamqd.admin.condition import STEADY, in_words
 from streamqd.admin.diagnosis.fleet import PAUSED_SECONDS
 from streamqd.admin.fleet import GroupStatus
-from streamqd.admin.instances import InstanceRow, no_instances
+from streamqd.admin.instances import no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
@@ -26,6 +26,7 @@ from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.config import Settings
 from streamqd.console import sources
+from streamqd.console.formats import sentence
 from streamqd.console.sources import NO_SOURCES, Sources
 from streamqd.model import Unit
 from streamqd.store.directives import Directive
@@ -161,9 +162,12 @@ class FleetNow:
         return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
 
     def once(self, key: Hashable, read: Callable[[], Result]) -> Result:
-        """Return what `read` returns. All pages of a snapshot share the first result of a key."""
+        """Return the first result of `read` for a key. All pages of a snapshot share it.
+
+        Threads that ask for a new key at the same time all read.
+        """
         if key not in self.kept:
-            self.kept[key] = read()
+            self.kept.setdefault(key, read())
         result: Result = self.kept[key]
         return result
 
@@ -327,16 +331,17 @@ def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
     if all(each.state == "silent" for each in seen.instances):
         found = no_instances(seen.fleet)
         yield Trouble(ALARM, found.text, found.fix, "fleet")
+    silent = {
+        each.instance: each.heartbeat_unix_ms for each in seen.instances if each.state == "silent"
+    }
     for each in judged(INSTANCE_CHECKS, seen):
-        silent = _silent_since(seen, each.about)
-        yield from (replace(one, since_unix_ms=silent) for one in _of_findings([each], "fleet"))
-
-
-def _of_findings(findings: Iterable[Finding], kind: str) -> Iterator[Trouble]:
-    """Report the problems and warnings of checks."""
-    for each in findings:
         if each.severity != Severity.NOTE:
-            yield Trouble(LEVELS[Severity(each.severity)], each.text, each.fix, kind)
+            since = silent.get(each.about)
+            yield Trouble(_level(each), each.text, each.fix, "fleet", since_unix_ms=since)
+
+
+def _level(finding: Finding) -> str:
+    return LEVELS[Severity(finding.severity)]
 
 
 def _of_doctor(findings: Sequence[Finding]) -> Iterator[Trouble]:
@@ -344,22 +349,16 @@ def _of_doctor(findings: Sequence[Finding]) -> Iterator[Trouble]:
     others: dict[str, int] = Counter()
     for each in findings:
         about = f"{each.about}: " if each.about and each.about not in each.text else ""
+        if each.severity == Severity.NOTE:
+            continue
         if each.severity == Severity.PROBLEM or each.area == "outboxes":
-            for one in _of_findings([each], "doctor"):
-                yield replace(one, text=f"{about}{one.text}", area=each.area)
-        elif each.severity == Severity.WARNING:
+            yield Trouble(_level(each), f"{about}{each.text}", each.fix, "doctor", area=each.area)
+        else:
             others[each.check] += 1
     if others:
         names = ", ".join(f"`{name}`" for name in others)
         text = f"`doctor` has {plural(sum(others.values()), 'more warning')}: {names}"
         yield Trouble(WARN, text, kind="doctor")
-
-
-def _silent_since(seen: FleetSnapshot, name: str) -> int | None:
-    silent: list[InstanceRow] = [
-        each for each in seen.instances if each.instance == name and each.state == "silent"
-    ]
-    return silent[0].heartbeat_unix_ms if silent else None
 
 
 def _of_cause(found: why.UnitCause, text: str) -> Trouble:
@@ -471,6 +470,6 @@ def silence(now: FleetNow) -> str:
     """Return one calm sentence about the size of the fleet and its oldest waiting message."""
     size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
     if now.oldest_unix_ms is None:
-        return f"{size[:1].upper()}{size[1:]}, no message waits."
+        return sentence(f"{size}, no message waits")
     waiting = age(max(0, now.now_unix_ms - now.oldest_unix_ms))
-    return f"{size[:1].upper()}{size[1:]}, the oldest waiting message is {waiting} old."
+    return sentence(f"{size}, the oldest waiting message is {waiting} old")

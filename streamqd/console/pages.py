@@ -39,7 +39,7 @@ _COMMANDS = (
     (re.compile(r"streamqd retry list (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "retries"),
     (re.compile(r"streamqd doctor.*"), "doctor"),
     (re.compile(r"streamqd group start (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "topic"),
-    (re.compile(r"streamqd (?:resume|drain|rebalance|control) .*"), "fleet"),
+    (re.compile(r"streamqd (?:resume|drain|rebalance|control)(?: .*)?"), "fleet"),
 )
 
 
@@ -151,7 +151,6 @@ class Pages:
             "live_url": "",
             "theme": "",
             "done": "",
-            "banner": "",
             "away": False,
             "only_live": False,
             "title": "streamqd",

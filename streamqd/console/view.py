@@ -22,6 +22,13 @@ Context = dict[str, Any]
 Row = TypeVar("Row")
 
 
+def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
+    """Return the value of parameter `name`. Raises Malformed."""
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+        raise Malformed(f"{name} must be an integer from {least:,} to {most:,}")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class RowPage(Generic[Row]):
     """A page of a list that is wholly known. `start` is the position of its first row, from 0."""
@@ -34,7 +41,7 @@ class RowPage(Generic[Row]):
     def following(self) -> int | None:
         """The position of the next page, None on the last page."""
         end = self.start + len(self.rows)
-        return end if self.rows and end < self.total else None
+        return end if end < self.total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +74,7 @@ class Visit:
     def number(self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
         """Return an integer parameter of the URL. Raises Malformed."""
         text = self.text(name)
-        if not text:
-            return default
-        if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
-            raise Malformed(f"{name} must be an integer from {least:,} to {most:,}")
-        return int(text)
+        return integer(text, name, least=least, most=most) if text else default
 
     def given(self, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int | None:
         """Return an integer parameter of the URL, None without it. Raises Malformed."""

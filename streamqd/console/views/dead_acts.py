@@ -14,7 +14,7 @@ from streamqd.admin.dead_letters import LetterCount, ReplayPlan, ReplayResult, T
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.console.access import Role
-from streamqd.console.formats import reason
+from streamqd.console.formats import reason, sentence
 from streamqd.console.forms import OWN, check_typed
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import (
@@ -205,7 +205,7 @@ def preview_replay(visit: Visit) -> Preview:
     return Preview(
         _sentences(plan, rate),
         refusal="No dead letter would be replayed." if plan.complete and not rows else "",
-        warnings=[_sentence(each) for each in plan.warnings],
+        warnings=[sentence(each) for each in plan.warnings],
         rows=(("Cause", "Group", letters, "Replayed before"), rows) if rows else None,
         typed=plan.topic if risks else "",
         typed_reason=", ".join(risks),
@@ -235,11 +235,7 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
         where = f"{each.owned} of {plural(each.partitions, 'partition')} owned"
         paused = f", {each.paused} paused" if each.paused else ""
         sentences.append(f"{each.group} receives {each.dead_letters:,}: {where}{paused}.")
-    return sentences + [_sentence(note) for note in plan.notes if note not in plan.warnings]
-
-
-def _sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:]}."
+    return sentences + [sentence(note) for note in plan.notes if note not in plan.warnings]
 
 
 def _risks(plan: ReplayPlan, target: Target) -> list[str]:

@@ -105,14 +105,12 @@ def show(visit: Visit) -> Context:
     """Return the picture in both layouts, and the same figures as tables."""
     now, wanted = visit.now, visit.text("q").lower()
     found = now.slow.sources
-    names = {each.topic for each in now.groups} | (found.by_topic.keys() & now.seen.topics.keys())
+    groups: dict[str, list[GroupNow]] = {}
+    for each in now.groups:
+        groups.setdefault(each.topic, []).append(each)
     every = []
-    for name in sorted(names):
-        topic = FlowTopic(
-            name,
-            found.by_topic.get(name, []),
-            [each for each in now.groups if each.topic == name],
-        )
+    for name in sorted(groups.keys() | (found.by_topic.keys() & now.seen.topics.keys())):
+        topic = FlowTopic(name, found.by_topic.get(name, []), groups.get(name, []))
         texts = [name, *(f"{name}/{each.group}" for each in topic.groups)]
         if any(wanted in text.lower() for text in (*texts, *(s.name for s in topic.sources))):
             every.append(topic)

@@ -45,6 +45,7 @@ def show(visit: Visit) -> Context:
         "q": visit.text("q"),
         "page": visit.page_of(found, visit.limit),
         "failures": visit.page_of(ranking.recent(now.seen.failures), visit.limit, "failures_from"),
+        "failures_seconds": ranking.RECENT_SECONDS,
         "limit": visit.limit,
     }
 

@@ -152,6 +152,7 @@ def show_tail(visit: Visit) -> Context:
         "rows": rows,
         "unreadable": unreadable,
         "most": TAIL_ROWS,
+        "most_bytes": TAIL_BYTES,
         "most_partitions": TAIL_PARTITIONS,
         "reader": visit.reader,
     }
@@ -265,7 +266,10 @@ def _archived(visit: Visit, found: Trace) -> str:
 
 
 def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
-    """Return the fields of an entry or a delayed send, by its ID. Empty if it is not there."""
+    """Return the fields of an entry or a delayed send, by its ID. Empty if the entry is gone.
+
+    Raises Refused for a delayed send that no longer waits.
+    """
     store, topic = visit.desk.store, visit.path["topic"]
     try:
         entry_id = str(read_id(place))

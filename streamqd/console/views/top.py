@@ -53,6 +53,7 @@ def show(visit: Visit) -> Context:
         "limit": visit.limit,
         "slow": ranking.slowest(seen.assignments)[:PANEL_ROWS],
         "failures": ranking.recent(seen.failures)[:PANEL_ROWS],
+        "failures_seconds": ranking.RECENT_SECONDS,
     }
 
 

@@ -9,10 +9,19 @@ from streamqd.admin.groups import GroupReset
 from streamqd.admin.topics_deletion import Doomed
 from streamqd.console.access import Role
 from streamqd.console.backend import Desk, record
+from streamqd.console.formats import sentence
 from streamqd.console.forms import NOT_AUDITED
 from streamqd.console.jobs import ConsoleJob
-from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit, topic_of
-from streamqd.console.views.steering import partition_of
+from streamqd.console.view import (
+    PARTITION_MAX,
+    Act,
+    ActResult,
+    AuditNote,
+    FormField,
+    Preview,
+    Visit,
+    topic_of,
+)
 from streamqd.errors import Refused
 from streamqd.words import plural, spans
 
@@ -176,7 +185,7 @@ def _reset_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _reset(visit: Visit, *, dry_run: bool) -> GroupReset:
-    number = partition_of(visit)
+    number = visit.given("partition", most=PARTITION_MAX)
     return groups.reset(
         visit.desk.store,
         visit.path["topic"],
@@ -218,7 +227,7 @@ def _stop_first(visit: Visit, obstacle: str) -> str:
     rows = visit.now.rows(visit.path["topic"], visit.path["group"])
     owned = [each for each in rows if each.owner]
     if not owned:
-        return f"{obstacle[:1].upper()}{obstacle[1:]}."
+        return sentence(obstacle)
     where = spans(each.partition for each in owned)
     return f"Instances own {where} of {owned[0].topic}/{owned[0].group}. Stop the group first."
 

@@ -161,22 +161,18 @@ def show_data(visit: Visit) -> Context:
     name, desk = visit.path["topic"], visit.desk
     configured = desk.settings.topics.get(name, config.Topic())
     detail = topics.describe(desk.store, name, configured)
-    first = visit.number("from", 0)
-    rows = detail.partitions[first : first + visit.limit]
-    following = first + len(rows)
-    reader, shown = ViewReader(desk.store), [each.partition for each in rows]
+    page = visit.page_of(detail.partitions, visit.limit)
+    reader, shown = ViewReader(desk.store), [each.partition for each in page.rows]
     archive = detail.effective.get("archive") == "required"
     floors = retention.floors(reader, name, shown, archive=archive)
     return {
         "now": visit.now,
         "topic": name,
         "detail": detail,
-        "rows": rows,
+        "page": page,
         "floors": {each.partition: each for each in floors},
         "archive": retention.ARCHIVE,
         "unreadable": [*detail.unreadable, *reader.rows],
-        "following": following if following < len(detail.partitions) else None,
-        "first": first,
         "limit": visit.limit,
         "stopped": stopped_groups(visit, name, detail.groups),
         "settings": sorted(_settings(detail), key=lambda row: row.name),
