@@ -304,8 +304,8 @@ class ConsoleApp:
         path, query = request.path_params, dict(request.query_params)
 
         def render(desk: Desk) -> str:
-            context = view.context(Visit(desk, person, path, query))
-            return self._pages.page(f"{view.name}.html", person, here, **(common | context))
+            variables = view.variables(Visit(desk, person, path, query))
+            return self._pages.page(f"{view.name}.html", person, here, **(common | variables))
 
         return HTMLResponse(await self._backend.call(render))
 
@@ -353,8 +353,8 @@ class ConsoleApp:
         view, path, query = found
 
         def render(desk: Desk) -> str:
-            context = view.context(Visit(desk, key.person, path, query))
-            return self._pages.live(view, key.person, key.here, context)
+            variables = view.variables(Visit(desk, key.person, path, query))
+            return self._pages.live(view, key.person, key.here, variables)
 
         return await self._backend.call(render)
 
@@ -383,7 +383,7 @@ class ConsoleApp:
             sent = forms.values_of(values, fields)
             preview = forms.previewed(lambda: act.preview(visit))
             return self._pages.page(
-                act.template,
+                "act.html",
                 person,
                 here,
                 title=f"{act.title}: {'/'.join(path.values())}" if path else act.title,
@@ -425,7 +425,8 @@ class ConsoleApp:
             done = await self._ledger.once(key, lambda: self._backend.call(run))
         except (Refused, BadValue, MessageTooLarge) as error:
             return await self._shown(act, request, values, HTTPStatus.CONFLICT, path, str(error))
-        target = self._pages.to(done.view, **{**(done.parameters or {}), "done": key.request})
+        place = path if done.parameters is None else done.parameters
+        target = self._pages.to(done.view or act.back, **{**place, "done": key.request})
         return RedirectResponse(target or self._pages.url("/"), HTTPStatus.SEE_OTHER)
 
     # --- the rest ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from streamqd.console.access import Person, Role
@@ -17,6 +18,16 @@ PAGE_ROWS = 50
 PAGE_ROWS_MAX = 500
 PARTITION_MAX = 1 << 20
 _WHOLE_MAX = 2**63 - 1
+
+# The value of each parameter of a path in the fleet of the acceptance tests.
+_EXAMPLES = {
+    "topic": "orders",
+    "partition": "0",
+    "group": "bill",
+    "schedule": "tick",
+    "instance": "one",
+    **{name: name.upper() for name in ("letter", "job")},
+}
 
 Context = dict[str, Any]
 Row = TypeVar("Row")
@@ -44,7 +55,7 @@ class RowPage(Generic[Row]):
         return end if end < self.total else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Visit:
     """One request of a page. `path` has the parameters of the route, `query` those of the URL.
 
@@ -57,9 +68,9 @@ class Visit:
     query: Mapping[str, str]
     typed: str = ""
 
-    @property
+    @cached_property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet. Raises RedisUnavailable."""
+        """The shared snapshot of the fleet, one for the whole visit. Raises RedisUnavailable."""
         return self.desk.now
 
     @property
@@ -70,6 +81,11 @@ class Visit:
     def text(self, name: str, default: str = "") -> str:
         """Return a parameter of the URL, without spaces around it."""
         return self.query.get(name, default).strip()
+
+    @property
+    def q(self) -> str:
+        """The text of the search field: `q` in the URL."""
+        return self.text("q")
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
         """Return an integer parameter of the URL. Raises Malformed."""
@@ -102,25 +118,42 @@ def topic_of(visit: Visit) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleView:
-    """A page that shows something and changes nothing.
+class PageEntry:
+    """A view or an act. `query` are the parameters of the URL that the acceptance tests open.
 
-    `name` is unique: the template is `NAME.html`, and templates link to it by `to(NAME, …)`.
-    `context` runs in a thread of the backend and returns the variables of the template. `label`
-    puts it into the navigation, and `key` is pressed after `g`. With `live`, block `live` of the
-    template is rendered again after each snapshot, once for all pages with the same URL and role.
-    `example` is a path that the acceptance tests open, `path` itself if that has no parameters.
+    `name` is unique: templates link to it by `to(NAME, …)`.
     """
 
     name: str
     path: str
     title: str
+    query: str = field(default="", kw_only=True)
+
+    @property
+    def example(self) -> str:
+        """The URL that the acceptance tests open."""
+        return self.path.format_map(_EXAMPLES) + (f"?{self.query}" if self.query else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleView(PageEntry):
+    """A page that shows something and changes nothing. Its template is `NAME.html`.
+
+    `context` runs in a thread of the backend and returns variables of the template, which also has
+    the parameters of the path and the `visit`. `label` puts it into the navigation, and `key` is
+    pressed after `g`. With `live`, block `live` of the template is rendered again after each
+    snapshot, once for all pages with the same URL and role.
+    """
+
     context: Callable[[Visit], Context]
     label: str = ""
     key: str = ""
     live: bool = False
     role: Role = Role.VIEWER
-    example: str = ""
+
+    def variables(self, visit: Visit) -> Context:
+        """Return all variables of the template that a visit determines."""
+        return {**visit.path, "visit": visit, **self.context(visit)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +217,18 @@ class ActResult:
     """The result of an act: a sentence, and the view to which the browser goes.
 
     The sentence is '' if that view shows the result itself. `note` is written into audit logs with
-    the name of the person, None if nothing changed or a job writes its own.
+    the name of the person, None if nothing changed or a job writes its own. The default of `view`
+    is `Act.back`, that of `parameters` the path of the act.
     """
 
     text: str
-    view: str = "overview"
-    parameters: Mapping[str, object] | None = None
     note: AuditNote | None = None
+    view: str = ""
+    parameters: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Act(PageEntry):
     """The one way to change something: a form at `path`, its dry run, and the change.
 
     GET shows the fields, filled from the URL, and their dry run. POST checks role,
@@ -205,9 +239,6 @@ class Act:
     `back` is the view to which "Cancel" leads, with the parameters of the path.
     """
 
-    name: str
-    path: str
-    title: str
     submit: str
     role: Role
     preview: Callable[[Visit], Preview]
@@ -215,5 +246,3 @@ class Act:
     fields: Callable[[Visit], Sequence[FormField]] = lambda _visit: ()
     typed: Callable[[Visit], str] = lambda _visit: ""
     back: str = "overview"
-    template: str = "act.html"
-    example: str = ""

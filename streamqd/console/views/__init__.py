@@ -12,15 +12,16 @@ To add a view:
    contains the figures that change without a reload, block `content` the rest, such as search
    fields. Give rows and `<details>` in block `live` an id to keep focus, scroll and open details. A
    live view is rendered every 2 s, so it reads only the shared snapshot (`visit.now`) and little
-   more. Use no `style` attribute and no inline script: the policy forbids them.
+   more. Every template has `visit` and the parameters of the path. Use no `style` attribute and no
+   inline script: the policy forbids them.
 3. Link with `to("NAME", topic=…)`, which returns the URL of a view or act. For an unknown name it
    returns '', and the macros `link` and `button` omit the link.
 4. To change something, add an `Act` to the module's `ACTS`: `fields`, `preview` (the dry run) and
    `run`. Link to it with `button("NAME", "Pause", topic=…)`, which is hidden from persons without
    the role. The parameters of this link become values of the form.
-5. Add the module to the tuples below. The acceptance tests open every view (`example` for paths
-   with parameters): as a viewer, without JavaScript, at 360 px, in both themes and under a prefix.
-   They POST every act as a viewer.
+5. Add the module to the tuples below. The acceptance tests open the `example` of every view: as a
+   viewer, without JavaScript, at 360 px, in both themes and under a prefix. They POST every act as
+   a viewer.
 """
 
 from __future__ import annotations
@@ -69,6 +70,5 @@ ACTS: tuple[Act, ...] = (
     *jobs.ACTS,
     *waiting.ACTS,
     *schedules.ACTS,
-    *fleet.ACTS,
 )
 DOWNLOADS: tuple[Download, ...] = (*messages.DOWNLOADS, *dead.DOWNLOADS)

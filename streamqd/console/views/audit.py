@@ -26,13 +26,10 @@ def show(visit: Visit) -> Context:
     page = rows[: visit.limit]
     more = more or len(rows) > len(page)
     return {
-        "now": visit.now,
         "rows": [(name, each, _arguments(visit, each)) for name, each in page],
         "topic": topic,
-        "names": names[:TOPICS_MAX] if not topic else [],
         "before": page[-1][1].id if more and page else "",
         "later": before,
-        "limit": visit.limit,
         "left_out": max(0, len(names) - TOPICS_MAX),
     }
 

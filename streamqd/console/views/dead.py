@@ -76,9 +76,7 @@ def show_topics(visit: Visit) -> Context:
     rows = dead_letters.overview(visit.desk.store)
     rows.sort(key=lambda row: -(row.newest_unix_ms or 0))
     return {
-        "now": visit.now,
         "page": visit.page_of(rows, visit.limit),
-        "limit": visit.limit,
         "jobs": visit.desk.backend.jobs.listed(),
     }
 
@@ -105,20 +103,14 @@ def show(visit: Visit) -> Context:
             budget=budget,
             stop=dead_letters.stop_after(seconds),
         )
-    reader = visit.reader
     return {
-        "now": now,
-        "topic": topic,
         "filters": stated(visit),
         "page": page,
         "causes": causes,
         "shown": visit.page_of(causes.causes if causes else [], CAUSES_SHOWN, "causes_from"),
         "more": BUDGET_MAX if budget < BUDGET_MAX else 0,
-        "cursor": cursor,
-        "limit": visit.limit,
         "examine": visit.text("examine"),
         "budget": causes.examined if causes else BUDGET,
-        "reader": reader,
         "jobs": visit.desk.backend.jobs.listed(topic)[:5],
     }
 
@@ -131,11 +123,8 @@ def show_letter(visit: Visit) -> Context:
     headers = reader.headers(letter.headers)
     trace_id = trace_id_of(headers)
     return {
-        "now": visit.now,
-        "topic": topic,
         "letter": letter,
         "body": reader.body(letter.payload),
-        "reader": reader,
         "headers": headers,
         "run_url": visit.trace_url(letter.trace_id),
         "trace_id": trace_id,
@@ -163,15 +152,12 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
 
 VIEWS = (
     ConsoleView("dead_topics", "/dead", "Dead letters", show_topics, label="Dead letters", key="l"),
-    ConsoleView(
-        "dead", "/topics/{topic}/dead", "Dead letters", show, example="/topics/orders/dead"
-    ),
+    ConsoleView("dead", "/topics/{topic}/dead", "Dead letters", show),
     ConsoleView(
         "dead_letter",
         "/topics/{topic}/dead/{letter}",
         "Dead letter",
         show_letter,
-        example="/topics/orders/dead/LETTER",
     ),
 )
 DOWNLOADS = (

@@ -372,7 +372,7 @@ def _started(
         letters=dead_letters.total(store, topic),
         replayed_since_unix_ms=replayed_since_unix_ms,
     )
-    return ActResult("", "job", {"job": job.id})  # its page shows that it runs
+    return ActResult("", view="job", parameters={"job": job.id})  # its page shows that it runs
 
 
 ACTS = (
@@ -386,7 +386,6 @@ ACTS = (
         replay,
         _replay_fields,
         back="dead",
-        example="/topics/orders/dead-replay",
     ),
     Act(
         "purge",
@@ -399,6 +398,5 @@ ACTS = (
         _purge_fields,
         topic_of,
         back="dead",
-        example="/topics/orders/dead-purge",
     ),
 )

@@ -118,8 +118,6 @@ def show(visit: Visit) -> Context:
     sources = [each for topic in shown for each in topic.sources]
     wide = WIDE_WITH_SOURCES if sources else WIDE
     return {
-        "now": now,
-        "q": visit.text("q"),
         "pictures": [_picture(layout, shown, now.now_unix_ms) for layout in (wide, NARROW)],
         "box": BOX,
         "topics": shown,

@@ -41,12 +41,9 @@ def show(visit: Visit) -> Context:
     ]
     found.sort(key=lambda row: (-(row.quantile(0.95) or 0.0), row.handler, row.topic))
     return {
-        "now": now,
-        "q": visit.text("q"),
         "page": visit.page_of(found, visit.limit),
         "failures": visit.page_of(ranking.recent(now.seen.failures), visit.limit, "failures_from"),
         "failures_seconds": ranking.RECENT_SECONDS,
-        "limit": visit.limit,
     }
 
 

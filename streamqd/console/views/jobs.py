@@ -55,10 +55,10 @@ def stop(visit: Visit) -> ActResult:
     job.stopping.set()
     note = AuditNote([job.topic], "job stop", {"job": job.title, "started_by": job.person})
     # Its page shows that it stops.
-    return ActResult("", "job", {"job": job.id}, note)
+    return ActResult("", note)
 
 
-VIEWS = (ConsoleView("job", "/jobs/{job}", "Job", show_job, live=True, example="/jobs/JOB"),)
+VIEWS = (ConsoleView("job", "/jobs/{job}", "Job", show_job, live=True),)
 ACTS = (
     Act(
         "job_stop",
@@ -69,6 +69,5 @@ ACTS = (
         preview_stop,
         stop,
         back="job",
-        example="/jobs/JOB/stop",
     ),
 )

@@ -42,7 +42,6 @@ Test = Callable[[TailedEntry], bool]
 def show(visit: Visit) -> Context:
     """Return a page of messages, the newest first, and how far was looked."""
     topic, store = visit.path["topic"], visit.desk.store
-    uid = visit.text("uid")
     choice = choice_of(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
@@ -50,19 +49,13 @@ def show(visit: Visit) -> Context:
         choice = replace(choice, partition=crc32_partition(choice.key, count))
     test = _test_of(visit)
     rows, cursor, looked, total = _search(visit, choice, test)
-    reader = visit.reader
     return {
-        "now": visit.now,
-        "topic": topic,
         "filters": {name: visit.text(name) for name in _FILTERS if visit.text(name)},
-        "uid": uid,
         "rows": rows,
         "cursor": cursor,
         "first": bool(visit.text("cursor")),
         "looked": looked,
         "total": total,
-        "limit": visit.limit,
-        "reader": reader,
         "partition": choice.partition if choice.key is not None else None,
     }
 
@@ -144,8 +137,6 @@ def show_tail(visit: Visit) -> Context:
 
     partitions, followed, rows, unreadable = visit.now.once(("tail", topic, partition), read)
     return {
-        "now": visit.now,
-        "topic": topic,
         "partition": visit.text("partition"),
         "partitions": partitions,
         "followed": followed,
@@ -154,7 +145,6 @@ def show_tail(visit: Visit) -> Context:
         "most": TAIL_ROWS,
         "most_bytes": TAIL_BYTES,
         "most_partitions": TAIL_PARTITIONS,
-        "reader": visit.reader,
     }
 
 
@@ -192,10 +182,7 @@ def show_message(visit: Visit) -> Context:
     origins = [] if found.entry is None else _origins(found.entry, raw_headers, headers)
     trace_id = tracing.trace_id_of(headers)
     return {
-        "now": visit.now,
-        "topic": topic,
         "trace": found,
-        "fields": fields,
         "origins": origins,
         "trace_id": trace_id,
         "trace_url": visit.trace_url(trace_id),
@@ -204,7 +191,6 @@ def show_message(visit: Visit) -> Context:
         "headers": headers,
         "archive": visit.desk.settings.console.archive or "",
         "archived_in": _archived(visit, found),
-        "reader": reader,
     }
 
 
@@ -299,23 +285,20 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
 
 
 VIEWS = (
-    ConsoleView(
-        "messages", "/topics/{topic}/messages", "Messages", show, example="/topics/orders/messages"
-    ),
+    ConsoleView("messages", "/topics/{topic}/messages", "Messages", show),
     ConsoleView(
         "tail",
         "/topics/{topic}/tail",
         "Live tail",
         show_tail,
         live=True,
-        example="/topics/orders/tail",
     ),
     ConsoleView(
         "message",
         "/topics/{topic}/message",
         "Message",
         show_message,
-        example="/topics/orders/message?uid=UID",
+        query="uid=UID",
     ),
 )
 DOWNLOADS = (Download("message_payload", "/topics/{topic}/payload", Role.VIEWER, payload),)

@@ -18,8 +18,6 @@ def show(visit: Visit) -> Context:
     every = "all" in visit.query
     troubles = now.troubles if every else now.troubles[:TROUBLES_SHOWN]
     return {
-        "now": now,
-        "q": visit.text("q"),
         "headline": _headline(now),
         "level": next((each for each in (ALARM, WARN) if now.count(each)), ""),
         "calm": overview.silence(now),

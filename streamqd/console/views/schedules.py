@@ -34,8 +34,6 @@ def show(visit: Visit) -> Context:
     return {
         "seen": seen,
         "topic": topic or "",
-        "cursor": visit.text("cursor"),
-        "limit": visit.limit,
         "levels": LEVELS,
     }
 
@@ -75,8 +73,7 @@ def pause(visit: Visit) -> ActResult:
     name = visit.path["schedule"]
     note = _note(visit, "schedule pause")
     done = schedules.pause(visit.desk.store, [name])
-    place = {"schedule": name}
-    return ActResult(f"{name} is paused.", "schedule", place, note if done.changed else None)
+    return ActResult(f"{name} is paused.", note if done.changed else None)
 
 
 def preview_resume(visit: Visit) -> Preview:
@@ -91,8 +88,7 @@ def resume(visit: Visit) -> ActResult:
     name = visit.path["schedule"]
     note = _note(visit, "schedule resume")
     done = schedules.resume(visit.desk.store, [name])
-    place = {"schedule": name}
-    return ActResult(f"{name} is resumed.", "schedule", place, note if done.changed else None)
+    return ActResult(f"{name} is resumed.", note if done.changed else None)
 
 
 def preview_run(visit: Visit) -> Preview:
@@ -111,7 +107,7 @@ def run(visit: Visit) -> ActResult:
     name = visit.path["schedule"]
     done = schedules.run(visit.desk.store, name)
     note = AuditNote([done.topic], "schedule run", {"schedule": name}, {"sent": 1})
-    return ActResult(f"{name} sent {done.uid}.", "schedule", {"schedule": name}, note)
+    return ActResult(f"{name} sent {done.uid}.", note)
 
 
 def _act(name: str, title: str, submit: str, preview, run) -> Act:  # type: ignore[no-untyped-def]
@@ -124,15 +120,12 @@ def _act(name: str, title: str, submit: str, preview, run) -> Act:  # type: igno
         preview,
         run,
         back="schedule",
-        example=f"/schedules/tick/{name}",
     )
 
 
 VIEWS = (
     ConsoleView("schedules", "/schedules", "Schedules", show, label="Schedules", key="s"),
-    ConsoleView(
-        "schedule", "/schedules/{schedule}", "Schedule", show_one, example="/schedules/tick"
-    ),
+    ConsoleView("schedule", "/schedules/{schedule}", "Schedule", show_one),
 )
 ACTS = (
     _act("pause", "Pause a schedule", "Pause", preview_pause, pause),

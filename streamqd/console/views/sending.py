@@ -58,7 +58,7 @@ def send_message(visit: Visit) -> ActResult:
     headers, delay = _given(visit)
     uid = send(visit, topic, visit.query.get("payload", ""), visit.text("key"), headers, delay)
     note = AuditNote([topic], "produce", {"uid": uid}, {"sent": 1})
-    return ActResult(f"Sent as {uid}.", "message", {"topic": topic, "uid": uid}, note)
+    return ActResult(f"Sent as {uid}.", note, "message", {"topic": topic, "uid": uid})
 
 
 # --- edit and send --------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def edit(visit: Visit) -> ActResult:
         payload = payload.replace("\n", "\r\n")
     uid = send(visit, topic, payload, visit.query.get("key", ""), headers)
     note = AuditNote([topic], "dlq edit", {"letter": name, "uid": uid}, {"sent": 1})
-    return ActResult(f"Sent as {uid}.", "dead_letter", {"topic": topic, "letter": name}, note)
+    return ActResult(f"Sent as {uid}.", note)
 
 
 def send(
@@ -158,7 +158,6 @@ ACTS = (
         send_message,
         _send_fields,
         back="messages",
-        example="/topics/orders/send",
     ),
     Act(
         "edit",
@@ -170,6 +169,5 @@ ACTS = (
         edit,
         _edit_fields,
         back="dead_letter",
-        example="/topics/orders/dead/LETTER/edit",
     ),
 )

@@ -1,53 +1,104 @@
-"""Pause, resume, stop and start a group, and move a partition to another instance."""
+"""Directives: pause, resume, stop and start groups, move partitions, drain and rebalance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from streamqd.admin import directives
-from streamqd.admin.directives import Steered
+from streamqd.admin.directives import DepartingUnit, PlannedMove, Steered
 from streamqd.console.access import Role
-from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit
-from streamqd.errors import Malformed
+from streamqd.console.formats import sentence
+from streamqd.console.view import (
+    PARTITION_MAX,
+    Act,
+    ActResult,
+    AuditNote,
+    FormField,
+    Preview,
+    Visit,
+    integer,
+)
+from streamqd.errors import Malformed, Refused
 from streamqd.model import Unit
 from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
+from streamqd.words import age, plural
 
-DIGITS_MAX = 6  # of the number of a partition
+MOVES_SHOWN = 50
 
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX:
-        raise Malformed(f"partition {text} must be the number of a partition")
-    return int(text)
+Target = TypeVar("Target", bound="Scope | Unit | str")
 
 
-def unit_of(visit: Visit) -> Unit:
-    """Return the assignment of the path. Raises Malformed."""
-    return Unit(visit.path["topic"], _number(visit.path["partition"]), visit.path["group"])
+@dataclass(frozen=True, slots=True)
+class Steering(Generic[Target]):
+    """A directive that an act gives or removes. `target` is a scope, a unit or an instance.
+
+    `steer` calls the function of `streamqd.admin.directives`, with True for a dry run. `effect` is
+    the text of the dry run, `result` the sentence of the act, and `more` are other arguments for
+    the audit log.
+    """
+
+    command: str
+    target: Callable[[Visit], Target]
+    steer: Callable[[Visit, Target, bool], Steered]
+    effect: Callable[[Visit, Target], str]
+    result: Callable[[Visit, Target], str]
+    more: Callable[[Visit], dict[str, str]] = lambda _visit: {}
+
+    def preview(self, visit: Visit) -> Preview:
+        """Return the effect, and the notes of the dry run."""
+        target = self.target(visit)
+        done = self.steer(visit, target, True)
+        unchanged = [] if done.changed else ["Nothing would change."]
+        effect = self.effect(visit, target)
+        return Preview([effect, *unchanged, *(sentence(each) for each in done.notes)])
+
+    def run(self, visit: Visit) -> ActResult:
+        """Give or remove the directive. The log of each topic that it covers gets an entry."""
+        target = self.target(visit)
+        topic = None if isinstance(target, str) else target.topic
+        stated = {"instance" if isinstance(target, str) else "scope": str(target)}
+        topics = [topic] if topic else visit.now.topics
+        note = AuditNote(topics, self.command, stated | self.more(visit) | _why(visit))
+        done = self.steer(visit, target, False)
+        return ActResult(self.result(visit, target), note if done.at_unix_ms is not None else None)
 
 
-def partition_of(visit: Visit) -> int | None:
-    """Return the partition of the form, None for all. Raises Malformed."""
-    text = visit.text("partition")
-    return _number(text) if text else None
+def _why(visit: Visit) -> dict[str, str]:
+    return {"reason": visit.text("reason")} if visit.text("reason") else {}
 
 
-def scope_of(visit: Visit) -> Scope:
-    """Return the group of the path, or its partition in the form."""
-    return Scope(visit.path["topic"], partition_of(visit), visit.path["group"])
+def _reason(visit: Visit) -> Sequence[FormField]:
+    return (FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview."),)
 
 
-def _reason(visit: Visit) -> FormField:
-    return FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview.")
+def _partition(visit: Visit) -> Sequence[FormField]:
+    hint = "Empty: all partitions."
+    return (FormField("partition", "Partition", visit.text("partition"), hint),)
 
 
-def _fields(visit: Visit) -> Sequence[FormField]:
-    return (_reason(visit), _partition(visit))
+def _group(visit: Visit) -> tuple[str, str]:
+    return visit.path["topic"], visit.path["group"]
 
 
-def _partition(visit: Visit) -> FormField:
-    return FormField("partition", "Partition", visit.text("partition"), "Empty: all partitions.")
+def _group_scope(visit: Visit) -> Scope:
+    """Return the group of the path, or its partition in the form. Raises Malformed."""
+    number = visit.given("partition", most=PARTITION_MAX)
+    return Scope(visit.path["topic"], number, visit.path["group"])
+
+
+def _stop_scope(visit: Visit) -> Scope:
+    return stored.stop_scope(*_group(visit))
+
+
+def _stated_scope(visit: Visit) -> Scope:
+    """Return the scope of the URL or form. Raises Malformed."""
+    try:
+        return stored.scope_of(visit.text("scope"))
+    except ValueError as error:
+        raise Malformed(f"scope: {error}") from None
 
 
 def _name(scope: Scope) -> str:
@@ -55,115 +106,78 @@ def _name(scope: Scope) -> str:
     return f"{where} of {scope.topic}/{scope.group}"
 
 
-def _previewed(done: Steered, text: str) -> Preview:
-    unchanged = [] if done.changed else ["Nothing would change."]
-    return Preview([text, *unchanged, *(_sentence(note) for note in done.notes)])
+def wider_pause(visit: Visit, scope: Scope) -> str:
+    """Return the pause of more than a scope that covers it, such as `orders/*/*`, '' for none."""
+    found = visit.now.seen.state.control.pause_of(scope)
+    return "" if found is None or found[0] == scope else str(found[0])
 
 
-def _sentence(note: str) -> str:
-    """Return a note as a sentence. The name of an instance or a scope stays as it is."""
-    return f"{note[:1].upper() if note.partition(' ')[0].isalpha() else note[:1]}{note[1:]}."
-
-
-def _done(scope: Scope, state: str, note: AuditNote | None) -> ActResult:
-    place = {"topic": scope.topic, "group": scope.group}
-    return ActResult(f"{_name(scope)}: {state}.", "topic", place, note)
-
-
-def _note(visit: Visit, command: str, scope: Scope, **more: str) -> AuditNote:
-    """Return the entry about a directive. One for all topics is in the log of each."""
-    topics = [scope.topic] if scope.topic else visit.now.topics
-    reason = {"reason": visit.text("reason")} if visit.text("reason") else {}
-    return AuditNote(topics, command, {"scope": str(scope), **more, **reason})
-
-
-def preview_pause(visit: Visit) -> Preview:
-    """Return what a pause would do."""
-    scope = scope_of(visit)
-    done = directives.pause(visit.desk.fleet, scope, visit.text("reason"), dry_run=True)
-    return _previewed(
-        done,
-        f"{_name(scope)} would fetch no more messages. Running messages finish, the"
-        " partitions keep their owners, and the pause stays until it is resumed.",
-    )
-
-
-def pause(visit: Visit) -> ActResult:
-    """Pause."""
-    scope = scope_of(visit)
-    note = _note(visit, "pause", scope)
-    directives.pause(visit.desk.fleet, scope, visit.text("reason"))
-    return _done(scope, "paused", note)
-
-
-def preview_resume(visit: Visit) -> Preview:
-    """Return what a resume would do."""
-    scope = scope_of(visit)
-    return _resume_preview(visit, scope, _name(scope))
-
-
-def _resume_preview(visit: Visit, scope: Scope, whose: str) -> Preview:
-    done = directives.resume(visit.desk.fleet, scope, dry_run=True)
-    return _previewed(done, f"{whose} would fetch messages again.")
-
-
-def resume(visit: Visit) -> ActResult:
-    """Resume."""
-    scope = scope_of(visit)
-    note = _note(visit, "resume", scope)
-    done = directives.resume(visit.desk.fleet, scope)
-    return _done(scope, "resumed", note if done.changed else None)
-
-
-# --- a group on all instances ---------------------------------------------------------------------
-
-
-def preview_stop(visit: Visit) -> Preview:
-    """Return what stopping a group would do."""
-    topic, group = visit.path["topic"], visit.path["group"]
-    done = directives.stop(visit.desk.fleet, topic, group, visit.text("reason"), dry_run=True)
-    return _previewed(
-        done,
-        f"No instance would own partitions of {topic}/{group}. Workers finish their running"
-        " messages and exit. New messages wait in the topic until the group is started again.",
-    )
-
-
-def stop(visit: Visit) -> ActResult:
-    """Stop a group."""
-    topic, group = visit.path["topic"], visit.path["group"]
-    scope = stored.stop_scope(topic, group)
-    note = _note(visit, "group stop", scope)
-    directives.stop(visit.desk.fleet, topic, group, visit.text("reason"))
-    return _done(scope, "stopped", note)
-
-
-def preview_start(visit: Visit) -> Preview:
-    """Return what starting a group would do."""
-    topic, group = visit.path["topic"], visit.path["group"]
-    done = directives.start(visit.desk.fleet, topic, group, dry_run=True)
-    return _previewed(done, f"Instances would own the partitions of {topic}/{group} again.")
-
-
-def start(visit: Visit) -> ActResult:
-    """Start a stopped group."""
-    topic, group = visit.path["topic"], visit.path["group"]
-    scope = stored.stop_scope(topic, group)
-    note = _note(visit, "group start", scope)
-    done = directives.start(visit.desk.fleet, topic, group)
-    return _done(scope, "started", note if done.changed else None)
+PAUSE = Steering(
+    "pause",
+    _group_scope,
+    lambda visit, scope, dry_run: directives.pause(
+        visit.desk.fleet, scope, visit.text("reason"), dry_run=dry_run
+    ),
+    lambda _visit, scope: (
+        f"{_name(scope)} would fetch no more messages. Running messages finish, the partitions keep"
+        " their owners, and the pause stays until it is resumed."
+    ),
+    lambda _visit, scope: f"{_name(scope)}: paused.",
+)
+RESUME = Steering(
+    "resume",
+    _group_scope,
+    lambda visit, scope, dry_run: directives.resume(visit.desk.fleet, scope, dry_run=dry_run),
+    lambda _visit, scope: f"{_name(scope)} would fetch messages again.",
+    lambda _visit, scope: f"{_name(scope)}: resumed.",
+)
+# A pause of any scope, as the fleet lists it.
+RESUME_PAUSE = Steering(
+    "resume",
+    _stated_scope,
+    RESUME.steer,
+    lambda _visit, scope: f"The assignments of {scope} would fetch messages again.",
+    lambda _visit, scope: f"{scope}: resumed.",
+)
+STOP = Steering(
+    "group stop",
+    _stop_scope,
+    lambda visit, _scope, dry_run: directives.stop(
+        visit.desk.fleet, *_group(visit), visit.text("reason"), dry_run=dry_run
+    ),
+    lambda _visit, scope: (
+        f"No instance would own partitions of {scope.topic}/{scope.group}. Workers finish their"
+        " running messages and exit. New messages wait in the topic until the group is started"
+        " again."
+    ),
+    lambda _visit, scope: f"{_name(scope)}: stopped.",
+)
+START = Steering(
+    "group start",
+    _stop_scope,
+    lambda visit, _scope, dry_run: directives.start(
+        visit.desk.fleet, *_group(visit), dry_run=dry_run
+    ),
+    lambda _visit, scope: (
+        f"Instances would own the partitions of {scope.topic}/{scope.group} again."
+    ),
+    lambda _visit, scope: f"{_name(scope)}: started.",
+)
 
 
 # --- one partition --------------------------------------------------------------------------------
 
 
+def unit_of(visit: Visit) -> Unit:
+    """Return the assignment of the path. Raises Malformed."""
+    number = integer(visit.path["partition"], "partition", most=PARTITION_MAX)
+    return Unit(visit.path["topic"], number, visit.path["group"])
+
+
 def _move_fields(visit: Visit) -> Sequence[FormField]:
     unit = unit_of(visit)
-    names = _takers(visit, unit)
-    return (
-        FormField("to", "To", _to(visit, unit), choices=[(each, each) for each in names]),
-        _reason(visit),
-    )
+    choices = [(each, each) for each in _takers(visit, unit)]
+    return (FormField("to", "To", _to(visit, unit), choices=choices), *_reason(visit))
 
 
 def _takers(visit: Visit, unit: Unit) -> list[str]:
@@ -186,122 +200,171 @@ def _to(visit: Visit, unit: Unit) -> str:
     return visit.text("to") or next(iter(names), "")
 
 
-def preview_move(visit: Visit) -> Preview:
-    """Return what a move would do."""
-    unit = unit_of(visit)
+def _move(visit: Visit, unit: Unit, dry_run: bool) -> Steered:
     to = _to(visit, unit)
     if not to:
-        group = f"{unit.topic}/{unit.group}"
-        return Preview([], refusal=f"No live instance has a consumer for {group}.")
-    done = directives.move(visit.desk.fleet, unit, to, visit.text("reason"), dry_run=True)
+        raise Refused(f"no live instance has a consumer for {unit.topic}/{unit.group}")
+    return directives.move(visit.desk.fleet, unit, to, visit.text("reason"), dry_run=dry_run)
+
+
+def _moved(visit: Visit, unit: Unit) -> str:
+    to = _to(visit, unit)
     if to == _owner(visit, unit):
-        return _previewed(done, f"{unit} would stay on {to}, even if the fleet moves others.")
-    return _previewed(
-        done,
+        return f"{unit} would stay on {to}, even if the fleet moves others."
+    return (
         f"{to} would own {unit} after its owner has finished its running messages. It stays there"
-        " until it is moved again, or the fleet is rebalanced.",
+        " until it is moved again, or the fleet is rebalanced."
     )
 
 
-def move(visit: Visit) -> ActResult:
-    """Move a partition."""
-    unit, to = unit_of(visit), visit.text("to")
-    owner = _owner(visit, unit)
-    note = _note(visit, "move", Scope(*unit), **{"from": owner or "none", "to": to})
-    directives.move(visit.desk.fleet, unit, to, visit.text("reason"))
-    return ActResult(f"{unit} is assigned to {to}.", "assignment", unit._asdict(), note)
+def _from_and_to(visit: Visit) -> dict[str, str]:
+    unit = unit_of(visit)
+    return {"from": _owner(visit, unit) or "none", "to": _to(visit, unit)}
 
 
-# --- a pause of any scope, as the fleet lists it --------------------------------------------------
+MOVE = Steering(
+    "move",
+    unit_of,
+    _move,
+    _moved,
+    lambda visit, unit: f"{unit} is assigned to {_to(visit, unit)}.",
+    _from_and_to,
+)
 
 
-def wider_pause(visit: Visit, scope: Scope) -> str:
-    """Return the pause of more than a scope that covers it, such as `orders/*/*`, '' for none."""
-    found = visit.now.seen.state.control.pause_of(scope)
-    return "" if found is None or found[0] == scope else str(found[0])
+# --- instances ------------------------------------------------------------------------------------
 
 
-def _stated_scope(visit: Visit) -> Scope:
-    """Return the scope of the URL or form. Raises Malformed."""
-    try:
-        return stored.scope_of(visit.text("scope"))
-    except ValueError as error:
-        raise Malformed(f"scope: {error}") from None
+def _instance(visit: Visit) -> str:
+    return visit.path["instance"]
 
 
-def preview_resume_pause(visit: Visit) -> Preview:
-    """Return what the removal of a pause would do."""
-    scope = _stated_scope(visit)
-    return _resume_preview(visit, scope, f"The assignments of {scope}")
+UNDRAIN = Steering(
+    "drain --undo",
+    _instance,
+    lambda visit, name, dry_run: directives.undrain(visit.desk.fleet, name, dry_run=dry_run),
+    lambda _visit, name: f"{name} would take partitions again.",
+    lambda _visit, name: f"{name} takes partitions again.",
+)
 
 
-def resume_pause(visit: Visit) -> ActResult:
-    """Remove a pause."""
-    scope = _stated_scope(visit)
-    note = _note(visit, "resume", scope)
-    done = directives.resume(visit.desk.fleet, scope)
-    return ActResult(f"{scope}: resumed.", "fleet", note=note if done.changed else None)
+DRAIN = Steering(
+    "drain",
+    _instance,
+    lambda visit, name, dry_run: directives.drain(
+        visit.desk.fleet, name, visit.text("reason"), dry_run=dry_run
+    ),
+    lambda _visit, name: (
+        f"{name} would hand over its partitions and take no new ones until it is undrained."
+    ),
+    lambda _visit, name: f"{name} hands over its partitions.",
+)
 
 
+def _unit(each: DepartingUnit | PlannedMove) -> str:
+    return f"{each.topic}/{each.partition}/{each.group}"
+
+
+def preview_drain(visit: Visit) -> Preview:
+    """Return the instances that would take over the partitions of an instance."""
+    base = DRAIN.preview(visit)
+    plan = directives.departure(visit.desk.fleet, _instance(visit))
+    sentences = [*base.sentences, f"It owns {plural(len(plan.assignments), 'partition')}."]
+    if plan.longest_run_seconds:
+        ran = age(plan.longest_run_seconds * 1000)
+        sentences.append(
+            f"A message of {plan.longest_run} has been running for {ran}. It may finish."
+        )
+    if plan.last:
+        sentences.append("No other instance is there: all its partitions would wait.")
+    elif plan.stranded:
+        sentences.append(f"{plural(len(plan.stranded), 'partition')} would wait without an owner.")
+    rows = [
+        (_unit(each), each.to or f"none ({each.stranded})", each.lag)
+        for each in plan.assignments[:MOVES_SHOWN]
+    ]
+    heads = ("Assignment", "Goes to", "Unread")
+    return replace(base, sentences=sentences, rows=(heads, rows) if rows else None)
+
+
+def preview_rebalance(visit: Visit) -> Preview:
+    """Return the moves that a rebalance would start."""
+    plan = directives.rebalance(visit.desk.fleet, visit.text("reason"), dry_run=True)
+    if not plan.moves and not plan.forgotten:
+        return Preview(["The fleet is level: no partition would move."])
+    sentences = [f"{plural(len(plan.moves), 'partition')} would move now, without waiting times."]
+    if plan.forgotten:
+        sentences.append(f"{plural(len(plan.forgotten), 'move directive')} would be removed.")
+    rows = [
+        (_unit(each), each.owner or "none", each.to or "none") for each in plan.moves[:MOVES_SHOWN]
+    ]
+    return Preview(sentences, rows=(("Assignment", "From", "To"), rows) if rows else None)
+
+
+def rebalance(visit: Visit) -> ActResult:
+    """Rebalance."""
+    topics = visit.now.topics
+    done = directives.rebalance(visit.desk.fleet, visit.text("reason"))
+    note = AuditNote(topics, "rebalance", _why(visit), {"moves": len(done.moves)})
+    return ActResult(f"{plural(len(done.moves), 'partition')} move.", note)
+
+
+_GROUP = "/groups/{topic}/{group}"
+_UNIT = "/topics/{topic}/partitions/{partition}/{group}"
 ACTS = (
     Act(
         "pause",
-        "/groups/{topic}/{group}/pause",
+        f"{_GROUP}/pause",
         "Pause",
         "Pause",
         Role.OPERATOR,
-        preview_pause,
-        pause,
-        _fields,
+        PAUSE.preview,
+        PAUSE.run,
+        lambda visit: (*_reason(visit), *_partition(visit)),
         back="topic",
-        example="/groups/orders/bill/pause",
     ),
     Act(
         "resume",
-        "/groups/{topic}/{group}/resume",
+        f"{_GROUP}/resume",
         "Resume",
         "Resume",
         Role.OPERATOR,
-        preview_resume,
-        resume,
-        lambda visit: (_partition(visit),),
+        RESUME.preview,
+        RESUME.run,
+        _partition,
         back="topic",
-        example="/groups/orders/bill/resume",
     ),
     Act(
         "stop",
-        "/groups/{topic}/{group}/stop",
+        f"{_GROUP}/stop",
         "Stop a group",
         "Stop",
         Role.OPERATOR,
-        preview_stop,
-        stop,
-        lambda visit: (_reason(visit),),
+        STOP.preview,
+        STOP.run,
+        _reason,
         back="topic",
-        example="/groups/orders/bill/stop",
     ),
     Act(
         "start",
-        "/groups/{topic}/{group}/start",
+        f"{_GROUP}/start",
         "Start a group",
         "Start",
         Role.OPERATOR,
-        preview_start,
-        start,
+        START.preview,
+        START.run,
         back="topic",
-        example="/groups/orders/bill/start",
     ),
     Act(
         "move",
-        "/topics/{topic}/partitions/{partition}/{group}/move",
+        f"{_UNIT}/move",
         "Move a partition",
         "Move",
         Role.OPERATOR,
-        preview_move,
-        move,
+        MOVE.preview,
+        MOVE.run,
         _move_fields,
         back="assignment",
-        example="/topics/orders/partitions/0/bill/move",
     ),
     Act(
         "resume_pause",
@@ -309,9 +372,41 @@ ACTS = (
         "Resume",
         "Resume",
         Role.OPERATOR,
-        preview_resume_pause,
-        resume_pause,
+        RESUME_PAUSE.preview,
+        RESUME_PAUSE.run,
         back="fleet",
-        example="/fleet/resume?scope=*/*/*",
+        query="scope=*/*/*",
+    ),
+    Act(
+        "drain",
+        "/fleet/{instance}/drain",
+        "Drain an instance",
+        "Drain",
+        Role.ADMIN,
+        preview_drain,
+        DRAIN.run,
+        _reason,
+        back="fleet",
+    ),
+    Act(
+        "undrain",
+        "/fleet/{instance}/undrain",
+        "Undrain an instance",
+        "Undrain",
+        Role.ADMIN,
+        UNDRAIN.preview,
+        UNDRAIN.run,
+        back="fleet",
+    ),
+    Act(
+        "rebalance",
+        "/rebalance",
+        "Rebalance the fleet",
+        "Rebalance",
+        Role.OPERATOR,
+        preview_rebalance,
+        rebalance,
+        _reason,
+        back="fleet",
     ),
 )

@@ -39,18 +39,15 @@ def show(visit: Visit) -> Context:
     seen = now.seen
     rows = ranking.chosen(seen.assignments, visit.text("q"), order, reverse=reverse)
     return {
-        "now": now,
         "totals": seen.totals,
         "states": sorted(Counter(each.state for each in seen.instances).items()),
         "troubles": now.troubles[:TROUBLES_SHOWN],
         "more_troubles": len(now.troubles[TROUBLES_SHOWN:]),
-        "q": visit.text("q"),
         "order": order,
         "reverse": reverse,
         "heads": HEADS,
         "in_words": in_words,
         "page": visit.page_of(rows, visit.limit),
-        "limit": visit.limit,
         "slow": ranking.slowest(seen.assignments)[:PANEL_ROWS],
         "failures": ranking.recent(seen.failures)[:PANEL_ROWS],
         "failures_seconds": ranking.RECENT_SECONDS,

@@ -105,7 +105,8 @@ def grow(visit: Visit) -> ActResult:
 
     job = visit.desk.backend.start_job(visit.person.name, f"Grow to {to:,}", name, work)
     started = AuditNote([name], "topic grow", {"partitions": to})
-    return ActResult("", "job", {"job": job.id}, started if under_way is None else None)
+    note = started if under_way is None else None
+    return ActResult("", note, "job", {"job": job.id})
 
 
 # --- delete a topic -------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def delete_topic(visit: Visit) -> ActResult:
         return text if written else f"{text} {NOT_AUDITED}"
 
     job = visit.desk.backend.start_job(visit.person.name, "Delete the topic", name, work)
-    return ActResult("", "job", {"job": job.id})
+    return ActResult("", view="job", parameters={"job": job.id})
 
 
 # --- reset a group --------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def reset(visit: Visit) -> ActResult:
     done = _reset(visit, dry_run=False)
     note = AuditNote([topic], "group reset", done.arguments, done.counts)
     text = f"{done.group} reads {topic} from {done.to} next, once it is started."
-    return ActResult(text, "topic_data", {"topic": topic}, note)
+    return ActResult(text, note)
 
 
 # --- delete a group -------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def delete_group(visit: Visit) -> ActResult:
     done = groups.delete(visit.desk.store, topic, group, force=discard)
     arguments, counts = {"group": group, "force": discard}, {"partitions": done.partitions}
     note = AuditNote([topic], "group delete", arguments, counts)
-    return ActResult(f"{topic}/{group} is deleted.", "topic_data", {"topic": topic}, note)
+    return ActResult(f"{topic}/{group} is deleted.", note)
 
 
 ACTS = (
@@ -311,7 +312,6 @@ ACTS = (
         grow,
         _grow_fields,
         back="topic_data",
-        example="/topics/orders/grow",
     ),
     Act(
         "delete_topic",
@@ -323,7 +323,6 @@ ACTS = (
         delete_topic,
         typed=topic_of,
         back="topic_data",
-        example="/topics/orders/delete",
     ),
     Act(
         "reset",
@@ -336,7 +335,6 @@ ACTS = (
         _reset_fields,
         _group_of,
         back="topic_data",
-        example="/groups/orders/bill/reset",
     ),
     Act(
         "delete_group",
@@ -349,6 +347,5 @@ ACTS = (
         _delete_fields,
         _group_of,
         back="topic_data",
-        example="/groups/orders/bill/delete",
     ),
 )

@@ -59,15 +59,12 @@ def show_topics(visit: Visit) -> Context:
         exact = None if known is None or group.lag is None else known + group.lag
         lags[group.topic] = exact, least + group.least_lag
     return {
-        "now": visit.now,
-        "q": visit.text("q"),
         "rows": page,
         "total": len(rows),
         "lags": lags,
         "busiest": max((lags.get(each.topic, (0, 0))[1] for each in page), default=0),
         "after": page[-1].topic if more else "",
         "first": bool(after),
-        "limit": visit.limit,
     }
 
 
@@ -82,8 +79,6 @@ def show_topic(visit: Visit) -> Context:
     most = max((_least(each) for each in units), default=0)
     levels = now.levels
     return {
-        "now": now,
-        "topic": name,
         "wider_pauses": {
             each.group: wider_pause(visit, Scope(name, None, each.group)) for each in groups
         },
@@ -166,14 +161,11 @@ def show_data(visit: Visit) -> Context:
     archive = detail.effective.get("archive") == "required"
     floors = retention.floors(reader, name, shown, archive=archive)
     return {
-        "now": visit.now,
-        "topic": name,
         "detail": detail,
         "page": page,
         "floors": {each.partition: each for each in floors},
         "archive": retention.ARCHIVE,
         "unreadable": [*detail.unreadable, *reader.rows],
-        "limit": visit.limit,
         "stopped": stopped_groups(visit, name, detail.groups),
         "settings": sorted(_settings(detail), key=lambda row: row.name),
     }
@@ -208,7 +200,6 @@ def show_assignment(visit: Visit) -> Context:
     [found] = why.answer(visit.desk.fleet, place.topic, place.partition, place.group, names)
     unit = next((each for each in seen.assignments if each.unit == place), None)
     return {
-        "now": visit.now,
         "answer": found,
         "unit": unit,
         "level": LEVELS[why.grade(found.row, found.causes[0].word)],
@@ -243,17 +234,12 @@ def _uid(unit: AssignmentRow | None) -> str:
 
 VIEWS = (
     ConsoleView("topics", "/topics", "Topics", show_topics, label="Topics", key="t"),
-    ConsoleView(
-        "topic", "/topics/{topic}", "Topic", show_topic, live=True, example="/topics/orders"
-    ),
-    ConsoleView(
-        "topic_data", "/topics/{topic}/data", "Topic", show_data, example="/topics/orders/data"
-    ),
+    ConsoleView("topic", "/topics/{topic}", "Topic", show_topic, live=True),
+    ConsoleView("topic_data", "/topics/{topic}/data", "Topic", show_data),
     ConsoleView(
         "assignment",
         "/topics/{topic}/partitions/{partition}/{group}",
         "Assignment",
         show_assignment,
-        example="/topics/orders/partitions/0/bill",
     ),
 )

@@ -41,16 +41,11 @@ def show_delayed(visit: Visit) -> Context:
 def _listed(visit: Visit, found: MessageList[Any, Any], group: str) -> Context:
     page = found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET)
     return {
-        "now": visit.now,
-        "topic": found.topic,
         "group": group,
         "page": page,
         "due": due.histogram(
             visit.desk.store, found.topic, group, found.partitions, page.now_unix_ms
         ),
-        "cursor": visit.text("cursor"),
-        "limit": visit.limit,
-        "reader": visit.reader,
     }
 
 
@@ -108,8 +103,6 @@ def retry_now(visit: Visit) -> ActResult:
     done = retries.make_due(visit.desk.store, topic, group, _retries(visit))
     return ActResult(
         f"{plural(done.due, 'retry')} due now.",
-        "retries",
-        {"topic": topic, "group": group},
         _note(visit, "retry now", {"due": done.due, "missing": done.missing}),
     )
 
@@ -132,8 +125,7 @@ def retry_cancel(visit: Visit) -> ActResult:
         text += f"; {done.missing:,} had run before"
     if done.unreadable:
         text += f"; {done.unreadable:,} cannot be read and stay"
-    place = {"topic": topic, "group": group}
-    return ActResult(f"{text}.", "retries", place, _note(visit, "retry cancel", counts))
+    return ActResult(f"{text}.", _note(visit, "retry cancel", counts))
 
 
 def preview_send_now(visit: Visit) -> Preview:
@@ -147,8 +139,6 @@ def send_now(visit: Visit) -> ActResult:
     done = delayed.make_due(visit.desk.store, topic, _sends(visit))
     return ActResult(
         f"{plural(done.changed, 'message')} sent now.",
-        "delayed",
-        {"topic": topic},
         _note(visit, "delayed now", {"due": done.changed, "sent": len(done.sent)}),
     )
 
@@ -164,7 +154,7 @@ def send_cancel(visit: Visit) -> ActResult:
     done = delayed.cancel(visit.desk.store, topic, _sends(visit))
     text = f"{plural(done.changed, 'delayed send')} canceled."
     counts = {"canceled": done.changed, "sent": len(done.sent)}
-    return ActResult(text, "delayed", {"topic": topic}, _note(visit, "delayed cancel", counts))
+    return ActResult(text, _note(visit, "delayed cancel", counts))
 
 
 VIEWS = (
@@ -173,14 +163,12 @@ VIEWS = (
         "/topics/{topic}/retries/{group}",
         "Retries",
         show_retries,
-        example="/topics/orders/retries/bill",
     ),
     ConsoleView(
         "delayed",
         "/topics/{topic}/delayed",
         "Delayed sends",
         show_delayed,
-        example="/topics/orders/delayed",
     ),
 )
 ACTS = (
@@ -194,7 +182,6 @@ ACTS = (
         retry_now,
         _id_field,
         back="retries",
-        example="/topics/orders/retries/bill/now",
     ),
     Act(
         "retry_cancel",
@@ -206,7 +193,6 @@ ACTS = (
         retry_cancel,
         _id_field,
         back="retries",
-        example="/topics/orders/retries/bill/cancel",
     ),
     Act(
         "send_now",
@@ -218,7 +204,6 @@ ACTS = (
         send_now,
         _id_field,
         back="delayed",
-        example="/topics/orders/delayed/now",
     ),
     Act(
         "send_cancel",
@@ -231,6 +216,5 @@ ACTS = (
         _id_field,
         topic_of,
         back="delayed",
-        example="/topics/orders/delayed/cancel",
     ),
 )
