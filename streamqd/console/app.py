@@ -278,9 +278,6 @@ class ConsoleApp:
             live_url=live_url,
         )
 
-    def _live_url(self, request: Request) -> str:
-        return self._pages.url("/live", page=_here(request))
-
     async def _missing(self, request: Request, _error: Exception) -> Response:
         request.state.person = self._access.person(asking_of(request))
         return self._problem(
@@ -298,7 +295,7 @@ class ConsoleApp:
             "view": view,
             "title": view.title,
             "theme": _theme(request),
-            "live_url": self._live_url(request) if view.live else "",
+            "live_url": self._pages.url("/live", page=here) if view.live else "",
             "done": self._done(request),
         }
         path, query = request.path_params, dict(request.query_params)
@@ -361,21 +358,19 @@ class ConsoleApp:
     # --- acts ---
 
     async def _form(self, act: Act, request: Request) -> Response:
-        path, query = request.path_params, dict(request.query_params)
-        return await self._shown(act, request, query, HTTPStatus.OK, path)
+        return await self._shown(act, request, dict(request.query_params))
 
     async def _shown(
         self,
         act: Act,
         request: Request,
         values: Mapping[str, str],
-        status: HTTPStatus,
-        path: Mapping[str, str],
+        status: HTTPStatus = HTTPStatus.OK,
         problem: str = "",
     ) -> Response:
         """Return the form of an act with the dry run of some values."""
         person: Person = request.state.person
-        here, theme = _here(request), _theme(request)
+        path, here, theme = request.path_params, _here(request), _theme(request)
 
         def render(desk: Desk) -> str:
             visit = Visit(desk, person, path, values)
@@ -411,10 +406,10 @@ class ConsoleApp:
         key = RequestKey(person.name, values.pop(REQUEST, ""))
         typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
         if values.pop(DRY, ""):
-            return await self._shown(act, request, values, HTTPStatus.OK, path)
+            return await self._shown(act, request, values)
         if seen not in (None, forms.digest(forms.chosen(values))):
             text = "Nothing was changed yet: this is the dry run of the new values. Confirm it."
-            return await self._shown(act, request, values, HTTPStatus.OK, path, text)
+            return await self._shown(act, request, values, problem=text)
 
         def run(desk: Desk) -> ActResult:
             visit = Visit(desk, person, path, values, typed)
@@ -424,7 +419,7 @@ class ConsoleApp:
         try:
             done = await self._ledger.once(key, lambda: self._backend.call(run))
         except (Refused, BadValue, MessageTooLarge) as error:
-            return await self._shown(act, request, values, HTTPStatus.CONFLICT, path, str(error))
+            return await self._shown(act, request, values, HTTPStatus.CONFLICT, str(error))
         place = path if done.parameters is None else done.parameters
         target = self._pages.to(done.view or act.back, **{**place, "done": key.request})
         return RedirectResponse(target or self._pages.url("/"), HTTPStatus.SEE_OTHER)

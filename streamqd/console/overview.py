@@ -77,6 +77,20 @@ class Trouble:
     since_unix_ms: int | None = None
     area: str = ""
 
+    @property
+    def page(self) -> tuple[str, dict[str, object]]:
+        """The view in which it is mended, and its parameters."""
+        topic, group = self.topic, self.group
+        if self.kind == "assignment":
+            return "assignment", {"topic": topic, "partition": self.partition, "group": group}
+        if self.kind == "group":
+            return "topic", {"topic": topic, "group": group}
+        if self.kind == "dead":
+            return "dead", {"topic": topic}
+        if self.kind == "doctor":
+            return "doctor", {"area": self.area}
+        return self.kind, {}
+
 
 @dataclass(frozen=True, slots=True)
 class GroupNow:

@@ -55,6 +55,22 @@ class RowPage(Generic[Row]):
         return end if end < self.total else None
 
 
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """An input of an act. `choices` makes it a list, `rows` a text of several lines.
+
+    `folded` puts it below the other fields, where a person opens it to change a filter.
+    """
+
+    name: str
+    label: str
+    value: str = ""
+    hint: str = ""
+    choices: Sequence[tuple[str, str]] = ()
+    rows: int = 0
+    folded: bool = False
+
+
 @dataclass(frozen=True)
 class Visit:
     """One request of a page. `path` has the parameters of the route, `query` those of the URL.
@@ -100,6 +116,12 @@ class Visit:
     def limit(self) -> int:
         """The number of rows of a page: `limit` in the URL."""
         return self.number("limit", PAGE_ROWS, least=1, most=PAGE_ROWS_MAX)
+
+    def field(
+        self, name: str, label: str, hint: str = "", choices: Sequence[tuple[str, str]] = ()
+    ) -> FormField:
+        """Return an input with the value that the URL or form states."""
+        return FormField(name, label, self.text(name), hint, choices)
 
     def trace_url(self, trace_id: str) -> str:
         """Return the URL of a trace in the tracing backend, '' without a backend or a trace."""
@@ -164,22 +186,6 @@ class Download:
     path: str
     role: Role
     content: Callable[[Visit], tuple[str, str, bytes | ExportFile]]
-
-
-@dataclass(frozen=True, slots=True)
-class FormField:
-    """An input of an act. `choices` makes it a list, `rows` a text of several lines.
-
-    `folded` puts it below the other fields, where a person opens it to change a filter.
-    """
-
-    name: str
-    label: str
-    value: str = ""
-    hint: str = ""
-    choices: Sequence[tuple[str, str]] = ()
-    rows: int = 0
-    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

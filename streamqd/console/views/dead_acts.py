@@ -6,14 +6,17 @@ its dry run, so the job applies to the dead letters that existed then. It reads 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from streamqd.admin import dead_letters
-from streamqd.admin.dead_letters import LetterCount, ReplayPlan, ReplayResult, Target
+from streamqd.admin.dead_letters import LetterCount, Purged, ReplayPlan, ReplayResult, Target
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.console.access import Role
+from streamqd.console.backend import Desk
 from streamqd.console.formats import reason, sentence
 from streamqd.console.forms import OWN, check_typed
 from streamqd.console.jobs import ConsoleJob
@@ -29,8 +32,9 @@ from streamqd.console.view import (
 from streamqd.console.views.dead import choice_of
 from streamqd.dead_letter import REASONS
 from streamqd.errors import Malformed
-from streamqd.store.store import Store
 from streamqd.words import plural
+
+Result = TypeVar("Result", ReplayResult, Purged)
 
 LARGE = 1_000  # more dead letters are replayed only if the name of the topic is typed
 EXAMINED = 10_000  # dead letters that a dry run examines by default
@@ -53,18 +57,13 @@ _FILTERS = (
 
 
 def _filter_fields(visit: Visit) -> list[FormField]:
-    return [
-        FormField(
-            name,
-            label,
-            visit.text(name),
-            hint,
-            _choices(visit) if name == "reason" else (),
-            folded=True,
-        )
+    shown = visit.person.bodies == "show"
+    fields = [
+        visit.field(name, label, hint, _choices(visit) if name == "reason" else ())
         for name, label, hint in _FILTERS
-        if name not in ("key", "header") or visit.person.bodies == "show"
+        if shown or name not in ("key", "header")
     ]
+    return [replace(each, folded=True) for each in fields]
 
 
 def _choices(visit: Visit) -> list[tuple[str, str]]:
@@ -76,30 +75,17 @@ def _choices(visit: Visit) -> list[tuple[str, str]]:
 
 def _purge_fields(visit: Visit) -> Sequence[FormField]:
     hint = f"Dead letters that the dry run reads, up to {EXAMINED_MAX:,}. Default: {EXAMINED:,}."
-    return [*_filter_fields(visit), FormField("examine", "Examine", visit.text("examine"), hint)]
+    return [*_filter_fields(visit), visit.field("examine", "Examine", hint)]
 
 
 def _replay_fields(visit: Visit) -> Sequence[FormField]:
+    receivers = (("", "the original group"), ("all", "every group"))
     return [
-        FormField(
-            "to",
-            "To",
-            visit.text("to"),
-            choices=(("", "the original group"), ("all", "every group")),
-        ),
-        FormField(
-            "to_topic", "To topic", visit.text("to_topic"), "Another topic, for all its groups."
-        ),
-        FormField(
-            "to_partition",
-            "To partition",
-            visit.text("to_partition"),
-            "Default: the partition of each message.",
-        ),
-        FormField(
-            "canary", "At most", visit.text("canary"), "A few first, to see whether they work now."
-        ),
-        FormField("rate", "Per second", visit.text("rate"), "Default: as fast as possible."),
+        visit.field("to", "To", choices=receivers),
+        visit.field("to_topic", "To topic", "Another topic, for all its groups."),
+        visit.field("to_partition", "To partition", "Default: the partition of each message."),
+        visit.field("canary", "At most", "A few first, to see whether they work now."),
+        visit.field("rate", "Per second", "Default: as fast as possible."),
         *_purge_fields(visit),
     ]
 
@@ -257,40 +243,27 @@ def replay(visit: Visit) -> ActResult:
     at = _stated_at(visit)
     # Within the same budget as the dry run: what it does not examine needs the name of the topic.
     check_typed(visit.typed, topic if _risks(_plan(visit, at), _target(visit)) else "")
-    choice, stated, target = _choice_at(visit, at), _stated_count(visit), _target(visit)
-
-    def work(store: Store, job: ConsoleJob) -> str:
-        done = dead_letters.replay(
-            store,
-            topic,
-            choice,
-            target=target,
-            rate=rate,
-            limit=canary,
-            stop=job.stop,
-            progress=job.progress,
-            examining=job.examining,
-        )
-        job.done, job.failed = done.replayed, done.result == "failed"
-        return _replayed(done, stated)
-
+    target = _target(visit)
+    change = functools.partial(dead_letters.replay, target=target, rate=rate, limit=canary)
     return _started(
-        visit, f"Replay to {target}", choice, work, replayed_since_unix_ms=_present(visit)
+        visit,
+        f"Replay to {target}",
+        _choice_at(visit, at),
+        change,
+        _replayed,
+        replayed_since_unix_ms=_present(visit),
     )
 
 
-def _replayed(done: ReplayResult, stated: int | None) -> str:
+def _replayed(done: ReplayResult) -> tuple[int, list[str]]:
+    """Return the number of replayed dead letters, and clauses about them and the others."""
     parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
     parts += [f"{number:,} stay: {why}" for why, number in done.refused.items()]
     if done.missing:
         parts.append(f"{done.missing:,} were replayed or purged by another client")
     if done.unknown:
         parts.append(f"{done.unknown:,} were maybe replayed: the connection was lost")
-    if done.result in ("stopped", "failed"):
-        parts.append(f"{done.result}{f': {done.error}' if done.error else ''}")
-    elif stated is not None and done.replayed != stated:
-        parts.append(f"the dry run stated {stated:,}")
-    return "; ".join(parts) + "."
+    return done.replayed, parts
 
 
 # --- purge ----------------------------------------------------------------------------------------
@@ -319,30 +292,17 @@ def preview_purge(visit: Visit) -> Preview:
 
 def purge(visit: Visit) -> ActResult:
     """Start the purge of the dry run that the person saw, as a job."""
-    topic, stated = visit.path["topic"], _stated_count(visit)
-    choice = _choice_at(visit, _stated_at(visit))
-    configured = visit.desk.settings.topics.get(topic)
+    configured = visit.desk.settings.topics.get(visit.path["topic"])
+    change = functools.partial(dead_letters.purge, configured=configured)
+    return _started(visit, "Purge", _choice_at(visit, _stated_at(visit)), change, _purged)
 
-    def work(store: Store, job: ConsoleJob) -> str:
-        done = dead_letters.purge(
-            store,
-            topic,
-            choice,
-            configured=configured,
-            stop=job.stop,
-            progress=job.progress,
-            examining=job.examining,
-        )
-        job.done, job.failed = done.purged, done.result == "failed"
-        text = f"{plural(done.purged, 'dead letter')} purged"
-        if done.unarchived:
-            text += f"; {done.unarchived:,} stay, because they are not archived yet"
-        if done.result != "done":
-            return f"{text}; {done.result}{f': {done.error}' if done.error else ''}."
-        said = stated is not None and done.purged != stated
-        return f"{text}; the dry run stated {stated:,}." if said else f"{text}."
 
-    return _started(visit, "Purge", choice, work)
+def _purged(done: Purged) -> tuple[int, list[str]]:
+    """Return the number of purged dead letters, and clauses about them and the others."""
+    parts = [f"{plural(done.purged, 'dead letter')} purged"]
+    if done.unarchived:
+        parts.append(f"{done.unarchived:,} stay, because they are not archived yet")
+    return done.purged, parts
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -352,23 +312,41 @@ def _started(
     visit: Visit,
     title: str,
     choice: MessageFilter,
-    work: Callable[[Store, ConsoleJob], str],
+    change: Callable[..., Result],
+    clauses: Callable[[Result], tuple[int, list[str]]],
     *,
     replayed_since_unix_ms: int | None = None,
 ) -> ActResult:
     """Start a job on the chosen dead letters, in the name of the person.
 
-    Raises TopicMissing, Refused.
+    `clauses` returns the number of changed dead letters, and the result in words. Raises
+    TopicMissing, Refused.
     """
-    topic, store = visit.path["topic"], visit.desk.store
+    topic, store, stated = visit.path["topic"], visit.desk.store, _stated_count(visit)
     if choice.ids:
         dead_letters.count(store, topic, choice)  # raises Refused for a missing dead letter
+
+    def work(desk: Desk, job: ConsoleJob) -> str:
+        done = change(
+            *(desk.store, topic, choice),
+            stop=job.stop,
+            progress=job.progress,
+            examining=job.examining,
+        )
+        job.failed = done.result == "failed"
+        job.done, parts = clauses(done)
+        if done.result in ("stopped", "failed"):
+            parts.append(f"{done.result}{f': {done.error}' if done.error else ''}")
+        elif stated is not None and job.done != stated:
+            parts.append(f"the dry run stated {stated:,}")
+        return "; ".join(parts) + "."
+
     job = visit.desk.backend.start_job(
         visit.person.name,
         title,
         topic,
-        lambda desk, job: work(desk.store, job),
-        total=_stated_count(visit),
+        work,
+        total=stated,
         letters=dead_letters.total(store, topic),
         replayed_since_unix_ms=replayed_since_unix_ms,
     )

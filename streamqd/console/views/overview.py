@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamqd.console import overview
-from streamqd.console.overview import ALARM, WARN, FleetNow, Trouble
+from streamqd.console.overview import ALARM, WARN, FleetNow
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.words import plural
 
@@ -21,7 +21,7 @@ def show(visit: Visit) -> Context:
         "headline": _headline(now),
         "level": next((each for each in (ALARM, WARN) if now.count(each)), ""),
         "calm": overview.silence(now),
-        "troubles": [(each, _target(each)) for each in troubles],
+        "troubles": troubles,
         "more_troubles": len(now.troubles) - len(troubles),
         "lag": sum(each.least_lag for each in now.groups),
         "page": visit.page_of(groups, GROUPS_SHOWN),
@@ -33,20 +33,6 @@ def show(visit: Visit) -> Context:
 def _headline(now: FleetNow) -> str:
     counts = ((now.count(ALARM), "problem"), (now.count(WARN), "warning"))
     return ", ".join(plural(number, noun) for number, noun in counts if number) or "All is well"
-
-
-def _target(trouble: Trouble) -> tuple[str, dict[str, object]]:
-    """Return the view in which a trouble is mended, and its parameters."""
-    topic, group = trouble.topic, trouble.group
-    if trouble.kind == "assignment":
-        return "assignment", {"topic": topic, "partition": trouble.partition, "group": group}
-    if trouble.kind == "group":
-        return "topic", {"topic": topic, "group": group}
-    if trouble.kind == "dead":
-        return "dead", {"topic": topic}
-    if trouble.kind == "doctor":
-        return "doctor", {"area": trouble.area}
-    return trouble.kind, {}
 
 
 VIEWS = (ConsoleView("overview", "/", "Overview", show, label="Overview", key="o", live=True),)

@@ -22,9 +22,9 @@ DELAY_MAX = 1_000_000_000  # seconds
 def _send_fields(visit: Visit) -> Sequence[FormField]:
     return (
         FormField("payload", "Payload", visit.query.get("payload", ""), rows=8),
-        FormField("key", "Key", visit.text("key"), "Empty: partitions take turns."),
-        FormField("headers", "Headers", visit.text("headers"), "A JSON object of strings."),
-        FormField("delay", "Delay", visit.text("delay"), "Seconds. Empty: readable now."),
+        visit.field("key", "Key", "Empty: partitions take turns."),
+        visit.field("headers", "Headers", "A JSON object of strings."),
+        visit.field("delay", "Delay", "Seconds. Empty: readable now."),
     )
 
 
@@ -70,9 +70,7 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
         text, key = letter.payload.decode(), (letter.key or b"").decode()
     except UnicodeDecodeError:
         return ()
-    if "\0" in text + key:  # no form can hold it
-        return ()
-    if visit.person.bodies != "show":
+    if "\0" in text + key or visit.person.bodies != "show":  # no form can hold a NUL
         return ()
     return (
         FormField("payload", "Payload", visit.query.get("payload", text), rows=12),

@@ -71,12 +71,11 @@ def _why(visit: Visit) -> dict[str, str]:
 
 
 def _reason(visit: Visit) -> Sequence[FormField]:
-    return (FormField("reason", "Reason", visit.text("reason"), "Others see it in the overview."),)
+    return (visit.field("reason", "Reason", "Others see it in the overview."),)
 
 
 def _partition(visit: Visit) -> Sequence[FormField]:
-    hint = "Empty: all partitions."
-    return (FormField("partition", "Partition", visit.text("partition"), hint),)
+    return (visit.field("partition", "Partition", "Empty: all partitions."),)
 
 
 def _group(visit: Visit) -> tuple[str, str]:

@@ -168,20 +168,13 @@ def delete_topic(visit: Visit) -> ActResult:
 
 
 def _reset_fields(visit: Visit) -> Sequence[FormField]:
+    positions = (
+        "earliest, latest, an ID, a time such as 2026-11-27T22:00:00Z, or an age such as 2h."
+    )
     return (
-        FormField(
-            "to",
-            "First message to read",
-            visit.text("to"),
-            "earliest, latest, an ID, a time such as 2026-11-27T22:00:00Z, or an age such as 2h.",
-        ),
-        FormField("partition", "Partition", visit.text("partition"), "Empty: all partitions."),
-        FormField(
-            "retries",
-            "Waiting retries",
-            visit.text("retries"),
-            choices=(("", "keep"), ("drop", "drop")),
-        ),
+        visit.field("to", "First message to read", positions),
+        visit.field("partition", "Partition", "Empty: all partitions."),
+        visit.field("retries", "Waiting retries", choices=(("", "keep"), ("drop", "drop"))),
     )
 
 
@@ -247,8 +240,7 @@ def reset(visit: Visit) -> ActResult:
 
 def _delete_fields(visit: Visit) -> Sequence[FormField]:
     choices = (("", "refuse"), ("yes", "discard"))
-    value = visit.text("discard")
-    return (FormField("discard", "Unfinished messages", value, choices=choices),)
+    return (visit.field("discard", "Unfinished messages", choices=choices),)
 
 
 def _checked(visit: Visit) -> groups.GroupDetail:

@@ -51,7 +51,7 @@ def _listed(visit: Visit, found: MessageList[Any, Any], group: str) -> Context:
 
 def _id_field(visit: Visit) -> Sequence[FormField]:
     hint = f"IDs separated by spaces. Default: all waiting messages, up to {CHOSEN_MAX:,}."
-    return (FormField("id", "Messages", visit.text("id"), hint),)
+    return (visit.field("id", "Messages", hint),)
 
 
 def _choice(visit: Visit) -> MessageFilter:
@@ -92,11 +92,6 @@ def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
     return AuditNote([visit.path["topic"]], command, asked, counts)
 
 
-def preview_retry_now(visit: Visit) -> Preview:
-    """Return how many retries would run now."""
-    return _preview(len(_retries(visit)), "retry", "run now")
-
-
 def retry_now(visit: Visit) -> ActResult:
     """Make retries due now."""
     topic, group = visit.path["topic"], visit.path["group"]
@@ -128,11 +123,6 @@ def retry_cancel(visit: Visit) -> ActResult:
     return ActResult(f"{text}.", _note(visit, "retry cancel", counts))
 
 
-def preview_send_now(visit: Visit) -> Preview:
-    """Return how many delayed sends would be sent now."""
-    return _preview(len(_sends(visit)), "delayed send", "be sent now")
-
-
 def send_now(visit: Visit) -> ActResult:
     """Make delayed sends due now."""
     topic = visit.path["topic"]
@@ -141,11 +131,6 @@ def send_now(visit: Visit) -> ActResult:
         f"{plural(done.changed, 'message')} sent now.",
         _note(visit, "delayed now", {"due": done.changed, "sent": len(done.sent)}),
     )
-
-
-def preview_send_cancel(visit: Visit) -> Preview:
-    """Return how many delayed sends would be canceled."""
-    return _preview(len(_sends(visit)), "delayed send", "never be sent")
 
 
 def send_cancel(visit: Visit) -> ActResult:
@@ -178,7 +163,7 @@ ACTS = (
         "Run retries now",
         "Run now",
         Role.OPERATOR,
-        preview_retry_now,
+        lambda visit: _preview(len(_retries(visit)), "retry", "run now"),
         retry_now,
         _id_field,
         back="retries",
@@ -200,7 +185,7 @@ ACTS = (
         "Make delayed sends due now",
         "Send now",
         Role.OPERATOR,
-        preview_send_now,
+        lambda visit: _preview(len(_sends(visit)), "delayed send", "be sent now"),
         send_now,
         _id_field,
         back="delayed",
@@ -211,7 +196,7 @@ ACTS = (
         "Cancel delayed sends",
         "Cancel for good",
         Role.ADMIN,
-        preview_send_cancel,
+        lambda visit: _preview(len(_sends(visit)), "delayed send", "never be sent"),
         send_cancel,
         _id_field,
         topic_of,
