@@ -88,7 +88,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters |= FILTERS | {"advice": lambda text: prose(text, self._page_of)}
+        self._environment.filters |= FILTERS | {"advice": lambda text: prose(text, self.page_of)}
         self._environment.globals |= {
             "to": self.to,
             "url": self.url,
@@ -119,7 +119,7 @@ class Pages:
                 path = path.replace(place, quote(str(parameters.pop(parameter)), safe=""))
         return "" if "{" in path else self.url(path, **parameters)
 
-    def _page_of(self, command: str) -> str:
+    def page_of(self, command: str) -> str:
         """Return the URL of the view that replaces a command, '' for none."""
         for pattern, name in _COMMANDS:
             if match := pattern.fullmatch(command):

@@ -158,6 +158,8 @@ def test_due_times_are_counted_as_by_hand(
             first = delayed.messages(store, "access").page(limit=1, cursor=each.cursor).rows[0]
             assert first.due_unix_ms == inside[0]
         lower = upper
+        after = None if each.label == due.LATER else now + due.BUCKETS[each.label] * 1000
+        assert each.until_unix_ms == after
     assert counted.messages == len(delays)
     assert counted.counted == counted.partitions == 3
     link.execute("SET", keys.scheduled("access", 1), "of another type")

@@ -8,7 +8,10 @@ from tests.support import optional
 
 pytestmark = optional.need("starlette", "jinja2")
 
+from streamqd import config  # noqa: E402
 from streamqd.console import formats  # noqa: E402
+from streamqd.console.pages import Pages  # noqa: E402
+from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
 from streamqd.dead_letter import REASONS  # noqa: E402
 
 NOON = 1_795_867_200_000  # 2026-11-28 12:00:00 UTC
@@ -21,6 +24,21 @@ HOUR = 3_600_000
 )
 def test_number_is_exact_at_any_size(value, text):
     assert formats.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("clause", "text"),
+    [
+        ("nothing was changed", "Nothing was changed."),
+        ("scope: not a scope", "Scope: not a scope."),
+        ("orders/*/* is still paused", "orders/*/* is still paused."),
+        ("web-2 already owns it", "web-2 already owns it."),
+        ("3 groups, no message waits", "3 groups, no message waits."),
+        ("", "."),
+    ],
+)
+def test_sentence_keeps_a_scope_and_the_name_of_an_instance(clause, text):
+    assert formats.sentence(clause) == text
 
 
 @pytest.mark.parametrize(
@@ -89,3 +107,17 @@ def test_every_reason_of_a_dead_letter_has_words():
 )
 def test_a_value_is_printed_in_words(value, text):
     assert formats.setting(value) == text
+
+
+@pytest.mark.parametrize(
+    ("command", "url"),
+    [
+        ("streamqd rebalance", "/fleet"),
+        ("streamqd drain one --undo", "/fleet"),
+        ("streamqd rebalanced", ""),
+        ("streamqd retry list orders bill", "/topics/orders/retries/bill"),
+        ("streamqd pause orders/bill", "/topics/orders?group=bill"),
+    ],
+)
+def test_advice_links_to_the_page_that_replaces_a_command(command, url):
+    assert Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS).page_of(command) == url
