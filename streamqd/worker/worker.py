@@ -92,7 +92,7 @@ class WorkerLoop:
             self.slot.add("recycled")
         self._turns.publish()
         self._hooks.show_loop(None)
-        # No entry is left. After this state the slot may belong to a successor: write no more.
+        # From this state on, the slot may belong to a successor: write no more.
         self.slot.state = WorkerState.QUIET
         self.channel.wake_supervisor()
         self._hooks.stop()
