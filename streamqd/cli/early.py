@@ -1,11 +1,13 @@
 """Handle TERM and INT while the command is still being imported, for some tenths of a second.
 
 At that point, the daemon has nothing to drain, so it exits with code 0, as it does after the start.
-A command is terminated by the signal, like any other program.
+A command is terminated by the signal, like any other program. The garbage collector waits until the
+imports are done.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -14,10 +16,25 @@ _came: list[int] = []
 
 
 def listen() -> None:
-    """Record signals from now on. Called first, which is why this module imports little."""
+    """Record signals from now on. Called first, which is why this module imports little.
+
+    Stops the garbage collector, which would spend a fifth of the time of the imports on modules and
+    classes that live as long as the process.
+    """
+    gc.disable()
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _note)
+
+
+def resume_collection() -> None:
+    """Start the garbage collector again, without the imported objects. Called after the imports.
+
+    Does nothing if `listen` has not stopped it.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def stopped() -> bool:

@@ -379,6 +379,7 @@ def cli(
     if config_path is None:
         config_path = config.find()
     if ctx.invoked_subcommand is not None:
+        early.resume_collection()
         early.give_back()
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
     session.color = color
@@ -413,6 +414,7 @@ def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> i
     # Imported here because the commands do not need it and must start fast.
     from streamqd import startup, supervisor
 
+    early.resume_collection()
     try:
         settings = session.settings
     except ConfigError as error:

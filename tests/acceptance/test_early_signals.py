@@ -1,4 +1,4 @@
-"""A signal during the import of the command, before there is anything to drain."""
+"""The import of the command: signals during it, and the garbage collector after it."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ def test_signal_terminates_a_command(config: Path, number: int) -> None:
 
     assert done.returncode == -number
     assert "Traceback" not in done.stderr
+
+
+# At exit, it prints the state of the garbage collector.
+COLLECTION = """
+import atexit, gc
+from streamqd import cli
+atexit.register(lambda: print("collects:", gc.isenabled(), "spares:", gc.get_freeze_count() > 0))
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["config", "show"]])
+def test_garbage_is_collected_again_after_the_imports(config: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-c", COLLECTION, "-c", config, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.splitlines()[-1] == "collects: True spares: True", done.stderr
