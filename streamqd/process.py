@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import setproctitle
@@ -258,6 +259,17 @@ def spawn(
         parent_end.close()
         os.close(stacks)
         raise
+
+
+def started_at(pid: int) -> float:
+    """Return the start of a process in unix seconds. Raises OSError if it does not exist.
+
+    Source: /proc/PID/stat, in clock ticks since the boot.
+    """
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    ticks = int(stat.rpartition(b") ")[2].split()[19])  # field 22, and the first one here is 3
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_for_stacks() -> int:

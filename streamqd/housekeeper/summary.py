@@ -11,8 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
+from streamqd import process
 from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
 from streamqd.idle_reason import WORDS
@@ -89,7 +88,7 @@ class Summary:
         self._settings = settings
         self._pid = pid
         self._host = socket.gethostname()
-        self._started = round(psutil.Process(pid).create_time() * 1000)
+        self._started = round(process.started_at(pid) * 1000)
         self.rates = Rates(isolate)
         self.pace = Pace(isolate)
         self._consumers = {(each.topic, each.unit_group): each for each in settings.consumers}

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -97,6 +98,24 @@ def test_an_exception_is_printed_and_is_code_1(spawn: Start, capfd, monkeypatch)
 
     assert ended(spawn(run)) == Exit(1, None)
     assert "ValueError: out of the blue" in capfd.readouterr().err
+
+
+def test_start_of_a_process_is_read_in_unix_seconds(spawn: Start):
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    before = time.time()
+    child = spawn(lambda control: len(control.recv(1)))
+    after = time.time()
+
+    assert before - tick <= process.started_at(child.pid) <= after + tick
+
+
+def test_start_of_a_missing_process_is_an_error(spawn: Start):
+    child = spawn(lambda _: 0)
+    process.wait_readable([child.pidfd], 10.0)
+    child.reap()
+
+    with pytest.raises(OSError, match="No such file"):
+        process.started_at(child.pid)
 
 
 def test_signal_is_distinguished_from_an_exit_code(spawn: Start):
