@@ -23,7 +23,7 @@ import public_api
 from streamqd import config, errors, logs
 from streamqd.admin import diagnosis
 from streamqd.cli import cli as command
-from streamqd.metrics import METRICS
+from streamqd.metrics.table import METRICS
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 

@@ -15,13 +15,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamqd import logs, process
 from streamqd.config import Settings
 from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
-from streamqd.housekeeper import health, page
 from streamqd.housekeeper.batch import TimeSlice
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
@@ -36,15 +34,16 @@ from streamqd.housekeeper.scheduler import MOVES_SECONDS, RECONCILE_SECONDS, Sch
 from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer, Route
-from streamqd.http.access import JSON_TYPE, Access
-from streamqd.metrics import Exporter, MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState, now_ns
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from streamqd.telemetry import killed
+
+if TYPE_CHECKING:
+    from streamqd.http import HttpServer
 
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # silence after which a connection is probed
@@ -318,44 +317,22 @@ class Housekeeper:
     def _task(self, name: str) -> Task:
         return next(task for task in self._tasks if task.name == name)
 
-    # --- http ---
-
     def _serve(self) -> HttpServer | None:
-        address: Address | None = self._settings.http.address
-        if address is None:
+        if self._settings.http.address is None:
             return None
-        if isinstance(address, Path):
-            address = self._settings.base_dir / address
-        server = HttpServer(address, self.routes())
-        server.start()
-        return server
+        from streamqd.housekeeper.serving import serve  # by `preload`, unless a reload set it
 
-    def routes(self) -> dict[str, Route]:
-        """Return the pages, by path."""
-        exporter = Exporter(self.view)
-        access = Access(self._settings.http)
+        return serve(self._settings, self.view, self.summary)
 
-        def metrics(request: HttpRequest) -> HttpResponse:
-            body, content_type = exporter.render(request.headers.get("accept", ""))
-            return HttpResponse(HTTPStatus.OK, body, content_type)
 
-        def status(_request: HttpRequest) -> HttpResponse:
-            document = self.summary.document() | {"not_ready": health.ready(self.view)}
-            return HttpResponse(HTTPStatus.OK, json.dumps(document).encode(), JSON_TYPE)
+def preload(settings: Settings) -> None:
+    """Import the modules for these settings. For the supervisor, before it forks.
 
-        def front(_request: HttpRequest) -> HttpResponse:
-            text = page.render(self.summary.document(), health.ready(self.view))
-            return HttpResponse(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
-
-        pages: dict[str, Route] = {
-            "/": access.guarded(front),
-            "/status": access.guarded(status),
-            "/metrics": access.guarded(metrics),
-            "/livez": lambda asked: access.health(asked, health.live(self.view)),
-            "/readyz": lambda asked: access.health(asked, health.ready(self.view)),
-            "/startupz": lambda asked: access.health(asked, health.started(self.view)),
-        }
-        return {path: access.addressed(route) for path, route in pages.items()}
+    Every worker is a fork of the supervisor, so an unused module takes time at the start and memory
+    in all of them. A used module takes less memory here than if the housekeeper imported it.
+    """
+    if settings.http.address is not None:
+        from streamqd.housekeeper import serving  # noqa: F401
 
 
 def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:

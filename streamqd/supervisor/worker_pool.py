@@ -82,6 +82,7 @@ class WorkerPool:
     _leaving: list[Helper] = field(default_factory=list)  # relays that were asked to exit
 
     def __post_init__(self) -> None:
+        housekeeper.preload(self.settings)
         self._housekeeper = Helper(
             self._fork_housekeeper,
             silent=lambda _child: (now_ns() - self.board.housekeeper_progress_ns) / 1e9,

@@ -13,7 +13,7 @@ from streamqd import config
 from streamqd.cli import cli
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
-from streamqd.metrics import MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store import topics

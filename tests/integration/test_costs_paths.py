@@ -19,7 +19,7 @@ from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.promoter import Promoter, retry_promoter, send_promoter
 from streamqd.message import Message
-from streamqd.metrics import MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics

@@ -12,7 +12,7 @@ from streamqd.errors import RedisRefused
 from streamqd.housekeeper import dead_letter_expirer
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time
-from streamqd.metrics import MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import archives, topics

@@ -10,7 +10,7 @@ import pytest
 from streamqd.config import Consumer, Daemon, Settings
 from streamqd.housekeeper.history import LOOK_SECONDS, HistoryWriter
 from streamqd.isolate import directly
-from streamqd.metrics import MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import COUNTERS, Scoreboard, WorkerSlot, now_ns
 from streamqd.store import history

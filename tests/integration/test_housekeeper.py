@@ -29,7 +29,8 @@ from streamqd.housekeeper.outboxes import measure_outboxes
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.metrics import METRICS, MetricsView
+from streamqd.metrics.table import METRICS
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
 from streamqd.store import archives, messages, publishing, statistics

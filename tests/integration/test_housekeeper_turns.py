@@ -27,7 +27,7 @@ from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.promoter import retry_promoter
 from streamqd.housekeeper.reclaimer import NEXT_PAGE_SECONDS, Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.metrics import MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection, connect

@@ -12,7 +12,7 @@ from streamqd.errors import StreamqdError
 from streamqd.housekeeper import retention_enforcer, topics
 from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.trimmer import SOON, Trimmer
-from streamqd.metrics import MetricsView
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store import topics as registry

@@ -27,7 +27,7 @@ from streamqd.config.outboxes import TABLE
 from streamqd.config.schema import SECTIONS
 from streamqd.config.setting import settings_of
 from streamqd.errors import ConfigError
-from streamqd.metrics import METRICS
+from streamqd.metrics.table import METRICS
 from tests.pages.reader import Fence, fences
 from tests.support import optional
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import streamqd
 from streamqd.idle_reason import Wait
-from streamqd.metrics import METRICS, Exporter, MetricsView
+from streamqd.metrics.exporter import Exporter
+from streamqd.metrics.table import METRICS
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import (
     BUCKETS,
@@ -389,7 +392,7 @@ def _importers(module: str) -> Iterator[str]:
 
 
 def test_one_module_imports_prometheus_client() -> None:
-    assert set(_importers("prometheus_client")) == {"metrics/__init__.py"}
+    assert set(_importers("prometheus_client")) == {"metrics/exporter.py"}
 
 
 def test_wait_of_a_worker_is_exposed(view: MetricsView, slot: WorkerSlot):
@@ -421,3 +424,19 @@ def test_rate_and_its_waits_are_exposed(view: MetricsView, slot: WorkerSlot):
     slot.add("throttled_ns", 250_000_000)
     assert value(view, "streamqd_rate_limit", **HERE, **ME) == 1.5
     assert value(view, "streamqd_throttled_seconds_total", **HERE, **ME) == 0.25
+
+
+LOADED = """
+import sys
+from streamqd import housekeeper, supervisor
+from streamqd.cli import root
+from streamqd.config import Http, Settings
+for bind in ("", "127.0.0.1:0"):
+    housekeeper.preload(Settings(http=Http(bind=bind)))
+    print(bool(sys.modules.keys() & {"prometheus_client", "http.server", "psutil"}))
+"""
+
+
+def test_only_a_daemon_with_http_loads_prometheus_client() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr

@@ -25,7 +25,7 @@ from streamqd.cli.init import shipped_unit
 from streamqd.cli.scale import scale
 from streamqd.config.values import parse_duration
 from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS, SUPERVISOR_SECONDS
-from streamqd.metrics import METRICS
+from streamqd.metrics.table import METRICS
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.scoreboard import Scoreboard, now_ns

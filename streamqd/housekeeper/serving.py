@@ -1,0 +1,54 @@
+"""The HTTP endpoints of an instance: the status page, its document, metrics and health."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from pathlib import Path
+
+from streamqd.config import Settings
+from streamqd.housekeeper import health, page
+from streamqd.housekeeper.summary import Summary
+from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer, Route
+from streamqd.http.access import JSON_TYPE, Access
+from streamqd.metrics.exporter import Exporter
+from streamqd.metrics.view import MetricsView
+
+
+def serve(settings: Settings, view: MetricsView, summary: Summary) -> HttpServer:
+    """Start a thread that serves the endpoints at `http.bind`, which must be set."""
+    address: Address | None = settings.http.address
+    assert address is not None
+    if isinstance(address, Path):
+        address = settings.base_dir / address
+    server = HttpServer(address, routes(settings, view, summary))
+    server.start()
+    return server
+
+
+def routes(settings: Settings, view: MetricsView, summary: Summary) -> dict[str, Route]:
+    """Return the endpoints, by path."""
+    exporter = Exporter(view)
+    access = Access(settings.http)
+
+    def metrics(request: HttpRequest) -> HttpResponse:
+        body, content_type = exporter.render(request.headers.get("accept", ""))
+        return HttpResponse(HTTPStatus.OK, body, content_type)
+
+    def status(_request: HttpRequest) -> HttpResponse:
+        document = summary.document() | {"not_ready": health.ready(view)}
+        return HttpResponse(HTTPStatus.OK, json.dumps(document).encode(), JSON_TYPE)
+
+    def front(_request: HttpRequest) -> HttpResponse:
+        text = page.render(summary.document(), health.ready(view))
+        return HttpResponse(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
+
+    pages: dict[str, Route] = {
+        "/": access.guarded(front),
+        "/status": access.guarded(status),
+        "/metrics": access.guarded(metrics),
+        "/livez": lambda asked: access.health(asked, health.live(view)),
+        "/readyz": lambda asked: access.health(asked, health.ready(view)),
+        "/startupz": lambda asked: access.health(asked, health.started(view)),
+    }
+    return {path: access.addressed(route) for path, route in pages.items()}
