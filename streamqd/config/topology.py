@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -69,6 +70,9 @@ class Topology:
         return f"{self.kind} {nodes}" + (f" ({self.master})" if self.master else "")
 
 
+# Cached, because the supervisor has parsed the URL before it forks. To run the parser, each worker
+# would copy 0.1 MiB of shared memory.
+@functools.cache
 def parse(url: str) -> Topology:
     """Parse the URL. Raises ValueError with the problem as a clause, without secret parts."""
     if url == EMBEDDED:

@@ -76,3 +76,7 @@ def test_names_for_people_hold_no_password() -> None:
     assert masked(url) == "redis+sentinel://me:***@h1:1,h2:2/shop"
     assert has_password(url)
     assert str(topology.parse("redis+cluster://[::1]:7000")) == "cluster [::1]:7000"
+
+
+def test_url_is_parsed_once_for_a_process_and_its_forks() -> None:
+    assert topology.parse("redis://h:6379/3") is topology.parse("redis://h:6379/3")
