@@ -262,7 +262,8 @@ def daemon(
         process = subprocess.Popen(
             [PYTHON, "-m", "streamqd", "--config", str(config)],
             stderr=subprocess.DEVNULL,
-            env=os.environ | (env or {}),
+            # An installed package has compiled files. Without them, a start mostly compiles.
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""} | (env or {}),
             cwd=folder,  # not a source tree, whose package would run instead
         )
         try:
