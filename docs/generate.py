@@ -106,7 +106,7 @@ The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0
 | --- | --- |
 | `/metrics` | The metrics below, for Prometheus. |
 | `/livez` | 200 if supervisor and housekeeper make progress. Independent of Redis. |
-| `/startupz` | 200 if the start is finished. |
+| `/startupz` | 200 once startup is complete. |
 | `/readyz` | 200 while working or on standby, with Redis. After `streamqd drain`, it stays ready. |
 | `/status` | The partitions of this instance and their state, as JSON. |
 | `/` | A short page with the state of this instance and links to these paths. |
@@ -115,7 +115,7 @@ The three health endpoints return 200 or 503, with the reasons as JSON.
 """,
         _table(("Metric", "Kind", "Labels", "Meaning"), rows),
         """
-The label `streamqd_instance` is the name of the instance. Metrics without that label describe
+The `streamqd_instance` label is the name of the instance. Metrics without that label describe
 Redis, and every instance that reads the partition reports the same value: use
 `max by (topic, partition)`.
 Counters restart with the supervisor. A crash of a worker does not reset them.
@@ -130,9 +130,9 @@ def log_events() -> str:
         "streamqd/logs/events.py",
         """
 The daemon writes to standard error: text on a terminal, JSON lines otherwise (`log.format`). Each
-line starts with an event from this list (in JSON, the field `event`). Event names are
+line starts with an event from this list (in JSON, the `event` field). Event names are
 [documented interfaces](stability.md#documented-interfaces). State changes are logged. Repeated
-steps and payloads are not. See [Logging](../how-to/logging.md) for log records of handlers.
+steps and payloads are not. [Logging](../how-to/logging.md) describes log records of handlers.
 """,
         _table(("Event", "Meaning"), ((f"`{word}`", text) for word, text in logs.EVENTS.items())),
     )

@@ -233,14 +233,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("produced", _partition(lambda p: p.added), "Entries ever written to the partition."),
     _counter("consumed", _slot("fetched"), "Entries fetched for handling, retries included."),
     _counter("acked", _slot("acked"), "Entries acknowledged."),
-    _counter(
-        "retried", _slot("retried"), "Failed messages that wait, or waited, for another attempt."
-    ),
+    _counter("retried", _slot("retried"), "Failed runs that led to a retry."),
     _counter("dead_lettered", _slot("dead_lettered"), "Messages moved to the dead-letter stream."),
     _counter(
         "given_up",
         _slot("given_up"),
-        "Dead letters that their consumer acknowledged without success. They stay dead letters.",
+        "Dead letters that a dead-letter consumer failed to handle. They stay dead letters.",
     ),
     _counter(
         "released", _slot("released"), "Entries released without a run by a drain or handover."
@@ -248,7 +246,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "failures",
         Source((*UNIT, "result"), _failures),
-        "Handler runs that raised (result error) or overran the soft time limit (timeout).",
+        "Handler runs that raised an exception (result error) or exceeded timeout (timeout).",
     ),
     _counter("crashes", _slot("crashes"), "Worker processes that died."),
     _counter(
@@ -263,13 +261,13 @@ METRICS: tuple[Metric, ...] = (
         " loop_blocked_after.",
     ),
     _counter("charged", _slot("charged"), "Crashes charged to the message that was running."),
-    _counter("restarts", _slot("restarts"), "Worker processes started to replace another."),
+    _counter("restarts", _slot("restarts"), "Worker processes started to replace an earlier one."),
     _counter(
         "recycled",
         _slot("recycled"),
         "Workers replaced because they reached max_messages, max_rss or max_age.",
     ),
-    _counter("fenced", _slot("fenced"), "Operations refused because a newer owner exists."),
+    _counter("fenced", _slot("fenced"), "Operations rejected because a newer owner exists."),
     _counter(
         "missing_entries",
         _slot("missing_entries"),
@@ -282,7 +280,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "deferred",
         _slot("deferred"),
-        "Messages whose outcome had to wait because the server rejected writes.",
+        "Messages whose result was written late because the server rejected writes.",
     ),
     _counter("received_bytes", _slot("bytes"), "Approximate bytes of the fetched entries."),
     _counter("redis_round_trips", _slot("round_trips"), "Round trips of the workers to Redis."),
@@ -316,11 +314,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "groups_restored", _board("groups_restored"), "Missing groups that were created again."
     ),
-    _counter(
-        "housekeeper_restarts",
-        _board("housekeeper_restarts"),
-        "Housekeepers started to replace another.",
-    ),
+    _counter("housekeeper_restarts", _board("housekeeper_restarts"), "Housekeeper restarts."),
     _counter(
         "housekeeper_failures",
         _tally("failures", (*INSTANCE, "task")),
@@ -344,7 +338,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "schedules_fired",
         _tally("schedules_fired", TOPIC),
-        "Ticks of schedules that this instance has sent to the topic.",
+        "Messages of schedules that this instance has sent to the topic.",
     ),
     _counter(
         "schedules_skipped",
@@ -356,7 +350,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "schedules_late_seconds",
         _thousandths("schedules_late_ms", TOPIC),
-        "Sum of the delays of all sent ticks.",
+        "Sum of the delays of all messages of schedules.",
     ),
     _counter(
         "trimmed",
@@ -377,29 +371,29 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "outbox_sent",
         _outbox(lambda _, each: each.sent),
-        "Rows that the relay of the outbox has sent. A relay counts from its start. Several"
+        "Rows that the outbox relay has sent. A relay counts from its start. Several"
         " instances may report one outbox.",
     ),
     _counter(
         "outbox_dead",
         _outbox(lambda _, each: each.dead),
-        "Rows that the relay of the outbox could not send and has moved to the dead rows. A relay"
+        "Rows that the outbox relay could not send and moved to the dead rows. A relay"
         " counts from its start.",
     ),
     _gauge(
         "outbox_rows",
         _outbox(lambda _, each: each.rows),
-        "Rows in the table of the outbox, counted by its relay up to 10,000.",
+        "Rows in the outbox table, counted by its relay up to 10,000.",
     ),
     _gauge(
         "outbox_oldest_age_seconds",
         _outbox(lambda view, each: each.oldest_age(view.now_unix_ms())),
-        "Age of the oldest row of the outbox, 0 when there is none. It grows while no relay runs.",
+        "Age of the oldest outbox row, 0 when there is none. It grows while no relay runs.",
     ),
     _gauge(
         "outbox_relay_up",
         _outbox(lambda _, each: float(each.relayed)),
-        "1 while a relay holds the outbox.",
+        "1 while a relay owns the outbox.",
     ),
     _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
     _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters stored, of all groups."),
@@ -455,7 +449,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "longest_run_seconds",
         _owned(_longest_run),
-        "Time for which the longest running message has been running.",
+        "Run time so far of the message that has been running longest.",
     ),
     _gauge("epoch", _owned(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."),
     _gauge("worker_up", _owned(_up), "1 while the worker of an owned partition is ready."),
@@ -477,8 +471,8 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "partitions_unowned",
         _instance(lambda view: view.board.unowned),
-        "Partitions of this instance's consumers that no instance owned at its last look, without"
-        " those of stopped groups.",
+        "Partitions of this instance's consumers that had no owner at the last check, without those"
+        " of stopped groups.",
     ),
     _gauge(
         "redis_up", _instance(lambda v: float(v.redis_up)), "1 while Redis answers the housekeeper."
@@ -505,8 +499,8 @@ METRICS: tuple[Metric, ...] = (
         "delay",
         _histogram("delay", _DELAY_BOUNDS),
         "Time from the write of an entry to the start of its first run, by the clock of Redis."
-        " For a delayed send, it starts when the housekeeper promotes the message, right after it"
-        " becomes due. Retries are not included.",
+        " For a delayed send, it starts when the housekeeper writes the message to its partition,"
+        " right after it becomes due. Retries are not included.",
     ),
     _timer(
         "ack_latency",
