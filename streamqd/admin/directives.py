@@ -32,11 +32,11 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class DirectiveRow:
-    """One directive. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
+    """One directive. `kind` is pause, stop, move, drain, reload, rebalance or stack.
 
-    `to` is the instance named by a move. `instance_missing` is true when that instance is not live.
-    `done` is true when every live instance has applied a directive that is applied once. Pass
-    `name` to `control clear`.
+    `target` is its object, and `to` the instance named by a move. `instance_missing` is true when
+    the instance of a drain, move or reload is not live. `done` is true when every live instance has
+    applied a directive that is applied once. Pass `name` to `control clear`.
     """
 
     name: str
@@ -123,10 +123,13 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         )
         for name, order in sorted(found.reloads.items())
     ]
-    if (order := found.rebalance) is not None:
-        # Every instance reads it with its next heartbeat, and applies it immediately.
+    # Every instance reads these with its next heartbeat, and applies them immediately.
+    immediate = [("stack", str(unit), order) for unit, order in sorted(found.stacks.items())]
+    if found.rebalance is not None:
+        immediate.append(("rebalance", "", found.rebalance))
+    for kind, target, order in immediate:
         reported = [seen.heartbeat_unix_ms > order.at_unix_ms for seen in live.values()]
-        listed.append(row("rebalance", "", order, done=bool(reported) and all(reported)))
+        listed.append(row(kind, target, order, done=bool(reported) and all(reported)))
     return listed
 
 

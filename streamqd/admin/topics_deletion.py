@@ -35,7 +35,7 @@ Progress = Callable[[int], None]
 # Kinds of control keys with the hash tag of a partition.
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
-    *("attempts", "dedup", "trim", "sink", "moving"),
+    *("attempts", "stack", "dedup", "trim", "sink", "moving"),
     *("schedule", "schedule:due", "schedule:last", "outbox"),
 )
 
@@ -131,7 +131,10 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
     """Yield the keys to remove: known ones, the owner's first, then keys that a scan finds."""
     keys, numbers = store.keys, range(found.partitions)
     units = [(topic, number, group) for number in numbers for group in found.groups]
-    of_units = (keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts)
+    of_units = (
+        *(keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts),
+        keys.stack,
+    )
     of_partitions = (
         *(keys.stream, keys.dlq, keys.trim, keys.scheduled, keys.scheduled_items),
         keys.moving,

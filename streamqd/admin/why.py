@@ -617,7 +617,7 @@ _AT_WORK = (
         lambda f: f.run_seconds >= STUCK_SECONDS,
         "the handler of {unit} on {owner} has been working on one message{running} for {run}"
         "{progress}; {waiting}",
-        "{hard_timeout}; SIGUSR1 to the supervisor of {owner} logs the stack of the handler",
+        "{hard_timeout}; `streamqd stack {unit}` prints the stack of the handler",
     ),
     CauseRule(
         "crashing",
@@ -718,8 +718,7 @@ _OTHERWISE = (
         lambda f: f.holder and _in("ready")(f),
         "{unit} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
         " acknowledged in the last seconds",
-        f"{_LATER}. If this persists, send the supervisor SIGUSR1 and read the stack of the worker"
-        " in the log",
+        f"{_LATER}. If this persists, read the stack of the worker with `streamqd stack {{unit}}`",
     ),
     CauseRule(
         "starting",

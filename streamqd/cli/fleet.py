@@ -112,6 +112,14 @@ def read_scope(
     return scope
 
 
+def read_unit(name: str) -> Unit:
+    """Parse TOPIC/PARTITION/GROUP without `*`."""
+    topic, partition, group = _scope(name)
+    if topic is None or partition is None or group is None:
+        raise click.UsageError(f"{name} is not one partition of one group, TOPIC/PARTITION/GROUP")
+    return Unit(topic, partition, group)
+
+
 def _scope(name: str) -> Scope:
     try:
         return scope_of(name)
@@ -140,10 +148,7 @@ def move(
     the new instance until it is moved again, or until `streamqd rebalance` discards the move. While
     the instance cannot own it, it is placed like any other partition.
     """
-    topic, partition, group = _scope(name)
-    if topic is None or partition is None or group is None:
-        raise click.UsageError(f"{name} is not one partition of one group, TOPIC/PARTITION/GROUP")
-    unit = Unit(topic, partition, group)
+    unit = read_unit(name)
     if instance is not None and to is not None:
         raise click.UsageError("pass the instance once, after the partition or with --to")
     owner = instance if instance is not None else to

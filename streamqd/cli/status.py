@@ -206,6 +206,7 @@ _DIRECTIVES = {
     "move": "{target} is kept on {to}",
     "reload": "",
     "rebalance": "",
+    "stack": "",
 }
 
 

@@ -350,7 +350,7 @@ class ConsoleApp:
         view, path, query = found
 
         def render(desk: Desk) -> str:
-            variables = view.variables(Visit(desk, key.person, path, query))
+            variables = view.variables(Visit(desk, key.person, path, query), live=True)
             return self._pages.live(view, key.person, key.here, variables)
 
         return await self._backend.call(render)

@@ -39,6 +39,12 @@ _COMMANDS = (
     (re.compile(r"streamqd retry list (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "retries"),
     (re.compile(r"streamqd doctor.*"), "doctor"),
     (re.compile(r"streamqd group start (?P<topic>[^\s-]\S*) (?P<group>[^\s-]\S*)"), "topic"),
+    (
+        re.compile(
+            r"streamqd stack (?P<topic>[^\s/-][^\s/]*)/(?P<partition>\d+)/(?P<group>[^\s/]+)"
+        ),
+        "assignment",
+    ),
     (re.compile(r"streamqd (?:resume|drain|rebalance|control)(?: .*)?"), "fleet"),
 )
 

@@ -164,7 +164,8 @@ class ConsoleView(PageEntry):
     `context` runs in a thread of the backend and returns variables of the template, which also has
     the parameters of the path and the `visit`. `label` puts it into the navigation, and `key` is
     pressed after `g`. With `live`, block `live` of the template is rendered again after each
-    snapshot, once for all pages with the same URL and role.
+    snapshot, once for all pages with the same URL and role. `live_context` returns the variables of
+    that block alone, if `context` would read more.
     """
 
     context: Callable[[Visit], Context]
@@ -172,10 +173,12 @@ class ConsoleView(PageEntry):
     key: str = ""
     live: bool = False
     role: Role = Role.VIEWER
+    live_context: Callable[[Visit], Context] | None = None
 
-    def variables(self, visit: Visit) -> Context:
-        """Return all variables of the template that a visit determines."""
-        return {**visit.path, "visit": visit, **self.context(visit)}
+    def variables(self, visit: Visit, *, live: bool = False) -> Context:
+        """Return all variables of the template, or of its live block, that a visit determines."""
+        context = self.live_context if live and self.live_context else self.context
+        return {**visit.path, "visit": visit, **context(visit)}
 
 
 @dataclass(frozen=True, slots=True)

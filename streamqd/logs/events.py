@@ -167,8 +167,8 @@ EVENTS: dict[str, str] = {
     " damaged or belongs to another instance. It was ignored, so messages that were in flight"
     " may be handled again. A damaged file is renamed. Delete it once you know the cause.",
     "signal.received": "The daemon received a signal.",
-    "stack.dumped": "A process crashed with a signal such as SIGSEGV (`child`), or SIGUSR1"
-    " requested the stacks. `traceback` contains the stack.",
+    "stack.dumped": "A process crashed with a signal such as SIGSEGV (`child`), or its stack was"
+    " requested by SIGUSR1 or `streamqd stack` (`by`). `traceback` contains the stack.",
     "standby.failed": "A replacement worker crashed while it booted. The current worker continues.",
     "standby.given_up": "A replacement worker cannot start for now. The current worker continues.",
     "standby.ready": "A standby has booted. It takes over as soon as the current worker releases"

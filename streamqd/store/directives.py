@@ -9,6 +9,7 @@ A field names a directive. Its value is a JSON object: `version`, `at_unix_ms` (
     drain:INSTANCE                 the instance owns nothing
     reload:INSTANCE, reload:*      read configuration and code again, once per directive
     rebalance                      level the fleet now, once per directive
+    stack:TOPIC/PARTITION/GROUP    the owner publishes the stack of its worker, once per directive
     last                           the latest time of all directives; not a directive itself
 
 An invalid field is ignored and stays, because a later version may have written it.
@@ -69,6 +70,7 @@ class Directives:
     moves: dict[Unit, Directive] = field(default_factory=dict)
     drains: dict[str, Directive] = field(default_factory=dict)
     reloads: dict[str, Directive] = field(default_factory=dict)
+    stacks: dict[Unit, Directive] = field(default_factory=dict)
     rebalance: Directive | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -115,6 +117,8 @@ def read(flat: Sequence[bytes]) -> Directives:
                 found.drains[rest] = directive
             elif kind == "reload" and rest:
                 found.reloads[rest] = directive
+            elif kind == "stack":
+                found.stacks[_unit(scope_of(rest))] = directive
             elif name == REBALANCE:
                 rebalance = directive
             else:

@@ -186,6 +186,10 @@ class Keys:
         """HASH `<place>:c` crashes, `:f` failures in place, `:due` (unix ms), `:last` crash."""
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
+    def stack(self, topic: str, partition: int, group: str) -> str:
+        """STRING + PX: JSON, the stack of the worker, after a person requested it."""
+        return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
+
 
 # A unit, topic and partition, or a topic.
 Place = Unit | tuple[str, int] | tuple[str]

@@ -1,8 +1,8 @@
 """Apply the directives of operators, which this instance reads with its heartbeats.
 
 Pauses, moves and drains are states. They apply while they are stored, even to an instance that
-starts later. A reload or rebalance directive is applied once for each new timestamp. An instance
-ignores timestamps from before its start.
+starts later. A reload, rebalance or stack directive is applied once for each new timestamp. An
+instance ignores timestamps from before its start.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Control:
         self._me = instance
         self._read = False
         self.directives = Directives()
+        self._stacks: dict[Unit, Directive] = {}  # requests that `take_stacks` has not returned
         self._unreadable = logs.Once("directive.ignored")
         self._reloaded = 0  # time of the last finished reload directive
         self._reloading = 0  # time of the running one, 0 = none
@@ -82,9 +83,16 @@ class Control:
             return False
         directive = directives.rebalance
         hurry = directive is not None and directive != before.rebalance
+        stacks = directives.stacks.items()
+        self._stacks |= {unit: each for unit, each in stacks if before.stacks.get(unit) != each}
         if directive is not None and hurry:
             logs.event("rebalance.requested", by=directive.by, why=directive.why or None)
         return hurry
+
+    def take_stacks(self) -> dict[Unit, Directive]:
+        """Return the stacks that were requested since the last call."""
+        taken, self._stacks = self._stacks, {}
+        return taken
 
     # --- reload ---
 

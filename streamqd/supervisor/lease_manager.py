@@ -22,11 +22,12 @@ from streamqd.model import Unit
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import PartitionView
 from streamqd.scoreboard import Scoreboard, now_ns
-from streamqd.store import leases, messages
+from streamqd.store import leases, messages, stacks
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.replies import valid, whole
 from streamqd.store.scripts import Reply
+from streamqd.store.stacks import PublishedStack
 from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener, TakeReply
 from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache, TopicPresence
 from streamqd.supervisor.membership import Membership
@@ -75,6 +76,7 @@ class LeaseManager:
         self._fresh = False  # `take_view` has not returned `view` yet
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # commands that wake the fleet, not sent yet
+        self._stacks: list[tuple[Any, ...]] = []  # commands that publish stacks, not sent yet
         self._topics: Collection[str] = {each.topic for each in settings.consumers}
         self._ownership = OwnershipCache(self.keys, isolate)
         self._presence = TopicPresence(self.keys)
@@ -98,6 +100,7 @@ class LeaseManager:
         more = (
             self._view_due
             or self._wake_ups
+            or self._stacks
             or self.membership.dead_nonce
             or self.membership.mistyped
             or self._scheduler.goes_on
@@ -126,6 +129,7 @@ class LeaseManager:
             (self.membership.dead_nonce, self._remove_predecessor),
             (self.membership.mistyped, partial(self.membership.explain, self.link)),
             (self._wake_ups, self._send_wake_ups),
+            (self._stacks, self._send_stacks),
             (now >= self.wakes.next_at(), partial(self._listen, now)),
         ]
         other = next((say for due, say in others if due), None)
@@ -152,6 +156,16 @@ class LeaseManager:
     def _send_wake_ups(self) -> None:
         wake_ups, self._wake_ups = self._wake_ups, []
         self.link.pipeline(wake_ups)
+
+    def publish_stack(self, unit: Unit, found: PublishedStack) -> None:
+        """Publish the stack of a worker at one of the next ticks. It is lost during an outage."""
+        self._stacks.append(stacks.publish(self.keys, unit, found))
+
+    def _send_stacks(self) -> None:
+        sent, self._stacks = self._stacks, []
+        for reply in self.link.pipeline(sent):
+            if isinstance(reply, RedisRefused):
+                logs.event(*_REFUSED, request="stack", error=str(reply))
 
     def _listen(self, now: float) -> None:
         if self.wakes.listen(now, self.client.patience):

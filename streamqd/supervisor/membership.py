@@ -72,6 +72,10 @@ class Membership:
             self._leaving = True
             self.heartbeat_soon()
 
+    def now_unix_ms(self) -> int:
+        """Return the time of Redis: that of the last reply, and the time since."""
+        return self.server_unix_ms + round((time.monotonic() - self._heartbeat_sent_at) * 1000)
+
     def wake_up(self) -> tuple[str, ...]:
         """Return the command that wakes the other instances after a change."""
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance

@@ -39,6 +39,7 @@ from streamqd.supervisor.reregister import Reregister
 from streamqd.supervisor.resolver import Resolver
 from streamqd.supervisor.rolling_replacement import Circumstances, RollingReplacement
 from streamqd.supervisor.scoreboard_file import ScoreboardFile
+from streamqd.supervisor.stack_requests import StackRequests
 from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.telemetry.killed import exit_word
@@ -112,6 +113,7 @@ class Supervisor:
         self.drain = Drain(self.notifier)
         self.limits = Limits(isolate)
         self.loop_watch = LoopWatch(isolate)
+        self.stack_requests = StackRequests(self.leases, self.loop_watch, isolate)
         self.reload = Reload(load, only, forget, self.notifier)
         self.watcher = Watcher(settings.source, watched, forget) if watched else None
         self.reregister = Reregister(forget)
@@ -212,7 +214,8 @@ class Supervisor:
         daemon, partitions = self.settings.daemon, self.partitions.values()
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
         loops_at = self.loop_watch.observe(partitions, now, daemon.loop_blocked_after)
-        self._next_look = min(exceeded.next_at, loops_at)
+        stacks_at = self.stack_requests.observe(self.partitions, now)
+        self._next_look = min(exceeded.next_at, loops_at, stacks_at)
         for found in exceeded.replacements:
             self.isolation.run(found.partition.unit, self._want_replaced, found)
         moves: list[Action] = []
@@ -563,6 +566,7 @@ class Supervisor:
     def _follow_directives(self) -> None:
         if self.control.read(self.leases.membership.directives):
             self.rebalancer.hurry()
+        self.stack_requests.add(self.control.take_stacks(), time.monotonic())
         if not self.reload.idle:
             return
         if self.control.reload_ended(self.reload.problem):
@@ -639,7 +643,7 @@ class Supervisor:
             self.isolation.run(unit, self._log_stack, unit, child)
 
     def _log_stack(self, unit: Unit, child: Child) -> None:
-        if not self.loop_watch.asks(unit):
+        if not (self.loop_watch.asks(unit) or self.stack_requests.asks(unit)):
             logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
     def _reap_children(self, partition: AssignmentState, now: float) -> None:

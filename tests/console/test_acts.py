@@ -196,6 +196,7 @@ COMMANDS = {
     "drain": "drain",
     "undrain": "drain --undo",
     "rebalance": "rebalance",
+    "stack": "stack",
 }
 AFTER: dict[str, Callable[[Busy], object]] = {
     "pause": lambda busy: given(busy) == [("pause", "orders/*/bill", ACTOR)],
@@ -233,6 +234,7 @@ AFTER: dict[str, Callable[[Busy], object]] = {
     "drain": lambda busy: given(busy) == [("drain", "one", ACTOR)] and not busy.daemon.pids(),
     "undrain": lambda busy: given(busy) == [] and len(busy.daemon.pids()) == 2,
     "rebalance": lambda busy: given(busy) == [("rebalance", "", ACTOR)],
+    "stack": lambda busy: given(busy) == [("stack", "orders/0/bill", ACTOR)],
 }
 
 

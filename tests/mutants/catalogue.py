@@ -533,6 +533,24 @@ LIMITS = (
         ),
         tests={"unit/test_process.py": "test_stacks_are_shown_while_threads_come_and_go"},
     ),
+    mutant(
+        "a stack that is requested again by each heartbeat",
+        "a worker is asked for its stack once per request",
+        "streamqd/supervisor/control.py",
+        ("if before.stacks.get(unit) != each}", "}"),
+        tests={
+            "unit/test_supervisor_control.py": (
+                "test_each_stack_is_requested_once_and_not_after_a_restart"
+            )
+        },
+    ),
+    mutant(
+        "requests for stacks that fill the directives of a fleet",
+        "a pause is accepted, whatever else was requested",
+        "streamqd/admin/stacks.py",
+        ("if len(others) - len(old) >= REQUESTS_MAX:", "if False:"),
+        tests={"integration/test_stacks.py": "test_requests_are_bounded_and_old_ones_removed"},
+    ),
 )
 
 # --- settling: in exactly one place ---------------------------------------------------------------

@@ -105,6 +105,7 @@ def test_command_list_is_complete() -> None:
             "doctor stream",
             "top",
             "why",
+            "stack",
             "scale",
             "console",
         ),

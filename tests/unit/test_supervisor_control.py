@@ -25,3 +25,18 @@ def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> Non
     lines.clear()
     control.read(Directives())
     assert [name for name, _ in lines] == ["pause.removed"] * (LOGGED_MAX + 1)
+
+
+def test_each_stack_is_requested_once_and_not_after_a_restart() -> None:
+    unit, other = Unit("t", 0, "g"), Unit("t", 1, "g")
+    control = Control("one")
+    control.read(Directives(stacks={unit: Directive(1, "otto", "")}))
+    assert control.take_stacks() == {}  # it is from before the start
+
+    again = Directive(2, "otto", "")
+    control.read(Directives(stacks={unit: again}))
+    control.read(Directives(stacks={unit: again, other: again}))
+    assert control.take_stacks() == {unit: again, other: again}
+    assert control.take_stacks() == {}
+    control.read(Directives(stacks={unit: again}))
+    assert control.take_stacks() == {}

@@ -1,4 +1,4 @@
-"""Directives: pause, resume, stop and start groups, move partitions, drain and rebalance."""
+"""Directives: for groups, partitions and instances, and for the stack of a worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from streamqd.admin import directives
+from streamqd.admin import directives, stacks
 from streamqd.admin.directives import DepartingUnit, PlannedMove, Steered
 from streamqd.console.access import Role
 from streamqd.console.formats import sentence
@@ -229,6 +229,16 @@ MOVE = Steering(
     lambda visit, unit: f"{unit} is assigned to {_to(visit, unit)}.",
     _from_and_to,
 )
+STACK = Steering(
+    "stack",
+    unit_of,
+    lambda visit, unit, dry_run: stacks.request(visit.desk.fleet, unit, dry_run=dry_run),
+    lambda _visit, unit: (
+        f"The owner of {unit} would read the stacks of its worker, log them, and publish them for"
+        " 5 minutes. Everyone who may open the console can see them. The worker keeps running."
+    ),
+    lambda _visit, unit: f"The stack of {unit} is requested.",
+)
 
 
 # --- instances ------------------------------------------------------------------------------------
@@ -363,6 +373,16 @@ ACTS = (
         MOVE.preview,
         MOVE.run,
         _move_fields,
+        back="assignment",
+    ),
+    Act(
+        "stack",
+        f"{_UNIT}/stack",
+        "Stack of a worker",
+        "Request the stack",
+        Role.OPERATOR,
+        STACK.preview,
+        STACK.run,
         back="assignment",
     ),
     Act(

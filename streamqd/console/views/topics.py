@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import audit, retention, topics, topics_settings, why
+from streamqd.admin import audit, retention, stacks, topics, topics_settings, why
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.audit import AuditEntry
 from streamqd.admin.condition import in_words
@@ -200,8 +200,8 @@ def show_assignment(visit: Visit) -> Context:
     [found] = why.answer(visit.desk.fleet, place.topic, place.partition, place.group, names)
     unit = next((each for each in seen.assignments if each.unit == place), None)
     return {
+        **show_stack(visit),
         "answer": found,
-        "unit": unit,
         "level": LEVELS[why.grade(found.row, found.causes[0].word)],
         "condition": in_words(unit.condition) if unit else "",
         "wider_pause": wider_pause(visit, Scope(*place)),
@@ -212,6 +212,18 @@ def show_assignment(visit: Visit) -> Context:
         "instance": next(
             (each for each in seen.instances if each.instance == found.row.owner), None
         ),
+    }
+
+
+def show_stack(visit: Visit) -> Context:
+    """Return the requested stack of the worker of an assignment, one read for all pages."""
+    place, now = unit_of(visit), visit.now
+    reader = ViewReader(visit.desk.store)
+    return {
+        "unit": next((each for each in now.seen.assignments if each.unit == place), None),
+        "stack": stacks.read(reader, now.seen.state, place, now.now_unix_ms),
+        "unreadable_stack": reader.rows,
+        "answer_seconds": round(stacks.ANSWER_SECONDS),
     }
 
 
@@ -241,5 +253,7 @@ VIEWS = (
         "/topics/{topic}/partitions/{partition}/{group}",
         "Assignment",
         show_assignment,
+        live=True,
+        live_context=show_stack,
     ),
 )

@@ -1,0 +1,74 @@
+"""Request the stack of a worker from the instance that owns its assignment, and read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamqd.admin import directives, published
+from streamqd.admin.directives import Steered
+from streamqd.admin.published import Fleet, FleetState
+from streamqd.admin.reading import ViewReader, lease_views
+from streamqd.errors import Refused
+from streamqd.model import Unit
+from streamqd.store import stacks
+from streamqd.store.directives import Directive, Scope
+from streamqd.store.stacks import PublishedStack
+
+ANSWER_SECONDS = 20.0  # time for an answer, several heartbeats of the owner
+REQUESTS_MAX = 16  # requests without an answer in a fleet, of all its directives
+
+
+@dataclass(frozen=True, slots=True)
+class StackView:
+    """The last published stack of an assignment, and the request that has no answer yet.
+
+    `awaited` is true up to ANSWER_SECONDS after the `request`, and `missed` from then on. Neither
+    is true without a request, or if `published` answers the last one.
+    """
+
+    request: Directive | None
+    published: PublishedStack | None
+    awaited: bool
+    missed: bool
+
+
+def request(fleet: Fleet, unit: Unit, *, dry_run: bool = False) -> Steered:
+    """Ask the owner of an assignment to publish the stack of its worker.
+
+    Removes older requests of the fleet that can have no answer any more. Raises Refused without a
+    live owner, and if REQUESTS_MAX others have no answer.
+    """
+    directives.check_scope(fleet, Scope(*unit))
+    state = published.fleet_state(fleet)
+    [held] = lease_views(ViewReader(fleet.store), [unit])
+    if not held.token:
+        raise Refused(f"no instance owns {unit}, so it has no worker; run `streamqd why {unit}`")
+    directives.living(state, held.owner)
+    others = {each: given for each, given in state.control.stacks.items() if each != unit}
+    old = [each for each, given in others.items() if not _is_recent(given, state.now_unix_ms)]
+    if len(others) - len(old) >= REQUESTS_MAX:
+        raise Refused(
+            f"{REQUESTS_MAX} stacks were requested in the last {ANSWER_SECONDS:.0f} s; wait, and"
+            " request this one again"
+        )
+    name, notes = f"stack:{unit}", [f"{held.owner} owns it"]
+    if dry_run:
+        return Steered(name, None, True, True, notes)
+    done = directives.write(fleet, name, remove=[f"stack:{each}" for each in old])
+    return Steered(name, done.at_unix_ms, True, False, notes)
+
+
+def read(reader: ViewReader, state: FleetState, unit: Unit, now_unix_ms: int) -> StackView:
+    """Return the stack of an assignment. An invalid one is kept by the reader, and missing."""
+    key = reader.keys.stack(*unit)
+    [raw] = reader.ask([("GET", key)])
+    found, given = reader.read(stacks.parse, raw, key), state.control.stacks.get(unit)
+    if given is not None and now_unix_ms - given.at_unix_ms > stacks.KEPT_SECONDS * 1000:
+        given = None  # a published answer has expired too
+    is_open = given is not None and (found is None or found.requested_unix_ms < given.at_unix_ms)
+    awaited = is_open and given is not None and _is_recent(given, now_unix_ms)
+    return StackView(given, found, awaited, is_open and not awaited)
+
+
+def _is_recent(given: Directive, now_unix_ms: int) -> bool:
+    return now_unix_ms - given.at_unix_ms < ANSWER_SECONDS * 1000

@@ -1,0 +1,78 @@
+"""`streamqd stack`: the stack of a worker, from any host."""
+
+from __future__ import annotations
+
+import click
+
+from streamqd.admin import published, stacks
+from streamqd.admin.published import Fleet
+from streamqd.admin.reading import ViewReader
+from streamqd.admin.stacks import ANSWER_SECONDS
+from streamqd.cli.arguments import DURATION
+from streamqd.cli.command import CommandResult, answering, wait_until_applied
+from streamqd.cli.fleet import read_unit
+from streamqd.cli.output import printable, unreadable
+from streamqd.cli.session import Session
+from streamqd.model import Unit
+from streamqd.store.stacks import PublishedStack
+from streamqd.words import count
+
+EXIT_NO_STACK = 1
+
+
+@click.command(short_help="Print the stack of a worker.")
+@click.argument("name", metavar="TOPIC/PARTITION/GROUP")
+@click.option(
+    "--timeout", type=DURATION, default=f"{ANSWER_SECONDS:.0f}s",
+    help=f"Limit for the answer. Default: {ANSWER_SECONDS:.0f}s.",
+)  # fmt: skip
+@answering
+def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
+    """Print the stack of the worker of a partition, which keeps running.
+
+    \b
+      streamqd stack orders/3/bill
+
+    The owner reads the stacks of all threads, innermost frame first, with files, lines and
+    functions, but without values. If C code holds the interpreter, only the main thread and that
+    of the event loop answer. The owner also logs the stack (`stack.dumped`) and keeps it in Redis
+    for 5 minutes, at most 32 KiB. The exit code is 1 if no stack arrives, for example because the
+    owner runs an older version.
+    """
+    unit, fleet, reader = read_unit(name), session.fleet, ViewReader(session.store)
+    at = stacks.request(fleet, unit).at_unix_ms or 0
+    found: list[PublishedStack] = []
+
+    def missing() -> list[str]:
+        found[:] = [each for each in [_published(fleet, reader, unit)] if each is not None]
+        return [] if found and found[0].requested_unix_ms >= at else [name]
+
+    wait_until_applied(missing, timeout)
+    answer = found[0] if found and found[0].requested_unix_ms >= at else None
+
+    def show() -> None:
+        unreadable(reader.rows)
+        if answer is None:
+            click.echo(f"no stack of {unit} arrived within {timeout:g} s", err=True)
+        else:
+            _show(unit, answer)
+
+    document = unit._asdict() | {"stack": None if answer is None else answer._asdict()}
+    code = 0 if answer is not None and answer.stack else EXIT_NO_STACK
+    return CommandResult(document, show, code)
+
+
+def _published(fleet: Fleet, reader: ViewReader, unit: Unit) -> PublishedStack | None:
+    state = published.fleet_state(fleet)
+    return stacks.read(reader, state, unit, state.now_unix_ms).published
+
+
+def _show(unit: Unit, answer: PublishedStack) -> None:
+    process = f", pid {answer.pid}" if answer.pid else ""
+    click.echo(f"{unit} on {printable(answer.instance)}, epoch {answer.epoch}{process}")
+    if answer.problem:
+        click.echo(printable(answer.problem), err=True)
+    if answer.stack:
+        click.echo(printable(answer.stack, lines=True))
+    if answer.lines_left_out:
+        click.echo(f"{count(answer.lines_left_out, 'more line')} in the log of the instance")

@@ -1,0 +1,107 @@
+"""Answer the requests of operators for the stack of a worker.
+
+A directive names an assignment. Its owner asks the worker for the stacks of all threads, and
+publishes them with its epoch. Other instances ignore the directive. The run continues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streamqd import logs
+from streamqd.isolate import Isolate, directly
+from streamqd.model import Unit
+from streamqd.process import Child
+from streamqd.store.directives import Directive
+from streamqd.store.stacks import PublishedStack
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.loop_watch import LoopWatch
+from streamqd.supervisor.partition import AssignmentState
+
+LOOK_SECONDS = 0.2  # between two checks for a stack, which is complete once it stops growing
+AGAIN_SECONDS = 1.5  # silence after which a worker is asked again
+SILENCE_SECONDS = 8.0  # silence after which the request is answered without a stack
+
+
+@dataclass
+class _Request:
+    """A request that this instance answers. Times are monotonic seconds."""
+
+    directive: Directive
+    since: float
+    child: Child | None = None  # the process that was asked
+    asked_at: float = 0.0
+    steps: list[int] = field(default_factory=list)  # threads still to be asked, 0 = all
+
+
+@dataclass
+class StackRequests:
+    """The requests of one supervisor, at most one for each assignment that it owns."""
+
+    leases: LeaseManager
+    watch: LoopWatch
+    isolate: Isolate[Unit] = directly
+    _open: dict[Unit, _Request] = field(default_factory=dict)
+
+    def add(self, wanted: Mapping[Unit, Directive], now: float) -> None:
+        """Accept new directives. A later one for the same assignment replaces the earlier one."""
+        self._open |= {unit: _Request(directive, now) for unit, directive in wanted.items()}
+
+    def asks(self, unit: Unit) -> bool:
+        """Return True if `observe` will take the next stack of the worker of a unit."""
+        return unit in self._open
+
+    def observe(self, partitions: Mapping[Unit, AssignmentState], now: float) -> float:
+        """Ask workers, and publish their stacks. Return the time of the next check (monotonic)."""
+        for unit in list(self._open):
+            partition = partitions.get(unit)
+            if partition is None or not partition.owned:
+                del self._open[unit]  # the owner has read the same directive
+            elif self.isolate(unit, self._look, partition, self._open[unit], now) is not False:
+                self._open.pop(unit, None)  # answered, or failed
+        return now + LOOK_SECONDS if self._open else math.inf
+
+    def _look(self, partition: AssignmentState, request: _Request, now: float) -> bool:
+        """Take the next step of a request. Return True if it is answered."""
+        child, silent = partition.child, now - request.since >= SILENCE_SECONDS
+        if child is None:
+            problem = "no worker process runs"
+            if partition.last_exit:
+                problem += f"; the last one ended with {partition.last_exit}"
+            return self._answer(partition, request, problem=problem)
+        if child is not request.child:  # also after the worker was replaced during the request
+            request.child, request.asked_at, request.steps = child, 0.0, []
+        if self.watch.asks(partition.unit) and not silent:
+            return False  # the next stack is its own
+        if request.asked_at and (stack := child.poll_stack()):
+            logs.stack(stack, child=child.pid, about=child.title, by=request.directive.by)
+            return self._answer(partition, request, stack=stack)
+        if silent:
+            problem = f"the process wrote no stack within {SILENCE_SECONDS:.0f} s"
+            return self._answer(partition, request, problem=problem)
+        if not request.asked_at or now - request.asked_at >= AGAIN_SECONDS:
+            # The thread of the loop first: while the main thread waits for it, it may not answer
+            # for the others.
+            loop = partition.slot.loop_thread
+            request.asked_at, request.steps = now, [loop, 0] if loop else [0]
+        if request.steps:
+            thread = request.steps.pop(0)
+            child.ask_stack(thread) if thread else child.ask_stacks()
+        return False
+
+    def _answer(
+        self, partition: AssignmentState, request: _Request, *, stack: str = "", problem: str = ""
+    ) -> bool:
+        found = PublishedStack(
+            requested_unix_ms=request.directive.at_unix_ms,
+            at_unix_ms=self.leases.membership.now_unix_ms(),
+            instance=self.leases.me,
+            epoch=partition.lease.epoch,
+            pid=partition.child.pid if partition.child is not None else 0,
+            stack=stack,
+            problem=problem,
+        )
+        self.leases.publish_stack(partition.unit, found)
+        return True

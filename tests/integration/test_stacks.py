@@ -1,0 +1,106 @@
+"""Requests for the stack of a worker: the directive, its bounds and its refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from streamqd.admin import published, stacks
+from streamqd.admin.published import Fleet
+from streamqd.admin.reading import ViewReader
+from streamqd.errors import Refused
+from streamqd.model import Unit
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.stacks import KEPT_SECONDS, PublishedStack, publish
+from streamqd.store.store import Store
+from tests.integration.test_steering import SendHeartbeat, heartbeat, ordered, orders, own
+from tests.support.verbs import Run
+
+__all__ = ["heartbeat", "orders", "own"]
+
+UNIT = Unit("orders", 0, "bill")
+
+
+@pytest.fixture
+def fleet(store: Store, heartbeat: SendHeartbeat, own: Callable[[int, str], None]) -> Fleet:
+    """A live instance `a`, which owns partition 0 and answers nothing, and partition 1 of `b`."""
+    heartbeat("a")
+    own(0, "a")
+    own(1, "b")
+    return Fleet(store, "default", 60.0)
+
+
+def given(fleet: Fleet, link: Connection, unit: Unit, age: float) -> None:
+    """Write a request that is some seconds old."""
+    at = int(link.execute("TIME")[0]) * 1000 - round(age * 1000)
+    body = json.dumps({"version": 1, "at_unix_ms": at, "by": "otto", "why": ""})
+    link.execute("HSET", fleet.store.keys.orders("default"), f"stack:{unit}", body)
+
+
+def test_a_stack_needs_a_live_owner(fleet: Fleet, run: Run, link: Connection, keys: Keys) -> None:
+    assert "no instance owns orders/2/bill" in run("stack", "orders/2/bill", code=8).stderr
+    assert "b is not in this fleet" in run("stack", "orders/1/bill", code=8).stderr
+    assert "numbered 0 to 2" in run("stack", "orders/3/bill", code=8).stderr
+    assert "is not one partition" in run("stack", "orders/*/bill", code=2).stderr
+    assert ordered(link, keys).stacks == {}
+
+
+def test_a_stack_that_never_arrives_is_exit_code_1(
+    fleet: Fleet, run: Run, link: Connection, keys: Keys
+) -> None:
+    said = run("stack", str(UNIT), "--timeout", "200ms", code=1)
+    assert f"no stack of {UNIT} arrived within 0.2 s" in said.stderr
+    assert json.loads(run("stack", str(UNIT), "--timeout", "0s", "--json", code=1).stdout) == {
+        **UNIT._asdict(),
+        "stack": None,
+    }
+    assert [*ordered(link, keys).stacks] == [UNIT]
+    # All live instances have read it once they have sent another heartbeat.
+    assert "stack:orders/0/bill" in run("control", "list").stdout
+    assert "stack" not in run("status").stdout
+
+
+def test_a_dry_run_of_a_request_writes_nothing(fleet: Fleet, link: Connection, keys: Keys) -> None:
+    assert stacks.request(fleet, UNIT, dry_run=True).notes == ["a owns it"]
+    assert ordered(link, keys).stacks == {}
+
+
+def test_requests_are_bounded_and_old_ones_removed(
+    fleet: Fleet, link: Connection, keys: Keys
+) -> None:
+    """Requests must not fill the directives of the fleet, or a pause is refused."""
+    others = [Unit("orders", number, "other") for number in range(stacks.REQUESTS_MAX)]
+    for each in others:
+        given(fleet, link, each, 1.0)
+    given(fleet, link, Unit("orders", 99, "other"), stacks.ANSWER_SECONDS + 1)
+    with pytest.raises(Refused, match="16 stacks were requested"):
+        stacks.request(fleet, UNIT)
+    given(fleet, link, others[0], stacks.ANSWER_SECONDS + 1)
+    stacks.request(fleet, UNIT)
+    assert {*ordered(link, keys).stacks} == {UNIT, *others[1:]}
+
+
+def test_a_view_tells_a_waiting_request_from_a_missed_one(fleet: Fleet, link: Connection) -> None:
+    def view() -> tuple[bool, bool, bool]:
+        state = published.fleet_state(fleet)
+        found = stacks.read(ViewReader(fleet.store), state, UNIT, state.now_unix_ms)
+        return found.awaited, found.missed, found.published is not None
+
+    assert view() == (False, False, False)
+    given(fleet, link, UNIT, 1.0)
+    assert view() == (True, False, False)
+    given(fleet, link, UNIT, stacks.ANSWER_SECONDS + 1)
+    assert view() == (False, True, False)
+    given(fleet, link, UNIT, KEPT_SECONDS + 1)
+    assert view() == (False, False, False)
+    asked = stacks.request(fleet, UNIT).at_unix_ms or 0
+    old = PublishedStack(asked - 1, asked, "a", 1, 1, "old")
+    link.execute(*publish(fleet.store.keys, UNIT, old))
+    assert view() == (True, False, True)
+    link.execute(*publish(fleet.store.keys, UNIT, old._replace(requested_unix_ms=asked)))
+    assert view() == (False, False, True)
+    link.execute("SET", fleet.store.keys.stack(*UNIT), "no json")
+    assert view() == (True, False, False)

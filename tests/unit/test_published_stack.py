@@ -1,0 +1,80 @@
+"""The stack of a worker as stored in Redis: bounded when written, and checked when read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from streamqd.errors import BadValue
+from streamqd.model import Unit
+from streamqd.store import stacks
+from streamqd.store.keys import Keys
+from streamqd.store.stacks import BYTES_MAX, KEPT_SECONDS, PublishedStack
+
+UNIT = Unit("orders", 0, "bill")
+FOUND = PublishedStack(5, 7, "one", 9, 4711, "Stack (most recent call first):\n  File x")
+
+
+def published(found: PublishedStack) -> bytes:
+    command = stacks.publish(Keys(), UNIT, found)
+    assert command[:2] == ("SET", "streaming:mq:stack:{orders:p:0}:bill")
+    assert command[3:] == ("PX", KEPT_SECONDS * 1000)
+    return command[2].encode()
+
+
+def test_published_stack_is_read_back() -> None:
+    assert stacks.parse(published(FOUND), "k") == FOUND
+    assert stacks.parse(None, "k") is None
+
+
+def test_long_stack_is_shortened_by_whole_lines() -> None:
+    line = "  File ü"
+    long = FOUND._replace(stack="\n".join([line] * 10_000))
+    found = stacks.parse(published(long), "k")
+    assert found is not None
+    assert len(found.stack.encode()) <= BYTES_MAX
+    assert set(found.stack.split("\n")) == {line}
+    assert found.stack.count("\n") + 1 + found.lines_left_out == 10_000
+    assert BYTES_MAX - len(found.stack.encode()) <= len(line.encode()) + 1
+
+
+def test_one_endless_line_is_left_out() -> None:
+    found = stacks.parse(published(FOUND._replace(stack="x" * (BYTES_MAX + 1))), "k")
+    assert found is not None
+    assert (found.stack, found.lines_left_out) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stack": None},
+        {"stack": ["a"]},
+        {"instance": 1},
+        {"problem": {}},
+        {"epoch": "9"},
+        {"epoch": True},
+        {"epoch": -1},
+        {"pid": 1.5},
+        {"at_unix_ms": 1 << 60},
+        {"requested_unix_ms": None},
+    ],
+)
+def test_stack_with_an_invalid_field_is_refused(changed: dict[str, object]) -> None:
+    body = json.dumps(FOUND._asdict() | changed).encode()
+    with pytest.raises(BadValue):
+        stacks.parse(body, "k")
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b"{" * 9_999, b" " * (2 << 20)])
+def test_stack_that_is_no_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(BadValue):
+        stacks.parse(raw, "k")
+
+
+def test_stack_written_without_bounds_is_shortened_when_read() -> None:
+    body = json.dumps(FOUND._asdict() | {"stack": "line\n" * 100_000}).encode()
+    found = stacks.parse(body, "k")
+    assert found is not None
+    assert len(found.stack) <= BYTES_MAX
+    assert found.lines_left_out > 90_000
