@@ -26,8 +26,8 @@ below, and measures the cost of all its processes and of the server: idle, for
 cores, Python {python}, {server}. Server and daemon share these cores. The data is in
 [growth.json](benchmarks/growth.json).
 
-CPU is in milliseconds per second (ms/s), or in microseconds per message. 10 ms/s are 1 % of a
-core. *streamqd* is the CPU time of the supervisor, the housekeeper and all workers together. The
+CPU is in milliseconds per second (ms/s), or in microseconds per message. 10 ms/s is 1% of a core.
+*streamqd* is the CPU time of the supervisor, the housekeeper and all workers together. The
 figures are from one run on one machine, so compare the first and the last row, and not
 adjacent rows.
 
@@ -42,13 +42,14 @@ worker.
 
 ![Cost of idle assignments, and of each message](benchmarks/growth-units.svg)
 
-Idle, with empty streams:
+Idle, with empty streams. *commands/s* counts all commands that the server executes, including
+those within scripts:
 
 {rest}
 
-Under load, from the end of a pause until all messages are handled. At the start,
-{messages:,} messages of {bytes:,} bytes wait, with the same number in each partition and at
-least {least:,} there. Each group handles all messages. The handler does nothing.
+Under load, from the end of a pause until all messages are handled. The backlog has {messages:,}
+messages of {bytes:,} bytes, spread evenly, or {least:,} per partition if that is more. Each group
+handles all messages. The handler does nothing.
 
 {work}
 
@@ -57,7 +58,7 @@ least {least:,} there. Each group handles all messages. The handler does nothing
 The shape is {shape}, no work is due, and the number of stored messages of one kind grows:
 
 - *backlog*: unread while the consumer is paused.
-- *pending*: held by another client, checked, and taken over after a day.
+- *pending*: pending at another client. The daemon checks them, and would claim them after a day.
 - *delayed*: half retries and half delayed sends, due in a day.
 - *dead*: dead letters.
 
@@ -162,7 +163,7 @@ def _by_amount(kind: str, rows: list[Row]) -> str:
     """Compare the idle cost at the smallest amount above zero and at the largest."""
     few, many = next((row for row in rows if row["amount"]), rows[0]), rows[-1]
     streamqd, redis = (
-        f"{few[key]:,.1f} and {many[key]:,.1f} ms/s ({_change(few[key], many[key])})"
+        f"{few[key]:,.2f} and {many[key]:,.2f} ms/s ({_change(few[key], many[key])})"
         for key in ("ours, ms/s", "redis, ms/s")
     )
     return (

@@ -8,6 +8,15 @@ from typing import Any
 
 from tests.benchmarks import markdown
 
+PHASES = (
+    ("idle, empty", "no messages"),
+    ("promoting, expiring", "due messages are promoted, and expired dead letters are deleted"),
+    ("paused, full", "the consumer is paused, and all messages are stored"),
+    ("after the death of a worker", "a worker was killed, and all workers handle the backlog"),
+    ("at work", "workers handle the rest of the backlog"),
+    ("failing", "messages fail and become dead letters"),
+    ("idle, full", "the backlog is handled, and the rest is stored"),
+)
 KINDS = ("supervisor", "housekeeper", "workers", "redis")
 RATES = ("messages/s", "commands/s", "scripts/s")
 IDLE = ("idle, empty", "paused, full", "idle, full")
@@ -23,7 +32,7 @@ def table(results: dict[str, Any]) -> str:
         _table(
             (
                 *("shape", "phase", *KINDS, *RATES, "redis, MiB"),
-                *("PING p99, ms", "worst, ms", "longer than 5 ms"),
+                *("PING p99, ms", "maximum, ms", "longer than 5 ms"),
             ),
             (_look(shape, name, look) for shape, name, look in _looks(results)),
         ),
@@ -46,10 +55,16 @@ def table(results: dict[str, Any]) -> str:
         ),
         _table(("shape", *DONE), (_done(*each) for each in results["shapes"].items())),
         _table(
-            ("PING of another client, the whole run", "pings", "p99, ms", "worst, ms"),
-            ((name, *found["another client, ms"].values()) for name, found in _runs(results)),
+            ("PING of another client, the whole run", "pings", "p99, ms", "maximum, ms"),
+            ((name, *_pings(found["another client, ms"])) for name, found in _runs(results)),
         ),
-        _table(("longest of the whole run", "ms"), sorted(_longest(results).items())),
+        _table(
+            ("longest call of the whole run", "ms"),
+            (
+                (name, f"{worst:.1f}")
+                for name, worst in sorted(_longest(results).items(), key=lambda each: -each[1])
+            ),
+        ),
         _table(START, [tuple(results["start"][head] for head in START)]),
         _table(
             ("takeover after", "partitions", "all owned, s", "all handled, s", "lease_ttl, s"),
@@ -62,15 +77,11 @@ def table(results: dict[str, Any]) -> str:
 def _heading(sizes: dict[str, float]) -> str:
     return (
         f"{sizes['backlog']:,} messages of backlog, {sizes['delayed']:,} waiting retries and as"
-        f" many delayed sends, half of them due at once; {sizes['dead']:,} dead letters, half of"
-        f" them too old; {sizes['pending']:,} pending messages, half of them of a dead consumer;"
-        f" {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes each."
-        f" {sizes['keep']:,} messages are retained. CPU is in milliseconds per second. Phases:"
-        " *idle, empty*: no messages. *promoting, expiring*: due messages are promoted, and old"
-        " dead letters deleted. *paused, full*: the consumer is paused, and the messages are"
-        " stored. *after the death of a worker*, *at work*: workers handle the backlog. *failing*:"
-        " messages fail and become dead letters. *idle, full*: the backlog is handled, the rest is"
-        " stored."
+        f" many delayed sends, half of them due immediately; {sizes['dead']:,} dead letters,"
+        f" half of them expired; {sizes['pending']:,} pending messages, half of them of a dead"
+        f" consumer; {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes"
+        f" each. {sizes['keep']:,} messages are retained.\n\n{_table(('phase', 'load'), PHASES)}"
+        "\n\nCPU is in milliseconds per second."
     )
 
 
@@ -81,10 +92,17 @@ def _looks(results: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]
 
 
 def _look(shape: str, name: str, look: dict[str, Any]) -> Sequence[object]:
-    cpu = [look["CPU, ms/s"][kind] for kind in KINDS]
+    cpu = [f"{look['CPU, ms/s'][kind]:.1f}" for kind in KINDS]
     rates = [f"{look[rate]:,}" for rate in (*RATES, "redis, MiB")]
     delays = look["another client, ms"]
-    return (shape, name, *cpu, *rates, delays["p99"], delays["worst"], _slow(look["slow"]))
+    _, p99, worst = _pings(delays)
+    return (shape, name, *cpu, *rates, p99, worst, _slow(look["slow"]))
+
+
+def _pings(delays: dict[str, float]) -> Sequence[str]:
+    """Return the number of pings, the 99th percentile and the maximum."""
+    count, p99, worst = delays.values()
+    return (f"{count:,}", f"{p99:.1f}", f"{worst:.1f}")
 
 
 def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
@@ -144,4 +162,4 @@ def _takeover(how: str, found: dict[str, Any]) -> Sequence[object]:
 
 def _slow(found: dict[str, dict[str, float]]) -> str:
     both = {**found["events"], **found["commands"]}
-    return ", ".join(f"{name} {worst:g} ms" for name, worst in both.items()) or "nothing"
+    return ", ".join(f"{name} {worst:.1f} ms" for name, worst in both.items()) or "nothing"

@@ -15,23 +15,23 @@ _HEAD = f"""\
 # The fault battery
 
 This page lists faults, the required behavior, and the tests that show it on real servers, with
-real processes and real signals. Each test is marked with its rows. The test suite fails if a
-row has no test or this page is outdated. At most {UNTESTED_MAX} rows may have no test, if they
+real processes and real signals. Each test is marked with its faults. The test suite fails if a
+fault has no test or this page is outdated. At most {UNTESTED_MAX} faults may have no test, if they
 describe the attempts to write one.
 
 `make verify NAME=faults` runs the tests and writes this page. `docs/internals/faults.json` has the
-outcomes. Tests that talk to a server run on each of three servers, other tests once. A row counts
-as shown on a server if all of its tests that talk to a server passed there, none was skipped, and
-no other test of the row failed. After a run, the test suite requires this of each row and server,
-except where the row names a server and a reason.
+result of each test. Tests that use a server run on each of three servers, other tests once. A fault
+counts as covered on a server if all of its tests that use a server passed there, none was skipped,
+and no other test of the fault failed. After a run, the test suite requires this of each fault and
+server, except where the fault names a server and a reason.
 """
 
 _ABOUT_SPEED = """\
 The time from the fault until the daemon handles a backlog at the same rate as before the fault, for
 at least 3 s. Each range covers all servers. The test has one partition, with eight runs of 50 ms at
 a time. F7 and F8 have two instances with one partition each, and leases of 5 s. For F9, F11 and
-F14, the time starts when the server is reachable again. 0.0 means that the rate did not drop by 20%
-in any window of 0.5 s."""
+F14, the time starts when the server is reachable again. *No drop*, and 0.0 in a range, means that
+the rate did not drop by 20% in any window of 0.5 s."""
 
 
 def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
@@ -58,6 +58,7 @@ def _speeds(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) ->
         if times:
             low, high = (f"{of(times.values()):.1f}" for of in (min, max))
             after = f"{low} s" if low == high else f"{low} to {high} s"
+            after = "no drop" if high == "0.0" else after
         lines.append(f"| {row.name}. {row.fault} | {after} |")
     return "\n".join([*lines, ""])
 
@@ -87,7 +88,7 @@ def _section(row: Row, tests: Mapping[str, tuple[str, ...]], results: Mapping[st
     shown = [test for test, rows in tests.items() if row.name in rows]
     if shown and results.get("outcomes"):
         servers = shown_on(shown, results)
-        lines += [f"Shown on: {', '.join(servers) or 'no server'}.", ""]
+        lines += [f"Covered on: {', '.join(servers) or 'no server'}.", ""]
     for reason in dict.fromkeys(row.not_on.values()):
         excepted = [server for server, why in row.not_on.items() if why == reason]
         lines += [f"Not on {', '.join(excepted)}: {reason}", ""]

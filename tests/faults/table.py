@@ -32,7 +32,7 @@ class Row(NamedTuple):
     no_speed: str = ""
 
 
-_NO_TLS = "these builds speak no TLS. Tests without TLS are shown there too."
+_NO_TLS = "these builds do not support TLS. Tests without TLS run there too."
 _WITHOUT_TLS = {"valkey": _NO_TLS, "redis62": _NO_TLS}
 
 
@@ -218,7 +218,8 @@ ROWS = (
     ),
     Row(
         "F26",
-        "An operator destroys a group, moves its position, or deletes its consumer under load.",
+        "An operator deletes a group (`XGROUP DESTROY`), moves its position, or deletes its"
+        " consumer under load.",
         "A destroyed group is created again without skipping unread messages, and work"
         " continues without a crash. The streamqd commands for these actions are refused"
         " while the partition is owned or has pending entries.",
@@ -241,14 +242,14 @@ ROWS = (
     ),
     Row(
         "F29",
-        "A group without readers holds the trimming.",
+        "A group without readers blocks trimming.",
         "Metrics, the alert and the doctor name the group and the number of entries that it keeps."
         " Only an explicit deletion frees the stream.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F30",
-        "Giant payloads.",
+        "Large payloads.",
         "Fetched messages are bounded by bytes, memory stays near that bound, and leases are kept.",
         no_speed="no interruption: messages are handled throughout",
     ),
@@ -264,7 +265,7 @@ ROWS = (
     Row(
         "F32",
         "Two supervisors with the same ID.",
-        "One exits with code 5 and a message, and acquires no more partitions.",
+        "One exits with code 5 and an error, and acquires no more partitions.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set back. The other tests of the row have passed there."

@@ -75,7 +75,7 @@ def test_backlog_costs_one_round_trip_per_full_batch(
     # recovered and the fence is watched. At the end, two scripts acknowledge the last read.
     assert first.trips == 4 + len(READS) + BATCH // PAGE
     assert first.scripts == 1 + BATCH // PAGE
-    page.holds("A worker's first 1,020 messages", first, per="life")
+    page.holds("A worker's first 1,020 messages", first, per="worker")
 
 
 @pytest.mark.parametrize("group", ["backlog", "others"])
@@ -154,11 +154,11 @@ def test_idle_worker_costs_six_commands_for_each_long_poll(
             assert not answer.main
     each = ("xread", "multi", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, 10)), 10)
-    page.holds("An idle worker, every 15 s", cost, units=10, per="look")
+    page.holds("An idle worker, every 15 s", cost, units=10, per="long poll")
     with meter.measuring() as cost:
         assert not one.settler.pending_differs(kept=0)
     assert cost == Cost(Counter({"xpending": 2}), 1)
-    page.holds("An idle worker, every 30 s", cost, per="look")
+    page.holds("An idle worker, every 30 s", cost, per="long poll")
     one.link.close()
 
 

@@ -78,7 +78,7 @@ def test_all_renewals_cost_one_round_trip(
             with meter.measuring() as cost:
                 tick()
         assert (cost.trips, cost.scripts) == (1, UNITS)
-        page.holds("Renewal of all leases, every 3 s", cost, per="32 units")
+        page.holds("Renewal of all leases, every 3 s", cost, per="32 assignments")
         with meter.measuring() as cost:
             tick()
         assert cost == Cost(), "nothing is due"
@@ -172,7 +172,7 @@ def test_a_turn_of_the_housekeeper_is_bounded(
     idle += 6 / BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
     assert idle <= IDLE_MAX
-    page.say("An idle partition", f"{idle:.1f} commands are sent in a second")
+    page.say("An idle partition", f"{idle:.1f} commands/s")
 
 
 def test_housekeeper_turn_cost_is_independent_of_stored_data(

@@ -109,7 +109,7 @@ def test_concurrent_messages_share_round_trips(
     assert cost.sent["xreadgroup"] <= 2 * len(READS) + reads + 2
     each = reads / FULL * 1000
     most = f"at most {each:.1f}", "0", f"at most {len(ROUND) * each:.1f}"
-    page.say("Messages of a backlog, 100 at once", "1,000 messages", *most)
+    page.say("Messages of a backlog, 100 at a time", "1,000 messages", *most)
 
 
 def test_batch_handler_costs_the_same_as_a_message_handler(
@@ -260,4 +260,4 @@ def test_replay_costs_one_call_per_page(
     cost, more = costs[2] - costs[1], 4 * LETTERS
     # A script lists a page. Another round trip replays it with one script per letter.
     assert (cost.trips, cost.scripts) == (2 * more // PAGE_MAX, more + more // PAGE_MAX)
-    page.holds("Dead letters: replay", cost, units=more / 1000, per="1,000 letters")
+    page.holds("Dead letters: replay", cost, units=more / 1000, per="1,000 dead letters")

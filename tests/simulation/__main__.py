@@ -37,8 +37,9 @@ COLUMNS = {
     "moved_at_rest": "moved at rest",
     "acquires_per_second": "acquires/s",
     "beats_per_second": "heartbeats/s",
-    "looks_per_second": "partitions looked at/s",
+    "looks_per_second": "partitions checked/s",
 }
+NOTES = {"even_seconds": "balanced after {} s", "least_moves": "minimum moves {}"}
 
 
 def main() -> None:
@@ -104,9 +105,13 @@ def happen(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> 
 
 def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, spent: float) -> str:
     """Return the generated part of the page."""
-    rows = [["scenario", *COLUMNS.values(), "of note"], ["---", *["---:"] * len(COLUMNS), "---"]]
+    rows = [["scenario", *COLUMNS.values(), "notes"], ["---", *["---:"] * len(COLUMNS), "---"]]
     for name, figures in results.items():
-        notes = [f"{k.replace('_', ' ')} {v}" for k, v in figures.items() if k not in COLUMNS]
+        notes = [
+            NOTES.get(key, f"{key.replace('_', ' ')} {{}}").format(value)
+            for key, value in figures.items()
+            if key not in COLUMNS
+        ]
         rows.append([name, *(number(figures.get(key)) for key in COLUMNS), ", ".join(notes)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (
@@ -116,7 +121,7 @@ def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, s
         f"{decided:,} decisions in {spent:,.0f} s of CPU time. One decision about"
         f" {scope.offered * scope.partitions:,} partitions and {scope.members} instances at rest:"
         f" {1000 * seconds_of_one(scope):.0f} ms. Python {platform.python_version()},"
-        f" {psutil.cpu_count()} processors ({processor()}).\n"
+        f" {psutil.cpu_count()} CPUs ({processor()}).\n"
     )
 
 
