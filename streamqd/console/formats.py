@@ -108,11 +108,6 @@ def memory(size: int | None) -> str:
     return NONE if size is None else words.memory(size)
 
 
-def plural(amount: int, noun: str) -> str:
-    """Return `1 message` or `3 messages`."""
-    return words.plural(amount, noun)
-
-
 def plain(text: object) -> str:
     """Return text of others with control and invisible characters escaped."""
     return words.harmless(str(text))
@@ -143,11 +138,6 @@ def sentence(clause: str) -> str:
     """
     first = clause.partition(" ")[0].rstrip(":")
     return f"{clause[:1].upper() if first.isalpha() else clause[:1]}{clause[1:]}."
-
-
-def roughly(seconds: float) -> str:
-    """Return an approximate duration, such as `10 minutes`."""
-    return words.roughly(seconds)
 
 
 def setting(value: object) -> str:
@@ -189,6 +179,6 @@ def points(values: list[float | None], width: int = 100, height: int = 20) -> st
 
 _ALL = (
     *(number, rate, percent, duration, age, ago, clock, instant, memory),
-    *(roughly, plural, plain, reason, setting, prose, points),
+    *(words.roughly, words.plural, plain, reason, setting, prose, points),
 )
 FILTERS: dict[str, Any] = {each.__name__: each for each in _ALL}

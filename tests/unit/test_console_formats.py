@@ -10,9 +10,13 @@ pytestmark = optional.need("starlette", "jinja2")
 
 from streamqd import config  # noqa: E402
 from streamqd.console import formats  # noqa: E402
+from streamqd.console.access import Person, Role  # noqa: E402
 from streamqd.console.pages import Pages  # noqa: E402
+from streamqd.console.view import Visit  # noqa: E402
 from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
+from streamqd.console.views.dead import choice_of  # noqa: E402
 from streamqd.dead_letter import REASONS  # noqa: E402
+from streamqd.errors import Malformed  # noqa: E402
 
 NOON = 1_795_867_200_000  # 2026-11-28 12:00:00 UTC
 HOUR = 3_600_000
@@ -121,3 +125,25 @@ def test_a_value_is_printed_in_words(value, text):
 )
 def test_advice_links_to_the_page_that_replaces_a_command(command, url):
     assert Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS).page_of(command) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ms"),
+    [
+        ("1h30m", NOON - HOUR - HOUR // 2),
+        ("7d", NOON - 7 * 24 * HOUR),
+        (f"{NOON}", NOON),
+        ("2026-11-28T12:00", NOON),
+        ("999999999999999w", 0),
+    ],
+)
+def test_a_filter_states_an_age_or_a_time(text, unix_ms):
+    anna = Person("anna", Role.ADMIN, "show")
+    assert choice_of(Visit(None, anna, {}, {"since": text}), NOON).since_unix_ms == unix_ms
+
+
+@pytest.mark.parametrize("text", ["yesterday", "1m1h", "-1h"])
+def test_a_filter_refuses_another_text_as_a_time(text):
+    anna = Person("anna", Role.ADMIN, "show")
+    with pytest.raises(Malformed, match="write an age"):
+        choice_of(Visit(None, anna, {}, {"since": text}), NOON)

@@ -7,7 +7,7 @@ import contextlib
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.trace import trace_id_of
-from streamqd.config.values import parse_instant
+from streamqd.config.values import parse_duration, parse_instant
 from streamqd.console.access import Role
 from streamqd.console.exports import ExportFile
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
@@ -22,7 +22,6 @@ FILTERS = (
     *("group", "fingerprint", "error", "reason", "key", "header", "since", "until"),
     *("partition", "id"),
 )
-_MINUTES = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
@@ -56,9 +55,8 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
         return None
     if text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
-    number, unit = text[:-1], text[-1:]
-    if unit in _MINUTES and number.isascii() and number.isdigit() and len(number) < 6:
-        return now_unix_ms - int(number) * _MINUTES[unit]
+    with contextlib.suppress(ValueError):
+        return max(0, now_unix_ms - round(parse_duration(text) * 1000))
     with contextlib.suppress(ValueError):
         return max(0, int(parse_instant(text) * 1000))
     raise Malformed(
@@ -153,12 +151,7 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
 VIEWS = (
     ConsoleView("dead_topics", "/dead", "Dead letters", show_topics, label="Dead letters", key="l"),
     ConsoleView("dead", "/topics/{topic}/dead", "Dead letters", show),
-    ConsoleView(
-        "dead_letter",
-        "/topics/{topic}/dead/{letter}",
-        "Dead letter",
-        show_letter,
-    ),
+    ConsoleView("dead_letter", "/topics/{topic}/dead/{letter}", "Dead letter", show_letter),
 )
 DOWNLOADS = (
     Download("dead_export", "/topics/{topic}/dead-export", Role.OPERATOR, export),
