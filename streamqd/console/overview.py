@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from streamqd.admin import diagnosis, schedules, snapshot, topics, why
@@ -93,7 +93,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNow:
+class GroupNow(GroupStatus):
     """A group over all partitions. Rates are per second, None is unknown.
 
     `level` is alarm, warn or note for a `condition` (in words) other than the usual one, else ''.
@@ -102,25 +102,14 @@ class GroupNow:
     last failure of the last 5 minutes. A run takes `mean_seconds`.
     """
 
-    topic: str
-    group: str
-    partitions: int
-    owned: int
     level: str
-    condition: str
-    reason: str
-    lag: int | None
     least_lag: int
-    pending: int
-    waiting_retries: int
-    dead: int | None
     arriving: float | None
     acked: float | None
     failed: float | None
     failed_share: float | None
     failure: RecentFailure | None
     mean_seconds: float | None
-    oldest_unix_ms: int | None
     oldest_unread_unix_ms: int | None
     lag_per_second: float | None
 
@@ -306,25 +295,15 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     if share >= why.FAILING_SHARE and failures and status.condition == "ready":
         word, level = FAILING, level or LEVELS[why.severity("failing")]
     return GroupNow(
-        topic=status.topic,
-        group=status.group,
-        partitions=status.partitions,
-        owned=status.owned,
+        **asdict(replace(status, condition=word)),
         level=level,
-        condition=word,
-        reason=status.reason,
-        lag=status.lag,
         least_lag=sum(max(row.lag or 0, row.lag_at_least) for row in rows),
-        pending=status.pending,
-        waiting_retries=status.waiting_retries,
-        dead=status.dead_letters,
         arriving=_sum(row.arriving for row in rows),
         acked=acked,
         failed=failed,
         failed_share=share if acked or failed else None,
         failure=min(failures, key=lambda each: each.seconds_ago, default=None),
         mean_seconds=max((row.mean_seconds or 0.0 for row in rows), default=0.0) or None,
-        oldest_unix_ms=status.oldest_unix_ms,
         oldest_unread_unix_ms=_least(row.oldest_unread_unix_ms for row in rows),
         lag_per_second=_sum(row.lag_per_second for row in rows),
     )
@@ -393,7 +372,7 @@ def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) ->
         if each.failure is not None:
             text += f"; last: {each.failure.error}, {lasting(each.failure.seconds_ago)} ago"
         fix = "fix the handler or its dependency"
-        if each.dead:
+        if each.dead_letters:
             fix += f"; `streamqd dlq stats {each.topic}` counts its dead letters by error"
         elif each.waiting_retries:
             fix += f"; `streamqd retry list {each.topic} {each.group}` shows the messages"
