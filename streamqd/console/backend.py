@@ -143,28 +143,18 @@ class Backend:
         finally:
             desk.store.connection.close()
 
-    def start_job(
-        self,
-        person: str,
-        title: str,
-        topic: str,
-        work: Callable[[Desk, ConsoleJob], str],
-        *,
-        total: int | None = None,
-        letters: int = 0,
-        replayed_since_unix_ms: int | None = None,
-    ) -> ConsoleJob:
-        """Start a job in the name of the acting person. Raises Refused when too many run."""
+    def start_job(self, job: ConsoleJob, work: Callable[[Desk, ConsoleJob], str]) -> str:
+        """Start a job in the name of the acting person, and return its id.
+
+        Raises Refused when too many run.
+        """
         acting = audit.who()
 
         def run(job: ConsoleJob) -> str:
             with self.own_desk() as desk, audit.acting_as(acting):
                 return work(desk, job)
 
-        return self.jobs.start(
-            *(person, title, topic, total, letters, run),
-            replayed_since_unix_ms=replayed_since_unix_ms,
-        )
+        return self.jobs.start(job, run)
 
     # --- the snapshot ---
 

@@ -22,20 +22,20 @@ KEPT_MAX = 100
 class ConsoleJob:
     """One job on a topic or its dead letters. `note` is its present state, a clause or ''.
 
-    `total` is the number that it should change, None if that is not known. `done` are changed, and
-    `examined` of `letters` are read. `result` is a sentence once it has finished. `failed` means
-    that it did not do its work. `started_unix_ms` is its start by the clock of this host.
-    `replayed_since_unix_ms` is the start of a replay by the clock of Redis, None for other jobs:
-    replayed messages can die again only later.
+    `id` is '' until it starts. `total` is the number that it should change, None if that is not
+    known. `done` are changed, and `examined` of `letters` are read. `result` is a sentence once it
+    has finished. `failed` means that it did not do its work. `started_unix_ms` is its start by the
+    clock of this host. `replayed_since_unix_ms` is the start of a replay by the clock of Redis,
+    None for other jobs: replayed messages can die again only later.
     """
 
-    id: str
     person: str
     title: str
     topic: str
-    total: int | None
-    letters: int
+    total: int | None = None
+    letters: int = 0
     replayed_since_unix_ms: int | None = None
+    id: str = ""
     started: float = field(default_factory=time.monotonic)
     started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     done: int = 0
@@ -92,30 +92,22 @@ class Jobs:
             )
         return job
 
-    def start(
-        self,
-        person: str,
-        title: str,
-        topic: str,
-        total: int | None,
-        letters: int,
-        run: Callable[[ConsoleJob], str],
-        *,
-        replayed_since_unix_ms: int | None = None,
-    ) -> ConsoleJob:
-        """Start a job. `run` does the work and returns a sentence. Raises Refused when full."""
+    def start(self, job: ConsoleJob, run: Callable[[ConsoleJob], str]) -> str:
+        """Start a job and return its id. `run` does the work and returns a sentence.
+
+        Raises Refused when full.
+        """
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
                 raise Refused(f"{JOBS_MAX} jobs run already; wait for one, or stop one")
-            number = str(next(self._numbers))
-            job = ConsoleJob(number, person, title, topic, total, letters, replayed_since_unix_ms)
+            job.id = str(next(self._numbers))
             self._jobs[job.id] = job
             for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:
                 del self._jobs[old.id]
         threading.Thread(
             target=self._run, args=(job, run), name=f"console-job-{job.id}", daemon=True
         ).start()
-        return job
+        return job.id
 
     def close(self, seconds: float) -> None:
         """Stop all jobs between two batches, and wait for them at most that long."""

@@ -235,6 +235,11 @@ class ActResult:
     view: str = ""
     parameters: Mapping[str, object] | None = None
 
+    @classmethod
+    def started(cls, job: str, note: AuditNote | None = None) -> ActResult:
+        """Return the result of an act that started a job, whose page shows that it runs."""
+        return cls("", note, "job", {"job": job})
+
 
 @dataclass(frozen=True, slots=True)
 class Act(PageEntry):

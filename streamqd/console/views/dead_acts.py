@@ -341,16 +341,9 @@ def _started(
             parts.append(f"the dry run stated {stated:,}")
         return "; ".join(parts) + "."
 
-    job = visit.desk.backend.start_job(
-        visit.person.name,
-        title,
-        topic,
-        work,
-        total=stated,
-        letters=dead_letters.total(store, topic),
-        replayed_since_unix_ms=replayed_since_unix_ms,
-    )
-    return ActResult("", view="job", parameters={"job": job.id})  # its page shows that it runs
+    letters = dead_letters.total(store, topic)
+    job = ConsoleJob(visit.person.name, title, topic, stated, letters, replayed_since_unix_ms)
+    return ActResult.started(visit.desk.backend.start_job(job, work))
 
 
 ACTS = (

@@ -103,7 +103,7 @@ class FlowTopic:
 
 def show(visit: Visit) -> Context:
     """Return the picture in both layouts, and the same figures as tables."""
-    now, wanted = visit.now, visit.text("q").lower()
+    now, wanted = visit.now, visit.q.lower()
     found = now.slow.sources
     groups: dict[str, list[GroupNow]] = {}
     for each in now.groups:

@@ -35,7 +35,7 @@ def show(visit: Visit) -> Context:
     found_runs = desk.backend.history.runs(desk.store, now.seen.fleet, now.now_unix_ms)
     for pair, row in rows.items():
         row.runs = found_runs.get(pair, {})
-    wanted = visit.text("q").lower()
+    wanted = visit.q.lower()
     found = [
         row for row in rows.values() if wanted in f"{row.handler} {row.topic}/{row.group}".lower()
     ]

@@ -286,19 +286,7 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
 
 VIEWS = (
     ConsoleView("messages", "/topics/{topic}/messages", "Messages", show),
-    ConsoleView(
-        "tail",
-        "/topics/{topic}/tail",
-        "Live tail",
-        show_tail,
-        live=True,
-    ),
-    ConsoleView(
-        "message",
-        "/topics/{topic}/message",
-        "Message",
-        show_message,
-        query="uid=UID",
-    ),
+    ConsoleView("tail", "/topics/{topic}/tail", "Live tail", show_tail, live=True),
+    ConsoleView("message", "/topics/{topic}/message", "Message", show_message, query="uid=UID"),
 )
 DOWNLOADS = (Download("message_payload", "/topics/{topic}/payload", Role.VIEWER, payload),)

@@ -13,7 +13,7 @@ GROUPS_SHOWN = 200
 
 def show(visit: Visit) -> Context:
     """Return the troubles, and the groups whose name contains `q`."""
-    desk, now, wanted = visit.desk, visit.now, visit.text("q").lower()
+    desk, now, wanted = visit.desk, visit.now, visit.q.lower()
     groups = [each for each in now.groups if wanted in f"{each.topic}/{each.group}".lower()]
     every = "all" in visit.query
     troubles = now.troubles if every else now.troubles[:TROUBLES_SHOWN]

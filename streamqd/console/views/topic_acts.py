@@ -103,10 +103,10 @@ def grow(visit: Visit) -> ActResult:
                 return f"Stopped, and {found.left}. Grow the topic again to continue."
             job.note = found.left
 
-    job = visit.desk.backend.start_job(visit.person.name, f"Grow to {to:,}", name, work)
+    job = ConsoleJob(visit.person.name, f"Grow to {to:,}", name)
     started = AuditNote([name], "topic grow", {"partitions": to})
     note = started if under_way is None else None
-    return ActResult("", note, "job", {"job": job.id})
+    return ActResult.started(visit.desk.backend.start_job(job, work), note)
 
 
 # --- delete a topic -------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def delete_topic(visit: Visit) -> ActResult:
         text = f"{name} is deleted: {plural(done.keys, 'key')}."
         return text if written else f"{text} {NOT_AUDITED}"
 
-    job = visit.desk.backend.start_job(visit.person.name, "Delete the topic", name, work)
-    return ActResult("", view="job", parameters={"job": job.id})
+    job = ConsoleJob(visit.person.name, "Delete the topic", name)
+    return ActResult.started(visit.desk.backend.start_job(job, work))
 
 
 # --- reset a group --------------------------------------------------------------------------------

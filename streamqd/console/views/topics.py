@@ -49,22 +49,18 @@ class HeatRow:
 
 def show_topics(visit: Visit) -> Context:
     """Return a page of the topics whose name contains `q`, by name."""
-    wanted, after = visit.text("q").lower(), visit.text("after")
+    wanted = visit.q.lower()
     rows = [each for each in topics.listed(visit.desk.store) if wanted in each.topic.lower()]
-    page = [each for each in rows if each.topic > after][: visit.limit]
-    more = bool(page) and page[-1].topic != rows[-1].topic
+    page = visit.page_of(rows, visit.limit)
     lags: dict[str, tuple[int | None, int]] = {}  # of all groups, and at least
     for group in visit.now.groups:
         known, least = lags.get(group.topic, (0, 0))
         exact = None if known is None or group.lag is None else known + group.lag
         lags[group.topic] = exact, least + group.least_lag
     return {
-        "rows": page,
-        "total": len(rows),
+        "page": page,
         "lags": lags,
-        "busiest": max((lags.get(each.topic, (0, 0))[1] for each in page), default=0),
-        "after": page[-1].topic if more else "",
-        "first": bool(after),
+        "busiest": max((lags.get(each.topic, (0, 0))[1] for each in page.rows), default=0),
     }
 
 

@@ -143,18 +143,8 @@ def send_cancel(visit: Visit) -> ActResult:
 
 
 VIEWS = (
-    ConsoleView(
-        "retries",
-        "/topics/{topic}/retries/{group}",
-        "Retries",
-        show_retries,
-    ),
-    ConsoleView(
-        "delayed",
-        "/topics/{topic}/delayed",
-        "Delayed sends",
-        show_delayed,
-    ),
+    ConsoleView("retries", "/topics/{topic}/retries/{group}", "Retries", show_retries),
+    ConsoleView("delayed", "/topics/{topic}/delayed", "Delayed sends", show_delayed),
 )
 ACTS = (
     Act(
