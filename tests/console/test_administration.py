@@ -109,6 +109,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         text = shown(console, path, "vera")
         assert "Last moves in the console" in text
         assert "a &lt;b&gt;test&lt;/b&gt;" in text
+        assert "must be the name of an instance" in act(console, "otto", f"{path}/move").text
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
         assert "Instance nowhere is not in this fleet" in refused
         directives.clear(there, [f"move:{unit}"])

@@ -203,6 +203,8 @@ def _move(visit: Visit, unit: Unit, dry_run: bool) -> Steered:
     to = _to(visit, unit)
     if not to:
         raise Refused(f"no live instance has a consumer for {unit.topic}/{unit.group}")
+    if not dry_run and not visit.text("to"):
+        raise Malformed("to must be the name of an instance")
     return directives.move(visit.desk.fleet, unit, to, visit.text("reason"), dry_run=dry_run)
 
 
