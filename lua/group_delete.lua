@@ -1,7 +1,8 @@
 -- group_delete: present -> absent, for a group on a partition
 --
 -- Remove a group with all its state: position, pending entries, retry stream, waiting retries,
--- counters, fence and lease. Dead letters stay. Later calls of the owner's worker are refused.
+-- counters, fence, lease and earlier owners. Dead letters stay. Later calls of the owner's worker
+-- are refused.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G
@@ -11,6 +12,7 @@
 -- KEYS[6]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[7]  lease     STRING  streaming:mq:lease:{T:p:i}:G
 -- KEYS[8]  trim      HASH    streaming:mq:trim:{T:p:i}
+-- KEYS[9]  epochs    LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  group     str     consumer group
 -- ARGV[2]  force     flag    1 = even if it is owned or has unsettled entries
@@ -37,7 +39,7 @@
 -- @include _pending_removal
 
 local stream, retry, delayed, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local attempts, fence, lease, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local attempts, fence, lease, trim, epochs = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local group, force, token = ARGV[1], ARGV[2], ARGV[3]
 local ttl_ms, at_once, part = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 
@@ -73,5 +75,5 @@ end
 redis.call(
   'HDEL', trim, 'dropped_unread:' .. group, 'dropped_pending:' .. group, 'holds:' .. group
 )
-redis.call('UNLINK', retry, delayed, items, attempts, fence, lease)
+redis.call('UNLINK', retry, delayed, items, attempts, fence, lease, epochs)
 return {'OK'}

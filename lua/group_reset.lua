@@ -12,6 +12,7 @@
 -- KEYS[6]  items     HASH    streaming:mq:retry:item:{T:p:i}:G
 -- KEYS[7]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
 -- KEYS[8]  trim      HASH    streaming:mq:trim:{T:p:i}
+-- KEYS[9]  epochs    LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  group     str     consumer group
 -- ARGV[2]  after     id      the group reads the entries after this id, '' = after the last id
@@ -44,9 +45,11 @@
 -- @include _lists
 -- @include _places
 -- @include _pending_removal
+-- @include _owner_changes
 
 local fence, lease, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local delayed, items, attempts, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local epochs = KEYS[9]
 local group, after, drop, force, keeper = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local token, ttl_ms, at_once, part = ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
 
@@ -55,6 +58,7 @@ local free = held[3] == token or not redis.call('GET', lease)
 if not free and (force ~= '1' or held[1] == keeper) then
   return {'OWNED', held[1] or '', held[2] or '0'}
 end
+local taken = held[3] and held[3] ~= token
 local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
 if not on_stream then
   return {'NOGROUP'}
@@ -76,6 +80,9 @@ end
 local dropping = drop == '1' and on_retry
 if in_hand(on_stream) + in_hand(dropping) > at_once then
   keep(fence, lease, token, ttl_ms, 'group-reset')
+  if taken then
+    note_change(epochs, 'reset', held[2] or '0', held[1] or '', '')
+  end
   redis.call('XGROUP', 'SETID', stream, group, after)
   redis.call('HSET', trim, 'floor:' .. group, successor(after))
   local forgotten = forget_oldest({{stream, on_stream}, {retry, dropping}}, part)
@@ -84,6 +91,9 @@ end
 -- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 redis.call('DEL', lease)
+if taken then
+  note_change(epochs, 'reset', held[2] or '0', held[1] or '', '')
+end
 redis.call('XGROUP', 'DESTROY', stream, group)
 redis.call('XGROUP', 'CREATE', stream, group, after)
 redis.call('UNLINK', attempts)

@@ -13,6 +13,7 @@
 -- KEYS[3]  attempts    HASH    streaming:mq:attempts:{T:p:i}:G
 -- KEYS[4]  stream      STREAM  stream:topic:{T:p:i}
 -- KEYS[5]  retry       STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[6]  epochs      LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  token       token   new, random; reused only to repeat the same call
 -- ARGV[2]  seen_epoch  int     epoch that the caller saw, 0 = none
@@ -36,8 +37,10 @@
 -- @include _numbers
 -- @include _lists
 -- @include _places
+-- @include _owner_changes
 
 local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local epochs = KEYS[6]
 local token, seen_epoch, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local owner, group, dead_token = ARGV[4], ARGV[5], ARGV[6]
 
@@ -103,4 +106,6 @@ if unclean then
   end
 end
 redis.call('SET', lease, token, 'PX', ttl_ms)
+local event = unclean and 'inherited' or 'acquired'
+note_change(epochs, event, text(epoch), owner, unclean and held[3] or '')
 return {'OK', text(epoch), unclean and 1 or 0, victim}

@@ -6,28 +6,34 @@
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
+-- KEYS[3]  epochs  LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  token   token   the owner's
+-- ARGV[2]  reason  str     why it lets go, for the history; '' = unknown
 --
 -- Returns  OK      free
 -- Returns  FENCED  not, or no longer, the owner     [2] epoch [3] owner
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns FENCED. Works when memory is full
+-- @include _clock
 -- @include _fence
+-- @include _owner_changes
 
-local fence, lease = KEYS[1], KEYS[2]
-local token = ARGV[1]
+local fence, lease, epochs = KEYS[1], KEYS[2], KEYS[3]
+local token, reason = ARGV[1], ARGV[2]
 
 local refusal = superseded(fence, token)
 if refusal then
   return refusal
 end
 local leased = redis.call('GET', lease)
+local held = redis.call('HMGET', fence, 'epoch', 'owner')
 
 -- No writes above this line
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 if leased == token then
   redis.call('DEL', lease)
 end
+note_change(epochs, 'released', held[1] or '0', held[2] or '', reason)
 return {'OK'}

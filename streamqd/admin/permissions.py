@@ -42,6 +42,7 @@ _MEMBERS = "ZADD @ 1 m, ZREM @ m, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
 _INFO = "HGET @ f, HSET @ f v, HDEL @ f, HGETALL @"
 _ORDERS = "HGET @ f, HGETALL @, HSET @ f v, HDEL @ f, HLEN @, HEXISTS @ f"
 _SUMMARY = "GET @, SET @ v"
+_EPOCHS = "RPUSH @ v, LTRIM @ 0 1"
 _STACK = "SET @ v"
 _WAKE = "PUBLISH @ m, SUBSCRIBE @"
 _KEYLESS = "TIME, INFO, WAIT 0 1, SCRIPT EXISTS sha, SCRIPT LOAD return-1"
@@ -121,6 +122,7 @@ def _of_partition(keys: Keys) -> dict[str, str]:
         keys.lease(*_UNIT): _LEASE,
         keys.fence(*_UNIT): _FENCE,
         keys.attempts(*_UNIT): _ATTEMPTS,
+        keys.epochs(*_UNIT): _EPOCHS,
         keys.stack(*_UNIT): _STACK,
         keys.retry(*_UNIT): _ORDERED,
         keys.retry_items(*_UNIT): _MAPPED,

@@ -35,7 +35,7 @@ Progress = Callable[[int], None]
 # Kinds of control keys with the hash tag of a partition.
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
-    *("attempts", "stack", "dedup", "trim", "sink", "moving"),
+    *("attempts", "epochs", "stack", "dedup", "trim", "sink", "moving"),
     *("schedule", "schedule:due", "schedule:last", "outbox"),
 )
 
@@ -133,7 +133,7 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
     units = [(topic, number, group) for number in numbers for group in found.groups]
     of_units = (
         *(keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts),
-        keys.stack,
+        *(keys.epochs, keys.stack),
     )
     of_partitions = (
         *(keys.stream, keys.dlq, keys.trim, keys.scheduled, keys.scheduled_items),

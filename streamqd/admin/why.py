@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from streamqd.admin import groups, named_fields, outboxes, snapshot, topics
+from streamqd.admin import groups, named_fields, outboxes, owners, snapshot, topics
 from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
 from streamqd.admin.backlog import other_clients
 from streamqd.admin.checks import Severity
 from streamqd.admin.condition import ALARMING, RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.instances import InstanceRow
+from streamqd.admin.owners import OwnerPeriod
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.snapshot import FleetSnapshot
@@ -161,12 +162,13 @@ class Answer:
     """The reasons why one assignment makes no progress, likeliest first. `moves`: none stops it.
 
     `unreadable` are values in Redis of this assignment and of the fleet that cannot be read, and
-    count as missing.
+    count as missing. `owners` are the last owners, newest first, None if they were not requested.
     """
 
     row: AssignmentRow
     causes: list[WaitCause]
     unreadable: list[Unreadable]
+    owners: list[OwnerPeriod] | None = None
 
     @property
     def moves(self) -> bool:
@@ -181,7 +183,7 @@ class Answer:
             " lag_per_second",
             moves=self.moves,
             causes=self.causes,
-        ) | {"unreadable": self.unreadable}
+        ) | {"unreadable": self.unreadable, "owners": self.owners}
 
 
 def answer(
@@ -190,12 +192,14 @@ def answer(
     partition: int | None = None,
     group: str | None = None,
     configured: Collection[str] = (),
+    *,
+    with_owners: bool = False,
 ) -> list[Answer]:
     """Explain one partition or all of a topic, for one group or each. Ordered by group.
 
     `configured` are the names of the outboxes in the configuration. If no relay ever held one, its
-    topics are unknown, so it is reported for a topic and not for a partition. Raises TopicMissing,
-    Refused.
+    topics are unknown, so it is reported for a topic and not for a partition. `with_owners` costs
+    one command for each assignment. Raises TopicMissing, Refused.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
@@ -223,6 +227,7 @@ def answer(
                 late,
             ),
             reader.rows,
+            owners.read(reader, row.unit, row.owner, seen.now_unix_ms) if with_owners else None,
         )
         for row, facts in zip(seen.assignments, wait_facts(seen), strict=True)
     ]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from streamqd.admin import why as admin
+from streamqd.admin.owners import IN_WORDS, OwnerPeriod
 from streamqd.admin.why import WaitCause
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import sentence, unreadable
+from streamqd.cli.output import listing, sentence, unreadable
 from streamqd.cli.session import Session
+from streamqd.words import age
 
 EXIT_HELD = 1
 
 
 @click.command(short_help="Explain why a topic or partition makes no progress.")
 @click.argument("place", metavar="TOPIC[/PARTITION[/GROUP]]")
+@click.option("--owners", "with_owners", is_flag=True, help="List the last owners of a partition.")
 @answering
-def why(session: Session, *, place: str) -> CommandResult:
+def why(session: Session, *, place: str, with_owners: bool) -> CommandResult:
     """Explain why a topic or partition makes no progress.
 
     For a topic, the command prints one sentence for each group and cause, with the affected
@@ -27,10 +32,13 @@ def why(session: Session, *, place: str) -> CommandResult:
     Examples:
       streamqd why orders
       streamqd why orders/3/billing
+      streamqd why orders/3/billing --owners
     """
     topic, partition, group = _place(place)
+    if with_owners and partition is None:
+        raise click.UsageError("--owners needs TOPIC/PARTITION or TOPIC/PARTITION/GROUP")
     names = [each.name for each in session.settings.outboxes]
-    answers = admin.answer(session.fleet, topic, partition, group, names)
+    answers = admin.answer(session.fleet, topic, partition, group, names, with_owners=with_owners)
 
     def show() -> None:
         unreadable(answers[0].unreadable)
@@ -39,6 +47,8 @@ def why(session: Session, *, place: str) -> CommandResult:
             return
         for each in answers:
             _show(each.causes, each.causes[0].sentence)
+            if each.owners is not None:
+                _show_owners(each.owners)
 
     moves = all(each.moves for each in answers)
     return CommandResult({"answers": answers}, show, 0 if moves else EXIT_HELD)
@@ -59,6 +69,25 @@ def _show_topic(answers: list[admin.Answer]) -> None:
     first = (admin.UnitCause(each.row, each.causes[0]) for each in answers)
     for worst, text in sorted(admin.summed_up(first), key=lambda each: each[0].cause.moves):
         _show(found[worst.row.unit].causes, text)
+
+
+def _show_owners(owners: list[OwnerPeriod]) -> None:
+    if not owners:
+        click.echo("  no owner is recorded")
+        return
+    listing(
+        "SINCE OWNER EPOCH HELD END",
+        owners,
+        since=lambda row: _clock(row.since_unix_ms),
+        held=lambda row: None if row.held_seconds is None else age(row.held_seconds * 1000),
+        end=lambda row: IN_WORDS[row.end],
+    )
+
+
+def _clock(unix_ms: int | None) -> str | None:
+    if unix_ms is None:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(unix_ms / 1000))
 
 
 def _place(text: str) -> tuple[str, int | None, str | None]:

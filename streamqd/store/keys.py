@@ -186,6 +186,10 @@ class Keys:
         """HASH `<place>:c` crashes, `:f` failures in place, `:due` (unix ms), `:last` crash."""
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
+    def epochs(self, topic: str, partition: int, group: str) -> str:
+        """LIST, the last 40 changes of owner: `unix-ms event epoch owner reason`."""
+        return f"{self.control}:epochs:{{{topic}:p:{partition}}}:{group}"
+
     def stack(self, topic: str, partition: int, group: str) -> str:
         """STRING + PX: JSON, the stack of the worker, after a person requested it."""
         return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
@@ -205,6 +209,7 @@ _OF_GROUP = {
     "fence": Keys.fence,
     "lease": Keys.lease,
     "attempts": Keys.attempts,
+    "epochs": Keys.epochs,
 }
 _OF_PARTITION = {
     "stream": Keys.stream,

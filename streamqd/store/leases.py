@@ -14,6 +14,8 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
+_EVENTS = (b"acquired", b"inherited", b"released", b"reset")
+CHANGES_MAX = 40  # changes of owner that are kept, see lua/_owner_changes.lua
 FENCE = "the fence of a partition"  # used if the caller passes no key
 
 
@@ -79,9 +81,12 @@ def refence(
     )
 
 
-def release(keys: Keys, lease: Lease) -> Call:
-    """Release the unit. Its token must not be used after this was sent."""
-    return scripts.on("lease_release", keys, lease.unit, token=lease.token)
+def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
+    """Release the unit. Its token must not be used after this was sent.
+
+    `reason` is recorded with the change of owner, '' if it is unknown.
+    """
+    return scripts.on("lease_release", keys, lease.unit, token=lease.token, reason=reason)
 
 
 class Acquired(NamedTuple):
@@ -152,6 +157,36 @@ def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
 def glance(keys: Keys, unit: Unit) -> tuple[Any, ...]:
     """Build the command that returns the token of the lease, or None without a lease."""
     return ("GET", keys.lease(*unit))
+
+
+class OwnerChange(NamedTuple):
+    """One change of owner. `other` is the owner that was lost, or the reason of a release."""
+
+    at_unix_ms: int
+    event: str
+    epoch: int
+    owner: str
+    other: str
+
+    @classmethod
+    def parse(cls, raw: bytes, key: str) -> OwnerChange:
+        """Read `unix-ms event epoch owner other`, an element of the history. Raises BadValue."""
+        parts = raw.split(b" ")
+        if len(parts) != 5 or parts[1] not in _EVENTS:
+            raise BadValue(key, "", untrusted.shown(raw), "a change of owner")
+        at, event, epoch, owner, other = parts
+        return cls(
+            untrusted.integer(at, key),
+            event.decode(),
+            untrusted.integer(epoch, key),
+            untrusted.label(owner),
+            untrusted.label(other),
+        )
+
+
+def changes(keys: Keys, unit: Unit) -> tuple[Any, ...]:
+    """Build the command that returns the last changes of owner, oldest first."""
+    return ("LRANGE", keys.epochs(*unit), -CHANGES_MAX, -1)
 
 
 def _ttl_ms(ttl: float) -> int:

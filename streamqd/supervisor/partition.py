@@ -161,6 +161,7 @@ class AssignmentState:
     refused: str = ""  # the phase of the refused call, or `group`
     relayed: tuple[int, int] = (0, 0)  # `housekeeping` when the worker was woken last
     pace: float = 0.0  # messages per second that the previous process finished
+    leaving: str = ""  # reason of the release that follows, as in `plan`, recorded in Redis
 
     def __post_init__(self) -> None:
         # Until the lease is acquired, its epoch is the last one seen in Redis.
@@ -203,14 +204,14 @@ class AssignmentState:
     ) -> None:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
         assert isinstance(self.step, Free)
-        self.step = Acquiring(dead_token, resumed)
+        self.step, self.leaving = Acquiring(dead_token, resumed), ""
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
         self.suspects_complete = False
 
-    def give_up(self) -> None:
+    def give_up(self, reason: str = "") -> None:
         """Plan to release the lease. The process must have exited."""
         assert self.worker is None
-        self.refused_since = 0.0
+        self.refused_since, self.leaving = 0.0, reason
         match self.step:
             case Refencing() as refence:
                 self.step = replace(refence, release_after=True)
@@ -232,7 +233,7 @@ class AssignmentState:
             case Refencing(token, done, charged, context):
                 return leases.refence(keys, self.lease, token, ttl, charged, context, done)
             case Releasing():
-                return leases.release(keys, self.lease)
+                return leases.release(keys, self.lease, self.leaving)
         return None
 
     # --- answers ---
@@ -440,6 +441,7 @@ class AssignmentState:
         if isinstance(self.step, Held):
             # The slot still belongs to the process, so another instance takes the assignment.
             self.step = Refencing(secrets.token_hex(16), release_after=True)
+            self.leaving = "unkillable"
             self.slot.forget_lease()  # a successor must not read the slot either
         return child
 
@@ -457,7 +459,7 @@ class AssignmentState:
         lease, known = self.lease, self.phase not in (Phase.FREE, Phase.RELEASING)
         self.become_free()
         if known:
-            self.step, self.lease = Releasing(), lease
+            self.step, self.lease, self.leaving = Releasing(), lease, "failed"
         self.slot.clear()
         self.slot.standby_pid = self.slot.warm_pid = 0
         self.slot.state = WorkerState.FAILED
@@ -488,6 +490,7 @@ class AssignmentState:
         if expected and exit_.code == ExitCode.NO_GROUP:
             self.groups_ready = False
         leaving = worker.stop_reason in ("shed", "drain")
+        self.leaving = worker.stop_reason if leaving else ""
         if leaving and not refence.done and refence.charged is None and worker.kill is None:
             self._release()
             return

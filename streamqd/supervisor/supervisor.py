@@ -364,7 +364,7 @@ class Supervisor:
                 partition.take(epoch, dead_token)
             case plan.ReleaseLease(_, reason):
                 self._count_release(partition, reason)
-                partition.give_up()
+                partition.give_up(reason)
             case plan.DismissWorker(_, unexplained):
                 self._dismiss_worker(partition, unexplained=unexplained)
             case plan.StopWorker(_, reason):

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from streamqd.admin import owners
+from streamqd.admin.reading import ViewReader
 from streamqd.cli import cli
+from streamqd.model import Unit
 from streamqd.scoreboard import WorkerState
 from tests.acceptance.test_rebalance import Fleet
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -107,6 +110,8 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     mine = min(number for number, owner in fleet.owners().items() if owner == "a")
     verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "--to", "b", "--reason", "hot", "--wait")
     assert fleet.owners()[mine] == "b"
+    last = owners.read(ViewReader(one.store), Unit(TOPIC, mine, GROUP), "b", 0)
+    assert [(each.owner, each.end) for each in last] == [("b", ""), ("a", "handed-over")]
     moves = fleet.moves()
     fleet.wait_heartbeats(6)
     assert fleet.moves() == moves, "it was moved back"

@@ -1,10 +1,11 @@
-"""The page of an assignment: the stack of its worker on demand."""
+"""The page of an assignment: the stack of its worker on demand, and its last owners."""
 
 from __future__ import annotations
 
 import json
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -114,3 +115,19 @@ def test_a_request_without_an_answer_says_so(
         wait_until(lambda: "No stack came within 20 s" in client.get(f"/{PAGE}").text)
     finally:
         supervisor.send_signal(signal.SIGCONT)
+
+
+def test_the_last_owners_are_listed(console: ConsoleProcess, fleet: Daemon) -> None:
+    key: Any = fleet.keys.epochs(*UNIT)
+    [acquired] = fleet.link.execute("LRANGE", key, 0, -1)
+    at = int(acquired.split(b" ")[0])
+    fleet.link.execute("LPUSH", key, f"{at - 5_000} released {at - 9_000} <i>old</i> shed")
+    try:
+        text = logged_in(console, "vera").get(f"/{PAGE}").text
+    finally:
+        fleet.link.execute("LPOP", key)
+    table = text.partition('id="owners"')[2].partition("</table>")[0]
+    assert table.count("<tr>") == 3  # the head and two owners
+    assert table.index(">one<") < table.index("&lt;i&gt;old&lt;/i&gt;")
+    assert "owns it now" in table
+    assert "handed over" in table

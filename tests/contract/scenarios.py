@@ -789,4 +789,11 @@ UNTOUCHED: set[tuple[Scenario, str]] = {
     (lease_acquire_mine, "attempts"),
     (lease_acquire_mine, "stream"),
     (lease_acquire_mine, "retry"),
+    # A history of another type costs only the history.
+    (lease_acquire, "epochs"),
+    (lease_acquire_retried, "epochs"),
+    (lease_acquire_mine, "epochs"),
+    (lease_release, "epochs"),
+    (group_reset, "epochs"),
+    (group_delete, "epochs"),
 }

@@ -130,8 +130,20 @@ def test_a_user_without_a_password_cannot_log_in(
 
 
 WRITES = {
-    *("del", "expire", "hdel", "hincrby", "hset", "hsetnx", "pexpire", "publish", "sadd", "set"),
-    *("srem", "unlink", "xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create"),
+    *("del", "expire", "hdel", "hincrby", "hset", "hsetnx", "ltrim", "pexpire", "publish"),
+    *(
+        "rpush",
+        "sadd",
+        "set",
+        "srem",
+        "unlink",
+        "xack",
+        "xadd",
+        "xautoclaim",
+        "xclaim",
+        "xdel",
+        "xgroup|create",
+    ),
     *("xgroup|createconsumer", "xgroup|delconsumer", "xgroup|destroy", "xgroup|setid"),
     *("xreadgroup", "xtrim", "zadd", "zrem"),
 }

@@ -188,7 +188,7 @@ def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
         ),
     ]
     of_groups = ("retry_stream", "lease", "fence", "retry", "retry_items", "attempts")
-    of_groups += ("stack",)
+    of_groups += ("epochs", "stack")
     built += [getattr(keys, name)("access", 3, "hits") for name in of_groups]
     for name in built:
         assert own.fullmatch(name.encode()), name

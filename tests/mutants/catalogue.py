@@ -534,6 +534,24 @@ LIMITS = (
         tests={"unit/test_process.py": "test_stacks_are_shown_while_threads_come_and_go"},
     ),
     mutant(
+        "a history that can keep an owner out",
+        "the recorded changes of owner never decide",
+        "lua/_owner_changes.lua",
+        ("redis.pcall('RPUSH'", "redis.call('RPUSH'"),
+        tests={
+            "contract/test_owner_changes.py": (
+                "test_history_of_another_type_never_keeps_an_owner_out"
+            )
+        },
+    ),
+    mutant(
+        "a history without end",
+        "Redis keeps a bounded number of changes of owner",
+        "lua/_owner_changes.lua",
+        ("if type(length) == 'number' and length > CHANGES_MAX then", "if false then"),
+        tests={"contract/test_owner_changes.py": "test_only_the_last_changes_are_kept"},
+    ),
+    mutant(
         "a stack that is requested again by each heartbeat",
         "a worker is asked for its stack once per request",
         "streamqd/supervisor/control.py",

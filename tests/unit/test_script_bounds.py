@@ -24,6 +24,7 @@ from streamqd.store import (
     dead,
     directives,
     items,
+    leases,
     messages,
     outbox,
     publishing,
@@ -218,6 +219,7 @@ UNPACKED: dict[str, int | str] = {
 # on it.
 TIED: dict[str, int | str] = {
     "_byte_limit.BYTES_MAX": items.BYTES_MAX,
+    "_owner_changes.CHANGES_MAX": leases.CHANGES_MAX,
     "_counting.PIECE": "entries of one step of a walk",
     "_fields.WIDE": "wider bodies answer MISSING, and the caller sends them: BODY_VALUES_MAX",
     "_lists.SLICE": "values of one command",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import audit, retention, stacks, topics, topics_settings, why
+from streamqd.admin import audit, owners, retention, stacks, topics, topics_settings, why
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.audit import AuditEntry
 from streamqd.admin.condition import in_words
@@ -193,7 +193,9 @@ def show_assignment(visit: Visit) -> Context:
     """Return the causes for one partition of a group, and the present run of its worker."""
     place, seen = unit_of(visit), visit.now.seen
     names = [each.name for each in visit.desk.settings.outboxes]
-    [found] = why.answer(visit.desk.fleet, place.topic, place.partition, place.group, names)
+    [found] = why.answer(
+        visit.desk.fleet, place.topic, place.partition, place.group, names, with_owners=True
+    )
     unit = next((each for each in seen.assignments if each.unit == place), None)
     return {
         **show_stack(visit),
@@ -204,6 +206,7 @@ def show_assignment(visit: Visit) -> Context:
         "stopped": seen.state.control.stop_of(place),
         "move": seen.state.control.moves.get(place),
         "moves": _moves(visit, place),
+        "ends": owners.IN_WORDS,
         "running": _uid(unit),
         "instance": next(
             (each for each in seen.instances if each.instance == found.row.owner), None

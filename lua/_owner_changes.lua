@@ -1,0 +1,12 @@
+-- The last changes of owner of an assignment, for operators. No script reads them. A key of another
+-- type, or a user without RPUSH, costs the history but never the assignment.
+
+local CHANGES_MAX = 40  -- about 20 owners in 2 KiB
+
+local function note_change(epochs, event, epoch, owner, other)
+  local change = text(now_unix_ms()) .. ' ' .. event .. ' ' .. epoch .. ' ' .. owner .. ' ' .. other
+  local length = redis.pcall('RPUSH', epochs, change)
+  if type(length) == 'number' and length > CHANGES_MAX then
+    redis.pcall('LTRIM', epochs, -CHANGES_MAX, -1)
+  end
+end

@@ -1,0 +1,93 @@
+"""The last owners of an assignment, from the changes of owner that the scripts record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from streamqd.admin.reading import ViewReader
+from streamqd.model import Unit
+from streamqd.store import leases
+from streamqd.store.leases import OwnerChange
+
+OWNERS_MAX = 20
+# The stable words for the reasons of a release, and for the other ends of an ownership.
+_ENDS = {
+    "shed": "handed-over",
+    "drain": "instance-stopped",
+    "broken": "crash-loop",
+    "failed": "internal-error",
+    "unstartable": "unstartable",
+    "unkillable": "unkillable",
+}
+IN_WORDS = {
+    "": "owns it now",
+    "handed-over": "handed over",
+    "instance-stopped": "its instance stopped",
+    "crash-loop": "its worker crashed in a loop",
+    "internal-error": "internal error",
+    "unstartable": "no process could be started",
+    "unkillable": "its process could not be killed",
+    "released": "released",
+    "lost": "lost: not released, taken over",
+    "reset": "the group was reset",
+    "unknown": "unknown",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPeriod:
+    """One owner of an assignment. `epoch` is that of its acquisition, and times are Redis time.
+
+    `end` is '' for the present owner, otherwise a key of IN_WORDS. `unknown` means that an older
+    version changed the owner without a record. `since_unix_ms` is None if the acquisition, and
+    `until_unix_ms` if the end is not recorded, and `held_seconds` then too. The lease of a lost
+    owner had expired before the end, which is the time when another one took over.
+    """
+
+    owner: str
+    epoch: int
+    since_unix_ms: int | None
+    until_unix_ms: int | None
+    end: str
+    held_seconds: float | None = None
+
+
+def read(reader: ViewReader, unit: Unit, owner: str, now_unix_ms: int) -> list[OwnerPeriod]:
+    """Return the last owners, newest first, at most OWNERS_MAX. `owner` is the present one, or ''.
+
+    One command. The reader keeps invalid entries.
+    """
+    key = reader.keys.epochs(*unit)
+    [entries] = reader.ask([leases.changes(reader.keys, unit)])
+    found = [reader.read(OwnerChange.parse, entry, key) for entry in entries or ()]
+    return periods([each for each in found if each is not None], owner, now_unix_ms)
+
+
+def periods(changes: Iterable[OwnerChange], owner: str, now_unix_ms: int) -> list[OwnerPeriod]:
+    """Return the owners, newest first, for changes in their order. Pure."""
+    found: list[OwnerPeriod] = []
+    for each in changes:
+        starts = each.event in ("acquired", "inherited")
+        left = each.other if starts else each.owner  # the owner that lets go, '' if unknown
+        end = "lost" if starts else _ENDS.get(each.other, each.event)
+        if found and found[-1].end == "":
+            known = found[-1].owner == left
+            until = each.at_unix_ms if known else None
+            found[-1] = replace(found[-1], until_unix_ms=until, end=end if known else "unknown")
+        else:
+            known = False
+        if starts:
+            found.append(OwnerPeriod(each.owner, each.epoch, each.at_unix_ms, None, ""))
+        elif not known:
+            found.append(OwnerPeriod(each.owner, each.epoch, None, each.at_unix_ms, end))
+    if found and found[-1].end == "" and found[-1].owner != owner:
+        found[-1] = replace(found[-1], end="unknown")
+    return [_measured(each, now_unix_ms) for each in reversed(found[-OWNERS_MAX:])]
+
+
+def _measured(period: OwnerPeriod, now_unix_ms: int) -> OwnerPeriod:
+    until = now_unix_ms if period.end == "" else period.until_unix_ms
+    if period.since_unix_ms is None or until is None:
+        return period
+    return replace(period, held_seconds=max(0, until - period.since_unix_ms) / 1000)
