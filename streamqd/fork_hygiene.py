@@ -29,13 +29,15 @@ def freeze() -> None:
 
     The collector runs less often on new objects, unless its threshold was changed from Python's
     default. After this call, changes of the environment are not noticed.
+
+    Garbage is frozen too. If it were collected first, it would leave gaps among the shared objects,
+    and each child would put its own objects there and copy these pages.
     """
     global _at_freeze
     _at_freeze = _changes()
     first, *others = gc.get_threshold()
     if first in _PYTHONS:
         gc.set_threshold(YOUNG_OBJECTS, *others)
-    gc.collect()
     gc.freeze()
 
 

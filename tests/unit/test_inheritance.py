@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import socket
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
     before = gc.get_freeze_count()
     fork_hygiene.freeze()
     assert gc.get_freeze_count() > before
+
+
+class Node:
+    """An object that refers to itself, so only the garbage collector can remove it."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+def test_freeze_leaves_no_gaps_of_garbage_in_shared_memory() -> None:
+    gc.disable()  # no automatic collection either
+    try:
+        garbage = weakref.ref(Node())
+        fork_hygiene.freeze()
+    finally:
+        gc.enable()
+    assert garbage() is not None
 
 
 def test_freeze_makes_garbage_collection_rarer() -> None:
