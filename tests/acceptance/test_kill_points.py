@@ -42,7 +42,7 @@ PATIENCE = 30.0  # seconds; 2 are enough unless the machine is busy
 IN_PLACE = kill_matrix.CONSUMER | {"on_error": "block"}
 # Points at which the first owner, once resumed, settles messages that the second one holds.
 CONTESTED = (
-    *("handler-ended", "verdict-begins", "verdict-noted", "ride-unsent"),
+    *("handler-returned", "outcome-unrecorded", "outcome-recorded", "acks-unsent"),
     *("settle_ack-calls", "settle_retry-calls", "settle_dead-calls", "settle_note-calls"),
 )
 every_way = pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_a_worker_killed_at_any_point_has_the_modeled_cost(
 
 # Steps of a round, and how often each is passed first. Five inherited messages make two rounds.
 STEPS = [
-    *(("quarantine_mark-calls", 0), ("quarantine_mark-called", 0), ("batch-posted", 0)),
-    *(("handler-begins", 0), ("handler-ended", 0), ("verdict-noted", 0)),
+    *(("quarantine_mark-calls", 0), ("quarantine_mark-called", 0), ("batch-recorded", 0)),
+    *(("handler-starts", 0), ("handler-returned", 0), ("outcome-recorded", 0)),
     *(("settle_ack-calls", 0), ("settle_ack-called", 0)),
-    *(("quarantine_mark-calls", 1), ("quarantine_mark-called", 1), ("handler-begins", 1)),
+    *(("quarantine_mark-calls", 1), ("quarantine_mark-called", 1), ("handler-starts", 1)),
     *(("quarantine_end-calls", 0), ("quarantine_end-called", 0)),
 ]
 IN_BATCHES = kill_matrix.CONSUMER | {"handler": "work:many", "batch": 4}
@@ -274,11 +274,11 @@ def test_an_instance_paused_at_any_point_has_the_modeled_cost(
     }
     free = {*range(len(rows))} - contested - suspected
     for number in contested:
-        strikes.arm("handler-begins", number, "STOP")
+        strikes.arm("handler-starts", number, "STOP")
     b.start()
     b.wait_event("daemon.ready", timeout=PATIENCE)
     b.wait_for(
-        lambda: all(strikes.struck("handler-begins", number) for number in contested)
+        lambda: all(strikes.struck("handler-starts", number) for number in contested)
         and is_at_rest(b, free)
         and not unsettled(b, free),
         timeout=PATIENCE, what="the second one has everything in hand, or done",
@@ -322,7 +322,7 @@ def unsettled(daemon: Daemon, partitions: set[int]) -> int:
 # A reply can only be lost at points where the command has been sent.
 def sent(rows: list[Row]) -> list[Row]:
     return [
-        row for row in rows if row.point in ("fetch-sent", "ride-sent") or "called" in row.point
+        row for row in rows if row.point in ("fetch-sent", "acks-sent") or "called" in row.point
     ]
 
 
@@ -354,7 +354,7 @@ class Losses:
         if word == b"MULTI":
             self._read[me] = ("fetch-sent", "")
         elif word == b"XACK" and me in self._read:
-            self._read[me] = ("ride-sent", "")
+            self._read[me] = ("acks-sent", "")
         elif word == b"XREADGROUP" and me in self._read:
             at = arguments.index(b"STREAMS") + 1
             self._read[me] = (self._read[me][0], crash_points.partition_of(arguments[at:]))
@@ -382,7 +382,7 @@ def test_any_lost_reply_to_a_worker_repeats_no_message(
         daemon.link.execute("SCRIPT", "LOAD", script.source)
     for number, row in enumerate(rows):
         if row.crashed:
-            strikes.arm("handler-begins", number, "KILL", VICTIM)
+            strikes.arm("handler-starts", number, "KILL", VICTIM)
     losses = Losses(proxy, rows)
     with daemon:
         for number, trigger in losses.triggers.items():

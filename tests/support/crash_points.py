@@ -45,35 +45,35 @@ LOOK_SECONDS = 2.0  # longest time between two runs of a housekeeper task
 
 # Points between steps that are not scripts, in the order in which they are reached.
 WORKER = {
-    "fetch-unsent": "a read is about to be sent",
-    "fetch-sent": "a read is with the server",
-    "fetch-answered": "entries have come, the slot does not know of them",
-    "batch-posted": "the slot knows the batch, nothing of it has begun",
-    "handler-begins": "the entry is marked as running, the handler is about to be called",
-    "handler-ended": "the handler has ended, the entry is still marked as running",
-    "verdict-begins": "the handler has failed, nobody has looked at its error yet",
-    "verdict-noted": "the entry is marked as done or failed, Redis does not know",
-    "ride-unsent": "acknowledgments are about to be sent with a read",
-    "ride-sent": "acknowledgments are with the server, with a read",
-    "ride-answered": "the server has answered them, they still count as owed",
+    "fetch-unsent": "a read is sent next",
+    "fetch-sent": "a read was sent, without a reply yet",
+    "fetch-answered": "the entries were received, but are not in the slot yet",
+    "batch-recorded": "the batch is in the slot, and none of it has started",
+    "handler-starts": "the entry is marked as running, and the handler is called next",
+    "handler-returned": "the handler returned, and the entry is still marked as running",
+    "outcome-unrecorded": "the handler failed, and its error is not evaluated yet",
+    "outcome-recorded": "the entry is marked as done or failed, but only in the slot",
+    "acks-unsent": "acknowledgments are sent next, with a read",
+    "acks-sent": "acknowledgments were sent with a read",
+    "acks-answered": "the server replied, but the acknowledgments still count as unsent",
 }
 SUPERVISOR = {
-    "worker-ended": "a worker has been collected, what it leaves has not been judged",
-    "worker-judged": "whom to blame is known, Redis does not know",
-    "worker-forked": "a worker has been forked, nobody has taken note of it",
+    "worker-ended": "a worker was reaped, and its entries are not evaluated yet",
+    "worker-judged": "the message to charge is known, but not written to Redis",
+    "worker-forked": "a worker was forked, but is not recorded",
 }
-HOUSEKEEPER = {"reclaim-flagged": "a worker has been told of what a foreign client left"}
+HOUSEKEEPER = {"reclaim-flagged": "a worker was notified of entries of another client"}
 PRODUCER = {
-    "publish-unsent": "messages are about to be sent, in whichever way",
-    "publish-answered": "the server has answered, whoever sends does not know",
+    "publish-unsent": "messages are sent next, by any kind of call",
+    "publish-answered": "the server replied, but the sender has not read the reply",
 }
 RELAY = {
-    "rows-unread": "the rows of a database are about to be read",
-    "rows-read": "rows have been read, nothing of them has been written",
-    "delete-unsent": "the rows are in their topics, the database does not know",
-    "delete-answered": "the rows have been deleted, they still count as owed",
-    "bury-unsent": "a row cannot be sent, the database does not know",
-    "bury-answered": "the row is among the dead ones, nobody has taken note of it",
+    "rows-unread": "the rows of a database are read next",
+    "rows-read": "rows were read, and none is written to Redis",
+    "delete-unsent": "the rows are in their topics, and still in the database",
+    "delete-answered": "the rows are deleted, but still count as pending deletes",
+    "dead-row-unsent": "a row cannot be sent, and is still in its table",
+    "dead-row-answered": "the row is in the table of dead rows, but is not recorded",
 }
 # Each script that changes something has two points: before it is sent, and after its reply.
 # `message_promote` has two pairs, and the last call of `quarantine_mark` has its own pair
@@ -219,17 +219,17 @@ def place() -> None:
     _around(Fetcher, "receive_round", after=_answered)
     _around(WorkerLoop, "__init__", after=_know_own)
     _around_handler()
-    _around(Settler, "begin_batch", after=lambda *_: reached("batch-posted"))
-    _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
-    _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
-    _around(Settler, "fail", after=lambda *_: reached("verdict-noted"))
+    _around(Settler, "begin_batch", after=lambda *_: reached("batch-recorded"))
+    _around(Verdicts, "failed", before=lambda *_: reached("outcome-unrecorded"))
+    _around(Settler, "ack", before=lambda *_: reached("outcome-recorded"))
+    _around(Settler, "fail", after=lambda *_: reached("outcome-recorded"))
     _around(AssignmentState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     for name, before, after in (
         ("oldest", "rows-unread", "rows-read"),
         ("delete", "delete-unsent", "delete-answered"),
-        ("bury", "bury-unsent", "bury-answered"),
+        ("bury", "dead-row-unsent", "dead-row-answered"),
     ):
         _around(Database, name, before=_at_send(before), after=_at_send(after))
     _around(Task, "__init__", after=_look_often)
@@ -283,16 +283,16 @@ def _called_each(replies: Sequence[object], link: Connection, calls: Sequence[Ca
 
 
 def _unsent(_fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
-    reached("ride-unsent" if main_acks else "fetch-unsent")
+    reached("acks-unsent" if main_acks else "fetch-unsent")
 
 
 def _sent(_none: None, _fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
-    reached("ride-sent" if main_acks else "fetch-sent")
+    reached("acks-sent" if main_acks else "fetch-sent")
 
 
 def _answered(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
     if found.acked:
-        reached("ride-answered")
+        reached("acks-answered")
     elif found.main or found.retried:
         reached("fetch-answered")
 
@@ -310,11 +310,11 @@ def _around_handler() -> None:
         handled = function(hooks)
 
         def handle(taken: object) -> object:
-            reached("handler-begins")
+            reached("handler-starts")
             try:
                 return handled(taken)
             finally:
-                reached("handler-ended")
+                reached("handler-returned")
 
         return handle
 

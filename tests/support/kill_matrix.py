@@ -73,26 +73,26 @@ ROWS = [
     Row("fetch-unsent", "fail"),
     Row("fetch-sent", "dead"),
     Row("fetch-answered", "fail"),
-    Row("batch-posted", "dead"),
+    Row("batch-recorded", "dead"),
     # If a process exits while a message is marked as running, the crash is counted against it.
     *(
-        Row("handler-begins", victim, CHARGED, VICTIM_AGAIN, VICTIM)
+        Row("handler-starts", victim, CHARGED, VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
     ),
     *(
-        Row("handler-ended", victim, Cost("victim", 1), VICTIM_AGAIN, VICTIM)
+        Row("handler-returned", victim, Cost("victim", 1), VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
     ),
     # A crash while its error is examined is counted against the message too.
     *(
-        Row("verdict-begins", victim, Cost("victim", 1), VICTIM_AGAIN)
+        Row("outcome-unrecorded", victim, Cost("victim", 1), VICTIM_AGAIN)
         for victim in ("fail", "dead")
     ),
     # The supervisor acknowledges the finished messages of a dead process. Only the dead process
     # itself knew its failures.
-    Row("verdict-noted", "ok", FREE, VICTIM_AGAIN, VICTIM),
-    Row("verdict-noted", "fail", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
-    Row("verdict-noted", "dead", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
+    Row("outcome-recorded", "ok", FREE, VICTIM_AGAIN, VICTIM),
+    Row("outcome-recorded", "fail", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
+    Row("outcome-recorded", "dead", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
     Row("settle_ack-calls", "fail", FREE, UNACKED),
     Row("settle_ack-called", "dead"),
     # A failure may wait during a quick run that follows it, which is then unacknowledged too.
@@ -102,9 +102,9 @@ ROWS = [
     Row("settle_dead-called", "dead", FREE, UNACKED),
     Row("settle_charged-calls", "ok", CHARGED, Cost("victim", 1), crashed=True),
     Row("settle_charged-called", "ok", CHARGED, CHARGED, crashed=True),
-    Row("ride-unsent", "ok", FREE, UNACKED),
-    Row("ride-sent", "ok"),
-    Row("ride-answered", "ok"),
+    Row("acks-unsent", "ok", FREE, UNACKED),
+    Row("acks-sent", "ok"),
+    Row("acks-answered", "ok"),
     # A mark only accuses: an entry is charged after it has run alone.
     Row("quarantine_mark-calls", "fail", after=VICTIM, source="inherited"),
     Row("quarantine_mark-called", "fail", after=VICTIM, source="inherited"),
@@ -152,7 +152,7 @@ def arm(strikes: Strikes, rows: Iterable[Row], act: str) -> None:
     """Arm the point of each row, in the partition of the row."""
     for number, row in enumerate(rows):
         if row.crashed:
-            strikes.arm("handler-begins", number, "KILL", VICTIM)
+            strikes.arm("handler-starts", number, "KILL", VICTIM)
         strikes.arm(row.point, number, act, row.after)
 
 
