@@ -80,6 +80,7 @@ def test_a_viewer_reads_the_stack_and_cannot_request_it(
     assert "outdated" in text  # of another epoch
     assert "The epoch is now" in text
     assert page.locator("text=Request the stack").count() == 0
+    assert f"streamqd why {UNIT}" in page.inner_text("main")
 
 
 def test_a_hostile_stack_is_shown_as_text(
