@@ -109,7 +109,7 @@ class BatchRunner:
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
             end = raised
         logs.current.message = None
-        errors = soft.judge(errors_of, end, messages)
+        errors = soft.run_bounded(errors_of, end, messages)
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
@@ -129,7 +129,7 @@ class BatchRunner:
                 settler.ack(entry_id, entry.index, ended, entry.retried, entry.has_counters)
             else:
                 entry.restore()
-                self._verdicts.failed(entry, error)
+                self._verdicts.settle_failure(entry, error)
 
 
 def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:

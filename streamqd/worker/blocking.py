@@ -44,11 +44,11 @@ class BlockedPartition:
 
     def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()
-        self._quarantine.nothing_runs()
+        self._quarantine.clear_mark_if_idle()
         # Also without a wait: a message that always fails immediately must not block a stop.
         self._channel.check(self._slot.unfinished)
         waits = self._slot.waits
         waits.begin(Wait.BLOCKED, entry.due_ns)
         self._channel.sleep((entry.due_ns - now_ns()) / 1e9, self._slot.unfinished)
         waits.end()
-        self._quarantine.run_again(entry.place)
+        self._quarantine.begin_again(entry.place)

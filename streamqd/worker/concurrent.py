@@ -65,7 +65,7 @@ class ConcurrentExecutor:
         self._may_expire = False  # a fetched message may have an expiry
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some free indexes
-        self._judged: FetchedEntry | None = None  # the entry whose verdict is being determined
+        self._inspected: FetchedEntry | None = None  # the entry whose verdict is being determined
         self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has finished
         context.slot.open_table(context.consumer.lanes)
         self._table = context.slot.states[: context.slot.in_flight]
@@ -75,7 +75,7 @@ class ConcurrentExecutor:
 
     def drop_unstarted(self) -> None:
         """Drop the entries that have not started, before a listing. They stay pending."""
-        self.take_ended()
+        self.collect_finished()
         for entry in self._ordering.drop():
             self._slot.states[entry.index] = CLEARED
             self._bytes_in_flight -= entry.size
@@ -87,7 +87,7 @@ class ConcurrentExecutor:
         if listed:
             self._may_expire |= any(entry.message.expires_at is not None for entry in listed)
             self._index(listed)
-            self._line_up(listed)
+            self._queue(listed)
         if read is not None:
             self._take_read(read)
 
@@ -114,7 +114,7 @@ class ConcurrentExecutor:
             self._index(taken)
             if taken[0].size > bytes_max and self._verdicts.dead_letter_oversized(taken[0]):
                 continue
-            self._line_up(taken)
+            self._queue(taken)
         return sum(sizes)
 
     def _index(self, entries: list[FetchedEntry]) -> None:
@@ -132,14 +132,14 @@ class ConcurrentExecutor:
             for entry in entries:
                 self._slot.put(entry.index, entry.place)
 
-    def _line_up(self, entries: list[FetchedEntry]) -> None:
+    def _queue(self, entries: list[FetchedEntry]) -> None:
         """Queue entries, or hold them with their key if the key is held."""
         if self._held is None:
             self._bytes_in_flight += sum([entry.size for entry in entries])
             self._ordering.add(entries)
             return
         for entry in entries:
-            if self._held.may_run(entry, queued=self._ordering.knows(entry.key)):
+            if self._held.may_run(entry, queued=self._ordering.is_key_taken(entry.key)):
                 self._bytes_in_flight += entry.size
                 self._ordering.add([entry])
 
@@ -164,7 +164,7 @@ class ConcurrentExecutor:
         startable, so 7 wait, and `room` allows 9 more. With `ready=4`, slow runs get no room,
         because the 3 free lanes have entries, and quick runs get none, because 7 are ready.
         """
-        if self._ack_each or self._held is not None or not self._begins_at_once:
+        if self._ack_each or self._held is not None or not self._starts_together:
             return 0
         return min(self._lanes_free, self._ordering.ready)
 
@@ -173,7 +173,7 @@ class ConcurrentExecutor:
 
         With `ready`, also 0 while that many are ready to start, or slow runs have all lanes.
         """
-        if self._is_full() or (ready is not None and not self._runs_short(ready)):
+        if self._is_full() or (ready is not None and not self._is_running_low(ready)):
             return 0
         waiting, held = self._ordering.waiting, self._held
         # A read can return that many from each of the two streams.
@@ -187,7 +187,7 @@ class ConcurrentExecutor:
         full |= self._bytes_in_flight >= consumer.prefetch_bytes
         return full or waiting - self._startable >= consumer.prefetch_max
 
-    def _runs_short(self, count: int) -> bool:
+    def _is_running_low(self, count: int) -> bool:
         """Return True if fewer than `count` entries are ready, and lanes will soon have none.
 
         Quick handlers find the next entries ready when a lane is free. Entries of slow handlers, or
@@ -208,7 +208,7 @@ class ConcurrentExecutor:
     def next_due(self, now: int, *, held: bool = True) -> int | None:
         """Return when an entry in flight may start, or None if only an event can start it."""
         due = None
-        if held and self._held is not None and self._wants_due(self._held):
+        if held and self._held is not None and self._may_take_due(self._held):
             due = self._held.next_due()
         if self._free and self._ordering.ready:
             gated = self._gates.held_ns(now)
@@ -227,40 +227,40 @@ class ConcurrentExecutor:
         ordering = self._ordering
         if ordering.ready:
             self._gates.await_trust(now_ns())
-        if self._begins_at_once:
+        if self._starts_together:
             begun = ordering.take(self._lanes_free)
             self._mark_running(begun)
         else:
-            begun = self._begin_each()
+            begun = self._start_each()
         if begun:
             self._lanes.start(begun)
 
     def _take_due(self, held: HeldKeys) -> None:
         """Queue the first entry of each held key that is due."""
-        while self._wants_due(held) and self._free_indexes and (found := held.take(1)):
+        while self._may_take_due(held) and self._free_indexes and (found := held.take(1)):
             entry = found[0]
-            held.begin_again(entry)
+            held.mark_again(entry)
             self._index([entry])
             entry.interrupted = False
             self._bytes_in_flight += entry.size
             self._ordering.add([entry])
 
-    def _wants_due(self, held: HeldKeys) -> bool:
+    def _may_take_due(self, held: HeldKeys) -> bool:
         if not held.keys or (held.one_by_one and self.in_flight.entries):
             return False
         return self._ordering.ready < len(self._free)
 
     @property
-    def _begins_at_once(self) -> bool:
+    def _starts_together(self) -> bool:
         """True if only free lanes limit the starts."""
         return not (self._may_expire or self._gates.any)
 
-    def _begin_each(self) -> list[FetchedEntry]:
+    def _start_each(self) -> list[FetchedEntry]:
         begun = []
         while self._may_start():
             (entry,) = self._ordering.take(1)
             if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
-                self._all_over([entry])
+                self._remove_finished([entry])
             else:
                 self._mark_running([entry])
                 self._gates.started(entry.started_ns)
@@ -299,7 +299,7 @@ class ConcurrentExecutor:
 
     # --- finished runs ---
 
-    def take_ended(self) -> None:
+    def collect_finished(self) -> None:
         """Collect the verdicts of finished runs."""
         if ended := self._lanes.ends.take():
             self._collect(ended)
@@ -325,7 +325,7 @@ class ConcurrentExecutor:
         self._note_handled(handled)
         counts.times_ns += total
         self._run_ns += (total / len(ended) - self._run_ns) * (1 - RUN_DECAY ** len(ended))
-        self._all_over(ended)
+        self._remove_finished(ended)
 
     def _note_handled(self, entries: list[FetchedEntry]) -> None:
         if entries:
@@ -333,12 +333,12 @@ class ConcurrentExecutor:
             self._context.counts.handled += len(entries)
             self._settler.ack_all(entries)
 
-    def _all_over(self, entries: list[FetchedEntry]) -> None:
+    def _remove_finished(self, entries: list[FetchedEntry]) -> None:
         """Remove entries from the executor, run or not. The next entries of their keys may run."""
         self._bytes_in_flight -= sum([entry.size for entry in entries])
-        self._ordering.ended(entries)
+        self._ordering.mark_finished(entries)
         if self._held is not None:
-            self._held.ended(entries)
+            self._held.finish_runs(entries)
 
     def _note_failed(self, entry: FetchedEntry, error: BaseException) -> None:
         """Record the verdict on a failed run."""
@@ -346,16 +346,16 @@ class ConcurrentExecutor:
         self._context.counts.handled += 1
         entry.end = None  # break the reference cycle traceback -> entry
         entry.restore()
-        self._judged = entry
+        self._inspected = entry
         # Failures of quick runs are settled together, others immediately, as with one lane.
         if entry.ended_ns - entry.started_ns > QUICK_RUN_NS:
-            self._settler.hurry()
-        if self._verdicts.failed(entry, error):
+            self._settler.make_failures_due()
+        if self._verdicts.settle_failure(entry, error):
             assert self._held is not None
-            behind = self._ordering.surrender(entry)
+            behind = self._ordering.take_waiting(entry)
             self._bytes_in_flight -= sum([other.size for other in behind])
             self._held.keep(entry, behind)
-        self._judged = None
+        self._inspected = None
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
         # All runs have the same limit, so every run that started earlier exceeds it too.
@@ -364,9 +364,9 @@ class ConcurrentExecutor:
             if entry.sequence <= last and not entry.interrupted:
                 entry.interrupted = True
                 self._lanes.interrupt(entry, limit.error())
-        judged = self._judged if limit.in_handler else None
-        if judged and judged.sequence <= last and not judged.interrupted:
-            judged.interrupted, limit.in_handler = True, False
+        inspected = self._inspected if limit.in_handler else None
+        if inspected and inspected.sequence <= last and not inspected.interrupted:
+            inspected.interrupted, limit.in_handler = True, False
             raise limit.error()
 
     def close(self) -> None:

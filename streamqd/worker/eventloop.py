@@ -219,7 +219,7 @@ class EventLoop:
             ready.clear()
         self._loop.stop()
 
-    def show(self, slot: WorkerSlot | None) -> None:
+    def record_turns(self, slot: WorkerSlot | None) -> None:
         """Start to record the loop's turns in a worker's slot. None stops the recording."""
         if self._heartbeat is not None:
             self._heartbeat.close()
@@ -230,16 +230,16 @@ class EventLoop:
     def begin(self, runs: list[CoroutineRun]) -> None:
         """Start coroutines: together they cost one wake-up of the loop."""
         if self._heartbeat is not None:
-            self._heartbeat.want()
+            self._heartbeat.start()
         self._loop.call_soon_threadsafe(_start, runs)
 
     def call(self, function: Callable[..., object], *given: object) -> None:
         """Call a function in the loop's thread."""
         if self._heartbeat is not None:
-            self._heartbeat.want()
+            self._heartbeat.start()
         self._loop.call_soon_threadsafe(function, *given)
 
-    def soon(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Call a function after the callbacks that are ready to run. In the loop's thread."""
         self._loop.call_soon(call)
 

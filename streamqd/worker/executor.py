@@ -50,7 +50,7 @@ class Executor(Protocol):
     def start(self, *, held: bool = True) -> None:
         """Start the entries that can start, including `held` entries that are due."""
 
-    def take_ended(self) -> None:
+    def collect_finished(self) -> None:
         """Collect the verdicts of finished runs."""
 
     # --- entries in flight, and room for more ---

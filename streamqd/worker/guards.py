@@ -61,7 +61,7 @@ class Guards:
         self._probe_from = 0  # successes when the probe started
         self.must_pause = False
         self._paused = False  # the pause is written. It lasts until an operator removes it.
-        self._unsaid = self.probing
+        self._unsaid = self.is_probing
 
     # --- reports of failures ---
 
@@ -73,7 +73,7 @@ class Guards:
         """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
-        self.look()
+        self.record_settled()
         of_message = not settlement.retries(outcome, self._policy)
         if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
             # This failure is not evidence of a failing dependency.
@@ -82,13 +82,13 @@ class Guards:
         forgiven = None
         if message.forgiven_at:
             forgiven = now - (unix - message.forgiven_at) - CLOCK_SECONDS
-        was_closed = not self.probing
+        was_closed = not self.is_probing
         counts = self._circuit.failed(message.uid, now, self._successes, forgiven)
         if not counts:
             message.forgiven_at = unix
         self._keep_circuit()
         self._unsaid = True
-        if was_closed and self.probing:
+        if was_closed and self.is_probing:
             self._waits.count_opening()
             logs.event(
                 "circuit.opened",
@@ -99,7 +99,7 @@ class Guards:
             )
         return not counts
 
-    def died(self) -> None:
+    def count_dead_letter(self) -> None:
         """Record that a message became a dead letter."""
         self._deaths += 1
         if self._guard.dead_letters:
@@ -108,7 +108,7 @@ class Guards:
                 # Until this flood is stopped, keep the count one short of a flood.
                 self._keep_flood()
 
-    def look(self) -> None:
+    def record_settled(self) -> None:
         """Record settled messages. Close the circuit after a successful probe."""
         self._waits.keep(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
@@ -156,23 +156,23 @@ class Guards:
         return left
 
     @property
-    def probing(self) -> bool:
+    def is_probing(self) -> bool:
         """True if at most one message may be tried at a time."""
         return self._circuit.state is not CircuitState.CLOSED
 
     def admits(self, running: int) -> bool:
         """Return True if a run may start next to `running` others."""
         if not running:
-            self.look()
-        if not self.probing:
+            self.record_settled()
+        if not self.is_probing:
             return True
         return not (running or self._seconds())
 
     @property
     def one_by_one(self) -> bool:
         """True while the circuit is not closed."""
-        self.look()
-        return self.probing
+        self.record_settled()
+        return self.is_probing
 
     def await_open(self, now: int, _runs: int = 1) -> int:
         """Wait, with no active run, until a run may start.
@@ -180,9 +180,9 @@ class Guards:
         Returns that instant. Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """
         if self.must_pause:
-            self.stand_still()
+            self.pause_partition()
             now = now_ns()
-        if not self.probing or self._probe_succeeded:
+        if not self.is_probing or self._probe_succeeded:
             return now  # the next check closes the circuit
         while left := self._seconds():
             self._settler.flush()
@@ -191,14 +191,14 @@ class Guards:
 
     def started(self, _at: int, _runs: int = 1) -> None:
         """Record the run that starts as a probe, unless the circuit is closed or about to close."""
-        if not self.probing or self._probe_succeeded:
+        if not self.is_probing or self._probe_succeeded:
             return
         self._circuit.probe(_now())
         self._keep_circuit()
         self._probe_from = self._successes
         self._waits.begin(Wait.PROBING)
 
-    def stand_still(self) -> None:
+    def pause_partition(self) -> None:
         """Pause the partition as an operator would, and wait until an operator resumes it.
 
         Call it again after a lost connection. A pause that Redis confirmed is not written again.

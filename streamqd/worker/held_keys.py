@@ -21,14 +21,14 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.quarantine import Quarantine
 
 
-class Sized(Protocol):
+class HasSize(Protocol):
     """An element with an approximate size in bytes."""
 
     @property
     def size(self) -> int: ...
 
 
-Kept = TypeVar("Kept", bound=Sized)
+Kept = TypeVar("Kept", bound=HasSize)
 
 
 class KeyBlocker(Generic[Kept]):
@@ -70,7 +70,7 @@ class KeyBlocker(Generic[Kept]):
         queue.appendleft(entry)
         self._wait(key, due)
 
-    def behind(self, key: Hashable, entry: Kept) -> None:
+    def append(self, key: Hashable, entry: Kept) -> None:
         """Append an entry to the queue of its held key."""
         self._queues[key].append(entry)
         self._count(entry, 1)
@@ -95,7 +95,7 @@ class KeyBlocker(Generic[Kept]):
         del self._due[key]
         return key
 
-    def line(self, key: Hashable, longest: int) -> list[Kept]:
+    def first_entries(self, key: Hashable, longest: int) -> list[Kept]:
         """Return the first entries of a key, at most `longest`."""
         queue = self._queues[key]
         return [queue[index] for index in range(min(longest, len(queue)))]
@@ -105,15 +105,15 @@ class KeyBlocker(Generic[Kept]):
         queue = self._queues.get(key)
         return queue[0] if queue else None
 
-    def waits(self, key: Hashable) -> bool:
+    def is_waiting(self, key: Hashable) -> bool:
         """Return True if the first entry of a held key waits for its due time."""
         return key in self._due
 
-    def done(self, key: Hashable) -> None:
+    def remove_first(self, key: Hashable) -> None:
         """Remove the first entry of a key after it finished, successfully or not."""
         self._count(self._queues[key].popleft(), -1)
 
-    def go_on(self, key: Hashable, now: float) -> None:
+    def reschedule(self, key: Hashable, now: float) -> None:
         """After a run, make the key due. If it has no more entries, release it."""
         if key in self._due:
             return
@@ -126,7 +126,7 @@ class KeyBlocker(Generic[Kept]):
         """Make the keys due whose run did not start: they neither wait nor run."""
         for key in list(self._queues):
             if key not in self._due and key not in busy:
-                self.go_on(key, now)
+                self.reschedule(key, now)
 
     def _wait(self, key: Hashable, due: float) -> None:
         self._due[key] = due
@@ -141,11 +141,11 @@ class KeyBlocker(Generic[Kept]):
 class HeldKeys:
     """The held keys of one worker. Each executor consults it before a run and after the run.
 
-    | Entry       | Before the run          | After a failed run              | After any |
-    | serial, new | `count_free`, `may_run` | `keep` if it waits, or `forget` | -         |
-    | serial, due | `take`, `may_run`       | the same                        | `go_on`   |
-    | lanes, new  | `may_run` with `queued` | `keep` if it waits              | `ended`   |
-    | lanes, due  | `take`, `begin_again`   | the same                        | `ended`   |
+    | Entry       | Before the run          | After a failed run              | After any     |
+    | serial, new | `count_free`, `may_run` | `keep` if it waits, or `forget` | -             |
+    | serial, due | `take`, `may_run`       | the same                        | `reschedule`  |
+    | lanes, new  | `may_run` with `queued` | `keep` if it waits              | `finish_runs` |
+    | lanes, due  | `take`, `mark_again`    | the same                        | `finish_runs` |
 
     Held entries are in no batch, so they cannot be blamed for a crash.
     """
@@ -180,12 +180,12 @@ class HeldKeys:
                 return True
             self.keep(entry)
         elif blocker.first(key) is not entry:
-            blocker.behind(key, entry)
+            blocker.append(key, entry)
             self._leave_batch(entry)
-        elif not blocker.waits(key):
-            self._quarantine.run_again(entry.place)
+        elif not blocker.is_waiting(key):
+            self._quarantine.begin_again(entry.place)
             return True
-        self._quarantine.nothing_runs()
+        self._quarantine.clear_mark_if_idle()
         return False
 
     @property
@@ -193,13 +193,13 @@ class HeldKeys:
         """True if each run needs a mark of its own, so that it must run alone."""
         return self._quarantine.is_open
 
-    def begin_again(self, entry: FetchedEntry) -> None:
+    def mark_again(self, entry: FetchedEntry) -> None:
         """Wait for the turn of a message that has a lane, and mark it, before its start.
 
         Raises Stop, Fenced, RedisUnavailable, RedisRefused. After an error, the message has not
         started: call `restart`.
         """
-        self._quarantine.run_again(entry.place)
+        self._quarantine.begin_again(entry.place)
 
     # --- after a run ---
 
@@ -207,38 +207,38 @@ class HeldKeys:
         """Hold a failed message until it is due, and the messages `behind` it."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
         for other in behind:
-            self._blocker.behind(entry.key, other)
+            self._blocker.append(entry.key, other)
         self._leave_batch(entry, *behind)
 
     def forget(self, entry: FetchedEntry) -> None:
         """Remove a finished message, successful or not, if it was held."""
         if self._blocker.first(entry.key) is entry:
-            self._blocker.done(entry.key)
+            self._blocker.remove_first(entry.key)
 
     def is_done(self, entry: FetchedEntry) -> bool:
         """Remove the first message of a held key after its run, unless it waits again."""
-        if self._blocker.waits(entry.key):
+        if self._blocker.is_waiting(entry.key):
             return False
         self.forget(entry)
         return True
 
-    def go_on(self, key: bytes | None) -> None:
+    def reschedule(self, key: bytes | None) -> None:
         """Reschedule or release a taken key after its messages have run."""
-        self._blocker.go_on(key, now_ns())
+        self._blocker.reschedule(key, now_ns())
         self._report()
-        self._quarantine.nothing_runs()
+        self._quarantine.clear_mark_if_idle()
 
-    def ended(self, entries: Iterable[FetchedEntry]) -> None:
+    def finish_runs(self, entries: Iterable[FetchedEntry]) -> None:
         """Process the end of concurrent runs. Their messages may belong to held keys."""
         held = False
         for entry in entries:
             if entry.key in self._blocker:
                 held = True
                 self.is_done(entry)
-                self._blocker.go_on(entry.key, now_ns())
+                self._blocker.reschedule(entry.key, now_ns())
         self._report()
         if held:
-            self._quarantine.nothing_runs()  # last, because it may fail, and the runs are finished
+            self._quarantine.clear_mark_if_idle()  # last, because it may fail
 
     # --- held entries ---
 
@@ -276,7 +276,7 @@ class HeldKeys:
     def take(self, longest: int) -> list[FetchedEntry]:
         """Take a due key and return its first messages, [] if no key is due."""
         key = self._blocker.take(now_ns())
-        return [] if key is None else self._blocker.line(key, longest)
+        return [] if key is None else self._blocker.first_entries(key, longest)
 
     def next_due(self) -> int | None:
         """Return the due time of the next key (`now_ns`), None if no key waits."""

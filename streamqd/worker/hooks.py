@@ -78,7 +78,7 @@ class Hooks:
     def show_loop(self, slot: WorkerSlot | None) -> None:
         """Publish the heartbeat of the event loop, if any, in a slot. None stops it."""
         if self.loop is not None:
-            self.loop.show(slot)
+            self.loop.record_turns(slot)
 
     def start(self, context: handlers.Context) -> None:
         """Run `on_start`. Raises HandlerLoadError when it fails."""
@@ -86,7 +86,8 @@ class Hooks:
         if error is None:
             return
         raise HandlerLoadError(
-            f"on_start of {self._reference} failed: {self._shown(error)}{handlers.place_of(error)}"
+            f"on_start of {self._reference} failed: {self._error_text(error)}"
+            f"{handlers.place_of(error)}"
         ) from error
 
     def stop(self) -> None:
@@ -96,14 +97,14 @@ class Hooks:
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, exc=error)
         elif error is not None:
             # A traceback includes chained errors, whose texts have not passed `redact_error`.
-            described = self._shown(error)
+            described = self._error_text(error)
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=described)
         if self.loop is not None:
             self.loop.close()
         if self.observer is not None:
             self.observer.stop()
 
-    def _shown(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException) -> str:
         text = handlers.passed(handlers.text_of(error), self.loaded.redact)
         return f"{type(error).__name__}: {text}"
 

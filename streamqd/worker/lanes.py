@@ -107,7 +107,7 @@ class TaskLanes:
     ) -> None:
         """`limited`: a run may be interrupted."""
         # After all callbacks that can run now: each call wakes the main thread, and stops this one.
-        self.ends = RunEnds(slot, loop.soon)
+        self.ends = RunEnds(slot, loop.call_soon)
         self._function = function
         self._loop = loop
         self._limited = limited
@@ -138,7 +138,7 @@ class TaskLanes:
                 continue
             if not task.done():
                 entry.run = task  # the loop itself does not keep it
-        self._loop.soon(partial(self._report_canceled, entries))
+        self._loop.call_soon(partial(self._report_canceled, entries))
 
     def _report_canceled(self, entries: list[FetchedEntry]) -> None:
         """After the first steps: report tasks that were canceled before they ran."""

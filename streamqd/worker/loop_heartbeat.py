@@ -13,7 +13,7 @@ from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, RUNNING, WorkerSlot, now
 
 
 class LoopHeartbeat:
-    """The heartbeat of a loop in a slot. The main thread calls `want` and `close`."""
+    """The heartbeat of a loop in a slot. The main thread calls `start` and `close`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, slot: WorkerSlot, thread: int | None
@@ -26,7 +26,7 @@ class LoopHeartbeat:
         slot.loop_thread = thread or 0
         slot.loop_heartbeat_ns = 0
 
-    def want(self) -> None:
+    def start(self) -> None:
         """Start the heartbeat. Call it when a run is RUNNING in the slot, before it starts."""
         if not self._active and self._slot is not None:
             self._active = True
@@ -42,7 +42,7 @@ class LoopHeartbeat:
     def _turn(self) -> None:
         """Write a heartbeat, and schedule the next one. Called in the loop's thread."""
         if self._timer is not None:
-            self._timer.cancel()  # `want` was called while the last turn found no open run
+            self._timer.cancel()  # `start` was called while the last turn found no open run
             self._timer = None
         slot = self._slot
         if slot is None:
@@ -50,7 +50,7 @@ class LoopHeartbeat:
         if not _runs(slot):
             slot.loop_heartbeat_ns = 0
             self._active = False
-            if not _runs(slot):  # else `want` may have seen that it was beating still
+            if not _runs(slot):  # otherwise, `start` may have found the heartbeat active
                 return
             self._active = True
         slot.loop_heartbeat_ns = now_ns()

@@ -9,14 +9,14 @@ from typing import Generic, Protocol, TypeVar
 from streamqd.worker.entry import FetchedEntry
 
 
-class Keyed(Protocol):
+class HasKey(Protocol):
     """An entry with a key, or None."""
 
     @property
     def key(self) -> bytes | None: ...
 
 
-KeyedEntry = TypeVar("KeyedEntry", bound=Keyed)
+KeyedEntry = TypeVar("KeyedEntry", bound=HasKey)
 
 
 class Ordering(Protocol[KeyedEntry]):
@@ -36,17 +36,17 @@ class Ordering(Protocol[KeyedEntry]):
     def take(self, count: int) -> list[KeyedEntry]:
         """Remove and return the oldest entries that may start, at most `count`."""
 
-    def ended(self, entries: Iterable[KeyedEntry]) -> None:
+    def mark_finished(self, entries: Iterable[KeyedEntry]) -> None:
         """Note that taken entries finished, with any result."""
 
-    def knows(self, key: bytes | None) -> bool:
+    def is_key_taken(self, key: bytes | None) -> bool:
         """Return True if another entry of this key would have to wait."""
 
-    def surrender(self, entry: KeyedEntry) -> list[KeyedEntry]:
+    def take_waiting(self, entry: KeyedEntry) -> list[KeyedEntry]:
         """Remove and return the entries that wait for the key of a taken entry."""
 
     def drop(self) -> list[KeyedEntry]:
-        """Remove and return all waiting entries. Taken entries stay taken until `ended`."""
+        """Remove and return all waiting entries. Taken entries stay taken until `mark_finished`."""
 
 
 class Unordered(Generic[KeyedEntry]):
@@ -68,13 +68,13 @@ class Unordered(Generic[KeyedEntry]):
         ready = self._ready
         return [ready.popleft() for _ in range(min(count, len(ready)))]
 
-    def ended(self, _entries: Iterable[KeyedEntry]) -> None:
+    def mark_finished(self, _entries: Iterable[KeyedEntry]) -> None:
         """Do nothing: no entry waits for another."""
 
-    def knows(self, _key: bytes | None) -> bool:
+    def is_key_taken(self, _key: bytes | None) -> bool:
         return False
 
-    def surrender(self, _entry: KeyedEntry) -> list[KeyedEntry]:
+    def take_waiting(self, _entry: KeyedEntry) -> list[KeyedEntry]:
         return []
 
     def drop(self) -> list[KeyedEntry]:
@@ -120,7 +120,7 @@ class ByKey(Generic[KeyedEntry]):
         self.waiting -= len(taken)
         return taken
 
-    def ended(self, entries: Iterable[KeyedEntry]) -> None:
+    def mark_finished(self, entries: Iterable[KeyedEntry]) -> None:
         ready, behind = self._ready, self._behind
         for entry in entries:
             key = entry.key
@@ -128,10 +128,10 @@ class ByKey(Generic[KeyedEntry]):
                 ready.append(line.popleft())
                 behind[key] = line or None
 
-    def knows(self, key: bytes | None) -> bool:
+    def is_key_taken(self, key: bytes | None) -> bool:
         return key in self._behind
 
-    def surrender(self, entry: KeyedEntry) -> list[KeyedEntry]:
+    def take_waiting(self, entry: KeyedEntry) -> list[KeyedEntry]:
         key = entry.key
         if key is None:
             return []

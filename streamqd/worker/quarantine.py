@@ -88,13 +88,13 @@ class Quarantine:
         self._suspects.update(entry.place for entry in entries if self._is_suspect(entry))
         self._begin(*[entry.place for entry in entries])
 
-    def run_again(self, place: bytes) -> None:
+    def begin_again(self, place: bytes) -> None:
         """Wait for the turn of a kept entry that runs again. Raises like `begin`."""
         if self._session:
             self._context.settler.flush()
             self._begin(place)
 
-    def nothing_runs(self) -> None:
+    def clear_mark_if_idle(self) -> None:
         """Clear the mark if no message runs now. Called when an entry is kept for a later run."""
         if self._session and not self._runs:
             self.end_turn()
@@ -155,7 +155,7 @@ class Quarantine:
         while True:
             if self._is_held_back(runs):
                 self._unmark()
-                self._wait_out(runs)
+                self._await_conditions(runs)
             elif not self._take_turn(alone=not self._suspects.isdisjoint(places)):
                 self._unmark()
                 channel.sleep(POLL_SECONDS)
@@ -170,7 +170,7 @@ class Quarantine:
         words = self._context.slot.words
         return bool(words[WORD_COMMAND]) or not self._gates.are_open(now_ns(), runs)
 
-    def _wait_out(self, runs: int) -> None:
+    def _await_conditions(self, runs: int) -> None:
         """Wait for every condition that delays a run. No run is active, so few can return soon."""
         self._context.channel.check(self._context.slot.unfinished)
         self._gates.await_open(now_ns(), runs)

@@ -37,7 +37,7 @@ class LongPoll:
         self.count = 0  # entries of each stream that it may bring
 
     @property
-    def waiting(self) -> bool:
+    def is_waiting(self) -> bool:
         """True while waiting for the answer."""
         return self._silence is not None
 
@@ -57,7 +57,7 @@ class LongPoll:
         """Return the file descriptor that is readable once the answer arrives."""
         return self._fetcher.sock.fileno()
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds until `check` must be called."""
         return 0.0 if self._silence is None else self._silence.left()
 
@@ -83,10 +83,10 @@ class LongPoll:
         fetched = self._fetcher.receive_round(polled=True)
         if self._silence is not None:
             self._silence.end()
-        self.forget()
+        self.abandon()
         return fetched
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Stop waiting for an answer."""
         self._silence = None
         self._words.end()
@@ -114,7 +114,7 @@ class Reader:
         """Watch the fence for the next read. Return False if it contains a different token."""
         return self.fetcher.watch()
 
-    def heard(self, retry: bytes, main: bytes) -> None:
+    def record_last_ids(self, retry: bytes, main: bytes) -> None:
         """Record the last IDs that the group has read. b'' leaves an ID unchanged."""
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
@@ -150,7 +150,7 @@ class Reader:
             message = f"reading {self.lease.unit} was refused: {fetched.error}"
             raise RedisRefused(fetched.error, message)
         # Advance past the ids that the poll reported, so that the next one ignores them.
-        self.heard(*fetched.reported)
+        self.record_last_ids(*fetched.reported)
         return fetched
 
     def read_by_script(self, count: int) -> FetchResult:

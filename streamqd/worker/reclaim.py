@@ -25,16 +25,16 @@ class Reclaim:
         self._looked = False  # a page was taken, and no read was sent since
 
     @property
-    def wanted(self) -> bool:
+    def is_requested(self) -> bool:
         """True while the flag is set."""
         slot = self._slot
         return slot.reclaim_requested != slot.reclaim_done
 
     def is_turn(self, *, reading: bool) -> bool:
         """Return True if a page is next. With `reading`, pages and reads alternate."""
-        return self.wanted and not (self._looked and reading)
+        return self.is_requested and not (self._looked and reading)
 
-    def give_way(self) -> None:
+    def record_read(self) -> None:
         """Record that a read is sent ahead of the next page."""
         self._looked = False
 
@@ -50,7 +50,7 @@ class Reclaim:
         if not self._pages:
             self._slot.reclaim_done = wanted
 
-    def take(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
+    def take_page(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
         """Take over at most `count` entries of the next page.
 
         Raises Fenced, RedisRefused, RedisUnavailable.

@@ -61,7 +61,7 @@ class Recovery:
         self._suspects, self._complete = {}, False
         self._slot.suspects_left = 0
 
-    def leave(self) -> None:
+    def end_turn(self) -> None:
         """Give up the turn of the running entry, because the worker exits."""
         self._quarantine.end_turn()
 
@@ -69,7 +69,7 @@ class Recovery:
         """Take over entries of other clients, one page of each stream."""
         self._settler.flush()
         for retried in reclaim.pages():
-            found = reclaim.take(retried, self._reader.session, self._page())
+            found = reclaim.take_page(retried, self._reader.session, self._page())
             if found:
                 self._run_pending(found)
                 self._settler.flush()
@@ -95,7 +95,7 @@ class Recovery:
             if page.bad:
                 self._bad_values.values(page.bad)
             opened = True
-            reader.heard(page.last_retry, page.last_main)
+            reader.record_last_ids(page.last_retry, page.last_main)
             pending, over = page.in_order()
             for entry in pending:
                 after[entry.retried] = entry.id
@@ -169,13 +169,13 @@ class Recovery:
         count = rounds.next_round(largest)
         if self._turns.guards is not None and self._turns.guards.one_by_one:
             count = 1
-        self._turns.run_dry()
+        self._turns.run_alone()
         self._slot.round_size = count
         if not self._quarantine.is_open:
             self._run_pending(ready[:count])
         elif members := self._runnable(ready[:count]):
             self._run_marked(members)
-        self._turns.run_dry()
+        self._turns.run_alone()
         self._settler.flush()
         self._turns.await_capacity()
         self._slot.round_size = 0
@@ -192,23 +192,23 @@ class Recovery:
             if not (entry.crashes or self._quarantine.is_open):
                 together.append(entry)
                 continue
-            self._admit_dry(together)
+            self._run_alone(together)
             together = []
             if self._quarantine.is_open:
                 self._run_marked([entry])
             else:
-                self._admit_dry([entry])
+                self._run_alone([entry])
         if together:
             executor.admit(together)
             self._turns.advance()
         self._turns.await_capacity()
 
-    def _admit_dry(self, entries: list[FetchedEntry]) -> None:
+    def _run_alone(self, entries: list[FetchedEntry]) -> None:
         """Run entries with no other message next to them, after all entries in flight."""
-        self._turns.run_dry()
+        self._turns.run_alone()
         if entries:
             self._executor.admit(entries)
-            self._turns.run_dry()
+            self._turns.run_alone()
 
     def _runnable(self, found: list[messages.PendingEntry]) -> list[FetchedEntry]:
         """Return the entries that must run and are not in the executor. Settles the others."""
@@ -245,20 +245,20 @@ class Recovery:
         round gets a turn and a mark of its own.
         """
         executor, states = self._executor, self._slot.states
-        self._turns.run_dry()
+        self._turns.run_alone()
         executor.admit(entries)
         while left := [each for each in entries if states[each.index] == WAITING]:
             self._quarantine.begin(*left)
             executor.start(held=False)
             while executor.in_flight.running:
-                self._turns.settle_next_end(held=False)
+                self._turns.settle_next_finished(held=False)
                 if not self._slot.words[WORD_COMMAND]:
                     executor.start(held=False)
-            self._turns.check_life()
+            self._turns.check_message_limit()
             if not executor.in_flight.entries:
                 break
         self._quarantine.end_turn()
-        self._turns.run_dry()
+        self._turns.run_alone()
 
     def _page(self) -> int:
         """Return how many pending entries may be listed at a time. Waits as `await_room`."""

@@ -271,7 +271,7 @@ class SingleRunner:
 
     def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Record the verdict on a failed run. Return True if the message waits for another run."""
-        self._kept = self._verdicts.failed(entry, error)
+        self._kept = self._verdicts.settle_failure(entry, error)
         if self._kept:
             assert self._in_place is not None
             self._in_place.keep(entry)

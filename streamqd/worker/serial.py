@@ -126,7 +126,7 @@ class SerialExecutor:
 
     # --- running ---
 
-    def take_ended(self) -> None:
+    def collect_finished(self) -> None:
         """Do nothing: `start` returns after all its runs have finished."""
 
     def start(self, *, held: bool = True) -> None:
@@ -202,11 +202,11 @@ class SerialExecutor:
         self._settler.begin_batch([kept.place for line in lines for kept in line])
         first = 0
         for line in lines:
-            self._run_line(held, line, first)
+            self._run_key(held, line, first)
             first += len(line)
         self._settler.flush()
 
-    def _run_line(self, held: HeldKeys, line: list[FetchedEntry], first: int) -> None:
+    def _run_key(self, held: HeldKeys, line: list[FetchedEntry], first: int) -> None:
         """Run the messages of a held key, at `first` of the batch and after it, until one fails."""
         for index, kept in enumerate(line, first):
             self._context.channel.check(self._slot.unfinished)
@@ -216,7 +216,7 @@ class SerialExecutor:
                 for behind in range(index + 1, first + len(line)):
                     self._slot.states[behind] = CLEARED
                 break
-        held.go_on(line[0].key)
+        held.reschedule(line[0].key)
 
     def close(self) -> None:
         """Do nothing, because it has no resources."""

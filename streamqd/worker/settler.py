@@ -57,7 +57,7 @@ class FailedEntry(NamedTuple):
         """Return the approximate number of bytes that the next place takes."""
         return self.size + sum(map(len, self.fields.values()))
 
-    def whole(self) -> FailedEntry:
+    def with_body(self) -> FailedEntry:
         """Return the entry with all fields of its next place, for a server without its body."""
         body = within_limit(dict(zip(self.body[::2], self.body[1::2], strict=False)))
         return self._replace(fields={b"payload": b"", **body, **self.fields})
@@ -87,7 +87,7 @@ class Settler:
         self._numbered = 0  # entries read so far
         self._first = 0  # number of the first entry of the batch, 0 if no read brought it
         self.since_ns = 0  # when the oldest unsettled verdict was noted, or 0
-        self._hurried = False  # a failure must not wait for `linger_ns`
+        self._failures_due = False  # a failure must not wait for `linger_ns`
         # By place: failures of entries that wait in place, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
         self._deferred: set[bytes] = set()  # places of refused entries
@@ -149,7 +149,7 @@ class Settler:
         return len(self._ack_indexes) + len(self._with_counters) + len(self.items)
 
     @property
-    def acks_owed(self) -> bool:
+    def has_unconfirmed_acks(self) -> bool:
         """True if acknowledgments are not confirmed yet."""
         return bool(self._ack_indexes or self._with_counters)
 
@@ -177,39 +177,39 @@ class Settler:
 
     # --- when ---
     #
-    # | Owed                            | `since_ns`    | `_hurried` | Due               |
-    # | nothing                         | 0             | no         | never             |
-    # | verdicts of quick runs          | of the oldest | no         | after `linger_ns` |
-    # | a failure of a longer run       | of the oldest | yes        | immediately       |
-    # | only entries that Redis refused | 0             | no         | at each `settle`  |
+    # | Unsettled                       | `since_ns`    | `_failures_due` | Due               |
+    # | nothing                         | 0             | no              | never             |
+    # | verdicts of quick runs          | of the oldest | no              | after `linger_ns` |
+    # | a failure of a longer run       | of the oldest | yes             | immediately       |
+    # | only entries that Redis refused | 0             | no              | at each `settle`  |
     #
     # Refused entries are sent at most every DEFER_SECONDS, which `_deferred_until_ns` limits.
 
-    def hurry(self) -> None:
+    def make_failures_due(self) -> None:
         """Make the recorded failures due, because their runs were not quick."""
-        self._hurried = True
+        self._failures_due = True
 
     def is_due(self, now: int) -> bool:
         """Return True if a settlement is due now, with a read or without."""
         since = self.since_ns
-        return since > 0 and (self._owes_failure or now - since >= self.linger_ns)
+        return since > 0 and (self._has_due_failure or now - since >= self.linger_ns)
 
     def next_due(self, now: int) -> int | None:
         """Return when the next settlement is due (`now_ns`), None if none is owed."""
         if not self.since_ns:
             return None
-        return now if self._owes_failure else self.since_ns + self.linger_ns + GRACE_NS
+        return now if self._has_due_failure else self.since_ns + self.linger_ns + GRACE_NS
 
     @property
-    def _owes_failure(self) -> bool:
-        return self._hurried and not self.only_plain_acks
+    def _has_due_failure(self) -> bool:
+        return self._failures_due and not self.only_plain_acks
 
     def settle(self, *, read_follows: bool) -> None:
         """Settle due verdicts. Plain acknowledgments travel with the read, if one follows.
 
         Raises as `flush`.
         """
-        due, self._hurried = self.is_due(now_ns()), False
+        due, self._failures_due = self.is_due(now_ns()), False
         if due and not read_follows:
             self.flush()
         elif (due or (self.items and not self.since_ns)) and not self.only_plain_acks:
@@ -217,14 +217,14 @@ class Settler:
 
     # --- settling ---
 
-    def acks_confirmed(self, now: int) -> None:
+    def confirm_acks(self, now: int) -> None:
         """Record that Redis executed all plain acknowledgments, by script or with a read."""
         count = len(self._ack_indexes)
         if not count:
             return
         self.slot.add("acked", count)
         self._observe_ack(now, count)
-        self._acks_settled()
+        self._clear_acks()
         if not self._notes:
             self._restart_clock()
 
@@ -264,7 +264,7 @@ class Settler:
         places += [place_of(i, retried=True) for i in self.retry_acks]
         for part in _parts(places):
             self._calls.run(messages.ack(self.keys, self.lease, part))
-        self.acks_confirmed(now_ns())
+        self.confirm_acks(now_ns())
 
     def flush_verdicts(self) -> None:
         """Settle all but plain acknowledgments, which a read can carry. Raises as `flush`."""
@@ -311,7 +311,7 @@ class Settler:
             again: list[_Batch] = []
             for (dead, items), reply in zip(batches, replies, strict=True):
                 if not isinstance(reply, RedisRefused):
-                    again += _batches(self._moved(reply, items, dead=dead))
+                    again += _batches(self._record_moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
                     # One item may be the cause. Sent alone, it does not delay the others.
                     again += [(dead, [item]) for item in items]
@@ -336,14 +336,16 @@ class Settler:
             adjacent=_adjacent(items),
         )
 
-    def _moved(self, reply: Reply, items: list[FailedEntry], *, dead: bool) -> list[FailedEntry]:
+    def _record_moved(
+        self, reply: Reply, items: list[FailedEntry], *, dead: bool
+    ) -> list[FailedEntry]:
         """Note the reply. Returns the entries that must be sent again with their bodies."""
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)
         for item, word in zip(items, settled.words, strict=True):
             if word == "MISSING":
-                again.append(item.whole())
+                again.append(item.with_body())
                 continue
             # GONE: an earlier copy of this call moved it, or a client acknowledged it.
             moved += word == "MOVED"
@@ -385,7 +387,7 @@ class Settler:
 
     # --- book-keeping ---
 
-    def _acks_settled(self) -> None:
+    def _clear_acks(self) -> None:
         states, indexes = self.slot.states, self._ack_indexes
         first, end = min(indexes), max(indexes) + 1
         if end - first == len(indexes) == bytes(states[first:end]).count(DONE):

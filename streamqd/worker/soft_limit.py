@@ -25,7 +25,7 @@ class SoftLimit:
         self._seconds = seconds
         # Interruptible code runs now: the handler, or the inspection of its error.
         self.in_handler = False
-        self.judging = False  # it is the inspection, which runs in the main thread
+        self.inspecting = False  # it is the inspection, which runs in the main thread
         # How to interrupt a run outside the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
 
@@ -38,7 +38,7 @@ class SoftLimit:
         if self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
             # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
             self.in_handler = False
-            if self.interrupt is None or self.judging:
+            if self.interrupt is None or self.inspecting:
                 raise self.error()
             self.interrupt(self.error())
 
@@ -48,19 +48,19 @@ class SoftLimit:
             f"the handler ran longer than its time limit of {self._seconds:g} s"
         )
 
-    def judge(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
-        """Call the inspection of a run's result under the time limit, as it may call user code.
+    def run_bounded(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
+        """Inspect a run's result under the time limit, because the inspection may call user code.
 
         Returns the exception of the soft limit if the limit is reached. `work` must not change any
         state, because it can be interrupted anywhere.
         """
         family.end_child()  # a forked child that raised or returned
         try:
-            self.judging = self.in_handler = True
+            self.inspecting = self.in_handler = True
             try:
                 return work(*given)
             finally:
-                self.judging = self.in_handler = False
+                self.inspecting = self.in_handler = False
         except handlers.SoftTimeout as limit:
-            self.judging = False
+            self.inspecting = False
             return limit

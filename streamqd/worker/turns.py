@@ -48,13 +48,13 @@ class Turns:
     def follow_and_collect(self) -> None:
         """Follow the supervisor's command, and collect finished runs."""
         self.follow_command()
-        self.executor.take_ended()
-        self.check_life()
+        self.executor.collect_finished()
+        self.check_message_limit()
         if self.guards is not None:
-            self.guards.look()
+            self.guards.record_settled()
             if self.guards.must_pause:
                 self.finish_running(commanded=False)
-                self.guards.stand_still()
+                self.guards.pause_partition()
         if now_ns() - self._published_ns > PUBLISH_NS:
             self.publish()
 
@@ -63,16 +63,16 @@ class Turns:
         if not self._slot.words[WORD_COMMAND]:
             return
         self.finish_running()
-        waited = self.reader.poll.waiting
+        waited = self.reader.poll.is_waiting
         if waited:
             # Entries that the long poll has moved in this time are found by listing.
-            self.reader.poll.forget()
+            self.reader.poll.abandon()
             self._link.close()
         self._channel.check(self.executor.in_flight.entries)
         if waited:
             raise Reconnect
 
-    def check_life(self) -> None:
+    def check_message_limit(self) -> None:
         """Raise Stop after `max_messages`."""
         if 0 < self._consumer.max_messages <= self.context.counts.handled:
             raise Stop(ExitCode.RECYCLE)
@@ -85,7 +85,7 @@ class Turns:
     def publish(self) -> None:
         """Publish the current figures of the runs."""
         if self.guards is not None:
-            self.guards.look()
+            self.guards.record_settled()
         now = self._published_ns = now_ns()
         self.context.counts.publish(self._slot)
         self._slot.progress_ns = now
@@ -95,7 +95,7 @@ class Turns:
         """Start ready entries, and settle due verdicts."""
         self.executor.start()
         due = self._settler.is_due(now_ns())
-        self._settler.settle(read_follows=due and self.takes_along())
+        self._settler.settle(read_follows=due and self.may_read_for_acks())
 
     def advance(self) -> None:
         """Follow the command, collect finished runs, start ready entries, settle due verdicts."""
@@ -114,16 +114,16 @@ class Turns:
     def finish_running(self, *, commanded: bool = True) -> None:
         """Wait for the runs. `commanded`: only while the supervisor commands a stop or a pause."""
         while self.executor.in_flight.running and (self._slot.words[WORD_COMMAND] or not commanded):
-            self.settle_next_end()
+            self.settle_next_finished()
 
-    def settle_next_end(self, *, held: bool = True) -> None:
+    def settle_next_finished(self, *, held: bool = True) -> None:
         """Wait as `wait`, and settle the runs that have finished."""
         self.wait(held=held)
-        self.executor.take_ended()
+        self.executor.collect_finished()
         with contextlib.suppress(Fenced):
             self._settler.try_to_flush()
 
-    def run_dry(self) -> None:
+    def run_alone(self) -> None:
         """Run all entries in flight with no other message next to them, then settle them."""
         executor = self.executor
         while executor.in_flight.entries:
@@ -132,25 +132,25 @@ class Turns:
             self._settler.settle(read_follows=False)
             if executor.in_flight.entries:
                 self.wait(held=False)
-        executor.take_ended()
+        executor.collect_finished()
         self._settler.flush()
 
     def wait(self, *descriptors: int, held: bool = True) -> set[int]:
-        """Wait for the end of a run, for a descriptor, or for `patience`.
+        """Wait for the end of a run, for a descriptor, or for `wait_seconds`.
 
         Returns the descriptors that are readable.
         """
-        seconds = self.patience(held=held)
+        seconds = self.wait_seconds(held=held)
         return self._channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
-    def patience(self, *, held: bool = True) -> float:
+    def wait_seconds(self, *, held: bool = True) -> float:
         """Return the seconds that the loop may wait for an event.
 
         At most until a settlement or a check is due, or an entry could start (`held` ones too).
         """
         seconds, poll, now = self.longest_wait, self.reader.poll, now_ns()
-        if poll.waiting:
-            seconds = min(seconds, poll.left() + 0.001)
+        if poll.is_waiting:
+            seconds = min(seconds, poll.seconds_left() + 0.001)
         if not self.is_link_taken:
             # During a command no run starts.
             start = (
@@ -163,7 +163,7 @@ class Turns:
 
     @property
     def longest_wait(self) -> float:
-        """Return the seconds until the worker must send a command to Redis."""
+        """Seconds until the worker must send a command to Redis."""
         return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
 
     @property
@@ -172,22 +172,22 @@ class Turns:
 
         Such a poll returns in time for the next due verdict, see `_start_poll`.
         """
-        return self.reader.poll.waiting and self._settler.link is self._link
+        return self.reader.poll.is_waiting and self._settler.link is self._link
 
     # --- room for more ---
 
-    def wants(self, count: int = 0) -> bool:
+    def wants_entries(self, count: int = 0) -> bool:
         """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
-        if self.reader.poll.waiting:
+        if self.reader.poll.is_waiting:
             return False
         return self.executor.room(count or self._consumer.lanes) > 0
 
-    def takes_along(self) -> bool:
+    def may_read_for_acks(self) -> bool:
         """Return True if a read may be sent only to carry acknowledgments.
 
         No lane asked for the entries of this read. With the fetched ones they must fit in one read.
         """
-        return self.wants(max(self.prefetch.count, self._consumer.lanes))
+        return self.wants_entries(max(self.prefetch.count, self._consumer.lanes))
 
     def await_room(self) -> int:
         """Return the number of entries of each stream that may be fetched (at least 1).

@@ -39,7 +39,7 @@ TEXT_TIMED_OUT = "<its text took longer than the time limit of the run>"
 KEEPS_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the error's own text
 
 
-class Judged:
+class FailureDetails:
     """The facts about a failed run, found step by step. A time limit may stop the search."""
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Verdicts:
         self._settler = context.settler
         self._counts = context.counts
         self._clock = context.clock
-        self._judge = context.limit.judge
+        self._run_bounded = context.limit.run_bounded
         self._policy = context.consumer.policy
         self._guards = guards
         self._redact = redact
@@ -148,10 +148,10 @@ class Verdicts:
             message, self._delivery, handler, why, crashes=entry.crash_count
         )
         self._fail(entry, None, context | fields)
-        self._say_end(self._dead_lines, message, why[0], why[1])
+        self._log_dead_letter(self._dead_lines, message, why[0], why[1])
         self._settler.flush()
         if self._guards is not None and self._guards.must_pause and self._consumer.lanes == 1:
-            self._guards.stand_still()
+            self._guards.pause_partition()
 
     # --- after a failed run ---
 
@@ -160,9 +160,9 @@ class Verdicts:
         if issubclass(type(end), BaseException):  # `isinstance` may ask the user's code
             assert isinstance(end, BaseException)
             return end
-        return self._judge(handlers.error_of, end)
+        return self._run_bounded(handlers.error_of, end)
 
-    def failed(self, entry: FetchedEntry, error: BaseException) -> bool:
+    def settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Settle a message whose run failed. Returns True if it waits in its place instead.
 
         Its message must be restored. Until its verdict is found, its state byte is RUNNING, and a
@@ -171,9 +171,9 @@ class Verdicts:
         self._slot.states[entry.index] = RUNNING
         message, crashes = entry.message, entry.crash_count
         self._counts.failed += 1
-        judged = Judged(error)
-        self._judge(self._look, judged)
-        outcome = judged.outcome or _without_text(error, self._consumer.dlq_error)
+        details = FailureDetails(error)
+        self._run_bounded(self._inspect, details)
+        outcome = details.outcome or _without_text(error, self._consumer.dlq_error)
         attempt = message.attempt
         free = self._guards is not None and self._guards.exempts(outcome, message)
         verdict = settlement.decide(
@@ -187,33 +187,33 @@ class Verdicts:
             exempt=free,
         )
         if isinstance(verdict, ReleaseVerdict):
-            self._observe(entry, judged, outcome, "release", stays=True)
+            self._observe(entry, details, outcome, "release", stays=True)
             self._release(entry, in_place=verdict.in_place)
             return verdict.in_place
         failure = _failure(outcome)
-        text = _in_one(failure.error_class, judged.text)
+        text = _error_text(failure.error_class, details.text)
         self._slot.add("failed")
         self._slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self._slot.add("timeouts")
         fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict):
-            self._observe(entry, judged, outcome, "retry", stays=verdict.in_place)
-            fields |= dead_letters.last_error(message, text, judged.place)
-            fields |= dead_letters.last_run(message, judged.span)
+            self._observe(entry, details, outcome, "retry", stays=verdict.in_place)
+            fields |= dead_letters.last_error(message, text, details.place)
+            fields |= dead_letters.last_run(message, details.span)
             if not self._retry_lines.held():
-                self._say_retry(message, verdict.delay, text, judged)
+                self._log_retry(message, verdict.delay, text, details)
             if verdict.in_place:
-                self._keep(entry, verdict.delay, 1 - free)
+                self._keep_in_place(entry, verdict.delay, 1 - free)
             else:
                 self._fail(entry, verdict.delay, fields)
             return verdict.in_place
-        self._judge(self._look_closer, judged)
-        self._observe(entry, judged, outcome, "dead")
+        self._run_bounded(self._inspect_fully, details)
+        self._observe(entry, details, outcome, "dead")
         if self._delivery.unit.reads_dead_letters:
-            self._give_up(entry, verdict.reason, text, judged)
+            self._give_up(entry, verdict.reason, text, details)
             return False
-        fields |= dead_letters.last_run(message, judged.span)
+        fields |= dead_letters.last_run(message, details.span)
         handler = self._consumer.handler
         fields |= dead_letters.letter(
             message,
@@ -221,20 +221,20 @@ class Verdicts:
             handler,
             verdict.reason,
             error_class=failure.error_class,
-            error=judged.text,
-            traceback=judged.traceback,
+            error=details.text,
+            traceback=details.traceback,
             attempts=attempt,
             crashes=crashes,
-            fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
+            fingerprint=details.fingerprint or fingerprint(failure.error_class, "", handler),
         )
         self._fail(entry, None, fields)
-        self._say_end(self._dead_lines, message, verdict.reason, text, judged)
+        self._log_dead_letter(self._dead_lines, message, verdict.reason, text, details)
         return False
 
     def _release(self, entry: FetchedEntry, *, in_place: bool) -> None:
         self._slot.add("released")
         if in_place:
-            self._keep(entry, RELEASE_SECONDS, 0)
+            self._keep_in_place(entry, RELEASE_SECONDS, 0)
         else:
             self._slot.states[entry.index] = CLEARED
             self.released += 1
@@ -242,7 +242,7 @@ class Verdicts:
     def _observe(
         self,
         entry: FetchedEntry,
-        judged: Judged,
+        details: FailureDetails,
         outcome: Outcome,
         verdict: str,
         *,
@@ -253,50 +253,50 @@ class Verdicts:
         if observer is None:
             return
         failed = isinstance(outcome, Failed)
-        if observer.reports_errors and failed and not judged.fingerprint:
-            self._judge(self._look_closer, judged)
+        if observer.reports_errors and failed and not details.fingerprint:
+            self._run_bounded(self._inspect_fully, details)
         run = FailedRun(
             entry.place,
             entry.message,
             verdict,
             stays,
-            judged.error,
+            details.error,
             not failed,
             "" if isinstance(outcome, ReleaseAsked) else _failure(outcome).error_class,
-            judged.text,
-            judged.traceback,
-            judged.fingerprint,
+            details.text,
+            details.traceback,
+            details.fingerprint,
         )
         if observer.reports_errors:
-            self._judge(observer.report, run)
-        judged.span = observer.failed(run)
+            self._run_bounded(observer.report, run)
+        details.span = observer.failed(run)
 
-    def _look(self, judged: Judged) -> None:
+    def _inspect(self, details: FailureDetails) -> None:
         """Collect data for the decision and the log, as `dlq_error` and `redact_error` allow."""
-        error, detail = judged.error, self._consumer.dlq_error
-        judged.outcome = outcome = handlers.brief_of(error, detail)
+        error, detail = details.error, self._consumer.dlq_error
+        details.outcome = outcome = handlers.brief_of(error, detail)
         if type(outcome) is ReleaseAsked:
             return
         described = handlers.Description(error)
         if detail != "none":
-            judged.place = described.place()
+            details.place = described.place()
         if detail in KEEPS_TEXT:
-            judged.text = TEXT_TIMED_OUT  # until it is there
-            judged.text = handlers.passed(described.text(), self._redact)
-        judged.described = described
+            details.text = TEXT_TIMED_OUT  # until it is there
+            details.text = handlers.passed(described.text(), self._redact)
+        details.described = described
 
-    def _look_closer(self, judged: Judged) -> None:
+    def _inspect_fully(self, details: FailureDetails) -> None:
         """Collect the data that only a dead letter records: the traceback and the fingerprint."""
-        described = judged.described
+        described = details.described
         if described is None:
             return  # the time was over
-        judged.fingerprint = described.fingerprint(self._consumer.handler)
-        if judged.text == handlers.TOO_SLOW:
-            judged.traceback = judged.text  # formatting it would time out too
+        details.fingerprint = described.fingerprint(self._consumer.handler)
+        if details.text == handlers.TOO_SLOW:
+            details.traceback = details.text  # formatting it would time out too
         elif self._consumer.dlq_error == "traceback":
-            judged.traceback = handlers.passed(described.traceback(), self._redact)
+            details.traceback = handlers.passed(described.traceback(), self._redact)
 
-    def _keep(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
+    def _keep_in_place(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
         """Make a message wait in its place. Its failure count is written first."""
         now = now_ns()
         entry.keep(attempts, now + int(delay * 1e9))
@@ -317,18 +317,18 @@ class Verdicts:
         if delay is None:
             fields |= dead_letters.withheld(message, self._consumer.dlq_body)
             if self._guards is not None:
-                self._guards.died()
+                self._guards.count_dead_letter()
         body, number = message._fields, self._settler.number(entry.index)
         item = FailedEntry(entry.place, entry.index, delay, fields, body, entry.size, number)
         self._settler.fail(item, now_ns())
 
     def _give_up(
-        self, entry: FetchedEntry, reason: str, error: str, judged: Judged | None = None
+        self, entry: FetchedEntry, reason: str, error: str, details: FailureDetails | None = None
     ) -> None:
         """Acknowledge an entry of a dead-letter group. A new dead letter would be read again."""
         self._slot.add("given_up")
         self._settler.skip(entry)
-        self._say_end(self._given_up_lines, entry.message, reason, error, judged)
+        self._log_dead_letter(self._given_up_lines, entry.message, reason, error, details)
 
     def catch_up(self) -> None:
         """Log the number of suppressed lines, if that is due."""
@@ -340,39 +340,41 @@ class Verdicts:
         ):
             lines.catch_up(unit=self._delivery.unit)
 
-    def _say_retry(self, message: Message, delay: float, error: str, judged: Judged) -> None:
+    def _log_retry(
+        self, message: Message, delay: float, error: str, details: FailureDetails
+    ) -> None:
         if logs.verbose():
-            self._judge(self._look_closer, judged)
+            self._run_bounded(self._inspect_fully, details)
         self._retry_lines.event(
-            trace=judged.traceback,
+            trace=details.traceback,
             unit=self._delivery.unit,
             uid=message.uid,
             attempt=message.attempt,
             delay=round(delay, 3),
             error=error,
-            at=judged.place or None,
-            **_ids_of(judged.span),
+            at=details.place or None,
+            **_ids_of(details.span),
         )
 
-    def _say_end(
+    def _log_dead_letter(
         self,
         lines: logs.Limit,
         message: Message,
         reason: str,
         error: str,
-        judged: Judged | None = None,
+        details: FailureDetails | None = None,
     ) -> None:
-        """Log why a message was dead-lettered. `judged` is set if it failed in a run."""
+        """Log why a message was dead-lettered. `details` is set if it failed in a run."""
         if not lines.held():
             lines.event(
-                trace=judged.traceback if judged and logs.verbose() else "",
+                trace=details.traceback if details and logs.verbose() else "",
                 unit=self._delivery.unit,
                 uid=message.uid,
                 attempt=message.attempt,
                 reason=reason,
                 error=error,
-                at=(judged.place if judged else "") or None,
-                **_ids_of(judged.span if judged else ""),
+                at=(details.place if details else "") or None,
+                **_ids_of(details.span if details else ""),
             )
 
 
@@ -390,7 +392,7 @@ def _without_text(error: BaseException, detail: str) -> Failed:
     return Failed("" if detail == "none" else name, "", "", (name,))
 
 
-def _in_one(name: str, text: str) -> str:
+def _error_text(name: str, text: str) -> str:
     """Return class and text as one string: `ValueError: the card was declined`."""
     return f"{name}: {text}" if name and text else name or text
 

@@ -63,29 +63,29 @@ class WorkerLoop:
         `Executor.close` records that the running handlers did not cause the error.
         """
         try:
-            return self._live()
+            return self._run_ready()
         finally:
             self.executor.close()
             if self.settler.link is not self.link:
                 self.settler.link.close()
 
-    def _live(self) -> ExitCode:
+    def _run_ready(self) -> ExitCode:
         self.slot.state = WorkerState.READY
         self.channel.wake_supervisor()
         try:
             try:
-                code = self._work()
+                code = self._serve_until_stop()
             except Stop as stop:
                 code = stop.code
             self._turns.finish_running(commanded=False)
         finally:
             family.end_child()
-            self._recovery.leave()
+            self._recovery.end_turn()
         if code is not ExitCode.FENCED:
             try:
                 self.settler.flush_last()
             except Fenced:
-                code = self._superseded()
+                code = self._exit_superseded()
             except (RedisUnavailable, RedisRefused):
                 pass  # unsettled ones are in the slot, and the supervisor acknowledges them
         if code is ExitCode.RECYCLE:
@@ -98,7 +98,7 @@ class WorkerLoop:
         self._hooks.stop()
         return code
 
-    def _work(self) -> ExitCode:
+    def _serve_until_stop(self) -> ExitCode:
         """Serve until a Stop. Every connection problem leads back to attach."""
         self.slot.waits.reset()
         while True:
@@ -107,20 +107,20 @@ class WorkerLoop:
                 self._attach()
                 self._serve()
             except Fenced:
-                return self._superseded()
+                return self._exit_superseded()
             except Reconnect:
                 self.link.close()
             except (RedisUnavailable, RedisRefused) as error:
                 if isinstance(error, RedisRefused) and error.kind is RefusalKind.NO_GROUP:
-                    if not self._group_restored():
+                    if not self._restore_group():
                         return ExitCode.NO_GROUP
                     self.link.close()
                     continue
-                self._failed(error)
+                self._back_off(error)
             finally:
-                self.reader.poll.forget()
+                self.reader.poll.abandon()
 
-    def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
+    def _back_off(self, error: RedisUnavailable | RedisRefused) -> None:
         """Start again with a new connection, after a wait that grows."""
         self.slot.add("redis_errors")
         self._trouble.failed(unit=self.unit, error=str(error))
@@ -132,7 +132,7 @@ class WorkerLoop:
         first, longest = RECONNECT_SECONDS
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
-    def _group_restored(self) -> bool:
+    def _restore_group(self) -> bool:
         """Create the destroyed group again at its old position. False if that position is unknown.
 
         If it is unknown, because pending entries were not listed or were released, the group starts
@@ -158,7 +158,7 @@ class WorkerLoop:
             try:
                 reply = self.link.run(call)
             except RedisUnavailable as error:
-                self._failed(error)
+                self._back_off(error)
                 self.channel.sleep(self.reconnect_wait * (1 + random()))
             except RedisRefused:
                 return False
@@ -175,7 +175,7 @@ class WorkerLoop:
         )
         return True
 
-    def _superseded(self) -> ExitCode:
+    def _exit_superseded(self) -> ExitCode:
         """Log that a newer owner exists. It handles every fetched entry."""
         self.slot.add("fenced")
         logs.event("request.fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
@@ -184,7 +184,7 @@ class WorkerLoop:
     def _attach(self) -> None:
         """Handle the pending entries. Each new connection starts here."""
         self._listed = False
-        self.reader.poll.forget()
+        self.reader.poll.abandon()
         self._recovery.run_all()
         self._listed = True
         if not self.reader.watch():
@@ -201,7 +201,7 @@ class WorkerLoop:
         turns = self._turns
         empty = False  # the last read brought no entry
         while True:
-            turns.follow_and_collect()  # `Executor.take_ended`: DONE, or FAILED with its verdict
+            turns.follow_and_collect()  # DONE, or FAILED with its verdict
             ahead = self._reads_ahead(empty)
             if not (ahead or turns.is_link_taken):
                 turns.start_and_settle()  # `Executor.start`: RUNNING. `Settler.settle`: settled
@@ -210,37 +210,37 @@ class WorkerLoop:
             fetched = self._step(Step.READ if ahead else self._next_step(empty))
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
-                self._take(fetched)  # `Executor.admit`: WAITING
+                self._admit(fetched)  # `Executor.admit`: WAITING
 
     def _step(self, step: Step) -> FetchResult | None:
         """Run a step. Returns the answer of a read, or None."""
         match step:
             case Step.LIST_PENDING:
-                self._begin_again()
-            case Step.RECLAIM if self.reader.poll.waiting:
+                self._list_released()
+            case Step.RECLAIM if self.reader.poll.is_waiting:
                 raise Reconnect  # the poll would hold the connection for seconds
             case Step.RECLAIM:
                 self._idle_since = 0
                 self._recovery.take_over(self._reclaim)
             case Step.ANSWER:
-                return self._answer()
+                return self._await_poll()
             case Step.WAIT:
                 self._turns.wait()
             case Step.POLL:
                 self._start_poll()
             case Step.READ:
-                self._reclaim.give_way()
+                self._reclaim.record_read()
                 return self._read()
         return None
 
     def _reads_ahead(self, empty: bool) -> bool:
         """Return True if a read goes out first, and entries start while Redis answers."""
-        if empty or self._turns.verdicts.released or self._reclaim.wanted:
+        if empty or self._turns.verdicts.released or self._reclaim.is_requested:
             return False
         return bool(
             self.executor.in_flight.startable
             and self.settler.only_plain_acks
-            and self._turns.wants()
+            and self._turns.wants_entries()
         )
 
     def _next_step(self, empty: bool) -> Step:
@@ -256,23 +256,25 @@ class WorkerLoop:
         """
         if self._turns.verdicts.released:
             return Step.LIST_PENDING
-        wants = self._turns.wants()
+        wants = self._turns.wants_entries()
         if self._reclaim.is_turn(reading=wants):
             return Step.RECLAIM
-        if self.reader.poll.waiting:
+        if self.reader.poll.is_waiting:
             return Step.ANSWER
         due = self.settler.is_due(now_ns())
-        if not (wants or (due and self.settler.only_plain_acks and self._turns.takes_along())):
+        if not (
+            wants or (due and self.settler.only_plain_acks and self._turns.may_read_for_acks())
+        ):
             return Step.WAIT
-        return Step.POLL if empty and not (due or self._reclaim.wanted) else Step.READ
+        return Step.POLL if empty and not (due or self._reclaim.is_requested) else Step.READ
 
-    def _begin_again(self) -> None:
+    def _list_released(self) -> None:
         """Wait RELEASE_SECONDS, and list the pending entries again, because some were released."""
-        self._turns.run_dry()
+        self._turns.run_alone()
         self.settler.flush()
         self._turns.verdicts.released = 0
         self.channel.sleep(RELEASE_SECONDS)
-        if self.reader.poll.waiting:
+        if self.reader.poll.is_waiting:
             raise Reconnect
         self._attach()
 
@@ -286,8 +288,8 @@ class WorkerLoop:
         if executor.in_flight.startable:
             executor.start()  # it must not add to the acknowledgments already sent
         fetched = reader.receive()
-        if fetched.executed and settler.acks_owed:
-            settler.acks_confirmed(now_ns())
+        if fetched.executed and settler.has_unconfirmed_acks:
+            settler.confirm_acks(now_ns())
         return reader.accept(fetched) or self._read_when_full(count)
 
     def _read_when_full(self, count: int) -> FetchResult:
@@ -300,10 +302,10 @@ class WorkerLoop:
         """Send a read that waits at the server for new entries."""
         seconds = self._turns.longest_wait
         if self.settler.link is self.link:
-            seconds = max(0.001, self._turns.patience())
+            seconds = max(0.001, self._turns.wait_seconds())
         self.reader.start_poll(min(self._turns.prefetch.count, self._turns.await_room()), seconds)
 
-    def _answer(self) -> FetchResult | None:
+    def _await_poll(self) -> FetchResult | None:
         """Wait for the long poll or another event. Returns None when it has not answered."""
         poll = self.reader.poll
         if poll.fileno() in self._turns.wait(poll.fileno()):
@@ -311,22 +313,24 @@ class WorkerLoop:
         poll.check()
         return None
 
-    def _take(self, fetched: FetchResult) -> None:
+    def _admit(self, fetched: FetchResult) -> None:
         """Accept the entries of a read. An empty read leaves time for periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
             self._trouble.recovered(unit=self.unit)
         retried, main = fetched.retried, fetched.main
         if not retried and not main:
-            self._idle()
+            self._check_pending()
             return
         self._idle_since = 0
-        self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
+        self.reader.record_last_ids(
+            retried[-1][0] if retried else b"", main[-1][0] if main else b""
+        )
         self.executor.admit([], fetched)
         if self.context.clock.is_old(now_ns()):
             self.context.clock.read(self.link)
 
-    def _idle(self) -> None:
+    def _check_pending(self) -> None:
         """Check, from time to time, that all pending entries are fetched here."""
         now = now_ns()
         # Entries that wait for a rate, a circuit or a held key are pending, too.

@@ -582,7 +582,7 @@ def test_failure_in_place_stays_owed_after_riding_acks(life: Life):
     settler = life.worker("t1").settler
     settler.note(b"m:1-0", 1, 2_000, now=1_000)
     settler.ack(b"2-0", 1, 1_001, retried=False, has_counters=False)
-    settler.acks_confirmed(1_002)
+    settler.confirm_acks(1_002)
     assert settler.since_ns == 1_000
 
 

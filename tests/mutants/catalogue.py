@@ -313,7 +313,7 @@ DEATH = (
         "a held message that a lane runs again without a mark",
         "the pending messages of a lost host run one by one, each under a mark",
         "streamqd/worker/concurrent.py",
-        ("            held.begin_again(entry)\n", ""),
+        ("            held.mark_again(entry)\n", ""),
         tests={
             "integration/test_error_policies.py": (
                 "test_quarantine_runs_due_keys_one_by_one[four at a time]"

@@ -21,40 +21,40 @@ def test_held_key_is_due_on_time_with_its_entries_in_order():
     holds: KeyBlocker[One] = KeyBlocker()
     first, second = One(1, "a"), One(2, "a")
     holds.hold("a", first, 5.0)
-    holds.behind("a", second)
+    holds.append("a", second)
     assert ("a" in holds, "b" in holds) == (True, False)
     assert (holds.entries, holds.keys, holds.size) == (2, 1, 20)
     assert holds.take(4.9) is None
     assert holds.next_due() == 5.0
     assert holds.take(5.0) == "a"
     assert holds.take(9.0) is None, "it is under way"
-    assert holds.line("a", 10) == [first, second]
-    assert holds.line("a", 1) == [first]
+    assert holds.first_entries("a", 10) == [first, second]
+    assert holds.first_entries("a", 1) == [first]
 
 
 def test_entry_that_fails_again_stays_first():
     holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
-    holds.behind("a", One(2, "a"))
+    holds.append("a", One(2, "a"))
     assert holds.take(1.0) == "a"
     holds.hold("a", One(1, "a"), 7.0)
-    holds.go_on("a", 2.0)
+    holds.reschedule("a", 2.0)
     assert holds.next_due() == 7.0
-    assert [each.number for each in holds.line("a", 9)] == [1, 2]
+    assert [each.number for each in holds.first_entries("a", 9)] == [1, 2]
     assert holds.entries == 2
 
 
 def test_key_is_free_without_waiting_entries():
     holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
-    holds.behind("a", One(2, "a"))
+    holds.append("a", One(2, "a"))
     holds.take(1.0)
-    holds.done("a")
-    holds.go_on("a", 3.0)
+    holds.remove_first("a")
+    holds.reschedule("a", 3.0)
     assert holds.take(3.0) == "a", "the next one is due at once"
-    holds.done("a")
+    holds.remove_first("a")
     assert "a" in holds, "a new entry must not pass the entry that has just run"
-    holds.go_on("a", 4.0)
+    holds.reschedule("a", 4.0)
     assert "a" not in holds
     assert (holds.entries, holds.size, holds.keys, holds.next_due()) == (0, 0, 0, None)
 
@@ -107,16 +107,16 @@ def test_every_key_finishes_in_order(
             if chance.random() < 0.2:  # type: ignore[attr-defined]
                 holds.restart(now)  # the connection was lost before any entry ran
                 continue
-            for one in holds.line(key, longest):  # type: ignore[arg-type]
+            for one in holds.first_entries(key, longest):  # type: ignore[arg-type]
                 if not run(one):
                     break
-                holds.done(key)
-            holds.go_on(key, now)
+                holds.remove_first(key)
+            holds.reschedule(key, now)
 
     for number, (key, _) in enumerate(stream):
         one = One(number, key)
         if key in holds:
-            holds.behind(key, one)
+            holds.append(key, one)
         else:
             run(one)
         now += 0.5

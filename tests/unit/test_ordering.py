@@ -49,7 +49,7 @@ def test_ordering_starts_each_key_in_order_one_at_a_time(
         elif running:
             entry = running.pop(chance.randrange(len(running)))
             done[entry.key].append(entry.number)
-            ordering.ended([entry])
+            ordering.mark_finished([entry])
     for key in (b"a", b"b", b"c"):
         assert done[key] == [each.number for each in entries if each.key == key]
     assert sorted(number for numbers in done.values() for number in numbers) == list(
@@ -70,7 +70,7 @@ def test_ordering_does_not_wait_for_a_slow_key():
     for entry in (slow, behind, other):
         ordering.add([entry])
     assert (one(ordering), one(ordering), one(ordering)) == (slow, other, None)
-    ordering.ended([slow])
+    ordering.mark_finished([slow])
     assert one(ordering) == behind
 
 
@@ -80,14 +80,14 @@ def test_entries_waiting_for_a_key_can_be_surrendered():
         ordering.add([Entry(number, key)])
     first = one(ordering)
     assert first is not None
-    assert [each.number for each in ordering.surrender(first)] == [1, 3]
+    assert [each.number for each in ordering.take_waiting(first)] == [1, 3]
     assert ordering.waiting == 2
-    ordering.ended([first])
+    ordering.mark_finished([first])
     assert [each.number for each in (one(ordering), one(ordering)) if each] == [2, 4]
     assert one(ordering) is None
     ordering.add([Entry(5, b"a")])
     assert one(ordering) == Entry(5, b"a"), "its key is free"
-    assert ordering.surrender(Entry(6, None)) == []
+    assert ordering.take_waiting(Entry(6, None)) == []
 
 
 def test_several_entries_are_taken_and_finish_together():
@@ -98,10 +98,10 @@ def test_several_entries_are_taken_and_finish_together():
     assert ordering.take(2) == entries[:2]
     assert ordering.take(9) == [entries[3]]
     assert (ordering.ready, ordering.waiting) == (0, 2)
-    ordering.ended([entries[3], entries[1], entries[0]])
-    assert not ordering.knows(b"b")
+    ordering.mark_finished([entries[3], entries[1], entries[0]])
+    assert not ordering.is_key_taken(b"b")
     assert ordering.take(9) == [entries[2]], "one of a key at a time"
-    ordering.ended([entries[2]])
+    ordering.mark_finished([entries[2]])
     assert ordering.take(9) == [entries[4]]
-    ordering.ended([entries[4]])
-    assert (ordering.waiting, ordering.knows(b"a")) == (0, False)
+    ordering.mark_finished([entries[4]])
+    assert (ordering.waiting, ordering.is_key_taken(b"a")) == (0, False)
