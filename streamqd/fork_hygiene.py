@@ -61,7 +61,7 @@ def limit_environment() -> None:
             os.environ[name] = text
 
 
-def volunteer() -> None:
+def prefer_as_oom_victim() -> None:
     """Make the kernel kill this process before the supervisor when memory runs out. For a child.
 
     It does not use `pathlib`, whose pages each child would have to copy. Raises OSError.

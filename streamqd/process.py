@@ -317,7 +317,7 @@ def _child(
         _outlive_readers()
         fork_hygiene.limit_environment()
         with contextlib.suppress(OSError):
-            fork_hygiene.volunteer()
+            fork_hygiene.prefer_as_oom_victim()
         set_title(title)
         _write_stacks_to(stacks)
         code = run(child_end)

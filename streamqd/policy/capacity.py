@@ -29,7 +29,7 @@ class Capacity:
     _try_at: float = 0.0
     _more: int = 1
 
-    def refused(self, now: float, running: int, problem: str) -> None:
+    def record_refusal(self, now: float, running: int, problem: str) -> None:
         """Record that the operating system starts no more than the `running` processes."""
         if self.limit is not None:
             self._wait = min(2 * self._wait, TRY_SECONDS[1])
@@ -38,13 +38,13 @@ class Capacity:
         self._more = 1
         self._try_at = now + self._wait
 
-    def to_try(self, now: float, running: int) -> int:
+    def count_to_try(self, now: float, running: int) -> int:
         """Return the number of further processes to try now, 0 for none."""
         if self.limit is None or now < self._try_at:
             return 0
         return min(max(0, self.limit - running) + self._more, TOGETHER_MAX)
 
-    def tried(self, now: float, running: int, count: int, wanted: int) -> None:
+    def record_trial(self, now: float, running: int, count: int, wanted: int) -> None:
         """Record that `count` more processes were started.
 
         The limit is removed when it reaches `wanted` partitions, or after a trial of TOGETHER_MAX.

@@ -73,7 +73,9 @@ class Circuit:
             len(failed), failed[0] if failed else 0.0, max(0.0, self._opened), is_open
         )
 
-    def failed(self, uid: str, now: float, successes: int, forgiven: float | None = None) -> bool:
+    def record_failure(
+        self, uid: str, now: float, successes: int, forgiven: float | None = None
+    ) -> bool:
         """Record a failure of the dependency. Return True if it counts as a message's attempt.
 
         `successes` is the number of successful runs so far. `forgiven` is when a failure of the
@@ -97,13 +99,13 @@ class Circuit:
         self.state = CircuitState.CLOSED
         self._failed.clear()
 
-    def wait(self, now: float) -> float:
+    def seconds_until_start(self, now: float) -> float:
         """Return the seconds until something may start, 0 for now."""
         if self.state is not CircuitState.OPEN:
             return 0.0
         return max(0.0, self._opened + self._probe_every - now)
 
-    def probe(self, now: float) -> None:
+    def start_probe(self, now: float) -> None:
         """Run one message now as a probe."""
         self.state = CircuitState.HALF_OPEN
         self._opened = now

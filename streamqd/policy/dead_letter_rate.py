@@ -38,7 +38,7 @@ class DeadLetterRate:
             DeadLetterRateMemory(len(self._deaths), *self._deaths[0]) if self._deaths else NOTHING
         )
 
-    def died(self, now: float, settled: int) -> bool:
+    def record_dead_letter(self, now: float, settled: int) -> bool:
         """Record a death. Return True if it completes a flood, after which counting restarts.
 
         `settled` is the number of messages settled so far, including this one.

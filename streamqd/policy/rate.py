@@ -33,7 +33,7 @@ class Rate:
         early_ns = (self.burst - runs) * self.interval_ns
         return max(0, due_ns - early_ns - now_ns)
 
-    def after(self, due_ns: int, now_ns: int, runs: int = 1) -> int:
+    def next_due(self, due_ns: int, now_ns: int, runs: int = 1) -> int:
         """Return the state after `runs` have started."""
         return max(due_ns, now_ns) + runs * self.interval_ns
 

@@ -86,21 +86,21 @@ class Rebalancer:
     delay: float
     hold: float
     moves_max: int
-    patience: float  # seconds for which a free unit is left to its future owner
+    grace_seconds: float  # seconds for which a free unit is left to its future owner
     _wanted_elsewhere: dict[Unit, float] = field(default_factory=dict)
     _free_since: dict[Unit, tuple[int, float]] = field(default_factory=dict)
     _moves_seen: dict[Unit, int] = field(default_factory=dict)
     _directed: set[Unit] = field(default_factory=set)  # to hand over for a new move directive
-    _hurried: set[Unit] = field(default_factory=set)  # to hand over without delay and hold
-    _hurry: bool = False
+    _without_delay: set[Unit] = field(default_factory=set)  # to hand over without delay and hold
+    _skip_delay: bool = False
     _asked: tuple[object, ...] = ()  # input of the last assignment
     _wanted: Mapping[Unit, str] = field(default_factory=dict)
     _allowance: float = ACQUIRES_AT_ONCE
     _allowed_at: float = 0.0
 
-    def hurry(self) -> None:
+    def skip_delay_once(self) -> None:
         """Skip `delay` and `hold` once, for the units that the next `decide` finds misplaced."""
-        self._hurry = True
+        self._skip_delay = True
 
     def decide(
         self,
@@ -136,7 +136,7 @@ class Rebalancer:
             units = [unit for unit in units if not constraints.stops(unit)]
             mine = {unit: since for unit, since in mine.items() if not constraints.stops(unit)}
             views = {unit: view for unit, view in views.items() if not constraints.stops(unit)}
-        wanted = self._placed(present, units, owners, constraints)
+        wanted = self._place(present, units, owners, constraints)
         self._directed |= {
             u for u, (_, at) in constraints.moves.items() if self._moves_seen.get(u) != at
         }
@@ -144,18 +144,18 @@ class Rebalancer:
         over = len(stopped) + room  # released units of stopped groups make room
         surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[over:] if over < 0 else []
         take = self._acquire(now, wanted, views, live)[: max(0, room)]
-        allowed = self._allowed(now, len(take))
+        allowed = self._count_allowed(now, len(take))
         return Decision(
             take[:allowed],
             [
                 *stopped,
                 *surplus,
-                *(u for u in self._shed(now, wanted, mine, moving) if u not in surplus),
+                *(u for u in self._hand_over(now, wanted, mine, moving) if u not in surplus),
             ],
             more=len(take) > allowed,
         )
 
-    def _placed(
+    def _place(
         self,
         present: Sequence[MemberView],
         units: Collection[Unit],
@@ -169,7 +169,7 @@ class Rebalancer:
             self._asked, self._wanted = asked, place(present, units, owners, moves)
         return self._wanted
 
-    def _allowed(self, now: float, wanted: int) -> int:
+    def _count_allowed(self, now: float, wanted: int) -> int:
         """Return the number of `wanted` units that may be acquired now."""
         earned = (now - self._allowed_at) * ACQUIRES_PER_SECOND
         self._allowance = min(ACQUIRES_AT_ONCE, self._allowance + earned)
@@ -199,13 +199,13 @@ class Rebalancer:
             # restarted with other consumers or a smaller cap never will.
             renewing = (unit.topic, unit.group) in others.get(view.owner, ())
             mine = wanted.get(unit) == self.me or alone
-            overdue = now - since >= self.patience and unit in wanted
+            overdue = now - since >= self.grace_seconds and unit in wanted
             if overdue or (mine and not renewing):
                 take.append(unit)
         self._free_since = free_since
         return take
 
-    def _shed(
+    def _hand_over(
         self, now: float, wanted: Mapping[Unit, str], mine: Mapping[Unit, float], moving: int
     ) -> list[Unit]:
         elsewhere = {
@@ -214,17 +214,17 @@ class Rebalancer:
             if wanted.get(unit, self.me) != self.me
         }
         self._wanted_elsewhere = elsewhere
-        if self._hurry:
-            self._hurry, self._hurried = False, set(elsewhere)
+        if self._skip_delay:
+            self._skip_delay, self._without_delay = False, set(elsewhere)
         # A move that was not possible immediately is placed like any other from now on.
         self._directed &= elsewhere.keys()
-        self._hurried &= elsewhere.keys()
+        self._without_delay &= elsewhere.keys()
         ready = [
             unit
             for unit, since in sorted(elsewhere.items())
             if unit not in self._directed
             and (
-                unit in self._hurried
+                unit in self._without_delay
                 or (now - since >= self.delay and now - mine[unit] >= self.hold)
             )
         ]
@@ -243,12 +243,12 @@ def with_elsewhere(
     return [
         one
         if one.owned is None or one.member.offers <= pairs
-        else one._replace(member=_owning(one.member, one.owned - counts[one.member.id]))
+        else one._replace(member=_count_elsewhere(one.member, one.owned - counts[one.member.id]))
         for one in members
     ]
 
 
-def _owning(member: Member, elsewhere: int) -> Member:
+def _count_elsewhere(member: Member, elsewhere: int) -> Member:
     # `replace` is slow, and this is done for every member at every check.
     return Member(member.id, member.weight, member.cap, member.offers, max(0, elsewhere))
 
@@ -267,7 +267,7 @@ def place(
     `moves` maps units to the members that an operator chose. Such a member gets its unit if it can
     have it, within its cap. The others are balanced as if these units did not exist.
     """
-    wanted = _as_directed(members, units, moves)
+    wanted = _apply_moves(members, units, moves)
     chosen = Counter(wanted.values())
     able = [
         one._replace(member=replace(one.member, cap=one.member.cap - chosen[one.member.id]))
@@ -291,7 +291,7 @@ def place(
     return wanted
 
 
-def _as_directed(
+def _apply_moves(
     members: Sequence[MemberView], units: Collection[Unit], moves: Mapping[Unit, str]
 ) -> dict[Unit, str]:
     by_id = {one.member.id: one for one in members}

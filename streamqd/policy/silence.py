@@ -36,7 +36,7 @@ class Unchanged(NamedTuple, Generic[Value]):
     """The last value, the checks since it last changed, and since when (seconds, our clock)."""
 
     value: Value
-    looks: int
+    checks: int
     since: float
 
 
@@ -53,7 +53,7 @@ class SilenceWatch(Generic[Key, Value]):
     seen: dict[Key, Unchanged[Value]] = field(default_factory=dict)
     _counted: float = float("-inf")
 
-    def look(self, now: float, values: Mapping[Key, Value]) -> dict[Key, Unchanged[Value]]:
+    def observe(self, now: float, values: Mapping[Key, Value]) -> dict[Key, Unchanged[Value]]:
         """Record the current values. Return each with its silence."""
         # A check directly after another one proves nothing about silence.
         counts = now - self._counted >= self.interval / 2
@@ -69,7 +69,7 @@ class SilenceWatch(Generic[Key, Value]):
             elif blind:
                 seen[key] = Unchanged(value, 1, now)
             else:
-                seen[key] = Unchanged(value, known.looks + counts, known.since)
+                seen[key] = Unchanged(value, known.checks + counts, known.since)
         self.seen = seen
         return seen
 
@@ -100,13 +100,13 @@ class SilenceDetector:
         A member is dead under two conditions. Its heartbeat has not changed over at least
         `SILENT_HEARTBEATS` of our own, and is older than the TTL on the server's clock or on ours.
         """
-        found = self._members.look(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
+        found = self._members.observe(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
         live = []
         for one in seen:
             silence = found[one.member.id]
             old = server_unix_ms - one.heartbeat_unix_ms > self._ttl * 1000
             old = old or now - silence.since > self._ttl
-            if one.member.id == self._me or not (old and silence.looks >= SILENT_HEARTBEATS):
+            if one.member.id == self._me or not (old and silence.checks >= SILENT_HEARTBEATS):
                 live.append(one)
         return live
 
@@ -114,7 +114,7 @@ class SilenceDetector:
     def forgettable(self) -> list[str]:
         """Return at most `FORGET_MAX` members that were silent for `FORGET_HEARTBEATS` checks."""
         silent = self._members.seen.items()
-        found = (name for name, silence in silent if silence.looks >= FORGET_HEARTBEATS)
+        found = (name for name, silence in silent if silence.checks >= FORGET_HEARTBEATS)
         return [name for name in found if name != self._me][:FORGET_MAX]
 
     # --- leases ---
@@ -141,35 +141,37 @@ class SilenceDetector:
         }
         return frozenset(
             unit
-            for unit, silence in self._leases.look(now, of_the_dead).items()
-            if silence.looks >= LEASE_LOOKS
+            for unit, silence in self._leases.observe(now, of_the_dead).items()
+            if silence.checks >= LEASE_LOOKS
             and now - silence.since > LEASE_TTLS * ttls[silence.value.owner]
             and silence.value.remaining > ttls[silence.value.owner]
         )
 
     # --- another run under our id ---
 
-    def duplicate_seen(self, heartbeat_unix_ms: int, now: float, *, leaving: bool = False) -> bool:
+    def observe_duplicate(
+        self, heartbeat_unix_ms: int, now: float, *, leaving: bool = False
+    ) -> bool:
         """Record another run under our ID and its last heartbeat. Return True if that run is dead.
 
         With `leaving`, the run reports that it drains, and this instance waits for it, regardless
         of the number of heartbeats.
         """
         known = self._duplicate.seen.get(self._me)
-        silence = self._duplicate.look(now, {self._me: heartbeat_unix_ms})[self._me]
+        silence = self._duplicate.observe(now, {self._me: heartbeat_unix_ms})[self._me]
         if leaving:
             self._duplicate_heartbeats = 0
         elif known is not None and known.value != heartbeat_unix_ms:
             self._duplicate_heartbeats += 1
         return now - silence.since > self._ttl
 
-    def duplicate_gone(self) -> None:
+    def forget_duplicate(self) -> None:
         """Record that no other run has our ID."""
         self._duplicate = SilenceWatch(self._interval)
         self._duplicate_heartbeats = 0
 
     @property
-    def duplicate_lives(self) -> bool:
+    def is_duplicate_live(self) -> bool:
         """True if another run under our ID sent a heartbeat while we watched, and does not drain.
 
         A single heartbeat may also be a late packet of a killed process.
@@ -177,6 +179,6 @@ class SilenceDetector:
         return self._duplicate_heartbeats > 0
 
     @property
-    def duplicate_stays(self) -> bool:
+    def is_duplicate_lasting(self) -> bool:
         """True if the other run is alive and not about to leave."""
         return self._duplicate_heartbeats >= DUPLICATE_HEARTBEATS

@@ -32,13 +32,13 @@ _ALL = "*"  # stands for all nodes, when none answered
 
 
 class BoundedClient:
-    """The supervisor's connection. No call waits for longer than `patience` seconds."""
+    """The supervisor's connection. No call waits for longer than `timeout` seconds."""
 
     def __init__(
         self, link: Connection, board: Scoreboard, patience: float, longest_pause: float
     ) -> None:
         self.link = link
-        self.patience = patience
+        self.timeout = patience
         self.retry_at = 0.0  # monotonic. No call is sent before.
         self._board = board
         self._episode = logs.Episode("redis.lost", "redis.recovered")
@@ -53,17 +53,17 @@ class BoundedClient:
 
     def deadline(self) -> AbstractContextManager[None]:
         """Share one deadline among all calls within this context."""
-        return self.link.within(self.patience)
+        return self.link.within(self.timeout)
 
-    def rests(self, key: str, now: float) -> bool:
+    def is_paused(self, key: str, now: float) -> bool:
         """Return True if calls pause for the node that serves a key."""
-        return bool(self._backoff) and self._backoff.rests(self.link.node_of(key), now)
+        return bool(self._backoff) and self._backoff.is_paused(self.link.node_of(key), now)
 
-    def rest_ends(self, key: str) -> float:
+    def pause_end(self, key: str) -> float:
         """Return when the node that serves a key may be called again (monotonic seconds)."""
-        return self._backoff.end_of(self.link.node_of(key))
+        return self._backoff.pause_end(self.link.node_of(key))
 
-    def ask(self, calls: Calls) -> None:
+    def run_calls(self, calls: Calls) -> None:
         """Run the calls in one write and pass each reply to its callback.
 
         A call gets no reply if its node is silent. Raises RedisUnavailable when no node answers.
@@ -83,14 +83,14 @@ class BoundedClient:
         if answered == {_ALL}:
             raise next(iter(silent.values()))
         for node in answered:
-            self._backoff.end(node)
+            self._backoff.record_reply(node)
         self._backoff.forget(time.monotonic())
         for node, error in silent.items():
-            self._leave_alone(node, error)
+            self._pause(node, error)
         if not self._backoff:
             self._episode.recovered()
 
-    def look(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
+    def read(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
         """Run commands that read these keys. An error replaces each reply of a silent node."""
         try:
             return self.link.pipeline_each(commands)
@@ -99,20 +99,20 @@ class BoundedClient:
             if "" in nodes:
                 raise
             for node in nodes:
-                self._leave_alone(node, error)
+                self._pause(node, error)
             return [error] * len(commands)
 
-    def failed(self, error: RedisUnavailable) -> None:
+    def pause_all(self, error: RedisUnavailable) -> None:
         """Record that no node answered, and pause all nodes."""
         self._board.add("round_trip_errors")
         self._episode.failed(error=str(error))
         # The pause starts now and not with the call: the time spent waiting does not count.
-        self.retry_at = self._backoff.begin(_ALL, time.monotonic())
+        self.retry_at = self._backoff.record_silence(_ALL, time.monotonic())
 
-    def _leave_alone(self, node: str, error: RedisUnavailable) -> None:
+    def _pause(self, node: str, error: RedisUnavailable) -> None:
         self._board.add("round_trip_errors")
         self._episode.failed(error=str(error))
-        self._backoff.begin(node, time.monotonic())
+        self._backoff.record_silence(node, time.monotonic())
 
 
 class NodeBackoff:
@@ -128,14 +128,14 @@ class NodeBackoff:
         self._until: dict[str, float] = {}
         self._next: dict[str, float] = {}
 
-    def begin(self, node: str, now: float) -> float:
+    def record_silence(self, node: str, now: float) -> float:
         """Record that a node did not answer. Return when its pause is over (monotonic seconds)."""
         pause = self._next.get(node, self._first)
         self._next[node] = min(pause * 2, self._longest)
         self._until[node] = now + pause * (0.5 + self._jitter())
         return self._until[node]
 
-    def end(self, node: str) -> None:
+    def record_reply(self, node: str) -> None:
         """Record that a node answered."""
         self._until.pop(node, None)
         self._next.pop(node, None)
@@ -143,13 +143,13 @@ class NodeBackoff:
     def forget(self, now: float) -> None:
         """Forget nodes that are no longer called, because other nodes serve their keys now."""
         for node in [each for each, until in self._until.items() if now > until + SPENT_SECONDS]:
-            self.end(node)
+            self.record_reply(node)
 
-    def rests(self, node: str, now: float) -> bool:
+    def is_paused(self, node: str, now: float) -> bool:
         """Return True if calls to a node pause."""
-        return self.end_of(node) > now
+        return self.pause_end(node) > now
 
-    def end_of(self, node: str) -> float:
+    def pause_end(self, node: str) -> float:
         """Return when the pause of a node is over (monotonic seconds), 0 without a pause."""
         return self._until.get(node, 0.0)
 

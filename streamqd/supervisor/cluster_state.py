@@ -52,7 +52,7 @@ class OwnershipCache:
         self._held: dict[Unit, LeaseView] = {}
         self.bad: list[BadValue] = []  # invalid values of the last check, except those of units
 
-    def take(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
+    def read(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
         """Return the views of the units, except those with a silent node or an unreadable fence.
 
         `live` are the owners known to be alive. If such an owner still holds a unit, its `ttl` is
@@ -76,7 +76,7 @@ class OwnershipCache:
         replies = ask(rest, [each for unit in rest for each in views[unit] or ()])
         for unit, fence, ttl in zip(rest, replies[::2], replies[1::2], strict=True):
             if not (isinstance(fence, StreamqdError) or isinstance(ttl, StreamqdError)):
-                view = self._isolate(unit, self._read, unit, fence, ttl)
+                view = self._isolate(unit, self._read_unit, unit, fence, ttl)
                 if view is not None:
                     found[unit] = view
         self._held = {
@@ -84,7 +84,7 @@ class OwnershipCache:
         }
         return found
 
-    def _read(self, unit: Unit, fence: Any, ttl: Any) -> LeaseView | None:
+    def _read_unit(self, unit: Unit, fence: Any, ttl: Any) -> LeaseView | None:
         try:
             return LeaseView.parse(fence, ttl, self._keys.fence(*unit))
         except BadValue as error:
@@ -106,7 +106,7 @@ class TopicPresence:
         self._lost = logs.Once("topic.lost", logging.WARNING)
         self._bad = logs.bad_values()
 
-    def look(
+    def check(
         self,
         names: Sequence[str],
         served: Collection[str],

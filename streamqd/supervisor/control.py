@@ -32,7 +32,7 @@ class Control:
         self._reload_problem = ""
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """True if this instance should own no partition."""
         return self._me in self.directives.drains
 
@@ -109,7 +109,7 @@ class Control:
         self._reloading = at
         return True
 
-    def reload_ended(self, problem: str) -> bool:
+    def finish_reload(self, problem: str) -> bool:
         """Record that no reload runs. Return True if the reload of a directive just finished."""
         if not self._reloading:
             return False

@@ -55,7 +55,7 @@ class Drain:
         self.notifier.stopping("draining")
         self.notifier.extend_timeout(timeout + RELEASE_SECONDS)
 
-    def signalled(self, number: signal.Signals, timeout: float) -> None:
+    def on_signal(self, number: signal.Signals, timeout: float) -> None:
         """Handle TERM or INT: the first starts the drain. A second INT shortens it, a third kills.
 
         A repeated TERM changes nothing.

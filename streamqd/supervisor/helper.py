@@ -34,7 +34,7 @@ class Helper:
     forks: logs.Episode
     retry: float  # seconds after a refused fork
     longest: float = RESTART_SECONDS  # seconds until a restart, after many quick exits
-    patience: float = QUIT_SECONDS  # seconds for it to exit before it is killed
+    exit_timeout: float = QUIT_SECONDS  # seconds for it to exit before it is killed
     child: Child | None = None
     start_at: float = 0.0
     restarts: int = 0
@@ -51,7 +51,7 @@ class Helper:
             if exit_ is None:
                 self._watch(child, now)
                 return
-            self._ended(child, exit_, now)
+            self._on_exit(child, exit_, now)
         if self._wanted and now >= self.start_at:
             self._fork(now)
 
@@ -64,7 +64,7 @@ class Helper:
             return
         self._started_at = now
 
-    def _ended(self, child: Child, exit_: process.Exit, now: float) -> None:
+    def _on_exit(self, child: Child, exit_: process.Exit, now: float) -> None:
         asked, self._quit_at, self.child = self._quit_at, 0.0, None
         self.start_at = now
         if not asked:
@@ -76,7 +76,7 @@ class Helper:
         logs.stack(exit_.stack, child=child.pid)
 
     def _watch(self, child: Child, now: float) -> None:
-        overdue = self._quit_at and now - self._quit_at > self.patience
+        overdue = self._quit_at and now - self._quit_at > self.exit_timeout
         if self.silent(child) > self.silence_max or overdue:
             child.kill_group()
 

@@ -73,7 +73,7 @@ class Isolation:
     def observe(self, now: float) -> None:
         """Finish pauses that are over, and retry the unfinished steps of giving up."""
         for unit in list(self._owed):
-            self._let_rest(unit)
+            self._pause(unit)
         for unit, (_, until) in list(self._failed.items()):
             partition = self._partitions.get(unit)
             if now >= until and partition is not None:
@@ -89,12 +89,12 @@ class Isolation:
         if now < rests_until:
             # The assignment already pauses and its release failed too, so its lease expires.
             self._owed[unit] = rests_until, problem
-            self._let_rest(unit)
+            self._pause(unit)
             return
         seconds = backoff.delay(self.policy, errors + 1, random())
         self._failed[unit] = errors + 1, now + seconds
         self._owed[unit] = now + seconds, problem
-        self._let_rest(unit)
+        self._pause(unit)
         # The error may come from the log itself.
         with contextlib.suppress(Exception):
             logs.event(
@@ -106,7 +106,7 @@ class Isolation:
                 error=problem,
             )
 
-    def _let_rest(self, unit: Unit) -> None:
+    def _pause(self, unit: Unit) -> None:
         """Remove the processes of an assignment and pause it. The next tick retries a failure."""
         until, problem = self._owed[unit]
         partition = self._partitions.get(unit)

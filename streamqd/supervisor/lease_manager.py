@@ -72,7 +72,7 @@ class LeaseManager:
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
         self.news = False  # the last round trip changed something that may require an action
-        self.topics_in_doubt = False  # a fence was gone, so the topics may be gone too
+        self.must_check_topics = False  # a fence was gone, so the topics may be gone too
         self._fresh = False  # `take_view` has not returned `view` yet
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # commands that wake the fleet, not sent yet
@@ -103,7 +103,7 @@ class LeaseManager:
             or self._stacks
             or self.membership.dead_nonce
             or self.membership.mistyped
-            or self._scheduler.goes_on
+            or self._scheduler.has_more
         )
         due = min(self.membership.heartbeat_at, self.wakes.next_at())
         return max(0.0 if more else due, self.client.retry_at)
@@ -118,14 +118,14 @@ class LeaseManager:
         if now < self.client.retry_at:
             return
         with self.client.deadline():
-            self._say(now, partitions, offers)
+            self._run_round_trip(now, partitions, offers)
 
-    def _say(
+    def _run_round_trip(
         self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
     ) -> None:
         """Make one round trip: the calls, or the first other one that is due."""
         others: list[tuple[object, Callable[[], object]]] = [
-            (self._view_due, partial(self._look, partitions, offers, now)),
+            (self._view_due, partial(self._read_fleet, partitions, offers, now)),
             (self.membership.dead_nonce, self._remove_predecessor),
             (self.membership.mistyped, partial(self.membership.explain, self.link)),
             (self._wake_ups, self._send_wake_ups),
@@ -138,11 +138,11 @@ class LeaseManager:
         self._asked = bool(calls)
         try:
             if calls:
-                self.client.ask(calls)
+                self.client.run_calls(calls)
             elif other is not None:
                 other()
         except RedisUnavailable as error:
-            self.client.failed(error)
+            self.client.pause_all(error)
             self.wakes.link.close()
             # After an outage, first find out which members are alive.
             self.membership.heartbeat_by(time.monotonic())
@@ -168,7 +168,7 @@ class LeaseManager:
                 logs.event(*_REFUSED, request="stack", error=str(reply))
 
     def _listen(self, now: float) -> None:
-        if self.wakes.listen(now, self.client.patience):
+        if self.wakes.listen(now, self.client.timeout):
             self.membership.heartbeat_soon()
 
     def _calls(
@@ -181,11 +181,11 @@ class LeaseManager:
             return self.isolate(partition.unit, self._calls_of, sent_ns, partition, due) or []
 
         calls = self._scheduler.next(now, self.membership.heartbeat_at, partitions, calls_of)
-        calls = [each for each in calls if not self.client.rests(each[0].key, now)]
+        calls = [each for each in calls if not self.client.is_paused(each[0].key, now)]
         if now >= self.membership.heartbeat_at:
             heartbeat = self.membership.heartbeat(now, partitions, offers)
-            if self.client.rests(heartbeat.key, now):
-                self.membership.heartbeat_at = self.client.rest_ends(heartbeat.key)
+            if self.client.is_paused(heartbeat.key, now):
+                self.membership.heartbeat_at = self.client.pause_end(heartbeat.key)
             else:
                 calls.append((heartbeat, self._on_heartbeat))
         return calls
@@ -193,18 +193,18 @@ class LeaseManager:
     def _calls_of(self, sent_ns: int, partition: AssignmentState, due: float) -> Calls:
         call = partition.intent(self.keys, self.ttl, self.me)
         if call is not None:
-            return [(call, self._answer(partition, partial(self._on_intent, partition, sent_ns)))]
+            return [(call, self._callback(partition, partial(self._on_intent, partition, sent_ns)))]
         calls: Calls = []
         if partition.phase is Phase.HELD and not partition.groups_ready:
             call = messages.ensure_group(self.keys, partition.unit, "0")
-            calls.append((call, self._answer(partition, partial(self._on_group, partition))))
+            calls.append((call, self._callback(partition, partial(self._on_group, partition))))
         if partition.phase is Phase.HELD and due >= partition.renew_at:
             call = leases.renew(self.keys, partition.lease, self.ttl)
             on_renew = partial(self._on_renew, partition, sent_ns)
-            calls.append((call, self._answer(partition, on_renew)))
+            calls.append((call, self._callback(partition, on_renew)))
         return calls
 
-    def _answer(
+    def _callback(
         self, partition: AssignmentState, take: Callable[[Reply | RedisRefused], object]
     ) -> TakeReply:
         """Process the reply in isolation: an invalid reply gives the assignment up."""
@@ -217,7 +217,7 @@ class LeaseManager:
     ) -> None:
         now = time.monotonic()
         before, found = partition.phase, partition.resumed
-        word = partition.answered(reply, now)
+        word = partition.apply_reply(reply, now)
         self.news |= partition.phase is not before
         if partition.owned and not isinstance(reply, RedisRefused):
             self._trust(partition, sent_ns, now)
@@ -247,11 +247,11 @@ class LeaseManager:
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
             self.membership.heartbeat_soon()  # another instance was faster: look again
         if isinstance(reply, RedisRefused):
-            self._refused(partition, before.value, reply)
+            self._report_refused(partition, before.value, reply)
         else:
             partition.refusal = ""
 
-    def _refused(self, partition: AssignmentState, what: str, error: RedisRefused) -> None:
+    def _report_refused(self, partition: AssignmentState, what: str, error: RedisRefused) -> None:
         if (partition.refusal, partition.refused) != (error.code, what):
             partition.refusal, partition.refused = error.code, what
             bad = error.code == "BADVALUE"
@@ -260,7 +260,7 @@ class LeaseManager:
 
     def _on_group(self, partition: AssignmentState, reply: Reply | RedisRefused) -> None:
         if isinstance(reply, RedisRefused):
-            self._refused(partition, "group", reply)
+            self._report_refused(partition, "group", reply)
             return
         self.board.add("groups_restored", registration.log_restored(partition.unit, reply))
         partition.groups_ready = self.news = True
@@ -288,11 +288,11 @@ class LeaseManager:
         """Count and log a lost lease. Called once, by the code that notices the loss first."""
         self.board.add("lease_lost")
         logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
-        self.look_again()
+        self.reread_fleet()
 
-    def look_again(self) -> None:
+    def reread_fleet(self) -> None:
         """Read the owner of a fence that this instance lost, and check if all keys were deleted."""
-        self.topics_in_doubt = self.news = True
+        self.must_check_topics = self.news = True
         self.membership.heartbeat_soon()
 
     def _trust(self, partition: AssignmentState, sent_ns: int, now: float) -> None:
@@ -313,21 +313,21 @@ class LeaseManager:
 
     def _on_heartbeat(self, reply: Reply | RedisRefused | ContractError) -> None:
         before = self.membership.directives
-        if self.membership.answered(reply, self._jitter):
+        if self.membership.apply_reply(reply, self._jitter):
             self._view_due = True
         self.news |= self.membership.directives is not before
 
-    def _look(
+    def _read_fleet(
         self, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit], now: float
     ) -> None:
         """Read the owner and the epoch of every unit that this instance does not own."""
         member, silence = self.membership, self.membership.silence
         free = [unit for unit in offers if partitions[unit].phase is Phase.FREE]
-        units = [unit for unit in free if not self.client.rests(self.keys.fence(*unit), now)]
+        units = [unit for unit in free if not self.client.is_paused(self.keys.fence(*unit), now)]
         views: dict[Unit, PartitionView] = {}
         tokens: dict[Unit, str] = {}
         lived = {one.member.id for one in self.view.live}
-        for unit, found in self._ownership.take(units, lived, self._ask_of).items():
+        for unit, found in self._ownership.read(units, lived, self._read_units).items():
             # A predecessor on this host is dead, because it would hold the lock that we hold.
             ours = bool(found.token) and found.owner == self.me
             tokens[unit] = found.token if found.owner else ""
@@ -348,12 +348,12 @@ class LeaseManager:
         self._fresh = self.news = True
         self._view_due = False
         served = {unit.topic for unit in partitions}
-        if self._presence.look(sorted(self._topics), served, self.link.pipeline_each):
-            self.topics_in_doubt = True
+        if self._presence.check(sorted(self._topics), served, self.link.pipeline_each):
+            self.must_check_topics = True
 
-    def _ask_of(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
+    def _read_units(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         """Run the same number of commands for each unit."""
-        return self.client.look([self.keys.fence(*unit) for unit in units], commands)
+        return self.client.read([self.keys.fence(*unit) for unit in units], commands)
 
     # --- wake-ups ---
 
@@ -392,7 +392,7 @@ class RenewalScheduler:
         self._due = 0.0
 
     @property
-    def goes_on(self) -> bool:
+    def has_more(self) -> bool:
         """True if some partitions have not had their turn in this round."""
         return bool(self._waiting)
 

@@ -86,7 +86,7 @@ class Limits:
                 continue
             found = self._isolate(
                 partition.unit,
-                self._look,
+                self._check,
                 partition,
                 worker,
                 now,
@@ -99,7 +99,7 @@ class Limits:
                 next_at = min(next_at, found.next_at)
         return LimitsExceeded(actions, replacements, next_at)
 
-    def _look(
+    def _check(
         self,
         partition: AssignmentState,
         worker: RunningWorker,
@@ -121,9 +121,9 @@ class Limits:
                 return LimitsExceeded(actions, replacements, later)
         if worker.ready_at:
             if measure:
-                replacements += self._memory(partition, worker, now)
-            replacements += self._life(partition, worker, now)
-        found, due = self._time(partition, worker, running, now)
+                replacements += self._check_memory(partition, worker, now)
+            replacements += self._check_age(partition, worker, now)
+        found, due = self._check_time(partition, worker, running, now)
         return LimitsExceeded(actions + found, replacements, due)
 
     def _idle_trouble(
@@ -152,7 +152,7 @@ class Limits:
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
-    def _memory(
+    def _check_memory(
         self, partition: AssignmentState, worker: RunningWorker, now: float
     ) -> list[Replacement]:
         rss = partition.slot.rss = _rss(worker.child.pid)
@@ -161,7 +161,7 @@ class Limits:
             return []
         return self._replace(partition, worker, "max_rss", now, rss)
 
-    def _life(
+    def _check_age(
         self, partition: AssignmentState, worker: RunningWorker, now: float
     ) -> list[Replacement]:
         """Request to replace a worker that is too old or close to `max_messages`."""
@@ -194,7 +194,7 @@ class Limits:
             return []
         return [Replacement(partition, reason, rss)]
 
-    def _time(
+    def _check_time(
         self,
         partition: AssignmentState,
         worker: RunningWorker,
@@ -283,7 +283,7 @@ class OomMonitor:
         self._seen = self._count()
         self._recent: list[float] = []
 
-    def look(self, now: float) -> None:
+    def count_kills(self, now: float) -> None:
         """Record the kills that were counted since the last call. `now` is in monotonic seconds."""
         count = self._count()
         if count > self._seen or self._recent:

@@ -53,7 +53,7 @@ class _Silence:
     report_at: float = 0.0  # monotonic time of the next report
     asked_at: float = 0.0  # monotonic, when its stack was requested, 0 = not yet
     reported: bool = False
-    doubted: bool = False  # no stack came, or it showed no code of a handler
+    unexplained: bool = False  # no stack came, or it showed no code of a handler
 
 
 @dataclass
@@ -70,20 +70,20 @@ class LoopWatch:
         """
         next_at = math.inf
         for partition in partitions:
-            found = self.isolate(partition.unit, self._look, partition, now, after or math.inf)
+            found = self.isolate(partition.unit, self._check, partition, now, after or math.inf)
             next_at = min(next_at, found or math.inf)
         return next_at
 
-    def asks(self, unit: Unit) -> bool:
+    def is_asked(self, unit: Unit) -> bool:
         """Return True if the worker of a unit was asked for a stack that `observe` will take."""
         found = self._silent.get(unit)
         return found is not None and found.asked_at > 0
 
-    def _look(self, partition: AssignmentState, now: float, after: float) -> float:
+    def _check(self, partition: AssignmentState, now: float, after: float) -> float:
         child, heartbeat_ns = partition.child, partition.slot.loop_heartbeat_ns
         silence = self._silent.get(partition.unit)
         if silence and (silence.child is not child or silence.heartbeat_ns != heartbeat_ns):
-            self._end(partition, silence)
+            self._report_resumed(partition, silence)
             silence = None
         if child is None or not heartbeat_ns:
             return math.inf
@@ -105,9 +105,9 @@ class LoopWatch:
             return now + STACK_LOOK_SECONDS
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
-        if frame is None and not silence.doubted:
+        if frame is None and not silence.unexplained:
             # The whole host may have been slow, and the loop may be about to turn.
-            silence.doubted = True
+            silence.unexplained = True
             silence.report_at = now + after
         else:
             silence.report_at = now + seconds  # each report follows after twice the time
@@ -143,7 +143,7 @@ class LoopWatch:
             messages=[_name(partition.unit, each.place) for each in running[:MESSAGES_MAX]],
         )
 
-    def _end(self, partition: AssignmentState, silence: _Silence) -> None:
+    def _report_resumed(self, partition: AssignmentState, silence: _Silence) -> None:
         """Note that a loop turns again, or that its process is gone."""
         del self._silent[partition.unit]
         if not silence.reported:

@@ -111,7 +111,7 @@ class Membership:
             self.silence.forgettable,
         )
 
-    def answered(self, reply: Reply | RedisRefused | ContractError, jitter: float) -> bool:
+    def apply_reply(self, reply: Reply | RedisRefused | ContractError, jitter: float) -> bool:
         """Process the reply to a heartbeat. Return True if it lists the members.
 
         An invalid reply harms no assignment: it is logged, and the last view of the fleet remains.
@@ -146,7 +146,7 @@ class Membership:
             self._stored_directives = present.orders
         self._recovered()
         self.accepted, self.duplicate = True, {}
-        self.silence.duplicate_gone()
+        self.silence.forget_duplicate()
         self.server_unix_ms, self.seen = present.now_unix_ms, seen
         self._bad_members.values(invalid)
         return True
@@ -187,7 +187,7 @@ class Membership:
         """Record that another run has the name, and check whether that process has exited."""
         self.accepted = False
         info = other.info
-        dead = self.silence.duplicate_seen(
+        dead = self.silence.observe_duplicate(
             other.heartbeat_unix_ms, now, leaving=bool(info.get("leaving"))
         )
         # This process holds the lock: a run that held it before is dead, with all its processes.

@@ -1,7 +1,7 @@
 """The state of one assignment in the supervisor: its lease, its process and the next step.
 
-A state machine without I/O. `intent` returns the next call to Redis and `answered` takes the reply.
-`startable` is true if a worker should be forked, and `ended` takes the exit of its process.
+A state machine without I/O. `intent` returns the next call to Redis and `apply_reply` takes the reply.
+`startable` is true if a worker should be forked, and `on_exit` takes the exit of its process.
 Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless. If the
 supervisor also dies before the reply to a refence, only the cause of the crash is lost.
 
@@ -103,7 +103,7 @@ class Acquiring:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLease:
     """This instance owns the assignment, and a worker may run."""
 
     phase: ClassVar[Phase] = Phase.HELD
@@ -132,7 +132,7 @@ class Releasing:
 
 # The step of an assignment, with the arguments of the call that leads out of it. An acquire or a
 # refence is repeated with equal arguments until Redis replies.
-OwnershipStep = Free | Acquiring | Held | Refencing | Releasing
+OwnershipStep = Free | Acquiring | HeldLease | Refencing | Releasing
 
 
 @dataclass
@@ -182,7 +182,7 @@ class AssignmentState:
         if not (alone or found.next_token):
             self.slot.restore(found.done, found.running)
             self.slot.note_lease(found.lease)
-            self.take(found.lease.epoch, found.lease.token, found)
+            self.acquire(found.lease.epoch, found.lease.token, found)
             self._suspect(found.running)
             self.suspects_complete = True
             return
@@ -199,7 +199,7 @@ class AssignmentState:
         self.slot.restore(found.done, found.running)
         self.slot.note_lease(self.lease, new_token)
 
-    def take(
+    def acquire(
         self, seen_epoch: int, dead_token: str = "", resumed: ResumableAssignment | None = None
     ) -> None:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
@@ -208,14 +208,14 @@ class AssignmentState:
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
         self.suspects_complete = False
 
-    def give_up(self, reason: str = "") -> None:
+    def release(self, reason: str = "") -> None:
         """Plan to release the lease. The process must have exited."""
         assert self.worker is None
         self.refused_since, self.leaving = 0.0, reason
         match self.step:
             case Refencing() as refence:
                 self.step = replace(refence, release_after=True)
-            case Held():
+            case HeldLease():
                 self._release()
             case Acquiring():
                 # Redis may have executed the acquire. A release with its token covers both cases.
@@ -238,7 +238,7 @@ class AssignmentState:
 
     # --- answers ---
 
-    def answered(self, reply: Reply | RedisRefused, now: float) -> str:
+    def apply_reply(self, reply: Reply | RedisRefused, now: float) -> str:
         """Process the reply to `intent`. Return a word for the log, '' for none."""
         if isinstance(reply, RedisRefused):
             # Redis changed nothing. The next round trip repeats the call.
@@ -259,7 +259,7 @@ class AssignmentState:
             self._drop_token()
             return ""
         epoch = leases.epoch_of(reply)  # before any change: it may raise
-        self.step = Held()
+        self.step = HeldLease()
         self.lease = self.lease._replace(epoch=epoch)
         resumed = acquisition.resumed
         if resumed is not None:
@@ -301,7 +301,7 @@ class AssignmentState:
         if refence.charged is not None:
             self.slot.add("charged")
         self.slot.add("acked", len(refence.done))
-        self.step = Releasing() if refence.release_after else Held()
+        self.step = Releasing() if refence.release_after else HeldLease()
         return charged
 
     def become_free(self) -> None:
@@ -317,13 +317,13 @@ class AssignmentState:
 
     # --- the process ---
 
-    def ended(self, exit_: Exit) -> ExitAssessment:
+    def on_exit(self, exit_: Exit) -> ExitAssessment:
         """Process the exit of the worker: find the suspects and plan the next call."""
         worker, now = self.worker, time.monotonic()
         assert worker is not None
         # First read the slot, then decide, and clear the slot last: the refence needs its entries.
-        lived, settled = worker.lived(now), worker.settled()
-        batch, held = self.slot.batch(), isinstance(self.step, Held)
+        lived, settled = worker.seconds_ready(now), worker.count_settled()
+        batch, held = self.slot.batch(), isinstance(self.step, HeldLease)
         blame = self._blame(exit_, worker.kill, batch)
         if not held:
             # Another owner handles the pending messages, which this token cannot charge.
@@ -428,7 +428,7 @@ class AssignmentState:
         child = self.worker.child
         if unexplained:
             self.groups_ready = False
-        return child, self.ended(Exit(ExitCode.STOPPED, None))
+        return child, self.on_exit(Exit(ExitCode.STOPPED, None))
 
     def abandon(self) -> Child | None:
         """Continue without an unkillable process, which hangs in the kernel.
@@ -438,7 +438,7 @@ class AssignmentState:
         which the caller collects later.
         """
         child, self.worker = self.child, None
-        if isinstance(self.step, Held):
+        if isinstance(self.step, HeldLease):
             # The slot still belongs to the process, so another instance takes the assignment.
             self.step = Refencing(secrets.token_hex(16), release_after=True)
             self.leaving = "unkillable"
@@ -482,7 +482,7 @@ class AssignmentState:
         self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, expected: bool
     ) -> None:
         """Plan the call that follows the exit of the process, mostly `refence`."""
-        if not isinstance(self.step, Held):
+        if not isinstance(self.step, HeldLease):
             return  # the lease was lost while the process ran, so its token settles no message
         if expected and exit_.code == ExitCode.FENCED:
             self.become_free()
@@ -548,7 +548,7 @@ class AssignmentState:
 
     @property
     def releasable(self) -> bool:
-        """True if `give_up` is possible and would change the phase or the plan."""
+        """True if `release` is possible and would change the phase or the plan."""
         if self.worker is not None:
             return False
         refencing = self.phase is Phase.REFENCING and not self.release_after

@@ -147,7 +147,7 @@ _RANK: Mapping[type, int] = MappingProxyType(
 )
 _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
 # These need no arbitration and may accompany any action on the worker.
-_BESIDE = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
+_UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
 def merge(wishes: Iterable[Action], isolate: Isolate[Unit] = directly) -> list[Action]:
@@ -161,7 +161,7 @@ def merge(wishes: Iterable[Action], isolate: Isolate[Unit] = directly) -> list[A
     beside: list[Action] = []
     chosen: dict[Unit, tuple[int, Action]] = {}
     for wish in wishes:
-        if isinstance(wish, _BESIDE):
+        if isinstance(wish, _UNORDERED):
             beside.append(wish)
             continue
         rank = isolate(wish.unit, _rank, wish)

@@ -24,7 +24,7 @@ def observe(
     if stuck:
         running = sum(each.child is not None for each in partitions)
         before = capacity.limit
-        capacity.refused(now, running, refusal)
+        capacity.record_refusal(now, running, refusal)
         if before != capacity.limit:
             logs.event(
                 "capacity.reduced",

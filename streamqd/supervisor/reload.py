@@ -145,12 +145,12 @@ class Reload:
             logs.event("reload.refused", logging.ERROR, problem=problem)
         self._notifier.ready("reload refused, the old configuration stays in use")
 
-    def roll(self, partitions: int) -> None:
+    def start_roll(self, partitions: int) -> None:
         """Record that `partitions` workers are being replaced."""
         self.rolling = True
         logs.event("reload.validated", partitions=partitions)
 
-    def rolled(self, result: RollResult) -> None:
+    def finish_roll(self, result: RollResult) -> None:
         """Report the result of replacing the workers."""
         self.rolling = False
         if result.unit is None:

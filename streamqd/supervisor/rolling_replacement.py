@@ -84,14 +84,14 @@ class _Replacing:
     retry_at: float = 0.0
 
     @property
-    def old_works(self) -> bool:
+    def is_old_working(self) -> bool:
         child = self.partition.child
         return child is not None and child.pid == self.old_pid
 
     @property
-    def can_stay(self) -> bool:
+    def keeps_old(self) -> bool:
         """True if the old worker keeps working when the replacement is given up."""
-        return self.old_works and not self.partition.stop_reason
+        return self.is_old_working and not self.partition.stop_reason
 
     @property
     def stops_old(self) -> bool:
@@ -162,7 +162,7 @@ class RollingReplacement:
             return RollProgress(None, "", len(self._roll))
         step = "queue"
         if current is not None and current.partition.unit == unit:
-            step = "finish" if current.old_works and not current.can_stay else "start"
+            step = "finish" if current.is_old_working and not current.keeps_old else "start"
         return RollProgress(unit, step, len(self._roll))
 
     def rolled(self, partitions: Mapping[Unit, AssignmentState]) -> RollResult | None:
@@ -198,9 +198,9 @@ class RollingReplacement:
         if replacing is None:
             self._begin(partitions, given)
         else:
-            self._isolate(replacing.partition.unit, self._go_on, replacing, given)
+            self._isolate(replacing.partition.unit, self._continue, replacing, given)
 
-    def _go_on(self, replacing: _Replacing, given: Circumstances) -> None:
+    def _continue(self, replacing: _Replacing, given: Circumstances) -> None:
         if _is_over(replacing, given):
             self._current = None
         elif replacing.partition.standby is not None:
@@ -243,7 +243,7 @@ class RollingReplacement:
             replacing.warm_at = now
             child = partition.standby.pid if partition.standby is not None else None
             logs.event("standby.ready", unit=partition.unit, child=child)
-        if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.can_stay:
+        if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.keeps_old:
             return
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
         if idle:
@@ -251,19 +251,19 @@ class RollingReplacement:
         if idle or "reload" in self._wanted.values():
             self._current = None
 
-    def standby_refused(self, unit: Unit) -> None:
+    def on_standby_refused(self, unit: Unit) -> None:
         """Note that the operating system refused to fork a standby."""
         self._current = None  # `Limits` requests it again, unless it was for a reload
         self._failed[unit] = "the operating system refuses another process"
 
-    def standby_died(
+    def on_standby_exit(
         self, partition: AssignmentState, how: str, now: float, daemon: Daemon
     ) -> None:
         """Note that a standby has exited. Plan another after a backoff, until the crash limit."""
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
             return
-        if not replacing.can_stay:
+        if not replacing.keeps_old:
             self._current = (
                 None  # the old worker stops or is gone, so the partition gets a new worker
             )
@@ -318,14 +318,14 @@ def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action
     partition = replacing.partition
     unit = partition.unit
     if partition.standby is None:
-        if replacing.can_stay and not replacing.cold and now >= replacing.retry_at:
+        if replacing.keeps_old and not replacing.cold and now >= replacing.retry_at:
             return [ForkStandby(unit)]
     elif not partition.standby_is_warm:
         late = now - replacing.standby_since > boot_timeout
         return [KillStandby(unit)] if late else []
     elif partition.is_quiet:
         return [DismissWorker(unit)]
-    if replacing.stops_old and replacing.can_stay:
+    if replacing.stops_old and replacing.keeps_old:
         return [StopWorker(unit, "reload" if replacing.reason == "reload" else "recycle")]
     return []
 
@@ -346,7 +346,7 @@ def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
 def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
     """Return True if the replacement is done, or is no longer possible or needed."""
     partition = replacing.partition
-    if partition.worker is not None and not replacing.old_works:
+    if partition.worker is not None and not replacing.is_old_working:
         # `ready_at`, not the live state: `worker.ready` must be logged first.
         return bool(partition.worker.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after

@@ -31,7 +31,7 @@ class Counters(NamedTuple):
     run_seq: int
 
     @classmethod
-    def of(cls, slot: WorkerSlot) -> Counters:
+    def read(cls, slot: WorkerSlot) -> Counters:
         """Read them now."""
         settled = slot.counter("acked") + slot.counter("failed")
         return cls(settled, slot.counter("recycled"), slot.run_seq)
@@ -53,7 +53,7 @@ class RunningWorker:
     spread: float = field(default_factory=random)  # 0 to 1, so that ages differ
 
     def __post_init__(self) -> None:
-        self._at_start = Counters.of(self.slot)
+        self._at_start = Counters.read(self.slot)
 
     def became_ready(self, now: float, rss: int) -> None:
         """Record that the process has booted, with `rss` bytes of memory."""
@@ -64,20 +64,20 @@ class RunningWorker:
         """Record the time at which the process became quiet."""
         self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
 
-    def lived(self, now: float) -> float:
+    def seconds_ready(self, now: float) -> float:
         """Return the seconds since the process was ready, 0 before that."""
         return now - self.ready_at if self.ready_at else 0.0
 
     def pace(self, now: float) -> float:
         """Return the messages per second that it finished, 0 before the first."""
         settled = self._settled_since_start()
-        return settled / max(0.001, self.lived(now)) if settled else 0.0
+        return settled / max(0.001, self.seconds_ready(now)) if settled else 0.0
 
     def remaining_of(self, limit: int) -> int:
         """Return the number of messages that it may still finish, given `limit`."""
         return limit - self._settled_since_start()
 
-    def settled(self) -> int:
+    def count_settled(self) -> int:
         """Return the number of messages that it finished, successfully or not.
 
         Messages dead-lettered for earlier crashes do not count, because no handler ran.
@@ -85,7 +85,7 @@ class RunningWorker:
         return self._settled_since_start() + len(self.slot.batch().done)
 
     def _settled_since_start(self) -> int:
-        return Counters.of(self.slot).settled - self._at_start.settled
+        return Counters.read(self.slot).settled - self._at_start.settled
 
     @property
     def has_worked(self) -> bool:

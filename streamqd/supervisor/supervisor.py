@@ -2,7 +2,7 @@
 
 A tick observes signals, exited children and the replies of Redis. It merges the wishes of all parts
 into a list of actions (see `plan`), and applies them. Workers are started only there. Outside of
-it, they are taken away after an internal error (`_let_go`), an exit (`_reap`) or a kill without
+it, they are taken away after an internal error (`_give_up`), an exit (`_reap`) or a kill without
 effect. A reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper running.
 """
 
@@ -83,7 +83,7 @@ class Supervisor:
         self.board = file.make(len(_units_of(settings, counts)))
         self.resolver = Resolver()
         self.partitions: dict[Unit, AssignmentState] = {}
-        self.isolation = Isolation(self.partitions, settings.daemon.crash_backoff, self._let_go)
+        self.isolation = Isolation(self.partitions, settings.daemon.crash_backoff, self._give_up)
         isolate = self.isolation.run
         self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver, isolate)
         forget = [self.leases.link.detach, self.leases.wakes.link.detach]
@@ -106,7 +106,7 @@ class Supervisor:
             daemon.rebalance_delay,
             daemon.rebalance_hold,
             daemon.rebalance_moves,
-            patience=2 * self.leases.interval,
+            grace_seconds=2 * self.leases.interval,
         )
         self.capacity = Capacity()
         self.control = Control(daemon.instance)
@@ -138,7 +138,7 @@ class Supervisor:
             if unit in self.partitions:
                 self.isolation.run(unit, self.partitions[unit].resume, found, alone=alone)
 
-    def _let_go(self, partition: AssignmentState) -> None:
+    def _give_up(self, partition: AssignmentState) -> None:
         """Remove the processes of an assignment that is given up, and the plans for it."""
         self.pool.let_go(partition)
         self.replacement.drop(partition.unit)
@@ -207,9 +207,9 @@ class Supervisor:
         self._reload()
         self._check_end(now)
         self.drain.observe(partitions, now, self.pool.ending(now) + self.pool.leaving)
-        return self._judge(now)
+        return self._check_parts(now)
 
-    def _judge(self, now: float) -> Observation:
+    def _check_parts(self, now: float) -> Observation:
         """Let the stateful parts record this tick's observations."""
         daemon, partitions = self.settings.daemon, self.partitions.values()
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
@@ -217,7 +217,7 @@ class Supervisor:
         stacks_at = self.stack_requests.observe(self.partitions, now)
         self._next_look = min(exceeded.next_at, loops_at, stacks_at)
         for found in exceeded.replacements:
-            self.isolation.run(found.partition.unit, self._want_replaced, found)
+            self.isolation.run(found.partition.unit, self._request_replacement, found)
         moves: list[Action] = []
         if not self.drain.begun:
             process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
@@ -256,7 +256,7 @@ class Supervisor:
             self.leases.membership.heartbeat_by(now + MORE_SECONDS)
         return moves
 
-    def _want_replaced(self, found: Replacement) -> None:
+    def _request_replacement(self, found: Replacement) -> None:
         """Hand a worker that has exceeded a limit to the rolling replacement."""
         partition = found.partition
         wanted = self.replacement.request(partition.unit, found.reason)
@@ -270,7 +270,7 @@ class Supervisor:
             rss=found.rss,
         )
         worker = partition.worker
-        if found.rss is not None and worker is not None and worker.settled() == 0:
+        if found.rss is not None and worker is not None and worker.count_settled() == 0:
             logs.event(
                 "worker.limit_exceeded",
                 logging.WARNING,
@@ -361,10 +361,10 @@ class Supervisor:
         """Apply one action of the plan."""
         match action:
             case plan.Acquire(_, epoch, dead_token):
-                partition.take(epoch, dead_token)
+                partition.acquire(epoch, dead_token)
             case plan.ReleaseLease(_, reason):
                 self._count_release(partition, reason)
-                partition.give_up(reason)
+                partition.release(reason)
             case plan.DismissWorker(_, unexplained):
                 self._dismiss_worker(partition, unexplained=unexplained)
             case plan.StopWorker(_, reason):
@@ -385,7 +385,7 @@ class Supervisor:
                 self.pool.adopt_standby(partition, paused=self._is_paused(partition))
             case plan.ForkStandby():
                 if not self.pool.start_standby(partition):
-                    self.replacement.standby_refused(partition.unit)
+                    self.replacement.on_standby_refused(partition.unit)
             case plan.KillStandby():
                 self.pool.kill_standby(partition)
             case plan.DismissStandby():
@@ -441,15 +441,15 @@ class Supervisor:
     def _try_capacity(self, now: float) -> None:
         """Check whether more processes can be started, after the system has refused some."""
         running = sum(each.child is not None for each in self.partitions.values())
-        count = 0 if self.drain.begun else self.capacity.to_try(now, running)
+        count = 0 if self.drain.begun else self.capacity.count_to_try(now, running)
         if not count:
             return
         before = self.capacity.limit
         tried = self.pool.try_processes(count, self._fork_seconds())
         if tried:
-            self.capacity.tried(now, running, tried, len(self.wanted_units()))
+            self.capacity.record_trial(now, running, tried, len(self.wanted_units()))
         else:
-            self.capacity.refused(now, before or 0, self.pool.refusal)
+            self.capacity.record_refusal(now, before or 0, self.pool.refusal)
         if before != self.capacity.limit:
             logs.event("capacity.raised", partitions=self.capacity.limit)
 
@@ -533,8 +533,8 @@ class Supervisor:
         done = self.reregister.collect(now)
         self.board.add("groups_restored", done.groups_restored)
         if done.complete:
-            self.leases.topics_in_doubt = False
-        if self.leases.topics_in_doubt and self.leases.ok:
+            self.leases.must_check_topics = False
+        if self.leases.must_check_topics and self.leases.ok:
             self.reregister.begin(now, self.settings, self.counts)
         new = {name: count for name, count in done.partitions.items() if name not in self.counts}
         if new and self._fits(self.settings, new):
@@ -549,7 +549,7 @@ class Supervisor:
         logs.event("signal.received", signal=number.name)
         timeout = self.settings.daemon.drain_timeout
         if number in (signal.SIGTERM, signal.SIGINT):
-            self.drain.signalled(number, timeout)
+            self.drain.on_signal(number, timeout)
         elif number is signal.SIGQUIT:
             self.drain.kill_all("quit", timeout)
         elif number is signal.SIGHUP:
@@ -565,11 +565,11 @@ class Supervisor:
 
     def _follow_directives(self) -> None:
         if self.control.read(self.leases.membership.directives):
-            self.rebalancer.hurry()
+            self.rebalancer.skip_delay_once()
         self.stack_requests.add(self.control.take_stacks(), time.monotonic())
         if not self.reload.idle:
             return
-        if self.control.reload_ended(self.reload.problem):
+        if self.control.finish_reload(self.reload.problem):
             # An instance that waits for its turn notices it immediately.
             self.leases.membership.heartbeat_soon()
             self.leases.wake_fleet()
@@ -600,7 +600,7 @@ class Supervisor:
         if self.reload.rolling:
             result = self.replacement.rolled(self.partitions)
             if result is not None:
-                self.reload.rolled(result)
+                self.reload.finish_roll(result)
             return
         found = self.reload.tick(self.settings)
         if found is not None:
@@ -621,13 +621,13 @@ class Supervisor:
         self.pool.replace_helpers(time.monotonic())
         units = [unit for unit, one in self.partitions.items() if one.child is not None]
         self.replacement.roll(units)
-        self.reload.roll(len(units))
+        self.reload.start_roll(len(units))
 
     # --- children ---
 
     def _reap(self, now: float) -> None:
         """Reap exited children. A worker's unfinished messages are settled under a new token."""
-        self.oom_monitor.look(now)
+        self.oom_monitor.count_kills(now)
         self.isolation.each(self.partitions.values(), self._reap_children, now)
         self.pool.tend_dismissed(now)
         self._log_stacks(now)
@@ -643,7 +643,7 @@ class Supervisor:
             self.isolation.run(unit, self._log_stack, unit, child)
 
     def _log_stack(self, unit: Unit, child: Child) -> None:
-        if not (self.loop_watch.asks(unit) or self.stack_requests.asks(unit)):
+        if not (self.loop_watch.is_asked(unit) or self.stack_requests.asks(unit)):
             logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
     def _reap_children(self, partition: AssignmentState, now: float) -> None:
@@ -659,7 +659,7 @@ class Supervisor:
             return
         if worker.kill is None:  # else we sent the signal
             exit_ = self.oom_monitor.explain(exit_)
-        found = partition.ended(exit_)
+        found = partition.on_exit(exit_)
         logs.event(
             "worker.crashed" if found.crashed else "worker.exited",
             logging.WARNING if found.crashed else logging.INFO,
@@ -691,7 +691,7 @@ class Supervisor:
             how=str(exit_),
         )
         logs.stack(exit_.stack, unit=partition.unit, child=standby.pid)
-        self.replacement.standby_died(partition, str(exit_), now, self.settings.daemon)
+        self.replacement.on_standby_exit(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: AssignmentState, *, unexplained: bool) -> None:
         """Detach a quiet worker. Its process exits on its own."""
@@ -712,7 +712,7 @@ class Supervisor:
         if found.lost:
             self.leases.report_lost(partition)
         elif partition.phase is Phase.FREE:
-            self.leases.look_again()
+            self.leases.reread_fleet()
 
     def _children(self) -> list[tuple[Child, Unit]]:
         """Return workers, standbys and dismissed processes, each with its unit."""
@@ -747,7 +747,7 @@ class Supervisor:
     def _check_duplicate(self) -> None:
         """Exit if another live instance has the name of this one."""
         member = self.leases.membership
-        if member.silence.duplicate_stays:
+        if member.silence.is_duplicate_lasting:
             logs.event(
                 "duplicate_instance.exited",
                 logging.ERROR,
@@ -794,10 +794,10 @@ class Supervisor:
             fleet_seen=self._fleet_seen,
             draining=self.drain.begun,
             paused=self.paused,
-            drained=self.control.drained,
+            drained=self.control.is_drained,
             capacity=self.capacity.limit,
             member=self.leases.membership.accepted,
-            duplicate=self.leases.membership.silence.duplicate_lives,
+            duplicate=self.leases.membership.silence.is_duplicate_live,
         )
         logs.flush()
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))

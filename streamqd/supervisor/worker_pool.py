@@ -369,7 +369,7 @@ class WorkerPool:
             forks=self._forks,
             retry=FORK_RETRY_SECONDS,
             longest=RELAY_RESTART_SECONDS,
-            patience=RELAY_QUIT_SECONDS,
+            exit_timeout=RELAY_QUIT_SECONDS,
         )
 
     @property

@@ -83,7 +83,7 @@ class Guards:
         if message.forgiven_at:
             forgiven = now - (unix - message.forgiven_at) - CLOCK_SECONDS
         was_closed = not self.is_probing
-        counts = self._circuit.failed(message.uid, now, self._successes, forgiven)
+        counts = self._circuit.record_failure(message.uid, now, self._successes, forgiven)
         if not counts:
             message.forgiven_at = unix
         self._keep_circuit()
@@ -103,7 +103,7 @@ class Guards:
         """Record that a message became a dead letter."""
         self._deaths += 1
         if self._guard.dead_letters:
-            self.must_pause |= self._flood.died(_now(), self._settled)
+            self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
                 # Until this flood is stopped, keep the count one short of a flood.
                 self._keep_flood()
@@ -150,7 +150,7 @@ class Guards:
     def _seconds(self) -> float:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
-        left = self._circuit.wait(_now())
+        left = self._circuit.seconds_until_start(_now())
         # Even with no time left: a worker with nothing to try shows an open circuit.
         self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
         return left
@@ -193,7 +193,7 @@ class Guards:
         """Record the run that starts as a probe, unless the circuit is closed or about to close."""
         if not self.is_probing or self._probe_succeeded:
             return
-        self._circuit.probe(_now())
+        self._circuit.start_probe(_now())
         self._keep_circuit()
         self._probe_from = self._successes
         self._waits.begin(Wait.PROBING)

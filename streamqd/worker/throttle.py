@@ -82,7 +82,7 @@ class RateLimiter:
 
     def started(self, now: int, runs: int = 1) -> None:
         """Note that `runs` start now."""
-        self._slot.rate_due_ns = self._rate.after(self._slot.rate_due_ns, now, runs)
+        self._slot.rate_due_ns = self._rate.next_due(self._slot.rate_due_ns, now, runs)
         if self._since_ns:
             self._slot.add("throttled_ns", now - self._since_ns)
             self._since_ns = 0

@@ -60,7 +60,7 @@ class Talk:
         holding.slot.post_batch([b"m:1-0", b"m:2-0", b"m:3-0"])
         holding.slot.states[0] = DONE
         holding.slot.states[1] = RUNNING
-        blame = holding.ended(Exit(None, signal.SIGKILL))
+        blame = holding.on_exit(Exit(None, signal.SIGKILL))
         assert blame.charged == b"m:2-0"
 
 
@@ -76,7 +76,7 @@ def a_unit_from_its_acquisition_to_its_release(context: ScenarioContext) -> None
     try:
         talk.until("the fleet is known", Phase.FREE)
         view = talk.exchange.view
-        talk.holding.take(view.views[UNIT].epoch, view.dead_tokens[UNIT])
+        talk.holding.acquire(view.views[UNIT].epoch, view.dead_tokens[UNIT])
         talk.until("acquired", Phase.HELD)
         fence = harness.do("HGETALL", harness.fence)
         talk.run_until_killed()
@@ -88,7 +88,7 @@ def a_unit_from_its_acquisition_to_its_release(context: ScenarioContext) -> None
         assert harness.state()["stream"].groups["hits"][1].keys() == {"2-0", "3-0"}
         assert talk.holding.slot.counter("charged") == 1
         talk.until("renewed", Phase.HELD)
-        talk.holding.give_up()
+        talk.holding.release()
         talk.until("released", Phase.FREE)
         talk.exchange.leave()
     finally:

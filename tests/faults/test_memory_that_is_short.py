@@ -39,14 +39,14 @@ def kill(counter: Path, count: int) -> None:
 @pytest.mark.fault("F5")
 def test_each_kill_counted_by_the_kernel_explains_one_exit(counter: Path):
     kills = OomMonitor(counter)
-    kills.look(1.0)
+    kills.count_kills(1.0)
     assert str(kills.explain(KILLED)) == "signal SIGKILL", "those before our time"
     kill(counter, 5)
-    kills.look(2.0)
+    kills.count_kills(2.0)
     assert kills.explain(Exit(1, None)) == Exit(1, None)
     assert kills.explain(Exit(None, signal.SIGSEGV)).out_of_memory is False
     assert str(kills.explain(KILLED)) == "signal SIGKILL, out of memory"
-    kills.look(2.5)
+    kills.count_kills(2.5)
     assert kills.explain(KILLED).out_of_memory, "the kernel counts before it kills"
     assert not kills.explain(KILLED).out_of_memory, "there were two"
 
@@ -55,11 +55,11 @@ def test_each_kill_counted_by_the_kernel_explains_one_exit(counter: Path):
 def test_old_kill_explains_no_exit(counter: Path):
     kills = OomMonitor(counter)
     kill(counter, 4)
-    kills.look(1.0)
-    kills.look(1.5 + BELIEVED_SECONDS)
+    kills.count_kills(1.0)
+    kills.count_kills(1.5 + BELIEVED_SECONDS)
     assert not kills.explain(KILLED).out_of_memory
     counter.unlink()
-    kills.look(9.0)
+    kills.count_kills(9.0)
     assert not kills.explain(KILLED).out_of_memory, "without a count nobody knows"
 
 

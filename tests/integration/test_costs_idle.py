@@ -66,7 +66,7 @@ def test_all_renewals_cost_one_round_trip(
 
     try:
         for each in holdings.values():
-            each.take(0)
+            each.acquire(0)
         while exchange.next_at() <= time.monotonic() or not all(
             each.phase is Phase.HELD and each.groups_ready for each in holdings.values()
         ):

@@ -54,7 +54,7 @@ class Talk:
     def own(self) -> None:
         """Own all units except the other one, with no call left."""
         for each in self.held:
-            each.take(0)
+            each.acquire(0)
         wait_until(
             lambda: (
                 not self.tick()
@@ -118,7 +118,7 @@ def test_refused_renewal_is_not_repeated_immediately(
     refused = talk.held[0]
     link.execute("DEL", keys.fence(*refused.unit))
     link.execute("SET", keys.fence(*refused.unit), "not a hash")
-    refused.give_up()
+    refused.release()
     wait_until(lambda: (talk.tick(), refused.refusal)[1], what="it is refused")
     assert refused.phase is Phase.RELEASING
     assert not talk.exchange.news
@@ -150,9 +150,9 @@ def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys:
         other = {"host": "web-2", "pid": 9, "lock": "another", **info}
         call = members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)
         assert link.run(call).word == "OK"
-        assert not member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
+        assert not member.apply_reply(link.run(member.heartbeat(0.0, {}, ())), 0.0)
         assert not member.accepted
-        return member.silence.duplicate_stays
+        return member.silence.is_duplicate_lasting
 
     with LogLines() as lines:
         for _ in range(20):
@@ -162,9 +162,9 @@ def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys:
         (named,) = lines.named("instance.duplicated")
     assert (named["other_host"], named["other_pid"]) == ("web-2", 9)
     assert link.run(members.leave(keys, "default", "west-1", "n2")).word == "OK"
-    assert member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
+    assert member.apply_reply(link.run(member.heartbeat(0.0, {}, ())), 0.0)
     assert member.accepted
-    assert not member.silence.duplicate_stays
+    assert not member.silence.is_duplicate_lasting
 
 
 def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> None:
@@ -173,7 +173,7 @@ def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> N
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
     assert link.run(members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"
     with LogLines() as lines:
-        member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
+        member.apply_reply(link.run(member.heartbeat(0.0, {}, ())), 0.0)
         (named,) = lines.named("instance.duplicated")
     assert "other_host" not in named
     assert "other_pid" not in named

@@ -225,7 +225,7 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
             if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
         )
         made = AssignmentState(unit, ours.consumers[0], board.allot(unit))
-        made.take(0)
+        made.acquire(0)
         return made
 
     def tick(*holdings: AssignmentState) -> float:

@@ -28,7 +28,7 @@ class Watching:
 
     def look(self) -> dict[Unit, LeaseView]:
         self.asked = []
-        return self._looks.take([UNIT, OTHER], self.live, self._ask)
+        return self._looks.read([UNIT, OTHER], self.live, self._ask)
 
     def _ask(self, _units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         self.asked += [command[0] for command in commands]
@@ -89,11 +89,11 @@ def test_view_omits_an_unknown_unit(link: Connection, keys: Keys) -> None:
         asked.append(list(units))
         return [RedisUnavailable("no answer", sent=True) for _ in commands]
 
-    assert looks.take([UNIT, OTHER], {OWNER}, silent) == {}
+    assert looks.read([UNIT, OTHER], {OWNER}, silent) == {}
     assert asked == [[UNIT], [OTHER]], "no look waits twice for a silent node"
 
     def refusing(_units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         return [RedisRefused("NOPERM", "NOPERM") for _ in commands]
 
-    assert looks.take([UNIT, OTHER], {OWNER}, refusing) == {}
+    assert looks.read([UNIT, OTHER], {OWNER}, refusing) == {}
     assert set(watching.look()) == {UNIT, OTHER}, "and after that everything is read again"

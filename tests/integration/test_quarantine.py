@@ -398,7 +398,7 @@ def test_held_member_leaves_mark_and_turn_to_running_members(
     harness.fetch(1)
     harness.do("XACK", harness.stream, harness.unit.group, "2-0", "3-0")
     held, seen = threading.Event(), []
-    kept = HeldKeys.ended
+    kept = HeldKeys.finish_runs
 
     def work(message: Message) -> None:
         if message.id == "1-0" and message.attempt == 1:
@@ -413,7 +413,7 @@ def test_held_member_leaves_mark_and_turn_to_running_members(
 
     options: dict[str, Any] = SEVERAL | {"order": "key", "on_error": "hold-key"}
     worker = life.worker("t1", max_messages=3, backoff=AT_ONCE, **options)
-    monkeypatch.setattr(HeldKeys, "ended", ended)
+    monkeypatch.setattr(HeldKeys, "finish_runs", ended)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert seen == [(b"m:1-0 m:4-0", False)]
 

@@ -348,7 +348,7 @@ DEATH = (
         "streamqd/supervisor/partition.py",
         (
             "        self.step = replace(refence, release_after=leaving)",
-            "        self.step = Releasing() if leaving else Held()",
+            "        self.step = Releasing() if leaving else HeldLease()",
         ),
         tests={"unit/test_mutant_gaps.py": ("test_successor_gets_a_new_token[dies]")},
     ),
@@ -497,11 +497,11 @@ LIMITS = (
         "the embedded server runs until every message is settled",
         "streamqd/supervisor/supervisor.py",
         (
-            "            self.drain.signalled(number, timeout)\n",
+            "            self.drain.on_signal(number, timeout)\n",
             (
                 "            if self.embedded is not None:\n"
                 "                self.embedded.stop(5.0)\n"
-                "            self.drain.signalled(number, timeout)\n"
+                "            self.drain.on_signal(number, timeout)\n"
             ),
         ),
         tests={"integration/test_mutant_gaps.py": "test_the_embedded_server_outlives_the_drain"},
@@ -878,7 +878,7 @@ AROUND = (
         "members that are dead by age alone",
         "a pause of the server moves no partition (T10)",
         "streamqd/policy/silence.py",
-        ("not (old and silence.looks >= SILENT_HEARTBEATS):", "not old:"),
+        ("not (old and silence.checks >= SILENT_HEARTBEATS):", "not old:"),
         tests={"unit/test_rebalance.py": ("test_server_pause_makes_no_member_dead_by_age")},
     ),
     mutant(

@@ -59,7 +59,7 @@ class Instance:
         self.held, self.broken_until, self.exits = {}, {}, {}
         self.interval = self.fleet.ttl / 5
         self.silence = SilenceDetector(name, self.fleet.ttl, self.interval)
-        self.rebalancer = Rebalancer(name, *damping, patience=2 * self.interval)
+        self.rebalancer = Rebalancer(name, *damping, grace_seconds=2 * self.interval)
         self.units = [u for u in self.fleet.units if (u.topic, u.group) in self.member.offers]
         self.heartbeat_at = self.retry_at = self.last_heartbeat = 0.0
         self.backoff = 0.1

@@ -18,7 +18,7 @@ def test_refused_start_sets_the_limit_to_running_workers():
     """An instance does not take partitions again that it cannot start."""
     capacity = Capacity()
     assert capacity.room(7) is None
-    capacity.refused(10.0, 3, PROBLEM)
+    capacity.record_refusal(10.0, 3, PROBLEM)
     assert (capacity.limit, capacity.problem) == (3, PROBLEM)
     assert [capacity.room(owned) for owned in (0, 3, 5)] == [3, 0, 0]
 
@@ -26,13 +26,13 @@ def test_refused_start_sets_the_limit_to_running_workers():
 def test_capacity_backs_off_after_failed_attempts():
     """The waits between two tries grow."""
     capacity, now, waits = Capacity(), 0.0, []
-    capacity.refused(now, 3, PROBLEM)
+    capacity.record_refusal(now, 3, PROBLEM)
     for _ in range(6):
         began = now
-        while not capacity.to_try(now, 3):
+        while not capacity.count_to_try(now, 3):
             now += 1.0
         waits.append(now - began)
-        capacity.refused(now, 3, PROBLEM)
+        capacity.record_refusal(now, 3, PROBLEM)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert capacity.limit == 3
 
@@ -41,18 +41,18 @@ def test_capacity_backs_off_after_failed_attempts():
 def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running: int):
     """The instance takes back its share, even while it waits for the others to hand it over."""
     capacity, now = Capacity(), 0.0
-    capacity.refused(now, running, PROBLEM)
+    capacity.record_refusal(now, running, PROBLEM)
     while capacity.limit is not None:
         now += 1.0
         assert now < 60.0
-        if count := capacity.to_try(now, running):
+        if count := capacity.count_to_try(now, running):
             assert count <= TOGETHER_MAX
             before = capacity.limit
-            capacity.tried(now, running, count, wanted)
+            capacity.record_trial(now, running, count, wanted)
             assert capacity.limit is None or capacity.limit > before
     assert (capacity.problem, capacity.room(running)) == ("", None)
-    capacity.refused(now, 1, PROBLEM)
-    assert not capacity.to_try(now + TRY_SECONDS[0] - 0.1, 1)
+    capacity.record_refusal(now, 1, PROBLEM)
+    assert not capacity.count_to_try(now + TRY_SECONDS[0] - 0.1, 1)
 
 
 def test_a_member_of_any_version_reads_the_limit():

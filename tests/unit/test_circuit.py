@@ -15,7 +15,7 @@ def circuit(failures: int = 3, window: float = 10.0, probe_every: float = 5.0) -
 def opened(*, at: float = 0.0) -> Circuit:
     one = circuit()
     for uid in "abc":
-        one.failed(uid, at, 0)
+        one.record_failure(uid, at, 0)
     assert one.state is CircuitState.OPEN
     return one
 
@@ -23,32 +23,32 @@ def opened(*, at: float = 0.0) -> Circuit:
 def test_circuit_opens_after_the_failures_within_its_window():
     one = circuit()
     for at, uid in ((0.0, "a"), (1.0, "b")):
-        one.failed(uid, at, 0)
+        one.record_failure(uid, at, 0)
         assert one.state is CircuitState.CLOSED
-        assert one.wait(at) == 0
-    one.failed("c", 10.0, 0)
+        assert one.seconds_until_start(at) == 0
+    one.record_failure("c", 10.0, 0)
     assert one.state is CircuitState.OPEN
-    assert one.wait(10.0) == 5.0
-    assert one.wait(14.0) == 1.0
-    assert one.wait(15.0) == one.wait(99.0) == 0
+    assert one.seconds_until_start(10.0) == 5.0
+    assert one.seconds_until_start(14.0) == 1.0
+    assert one.seconds_until_start(15.0) == one.seconds_until_start(99.0) == 0
 
 
 def test_failures_outside_the_window_do_not():
     one = circuit()
     for number in range(20):
-        one.failed(str(number), number * 5.1, number)
+        one.record_failure(str(number), number * 5.1, number)
         assert one.state is CircuitState.CLOSED
 
 
 def test_circuit_closes_after_a_successful_probe():
     one = opened()
-    one.probe(5.0)
+    one.start_probe(5.0)
     assert one.state is CircuitState.HALF_OPEN
-    assert one.wait(5.0) == 0
+    assert one.seconds_until_start(5.0) == 0
     one.close()
     assert one.state is CircuitState.CLOSED
     for uid in "de":
-        one.failed(uid, 5.1, 1)
+        one.record_failure(uid, 5.1, 1)
         assert one.state is CircuitState.CLOSED, "counting begins anew"
 
 
@@ -56,61 +56,61 @@ def test_circuit_reopens_after_a_failed_probe():
     one = opened()
     for number in range(1, 10):
         at = number * 5.0
-        assert one.wait(at) == 0
-        one.probe(at)
-        assert not one.failed("a", at, 0), "it costs nothing"
+        assert one.seconds_until_start(at) == 0
+        one.start_probe(at)
+        assert not one.record_failure("a", at, 0), "it costs nothing"
         assert one.state is CircuitState.OPEN
-        assert one.wait(at) == 5.0
+        assert one.seconds_until_start(at) == 5.0
 
 
 def test_circuit_forgives_only_the_first_failure():
     one = circuit(failures=100)
-    assert [one.failed("a", at, 0) for at in (0.0, 1.0, 2.0)] == [False, True, True]
-    assert not one.failed("b", 3.0, 0)
+    assert [one.record_failure("a", at, 0) for at in (0.0, 1.0, 2.0)] == [False, True, True]
+    assert not one.record_failure("b", 3.0, 0)
 
 
 def test_a_failure_before_the_circuit_opened_is_forgiven():
     one = circuit()
-    one.failed("a", 0.0, 0)
-    assert one.failed("a", 0.1, 0), "nobody knows yet"
-    one.failed("b", 0.2, 0)
+    one.record_failure("a", 0.0, 0)
+    assert one.record_failure("a", 0.1, 0), "nobody knows yet"
+    one.record_failure("b", 0.2, 0)
     assert one.state is CircuitState.OPEN
-    one.probe(5.2)
+    one.start_probe(5.2)
     one.close()
-    assert not one.failed("a", 6.0, 1), "the circuit was open in between"
-    assert one.failed("a", 6.1, 1)
+    assert not one.record_failure("a", 6.0, 1), "the circuit was open in between"
+    assert one.record_failure("a", 6.1, 1)
 
 
 def test_message_that_fails_while_others_succeed_counts_once():
     one = circuit(failures=3)
     for number in range(1, 50):
-        one.failed("a", number * 0.01, number)
+        one.record_failure("a", number * 0.01, number)
         assert one.state is CircuitState.CLOSED
-    one.failed("b", 0.5, 50)
-    one.failed("c", 0.5, 50)
+    one.record_failure("b", 0.5, 50)
+    one.record_failure("c", 0.5, 50)
     assert one.state is CircuitState.OPEN
 
 
 def test_single_failing_message_opens_the_circuit():
     one = circuit(failures=3)
     for at in (0.0, 1.0, 2.0):
-        one.failed("a", at, 7)
+        one.record_failure("a", at, 7)
     assert one.state is CircuitState.OPEN
 
 
 def test_next_circuit_continues_with_the_kept_state():
     one = circuit()
     assert one.memory == NOTHING
-    one.failed("a", 1.0, 0)
-    one.failed("b", 3.0, 0)
+    one.record_failure("a", 1.0, 0)
+    one.record_failure("b", 3.0, 0)
     assert one.memory == CircuitMemory(2, 1.0, 0.0, False)
     after = Circuit(3, 10.0, 5.0, one.memory)
-    assert not after.failed("c", 11.0, 0)
+    assert not after.record_failure("c", 11.0, 0)
     assert after.state is CircuitState.OPEN
     last = Circuit(3, 10.0, 5.0, after.memory)
     assert last.state is CircuitState.OPEN
-    assert last.wait(12.0) == 4.0
-    last.probe(16.0)
+    assert last.seconds_until_start(12.0) == 4.0
+    last.start_probe(16.0)
     assert last.memory.is_open, "its probe has no result yet"
     last.close()
     assert Circuit(3, 10.0, 5.0, last.memory).state is CircuitState.CLOSED
@@ -119,27 +119,27 @@ def test_next_circuit_continues_with_the_kept_state():
 
 def test_restored_failures_have_the_age_of_the_oldest():
     after = Circuit(3, 10.0, 5.0, CircuitMemory(2, 1.0))
-    after.failed("c", 11.1, 0)
+    after.record_failure("c", 11.1, 0)
     assert after.state is CircuitState.CLOSED
     assert after.memory == CircuitMemory(1, 11.1)
 
 
 def test_circuit_charges_a_message_forgiven_before():
-    assert circuit().failed("a", 9.0, 0, forgiven=8.0)
+    assert circuit().record_failure("a", 9.0, 0, forgiven=8.0)
     for forgiven, pays in ((5.1, True), (4.9, False)):
         one = Circuit(3, 10.0, 5.0, CircuitMemory(opened=5.0))
-        assert one.failed("a", 9.0, 0, forgiven=forgiven) is pays
+        assert one.record_failure("a", 9.0, 0, forgiven=forgiven) is pays
     one = circuit()
-    one.failed("a", 9.0, 0)
-    assert one.failed("a", 10.0, 0, forgiven=None)
+    one.record_failure("a", 9.0, 0)
+    assert one.record_failure("a", 10.0, 0, forgiven=None)
 
 
 def test_circuit_state_is_bounded():
     one = circuit(failures=2 * REMEMBERED, window=1e9)
     for number in range(REMEMBERED + 1):
-        assert not one.failed(str(number), 0.0, 0)
-    assert one.failed("1", 1.0, 0)
-    assert not one.failed("0", 1.0, 0), "forgotten"
+        assert not one.record_failure(str(number), 0.0, 0)
+    assert one.record_failure("1", 1.0, 0)
+    assert not one.record_failure("0", 1.0, 0), "forgotten"
 
 
 @given(
@@ -158,16 +158,16 @@ def test_circuit_charges_a_message_once_per_outage(runs: list[tuple[str, float, 
     since_open: dict[str, int] = {}
     for uid, step, succeeds in runs:
         now += step
-        now += one.wait(now)
+        now += one.seconds_until_start(now)
         if one.state is CircuitState.OPEN:
-            one.probe(now)
+            one.start_probe(now)
         if succeeds:
             successes += 1
             if one.state is CircuitState.HALF_OPEN:
                 one.close()
             assert one.state is CircuitState.CLOSED
             continue
-        counts = one.failed(uid, now, successes)
+        counts = one.record_failure(uid, now, successes)
         if one.state is CircuitState.OPEN:
             since_open.clear()
             assert not counts

@@ -18,53 +18,54 @@ def test_duplicate_with_two_heartbeats_stays(duplicate: SilenceDetector) -> None
     """The second heartbeat is the proof, because one heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
-        assert not duplicate.duplicate_seen(1000 + number, 3.0 * number)
-        lives.append(duplicate.duplicate_lives)
-        stays.append(duplicate.duplicate_stays)
+        assert not duplicate.observe_duplicate(1000 + number, 3.0 * number)
+        lives.append(duplicate.is_duplicate_live)
+        stays.append(duplicate.is_duplicate_lasting)
     assert (lives, stays) == ([False, True, True], [False, False, True])
-    duplicate.duplicate_gone()
-    assert not duplicate.duplicate_lives
-    assert not duplicate.duplicate_stays
+    duplicate.forget_duplicate()
+    assert not duplicate.is_duplicate_live
+    assert not duplicate.is_duplicate_lasting
 
 
 def test_leaving_duplicate_is_waited_for(duplicate: SilenceDetector) -> None:
     """A draining run is waited for without a limit, because it frees the name."""
     for number in range(20):
-        assert not duplicate.duplicate_seen(1000 + number, 3.0 * number, leaving=number > 1)
-        assert not duplicate.duplicate_stays
-    assert not duplicate.duplicate_lives
+        assert not duplicate.observe_duplicate(1000 + number, 3.0 * number, leaving=number > 1)
+        assert not duplicate.is_duplicate_lasting
+    assert not duplicate.is_duplicate_live
 
 
 def test_duplicate_silent_for_a_ttl_is_dead(duplicate: SilenceDetector) -> None:
     for number in range(6):
-        assert not duplicate.duplicate_seen(1000, 100.0 + 3.0 * number)
-    assert duplicate.duplicate_seen(1000, 118.0)
-    assert not duplicate.duplicate_stays
+        assert not duplicate.observe_duplicate(1000, 100.0 + 3.0 * number)
+    assert duplicate.observe_duplicate(1000, 118.0)
+    assert not duplicate.is_duplicate_lasting
 
 
 def test_duplicate_with_one_heartbeat_is_dead(
     duplicate: SilenceDetector,
 ) -> None:
     dead = [
-        duplicate.duplicate_seen(1000 if number < 3 else 1001, 3.0 * number) for number in range(10)
+        duplicate.observe_duplicate(1000 if number < 3 else 1001, 3.0 * number)
+        for number in range(10)
     ]
     assert dead == [False] * 9 + [True]
-    assert not duplicate.duplicate_stays
+    assert not duplicate.is_duplicate_lasting
 
 
 def test_silence_counts_only_while_observed(duplicate: SilenceDetector) -> None:
     """The server was paused for both runs, and the other run may beat next."""
-    duplicate.duplicate_seen(1000, 0.0)
-    assert not duplicate.duplicate_seen(1000, 60.0)
+    duplicate.observe_duplicate(1000, 0.0)
+    assert not duplicate.observe_duplicate(1000, 60.0)
     for number in range(1, 6):
-        assert not duplicate.duplicate_seen(1000, 60.0 + 3.0 * number)
-    assert not duplicate.duplicate_stays
-    assert duplicate.duplicate_seen(1000, 78.0)
+        assert not duplicate.observe_duplicate(1000, 60.0 + 3.0 * number)
+    assert not duplicate.is_duplicate_lasting
+    assert duplicate.observe_duplicate(1000, 78.0)
 
 
 def test_next_duplicate_is_judged_afresh(duplicate: SilenceDetector) -> None:
     for number in range(8):
-        duplicate.duplicate_seen(1000 + number, 3.0 * number)
-    duplicate.duplicate_gone()
-    assert not duplicate.duplicate_seen(2000, 1000.0)
-    assert not duplicate.duplicate_stays
+        duplicate.observe_duplicate(1000 + number, 3.0 * number)
+    duplicate.forget_duplicate()
+    assert not duplicate.observe_duplicate(2000, 1000.0)
+    assert not duplicate.is_duplicate_lasting

@@ -10,47 +10,61 @@ from streamqd.policy.dead_letter_rate import NOTHING, DeadLetterRate, DeadLetter
 
 def test_many_dead_letters_within_the_window_are_a_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
-    assert [flood.died(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [False, False, True]
+    assert [flood.record_dead_letter(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_slow_dead_letters_are_no_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
-    assert not any(flood.died(number * 5.1, number) for number in range(1, 50))
+    assert not any(flood.record_dead_letter(number * 5.1, number) for number in range(1, 50))
 
 
 def test_dead_letters_among_many_successes_are_no_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
-    assert not any(flood.died(number * 0.01, 3 * number) for number in range(1, 50))
+    assert not any(flood.record_dead_letter(number * 0.01, 3 * number) for number in range(1, 50))
 
 
 def test_just_the_share_is_a_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     # Three of six messages died, counted from the first death.
-    assert [flood.died(0.0, settled) for settled in (10, 13, 15)] == [False, False, True]
+    assert [flood.record_dead_letter(0.0, settled) for settled in (10, 13, 15)] == [
+        False,
+        False,
+        True,
+    ]
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
-    assert [flood.died(0.0, settled) for settled in (10, 13, 16)] == [False, False, False]
+    assert [flood.record_dead_letter(0.0, settled) for settled in (10, 13, 16)] == [
+        False,
+        False,
+        False,
+    ]
 
 
 def test_with_a_share_of_nothing_only_the_number_counts():
     flood = DeadLetterRate(letters=2, window=10.0, share=0.0)
-    assert [flood.died(0.0, 1), flood.died(1.0, 10**9)] == [False, True]
+    assert [flood.record_dead_letter(0.0, 1), flood.record_dead_letter(1.0, 10**9)] == [False, True]
 
 
 def test_count_restarts_after_a_flood():
     flood = DeadLetterRate(letters=2, window=10.0, share=0.5)
-    assert [flood.died(0.0, n) for n in range(1, 7)] == [False, True] * 3
+    assert [flood.record_dead_letter(0.0, n) for n in range(1, 7)] == [False, True] * 3
 
 
 def test_next_watch_continues_the_count():
     one = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert one.memory == NOTHING
-    one.died(1.0, 7)
-    one.died(4.0, 8)
+    one.record_dead_letter(1.0, 7)
+    one.record_dead_letter(4.0, 8)
     assert one.memory == DeadLetterRateMemory(2, 1.0, 7)
-    assert DeadLetterRate(3, 10.0, 0.5, one.memory).died(11.0, 12)
-    assert not DeadLetterRate(3, 10.0, 0.5, one.memory).died(11.0, 13), "too many live"
+    assert DeadLetterRate(3, 10.0, 0.5, one.memory).record_dead_letter(11.0, 12)
+    assert not DeadLetterRate(3, 10.0, 0.5, one.memory).record_dead_letter(11.0, 13), (
+        "too many live"
+    )
     late = DeadLetterRate(3, 10.0, 0.5, one.memory)
-    assert not late.died(11.1, 9)
+    assert not late.record_dead_letter(11.1, 9)
     assert late.memory == DeadLetterRateMemory(1, 11.1, 9)
 
 
@@ -73,6 +87,6 @@ def test_flood_guard_agrees_with_a_plain_count(
         expected = (
             len(last) == letters and now - last[0][0] <= 10.0 and letters >= share * max(1, among)
         )
-        assert flood.died(now, settled) == expected
+        assert flood.record_dead_letter(now, settled) == expected
         if expected:
             deaths.clear()

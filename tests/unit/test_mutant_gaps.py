@@ -66,7 +66,7 @@ class Scenario:
         self.crew = WorkerPool(Settings(), board, [], [])
         self.limits = Limits()
         self.child = FakeChild()
-        self.holding.take(seen_epoch=6)
+        self.holding.acquire(seen_epoch=6)
         self.answer(b"7", 0, b"")
         self.holding.started_as(self.child, time.monotonic())  # type: ignore[arg-type]
         self.slot.state = WorkerState.READY
@@ -74,7 +74,7 @@ class Scenario:
         self.begin(0, age=0.0)
 
     def answer(self, *rest: object) -> None:
-        self.holding.answered(Reply("OK", list(rest)), time.monotonic())
+        self.holding.apply_reply(Reply("OK", list(rest)), time.monotonic())
 
     def begin(self, index: int, *, age: float) -> None:
         """Mark an entry as running for `age` seconds."""
@@ -95,7 +95,7 @@ class Scenario:
             elif isinstance(action, StopWorker):
                 self.crew.stop(self.holding, action.reason)
             elif isinstance(action, ReleaseLease):
-                self.holding.give_up()
+                self.holding.release()
             else:
                 assert isinstance(action, InterruptRun)
                 self.crew.interrupt(self.holding, action.run_seq)
@@ -197,7 +197,7 @@ def test_drain_finishes_the_running_message_and_releases() -> None:
 
     scenario.slot.post_batch([])
     scenario.slot.state = WorkerState.QUIET
-    blame = scenario.holding.ended(Exit(ExitCode.STOPPED, None))
+    blame = scenario.holding.on_exit(Exit(ExitCode.STOPPED, None))
     assert (blame.crashed, blame.charged) == (False, None)
     assert drain.look() is None, "the lease is still to be released"
     scenario.answer()
@@ -223,7 +223,7 @@ def test_drain_waits_only_for_calls_that_may_still_succeed(
     assert drain.look() is None
     scenario.slot.post_batch([])
     scenario.slot.state = WorkerState.QUIET
-    scenario.holding.ended(Exit(ExitCode.STOPPED, None))
+    scenario.holding.on_exit(Exit(ExitCode.STOPPED, None))
     scenario.holding.refusal, scenario.holding.refused = code, refused
     assert drain.look() == ends
     assert drain.look(drain.drain.deadline - 0.1) == ends
@@ -235,7 +235,7 @@ def test_drain_deadline_kills_without_a_charge() -> None:
     assert drain.look() is None
     assert drain.look(drain.drain.deadline + 0.1) is None
     assert scenario.child.killed
-    blame = scenario.holding.ended(Exit(None, signal.SIGKILL))
+    blame = scenario.holding.on_exit(Exit(None, signal.SIGKILL))
     assert (blame.crashed, blame.charged) == (False, None)
     scenario.answer(b"8", 0)
     scenario.answer()
@@ -250,7 +250,7 @@ def test_successor_gets_a_new_token(how: str) -> None:
     scenario = Scenario()
     token = scenario.holding.lease.token
     if how == "dies":
-        scenario.holding.ended(Exit(None, signal.SIGKILL))
+        scenario.holding.on_exit(Exit(None, signal.SIGKILL))
     else:
         scenario.holding.abandon()
     call = scenario.holding.intent(Keys(), 15.0, "west-1")

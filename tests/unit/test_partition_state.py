@@ -57,10 +57,10 @@ class StateDriver:
         return list(call.argv[len(call.script.keys) + len(call.script.args) - 1 :])
 
     def answer(self, word: str, *rest: object) -> str:
-        return self.partition.answered(Reply(word, list(rest)), now=100.0)
+        return self.partition.apply_reply(Reply(word, list(rest)), now=100.0)
 
     def hold(self, epoch: int = 7) -> StateDriver:
-        self.partition.take(seen_epoch=epoch - 1)
+        self.partition.acquire(seen_epoch=epoch - 1)
         assert self.answer("OK", str(epoch).encode(), 0, b"") == "acquired"
         self.partition.groups_ready = True
         return self
@@ -105,19 +105,19 @@ def test_free_unit_has_no_next_call(driver: StateDriver):
 
 
 def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
-    driver.partition.take(seen_epoch=5, dead_token="corpse")
+    driver.partition.acquire(seen_epoch=5, dead_token="corpse")
     first = driver.next_call()
     assert first is not None
     assert first.script.name == "lease_acquire"
     assert (driver.argument("seen_epoch"), driver.argument("dead_token")) == (5, "corpse")
     assert [driver.next_call() for _ in range(3)] == [first] * 3
-    assert driver.partition.answered(RedisRefused("OOM", "full"), 1.0) == ""
+    assert driver.partition.apply_reply(RedisRefused("OOM", "full"), 1.0) == ""
     assert driver.next_call() == first
 
 
 @pytest.mark.parametrize("word", ["OK", "MINE"])
 def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
-    driver.partition.take(seen_epoch=5)
+    driver.partition.acquire(seen_epoch=5)
     assert driver.answer(word, b"1763640000000", 0, b"") == "acquired"
     assert driver.partition.phase is Phase.HELD
     assert driver.partition.owned
@@ -131,12 +131,12 @@ def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
 @pytest.mark.parametrize("epoch", [b"x", [b"7"], None])
 def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
     """The call is repeated, or the assignment given up as if it was not answered."""
-    driver.partition.take(seen_epoch=5)
+    driver.partition.acquire(seen_epoch=5)
     with pytest.raises((BadValue, ValueError, TypeError)):
         driver.answer("OK", epoch, 0, b"")
     assert driver.partition.phase is Phase.ACQUIRING
     driver.answer("OK", b"7", 0, b"")
-    driver.run().mark(DONE, RUNNING, WAITING, WAITING).partition.ended(KILLED)
+    driver.run().mark(DONE, RUNNING, WAITING, WAITING).partition.on_exit(KILLED)
     before = driver.next_call()
     with pytest.raises((BadValue, ValueError, TypeError)):
         driver.answer("OK", epoch)
@@ -168,7 +168,7 @@ def test_resumed_charge_names_a_cause_only_if_known(
 def test_unit_taken_by_another_instance_is_not_owned(
     driver: StateDriver, word: str, rest: tuple[bytes, ...]
 ):
-    driver.partition.take(seen_epoch=5)
+    driver.partition.acquire(seen_epoch=5)
     assert driver.answer(word, *rest) == ""
     assert driver.partition.phase is Phase.FREE
     assert driver.next_call() is None
@@ -178,18 +178,18 @@ def test_every_acquire_has_a_new_token(driver: StateDriver):
     """A token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
-        driver.partition.take(seen_epoch=5)
+        driver.partition.acquire(seen_epoch=5)
         tokens.add(driver.argument("token"))
-        driver.partition.give_up()
+        driver.partition.release()
         assert driver.script() == "lease_release"
         driver.answer("FENCED", b"5", b"")
     assert len(tokens) == 5
 
 
 def test_abandoned_acquire_is_released_with_its_token(driver: StateDriver):
-    driver.partition.take(seen_epoch=5)
+    driver.partition.acquire(seen_epoch=5)
     token = driver.argument("token")
-    driver.partition.give_up()
+    driver.partition.release()
     assert (driver.script(), driver.argument("token")) == ("lease_release", token)
 
 
@@ -198,7 +198,7 @@ def test_abandoned_acquire_is_released_with_its_token(driver: StateDriver):
 
 @pytest.mark.parametrize("word", ["OK", "FENCED"])
 def test_release_is_repeated_until_any_reply(driver: StateDriver, word: str):
-    driver.hold().partition.give_up()
+    driver.hold().partition.release()
     first = driver.next_call()
     assert first is not None
     assert first.script.name == "lease_release"
@@ -213,7 +213,7 @@ def test_release_is_repeated_until_any_reply(driver: StateDriver, word: str):
 def test_clean_worker_exit_releases_without_a_refence(driver: StateDriver):
     driver.hold().run().mark(CLEARED, CLEARED).quiet()
     driver.worker.stop_reason = "drain"
-    verdict = driver.partition.ended(Exit(ExitCode.STOPPED, None))
+    verdict = driver.partition.on_exit(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.script() == "lease_release"
 
@@ -222,7 +222,7 @@ def test_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
     """The connection may have lost its acknowledgments, so the refence repeats them."""
     driver.hold().run().mark(CLEARED, DONE).quiet()
     driver.worker.stop_reason = "shed"
-    driver.partition.ended(Exit(ExitCode.STOPPED, None))
+    driver.partition.on_exit(Exit(ExitCode.STOPPED, None))
     assert driver.script() == "lease_refence"
     assert driver.places() == [PLACES[1]]
     driver.answer("OK", b"8", 0)
@@ -231,9 +231,9 @@ def test_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
 
 def test_release_during_a_refence_waits_for_its_reply(driver: StateDriver):
     driver.hold().run().mark(RUNNING)
-    driver.partition.ended(KILLED)
+    driver.partition.on_exit(KILLED)
     refence = driver.next_call()
-    driver.partition.give_up()
+    driver.partition.release()
     assert driver.next_call() == refence
     driver.answer("OK", b"8", 1)
     assert driver.script() == "lease_release"
@@ -249,7 +249,7 @@ def test_crash_charges_only_the_running_entry(
 ):
     driver.hold().run().mark(DONE, FAILED, RUNNING)
     old = driver.partition.lease.token
-    verdict = driver.partition.ended(KILLED)
+    verdict = driver.partition.on_exit(KILLED)
     assert (verdict.crashed, verdict.cause, verdict.charged) == (
         True,
         ExitCause.HANDLING,
@@ -265,7 +265,7 @@ def test_crash_charges_only_the_running_entry(
 
 def test_repeated_refence_charges_once(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
-    driver.partition.ended(KILLED)
+    driver.partition.on_exit(KILLED)
     first = driver.next_call()
     assert [driver.next_call() for _ in range(3)] == [first] * 3
     assert driver.partition.owned, "its lease is kept alive"
@@ -280,7 +280,7 @@ def test_repeated_refence_charges_once(driver: StateDriver):
 
 def test_fenced_refence_loses_the_unit(driver: StateDriver):
     driver.hold().run().mark(RUNNING)
-    driver.partition.ended(KILLED)
+    driver.partition.on_exit(KILLED)
     assert driver.answer("FENCED", b"9", b"east-1") == "lost"
     assert driver.partition.phase is Phase.FREE
     assert driver.slot.counter("charged") == 0
@@ -289,7 +289,7 @@ def test_fenced_refence_loses_the_unit(driver: StateDriver):
 @pytest.mark.fault("F1")
 def test_several_running_entries_are_not_charged(driver: StateDriver):
     driver.hold().run().mark(RUNNING, RUNNING)
-    verdict = driver.partition.ended(KILLED)
+    verdict = driver.partition.on_exit(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, None)
     assert driver.argument("charged") == b""
 
@@ -298,7 +298,7 @@ def test_several_running_entries_are_not_charged(driver: StateDriver):
 def test_kill_by_the_supervisor_charges_nothing(driver: StateDriver, reason: str):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill(reason, driver.slot.run_seq, 103.0)
-    verdict = driver.partition.ended(KILLED)
+    verdict = driver.partition.on_exit(KILLED)
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.places() == [PLACES[0]]
 
@@ -307,7 +307,7 @@ def test_kill_by_the_supervisor_charges_nothing(driver: StateDriver, reason: str
 def test_hard_limit_charges_its_own_run(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
-    verdict = driver.partition.ended(KILLED)
+    verdict = driver.partition.on_exit(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
     assert json.loads(str(driver.argument("context"), "ascii"))["what"] == "a hard time limit"
 
@@ -317,13 +317,13 @@ def test_late_hard_limit_charges_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
     driver.slot.run_seq += 1
-    assert driver.partition.ended(KILLED).charged is None
+    assert driver.partition.on_exit(KILLED).charged is None
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4, 5, 6, 9, 255])
 def test_handler_that_exits_its_process_is_charged(driver: StateDriver, code: int):
     driver.hold().run().mark(DONE, RUNNING)
-    verdict = driver.partition.ended(Exit(code, None))
+    verdict = driver.partition.on_exit(Exit(code, None))
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
     assert driver.script() == "lease_refence", "the unit stays ours"
 
@@ -331,7 +331,7 @@ def test_handler_that_exits_its_process_is_charged(driver: StateDriver, code: in
 @pytest.mark.parametrize("code", [0, 4, 5, 6])
 def test_exit_between_two_messages_counts_as_a_crash(driver: StateDriver, code: int):
     driver.hold().run()
-    verdict = driver.partition.ended(Exit(code, None))
+    verdict = driver.partition.on_exit(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (True, ExitCause.IDLE, None)
     assert driver.script() == "lease_refence"
 
@@ -339,14 +339,14 @@ def test_exit_between_two_messages_counts_as_a_crash(driver: StateDriver, code: 
 @pytest.mark.parametrize("code", [ExitCode.STOPPED, ExitCode.RECYCLE, ExitCode.NO_GROUP])
 def test_clean_exit_does_not_count_as_a_crash(driver: StateDriver, code: ExitCode):
     driver.hold().run().mark(DONE).quiet()
-    verdict = driver.partition.ended(Exit(code, None))
+    verdict = driver.partition.on_exit(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (False, ExitCause.ORDERED, None)
     assert driver.script() == "lease_refence", "a successor is to follow"
 
 
 def test_missing_group_is_recreated_before_the_next_worker(driver: StateDriver):
     driver.hold().run().quiet()
-    driver.partition.ended(Exit(ExitCode.NO_GROUP, None))
+    driver.partition.on_exit(Exit(ExitCode.NO_GROUP, None))
     driver.answer("OK", b"8", 0)
     assert not driver.partition.startable
     assert driver.partition.wants_exchange
@@ -354,14 +354,14 @@ def test_missing_group_is_recreated_before_the_next_worker(driver: StateDriver):
 
 def test_fenced_worker_loses_the_unit(driver: StateDriver):
     driver.hold().run().quiet()
-    assert driver.partition.ended(Exit(ExitCode.FENCED, None)).lost
+    assert driver.partition.on_exit(Exit(ExitCode.FENCED, None)).lost
     assert driver.partition.phase is Phase.FREE
     assert driver.next_call() is None
 
 
 def test_unit_lost_before_the_worker_exit_is_lost_once(driver: StateDriver):
     driver.hold().run().quiet().partition.become_free()
-    assert not driver.partition.ended(Exit(ExitCode.FENCED, None)).lost
+    assert not driver.partition.on_exit(Exit(ExitCode.FENCED, None)).lost
 
 
 def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
@@ -369,7 +369,7 @@ def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
     driver.hold().run().quiet()
     driver.worker.stop_reason = "recycle"
     driver.slot.add("recycled")  # as the worker itself counts it
-    driver.partition.ended(Exit(ExitCode.RECYCLE, None))
+    driver.partition.on_exit(Exit(ExitCode.RECYCLE, None))
     assert driver.slot.counter("recycled") == 4
 
 
@@ -377,11 +377,11 @@ def test_crashes_without_a_suspect_are_counted(driver: StateDriver):
     driver.hold()
     for number in range(1, 3):
         driver.run().mark(DONE)
-        driver.partition.ended(KILLED)
+        driver.partition.on_exit(KILLED)
         driver.answer("OK", str(number).encode(), 0)
         assert driver.partition.uncharged == number
     driver.run().mark(RUNNING)
-    driver.partition.ended(KILLED)
+    driver.partition.on_exit(KILLED)
     assert driver.partition.uncharged == 0
 
 
@@ -391,7 +391,7 @@ def test_crashes_without_a_suspect_are_counted(driver: StateDriver):
 def test_process_exit_after_the_loss_of_its_unit_settles_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.partition.become_free()
-    found = driver.partition.ended(KILLED)
+    found = driver.partition.on_exit(KILLED)
     assert (found.crashed, found.charged) == (True, None), "the new owner handles pending entries"
     assert driver.next_call() is None
     assert driver.partition.phase is Phase.FREE
@@ -400,7 +400,7 @@ def test_process_exit_after_the_loss_of_its_unit_settles_nothing(driver: StateDr
 def test_entries_of_a_lost_unit_are_not_settled_later(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.partition.become_free()
-    driver.partition.ended(KILLED)
+    driver.partition.on_exit(KILLED)
     driver.hold(epoch=12).run().quiet()
     driver.slot.post_batch([])
     driver.worker.kill = Kill("quit", 0, 103.0)
@@ -428,7 +428,7 @@ def test_lost_unit_is_no_longer_trusted(driver: StateDriver):
 
 
 def test_logged_refusal_is_not_retried_early(driver: StateDriver):
-    driver.partition.take(seen_epoch=5)
+    driver.partition.acquire(seen_epoch=5)
     assert driver.partition.wants_exchange
     driver.partition.refusal = "WRONGTYPE"
     assert not driver.partition.wants_exchange
@@ -438,9 +438,9 @@ def test_settled_counts_only_the_current_process(driver: StateDriver):
     driver.hold().run()
     driver.slot.add("acked", 3)
     driver.slot.add("failed", 2)
-    assert driver.worker.settled() == 5
+    assert driver.worker.count_settled() == 5
     driver.run()
-    assert driver.worker.settled() == 0
+    assert driver.worker.count_settled() == 0
 
 
 # --- a worker with a warm successor ---------------------------------------------------------------
@@ -468,7 +468,7 @@ def test_acquired_unit_is_booting(driver: StateDriver):
     assert driver.slot.state == WorkerState.BOOTING
     assert not driver.partition.is_ready
     driver.run()
-    driver.partition.ended(KILLED)
+    driver.partition.on_exit(KILLED)
     assert driver.slot.state == WorkerState.GONE, "this worker has exited"
 
 
@@ -477,7 +477,7 @@ def test_worker_killed_for_a_slow_exit_has_not_crashed(driver: StateDriver):
     driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     driver.quiet()
     driver.worker.kill = Kill("on_stop", 0, 103.0)
-    verdict = driver.partition.ended(Exit(None, signal.SIGKILL))
+    verdict = driver.partition.on_exit(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert driver.slot.counter("crashes") == 0
     assert (driver.partition.last_exit, driver.partition.uncharged) == ("", 0)
@@ -500,31 +500,31 @@ def test_standby_is_warm_after_its_own_report(driver: StateDriver):
 def test_crash_suspects_are_kept_until_they_ran(driver: StateDriver):
     """The suspects also survive an orderly exit of the worker, such as a reload."""
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
-    driver.partition.ended(Exit(None, 9))
+    driver.partition.on_exit(Exit(None, 9))
     assert driver.partition.suspects == dict.fromkeys(PLACES, 2)
     driver.answer("OK", b"8", 0)
     driver.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
     driver.slot.suspects_left = 4
-    driver.partition.ended(Exit(ExitCode.STOPPED, None))
+    driver.partition.on_exit(Exit(ExitCode.STOPPED, None))
     assert driver.partition.suspects == dict.fromkeys(PLACES, 2)
     driver.answer("OK", b"9", 0)
     driver.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
     driver.slot.suspects_left = 0
-    driver.partition.ended(Exit(ExitCode.STOPPED, None))
+    driver.partition.on_exit(Exit(ExitCode.STOPPED, None))
     assert driver.partition.suspects == {}
 
 
 def test_crashed_round_is_halved_and_restarts_without_delay(driver: StateDriver):
     """The restarts of a narrowing search are progress, not a crash loop."""
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
-    found = driver.partition.ended(Exit(None, 9))
+    found = driver.partition.on_exit(Exit(None, 9))
     assert not found.narrowed
     assert driver.partition.plan_restart(found, 200.0, Daemon(instance="one"))
     assert len(driver.partition.exits) == 1
     driver.answer("OK", b"8", 0)
     driver.run().mark(RUNNING, RUNNING, WAITING, WAITING)
     driver.slot.suspects_left = 4
-    found = driver.partition.ended(Exit(None, 9))
+    found = driver.partition.on_exit(Exit(None, 9))
     assert (found.narrowed, found.charged) == (True, None)
     assert driver.partition.suspects == dict(zip(PLACES, (1, 1, 2, 2), strict=True))
     assert driver.partition.plan_restart(found, 201.0, Daemon(instance="one"))

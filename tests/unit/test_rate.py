@@ -30,7 +30,7 @@ class Clock:
         wait = self.rate.wait(self.due, self.now, runs)
         self.now += wait
         assert self.rate.wait(self.due, self.now, runs) == 0
-        self.due = self.rate.after(self.due, self.now, runs)
+        self.due = self.rate.next_due(self.due, self.now, runs)
         self.starts += [self.now] * runs
         return wait
 

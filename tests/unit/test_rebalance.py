@@ -226,7 +226,7 @@ class Fleet:
 
     def join(self, name: str) -> None:
         delay, hold, moves = self.damping
-        self.brains[name] = Rebalancer(name, delay, hold, moves, patience=2 * HEARTBEAT)
+        self.brains[name] = Rebalancer(name, delay, hold, moves, grace_seconds=2 * HEARTBEAT)
 
     def heartbeat(self) -> int:
         """Decide and act once for each instance. Returns the number of moves."""
@@ -345,7 +345,7 @@ def test_leaving_member_keeps_its_units_until_their_release():
 
 def test_expired_lease_of_a_live_owner_is_not_taken():
     """The owner renews it late, so a pause of the server longer than the ttl moves no unit."""
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
     live = [member("a"), member("b")]
     for heartbeat in range(20):
@@ -358,7 +358,7 @@ def test_expired_lease_of_a_live_owner_is_not_taken():
 
 def test_unrenewed_lease_of_a_live_owner_is_taken_later():
     """An owner restarted with a smaller cap beats, but no longer renews the lease of this unit."""
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     views = {UNITS[0]: PartitionView(3, "b", leased=False)}
     taken = [
@@ -369,7 +369,7 @@ def test_unrenewed_lease_of_a_live_owner_is_taken_later():
 
 
 def test_expired_lease_no_longer_offered_is_taken_immediately():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     other = MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False)
     views = {UNITS[0]: PartitionView(3, "b", leased=False)}
     decision = brain.decide(0.0, [member("a"), other], UNITS[:1], {}, 0, views, room=8)
@@ -378,7 +378,7 @@ def test_expired_lease_no_longer_offered_is_taken_immediately():
 
 @pytest.mark.fault("F3")
 def test_unit_is_not_moved_to_an_instance_in_a_crash_loop():
-    brain = Rebalancer("a", 0.0, 0.0, 8, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 0.0, 0.0, 8, grace_seconds=2 * HEARTBEAT)
     mine = dict.fromkeys(UNITS, -100.0)
     healthy = [member("a"), member("b")]
     assert brain.decide(0.0, healthy, UNITS, mine, 0, {}, room=0).shed
@@ -387,21 +387,21 @@ def test_unit_is_not_moved_to_an_instance_in_a_crash_loop():
 
 
 def test_lowered_cap_hands_over_the_excess():
-    brain = Rebalancer("a", 60.0, 60.0, 1, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 60.0, 60.0, 1, grace_seconds=2 * HEARTBEAT)
     mine = {unit: float(number) for number, unit in enumerate(UNITS[:4])}
     decision = brain.decide(0.0, [member("a")], UNITS[:4], mine, 0, {}, room=-3)
     assert decision.shed == UNITS[1:4]
 
 
 def test_live_lease_is_never_taken():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     views = {UNITS[0]: PartitionView(3, "gone", leased=True)}
     assert brain.decide(99.0, [member("a")], UNITS[:1], {}, 0, views, room=8).acquire == []
 
 
 def test_free_unit_waits_for_its_member_within_the_patience():
     # One of the two units is assigned to b, which may be unable to take it.
-    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     units = UNITS[:2]
     first = brain.decide(0.0, live, units, {}, 0, dict.fromkeys(units, FREE), room=8).acquire
@@ -413,7 +413,7 @@ def test_free_unit_waits_for_its_member_within_the_patience():
 
 
 def test_patience_restarts_after_another_owner():
-    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * HEARTBEAT)
+    brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     units = UNITS[:2]
     mine, other = {UNITS[0]: 0.0}, UNITS[1]
@@ -425,7 +425,7 @@ def test_patience_restarts_after_another_owner():
 
 
 def test_no_more_is_taken_than_there_is_room_for():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     views = dict.fromkeys(UNITS, FREE)
     taken = brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=3).acquire
     assert len(taken) == 3
@@ -433,7 +433,7 @@ def test_no_more_is_taken_than_there_is_room_for():
 
 
 def test_free_units_are_taken_a_few_at_a_time():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     units = [Unit("access", number, "hits") for number in range(100)]
     views, taken, now = dict.fromkeys(units, FREE), [], 0.0
     while views:
@@ -452,7 +452,7 @@ def test_free_units_are_taken_a_few_at_a_time():
 
 def test_units_owned_elsewhere_count_for_the_share():
     """Otherwise, the member would get units and give them back in a loop."""
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     mine = dict.fromkeys(UNITS[:6], 0.0)
     other = dict.fromkeys(UNITS[6:], PartitionView(1, "b", leased=True))
     more = Member("b", 1, 0, OFFERS | {("orders", "bill")})
@@ -474,7 +474,7 @@ def test_units_owned_elsewhere_count_for_the_share():
 
 
 def test_moves_under_way_count_against_the_limit():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     mine = dict.fromkeys(UNITS, 0.0)
     live = [member("a"), member("b")]
     assert len(brain.decide(1.0, live, UNITS, mine, 0, {}, room=0).shed) == 4
@@ -483,7 +483,7 @@ def test_moves_under_way_count_against_the_limit():
 
 
 def test_unit_moves_to_a_member_that_still_has_a_consumer():
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     me, mine = MemberView(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
     assert brain.decide(9.0, [me], UNITS[:1], mine, 0, {}, room=8).shed == []
     assert brain.decide(9.0, [me, member("b")], UNITS[:1], mine, 0, {}, room=8).shed == UNITS[:1]
@@ -571,7 +571,7 @@ def test_move_to_an_absent_instance_waits_for_its_return():
     ids=["broken", "leaving", "no offer"],
 )
 def test_move_to_an_unable_instance_is_ignored(target: MemberView):
-    brain = Rebalancer("a", 0.0, 0.0, 8, patience=0.0)
+    brain = Rebalancer("a", 0.0, 0.0, 8, grace_seconds=0.0)
     chosen = Constraints({UNITS[0]: ("b", 1)})
     mine = {UNITS[0]: 0.0}
     live = [member("a"), target]
@@ -626,7 +626,7 @@ def test_units_of_a_stopped_group_make_room_below_the_cap():
     """An instance over its cap keeps its other partitions if the stop makes enough room."""
     other = Unit("t2", 0, "g")
     units = [*UNITS[:2], other]
-    brain = Rebalancer("a", 0.0, 0.0, 4, patience=1.0)
+    brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=1.0)
     mine = {unit: float(number) for number, unit in enumerate(units)}
     stopped = Constraints(stopped={(UNITS[0].topic, UNITS[0].group)})
     live = [member("a")]
@@ -642,7 +642,7 @@ def test_hurry_skips_delay_and_hold_and_still_limits_moves():
     assert fleet.shares() == {"a": 8, "b": 0}
     fleet.moves.clear()
     for brain in fleet.brains.values():
-        brain.hurry()
+        brain.skip_delay_once()
     fleet.settle(10)
     assert fleet.shares() == {"a": 4, "b": 4}
     sheds = [at for at, what, *_ in fleet.moves if what == "shed"]

@@ -52,8 +52,8 @@ class Fleet:
         self.now = 100.0
         self._pid = 1000
         for partition in self.partitions.values():
-            partition.take(seen_epoch=6)
-            partition.answered(Reply("OK", [b"7", 0, b""]), self.now)
+            partition.acquire(seen_epoch=6)
+            partition.apply_reply(Reply("OK", [b"7", 0, b""]), self.now)
             partition.groups_ready = True
             self.start(partition)
 
@@ -108,7 +108,7 @@ class Fleet:
             self.replacement.request(unit, step)
         elif step == "boot" and partition.child is None:
             if partition.phase is Phase.REFENCING:
-                partition.answered(Reply("OK", [b"8"]), self.now)
+                partition.apply_reply(Reply("OK", [b"8"]), self.now)
             following = partition.standby
             partition.standby_ended()
             self.start(partition, following)
@@ -118,7 +118,7 @@ class Fleet:
             partition.slot.state = WorkerState.QUIET
         elif step == "die" and partition.standby is not None:
             partition.standby_ended()
-            self.replacement.standby_died(partition, "exit 1", self.now, self.daemon)
+            self.replacement.on_standby_exit(partition, "exit 1", self.now, self.daemon)
         elif step == "wait":
             self.now += IDLE_PATIENCE_SECONDS
         elif step == "forget":

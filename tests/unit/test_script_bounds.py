@@ -336,14 +336,14 @@ def test_limits_that_belong_together_agree() -> None:
     partition = AssignmentState(
         slot.unit, Consumer(topic="orders", group="bill", handler="m:f"), slot
     )
-    partition.take(1)
-    partition.answered(Reply("OK", [b"2", 0, b""]), 0.0)
+    partition.acquire(1)
+    partition.apply_reply(Reply("OK", [b"2", 0, b""]), 0.0)
     slot.open_table(largest("concurrency"))
     slot.put(0, *[b"m:%d-0" % number for number in range(ENTRIES_MAX)])
     slot.states[:] = bytes([DONE]) * ENTRIES_MAX
     child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
     partition.started_as(child, 1.0)
-    partition.ended(Exit(None, 9))
+    partition.on_exit(Exit(None, 9))
     call = partition.intent(Keys("streaming:mq", "stream:topic"), 10.0, "one")
     assert call is not None, "a refence takes a full table"
 
