@@ -150,7 +150,7 @@ class AssignmentRow:
         return found[0] if found and found[0].seconds_ago <= RECENT_SECONDS else None
 
 
-class OfUnit(Protocol):
+class HasUnit(Protocol):
     """Facts about one assignment."""
 
     @property
@@ -158,7 +158,7 @@ class OfUnit(Protocol):
         """The assignment that these facts describe."""
 
 
-AnyUnit = TypeVar("AnyUnit", bound=OfUnit)
+AnyUnit = TypeVar("AnyUnit", bound=HasUnit)
 
 
 def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:

@@ -87,7 +87,7 @@ def grow(
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
-    if count == to and growth_calls.under_way(store, topic) is None:
+    if count == to and growth_calls.in_progress(store, topic) is None:
         return Progress(topic, count, to, True, [])
     found = _started(store, topic, count, to)
     new = range(found.before, to)
@@ -174,7 +174,7 @@ def _refuse_cluster(store: Store, topic: str) -> None:
 
 def look(store: Store, topic: str) -> Progress | None:
     """Return the progress of a growth, None when the topic does not grow. Writes nothing."""
-    found = growth_calls.under_way(store, topic)
+    found = growth_calls.in_progress(store, topic)
     if found is None:
         return None
     state = Growth(found.token, found.before, growth_calls.MARKED, found.barriers)
@@ -184,7 +184,7 @@ def look(store: Store, topic: str) -> Progress | None:
 
 
 def _started(store: Store, topic: str, count: int, to: int) -> Growth:
-    under_way = growth_calls.under_way(store, topic)
+    under_way = growth_calls.in_progress(store, topic)
     if under_way is None:
         _check(topic, count, to)
     reply = store.run(growth_calls.begin(store.keys, topic, count, to, secrets.token_hex(16)))

@@ -13,7 +13,7 @@ from streamqd.admin import backlog, topics, topics_settings
 from streamqd.admin.reading import Id, Unreadable, ViewReader, measure, read_id, server_unix_ms
 from streamqd.errors import Refused
 from streamqd.store import retention
-from streamqd.store.retention import Stand, Trimmed
+from streamqd.store.retention import PartitionPositions, Trimmed
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -141,7 +141,7 @@ def floors(
     return rows
 
 
-def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
+def floor_of(stand: PartitionPositions, archive: bool) -> tuple[str, Id | None]:
     """Return the holder and the ID of the oldest entry that must stay, '' and None without one."""
     needs = [(read_id(group.needs), group.name) for group in stand.groups if group.needs]
     if archive and stand.unarchived:
@@ -154,16 +154,16 @@ def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
 
 def known_stand(
     reader: ViewReader, topic: str, partition: int, reply: Reply | None
-) -> Stand | None:
+) -> PartitionPositions | None:
     """Parse the reply of `retention.measure`, None when unreadable.
 
     A group whose name is not UTF-8 is shown with escaped bytes and kept as unreadable.
     """
 
-    def stand(found: Reply, trim: str) -> Stand:
+    def stand(found: Reply, trim: str) -> PartitionPositions:
         for row in found.rest[6]:
             reader.text(row[0], reader.keys.stream(topic, partition), "group")
-        return Stand.parse(found, trim)
+        return PartitionPositions.parse(found, trim)
 
     return reader.figures(stand, reply, reader.keys.trim(topic, partition))
 
@@ -178,13 +178,13 @@ class _Partition:
     holds: config.Topic
     now: int
 
-    def known_stand(self, reader: ViewReader) -> Stand | None:
+    def known_stand(self, reader: ViewReader) -> PartitionPositions | None:
         (reply,) = reader.measure([self._measure()])
         return known_stand(reader, self.topic, self.number, reply)
 
-    def stand(self) -> Stand:
+    def stand(self) -> PartitionPositions:
         (reply,) = measure(self.store, [self._measure()])
-        return Stand.parse(reply)
+        return PartitionPositions.parse(reply)
 
     def _measure(self) -> Call:
         return retention.measure(self.store.keys, self.topic, self.number)
@@ -225,7 +225,7 @@ class _Partition:
             return "0-0"
         return f"{max(0, self.now - round(bounds.max_age * 1000))}-0"
 
-    def check_groups(self, stand: Stand, expected: Sequence[str]) -> None:
+    def check_groups(self, stand: PartitionPositions, expected: Sequence[str]) -> None:
         present = {group.name for group in stand.groups}
         if not present and stand.length and not self.holds.retention.without_groups:
             raise Refused(
@@ -243,7 +243,7 @@ class _Partition:
             " from the configuration"
         )
 
-    def removable(self, stand: Stand) -> int | None:
+    def removable(self, stand: PartitionPositions) -> int | None:
         """Return the most entries that a trim would remove. None: too many to count."""
         bounds = self.holds.retention
         _, floor = floor_of(stand, self.holds.archive == "required")

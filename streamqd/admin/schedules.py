@@ -35,7 +35,7 @@ from streamqd.store.schedules import (
     TAKEOVER_MS,
     UNREADABLE,
     IndexLine,
-    Kept,
+    StoredSchedule,
 )
 from streamqd.store.store import Store
 
@@ -157,7 +157,7 @@ class _SeenSchedule:
 
     name: str
     line: IndexLine
-    kept: Kept | None
+    kept: StoredSchedule | None
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -588,7 +588,7 @@ def look(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedu
 
 def _kept(
     reader: ViewReader, wanted: Sequence[tuple[str, IndexLine, TopicPartition | None]]
-) -> dict[str, Kept]:
+) -> dict[str, StoredSchedule]:
     places = [(name, place) for name, _, place in wanted if place is not None]
     commands = [
         each for name, place in places for each in calls.kept_commands(reader.keys, place, name)

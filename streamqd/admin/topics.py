@@ -247,7 +247,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
     rows = _partition_rows(reader, topic, count, names)
     registered = meta.settings if meta else {}
     stated = configured or config.Topic()
-    under_way = reader.read(growth.under_way, store, topic)
+    under_way = reader.read(growth.in_progress, store, topic)
     return TopicDetail(
         topic=topic,
         created_unix_ms=meta.created_unix_ms or None if meta else None,

@@ -207,11 +207,11 @@ def _merged(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
     """Return the settings to store, including settings of a later version."""
     new = config.registered(topic)
     bounds = before.get("retention")
-    foreign = {
+    later = {
         name: value
         for name, value in (bounds if isinstance(bounds, dict) else {}).items()
         if name not in settings_of(config.Retention)
     }
     known = {each.name for each in dataclasses.fields(config.Topic)}
     kept = {name: value for name, value in before.items() if name not in known}
-    return {**kept, **new, "retention": {**foreign, **new["retention"]}}
+    return {**kept, **new, "retention": {**later, **new["retention"]}}

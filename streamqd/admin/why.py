@@ -51,7 +51,7 @@ class WaitCause:
 class WaitFacts:
     """All facts about one assignment.
 
-    `foreign` counts pending entries by other client of the group, '' for entries without a
+    `other_clients` counts pending entries by other client of the group, '' for entries without a
     consumer. `shown_seconds` is the time since a Spark query showed its position, None when
     unknown.
     """
@@ -60,7 +60,7 @@ class WaitFacts:
     now_unix_ms: int
     control: Directives
     members: Mapping[str, InstanceRow]
-    foreign: Mapping[str, int] = field(default_factory=dict)
+    other_clients: Mapping[str, int] = field(default_factory=dict)
     shown_seconds: float | None = None
 
     @property
@@ -223,7 +223,9 @@ def answer(
         Answer(
             row,
             _with_outboxes(
-                causes(replace(facts, foreign=held[row.unit], shown_seconds=shown.get(row.unit))),
+                causes(
+                    replace(facts, other_clients=held[row.unit], shown_seconds=shown.get(row.unit))
+                ),
                 late,
             ),
             reader.rows,
@@ -674,13 +676,13 @@ _AT_WORK = (
 _OTHER_CLIENTS = (
     CauseRule(
         "unowned",
-        lambda f: f.foreign.get(""),
+        lambda f: f.other_clients.get(""),
         "{unit} has {unowned} pending without a consumer, because a client returned them (XNACK)",
         "streamqd takes them over within 15 s while an instance owns the partition",
     ),
     CauseRule(
         "other-client",
-        lambda f: any(f.foreign),
+        lambda f: any(f.other_clients),
         "another client has fetched messages of {unit} and not acknowledged them: {clients}",
         "stop that client. streamqd takes its entries over after reclaim_idle",
     ),
@@ -843,8 +845,8 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "housekeeping": f.housekeeping[0].error if f.housekeeping else "",
         "waiting_retries": plural(f.row.waiting_retries or 0, "message"),
         "next_due": _since(", the next in {} s", _until(f.row.next_due_unix_ms, f.now_unix_ms)),
-        "unowned": plural(f.foreign.get("", 0), "message"),
-        "clients": _clients(f.foreign),
+        "unowned": plural(f.other_clients.get("", 0), "message"),
+        "clients": _clients(f.other_clients),
         "waiting": _waiting(f),
         "shown": "an unknown time" if f.shown_seconds is None else lasting(f.shown_seconds),
         "acked": f"{f.acked:.1f} messages/s",
@@ -946,10 +948,10 @@ def _limit(member: InstanceRow) -> str:
     return f"{member.instance} runs {member.owned}: {member.limit}"
 
 
-def _clients(foreign: Mapping[str, int]) -> str:
+def _clients(other_clients: Mapping[str, int]) -> str:
     return " and ".join(
         f"{client!r} holds {plural(count, 'message')}"
-        for client, count in sorted(foreign.items())
+        for client, count in sorted(other_clients.items())
         if client
     )
 

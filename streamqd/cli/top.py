@@ -29,7 +29,7 @@ from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.command import connected
 from streamqd.cli.output import emit, printable
 from streamqd.cli.screen import input as keyboard
-from streamqd.cli.screen.frame import Shown, frame, rows_of, visible
+from streamqd.cli.screen.frame import ScreenOptions, frame, rows_of, visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
@@ -68,7 +68,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
             emit(seen)
             return None
         width = shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns
-        for line in frame(seen, Shown(), width, None):
+        for line in frame(seen, ScreenOptions(), width, None):
             click.echo("".join(cell.text for cell in line).rstrip())
         return None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -82,7 +82,7 @@ class TopScreen:
     def __init__(self, session: Session, terminal: Terminal, interval: float) -> None:
         self._terminal = terminal
         self._reader = TopReader(session, interval, terminal.wake)
-        self._chosen = Shown()
+        self._chosen = ScreenOptions()
         self._frozen: FleetSnapshot | None = None
         self._rest = b""  # the start of an incomplete escape sequence
         self._code: int | None = None

@@ -33,7 +33,7 @@ from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20
 _HEADER = re.compile(r"""[ \t]*\[\[[ \t]*(?:consumers|"consumers"|'consumers')[ \t]*\]\]""")
-BESIDE = Path("streamq.toml")  # the default file, if it exists
+DEFAULT_FILE = Path("streamq.toml")  # the default file, if it exists
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -44,7 +44,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
     named = environ.get(CONFIG_NAME)
     if named:
         return Path(named)
-    return BESIDE if BESIDE.is_file() else None
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
 
 
 def load(

@@ -112,8 +112,8 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec = importlib.util.find_spec(name)
             files.add(spec.origin if spec is not None else None)
-    foreign = {sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")}
-    return sorted(file for file in files if file and not file.startswith(("<", *foreign)))
+    libraries = {sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")}
+    return sorted(file for file in files if file and not file.startswith(("<", *libraries)))
 
 
 def place_of(error: BaseException) -> str:
@@ -123,8 +123,8 @@ def place_of(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError):
         return ""
-    foreign = ("<", sysconfig.get_path("stdlib"), *_PACKAGES)
+    libraries = ("<", sysconfig.get_path("stdlib"), *_PACKAGES)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(foreign):
+        if not frame.filename.startswith(libraries):
             return f" ({frame.filename}:{frame.lineno})"
     return ""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from streamqd.http import HttpServer
 
 LINK_TIMEOUT = 5.0
-DOUBT_SECONDS = 0.3  # silence after which a connection is probed
+PROBE_AFTER_SECONDS = 0.3  # silence after which a connection is probed
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two attempts while Redis is unavailable
 WORD_BYTES = 512  # longest message of the supervisor
 SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
@@ -81,7 +81,7 @@ class Housekeeper:
             settings.redis,
             timeout=LINK_TIMEOUT,
             name=f"streamqd:{daemon.instance}:housekeeper",
-            doubt=DOUBT_SECONDS,
+            probe_after=PROBE_AFTER_SECONDS,
         )
         self._store = Store(link, Keys(settings.keys.control, settings.keys.streams))
         self.view = MetricsView(

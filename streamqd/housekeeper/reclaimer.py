@@ -93,7 +93,7 @@ class Reclaimer:
         found: list[GroupWalk] = []
         for (unit, key), pending in zip(places, replies, strict=True):
             if isinstance(pending, list):
-                found += self._isolate(unit, _foreign, unit, key, pending, slots[unit]) or ()
+                found += self._isolate(unit, _other_clients, unit, key, pending, slots[unit]) or ()
         there = set(found)
         kept = {
             walk: at for walk, at in self._walks.items() if walk._replace(is_later=False) in there
@@ -116,7 +116,7 @@ class Reclaimer:
                 self._walks[rest] = rows[-1][0]
 
 
-def _foreign(unit: Unit, key: str, pending: list[Any], slot: WorkerSlot) -> list[GroupWalk]:
+def _other_clients(unit: Unit, key: str, pending: list[Any], slot: WorkerSlot) -> list[GroupWalk]:
     """Return the scans of the pending entries of other consumers in a stream."""
     held = {name: int(count) for name, count in pending[3] or () if name}
     if int(pending[0]) > sum(held.values()):

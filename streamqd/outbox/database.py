@@ -1,4 +1,4 @@
-"""The relay's side of a database: read the oldest rows, delete sent rows, bury bad rows.
+"""The relay's side of a database: read the oldest rows, delete sent rows, set dead rows aside.
 
 No transaction is open between two calls, so a stopped relay holds no locks. After an error the
 connection is closed, and the next call opens another.
@@ -138,7 +138,7 @@ class Database:
                 " DELETE; remove the trigger, rule or policy that keeps them"
             )
 
-    def bury(self, row: OutboxRow, error: str) -> bool:
+    def move_to_dead_table(self, row: OutboxRow, error: str) -> bool:
         """Move a row to the dead ones, in one transaction. Return True if it was moved.
 
         Nothing is changed if the row no longer exists, even if another row has its ID.
@@ -149,7 +149,7 @@ class Database:
                 cursor.execute(self.table.uid_of(), (row.id,))
                 if [readable_uid(uid) for (uid,) in cursor.fetchall()] != [row.uid]:
                     return False
-                cursor.execute(self.table.bury(), values)
+                cursor.execute(self.table.insert_dead_row(), values)
                 cursor.execute(self.table.delete_one(), (row.id,))
                 if cursor.rowcount != 1:
                     raise _Gone

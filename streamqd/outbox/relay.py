@@ -111,7 +111,7 @@ class _Figures:
 class _Pass:
     """The result of one pass over the oldest rows."""
 
-    more: bool = False  # rows were sent or buried, so others may be next
+    more: bool = False  # rows were sent or dead-lettered, so others may be next
     again: bool = False  # the rows must be read again first
     held: int = 0  # rows that wait because of an obstacle
     obstacle: _Obstacle | None = None  # the first one
@@ -611,7 +611,7 @@ class Relay:
                 )
 
     def _bury(self, row: OutboxRow, fault: str) -> None:
-        if not self._database.bury(row, fault):
+        if not self._database.move_to_dead_table(row, fault):
             return
         self._figures.dead += 1
         logs.event(

@@ -261,7 +261,7 @@ def _statement_faults(database: Database) -> list[str]:
     for attempt in (
         lambda: database.oldest(1),
         lambda: database.delete([_NO_ROW]),
-        lambda: database.bury(_NO_ROW, ""),
+        lambda: database.move_to_dead_table(_NO_ROW, ""),
         lambda: database.dead(1),
     ):
         try:

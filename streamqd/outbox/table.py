@@ -187,7 +187,7 @@ class OutboxTable:
         """
         return f"DELETE FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
 
-    def bury(self) -> str:
+    def insert_dead_row(self) -> str:
         """Return the statement that copies a row to the dead rows, for error, time and ID."""
         columns, marker = self._listed(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"

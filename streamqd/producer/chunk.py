@@ -21,7 +21,7 @@ NOT_YET = BacklogFull("not tried yet")  # internal: the message waits for earlie
 
 
 @dataclass(slots=True, eq=False)
-class Ahead:
+class EarlierChunks:
     """The chunks of one topic that wait for room ahead of another one."""
 
     counts: set[int] = field(default_factory=set)  # the partition counts by which they are routed

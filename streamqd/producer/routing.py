@@ -160,7 +160,7 @@ class Router:
 
     def known(self, topic: str) -> int | None:
         """Return the topic's partition count, None unless it was looked up and is still cached."""
-        return self._writer.known(topic) if topic in self._checked else None
+        return self._writer.cached_count(topic) if topic in self._checked else None
 
     def count(self, topic: str) -> int:
         """Return the topic's partition count. If it is unknown, read it or create the topic.

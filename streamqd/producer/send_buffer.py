@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
-from streamqd.producer.chunk import Ahead, Chunk, Result
+from streamqd.producer.chunk import Chunk, EarlierChunks, Result
 from streamqd.producer.encoding import Envelope, check_topic, kind_of, size_of
 from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender, forget_in_children
 
@@ -86,7 +86,7 @@ class SendBuffer(Generic[T]):
         # Chunks with messages that wait for room, in order of arrival. The values are their
         # unanswered batches, by their number in the chunk. Only the writing thread uses it.
         self._waiting: dict[Chunk, dict[int, BufferedBatch[T]]] = {}
-        self._ahead: dict[str, Ahead] = {}  # by topic: its chunks that wait
+        self._ahead: dict[str, EarlierChunks] = {}  # by topic: its chunks that wait
         self._look_at: float | None = None  # time of the next check for room (monotonic)
         self._given_up = False
         self._closed = False
@@ -282,7 +282,7 @@ class SendBuffer(Generic[T]):
             self._note_waiting(chunk)
 
     def _note_waiting(self, chunk: Chunk) -> None:
-        self._ahead.setdefault(chunk.topic, Ahead()).add(chunk)
+        self._ahead.setdefault(chunk.topic, EarlierChunks()).add(chunk)
         self._look_at = min(self._look_at or math.inf, chunk.look_at)
 
     def _settle(self, chunk: Chunk) -> None:

@@ -34,7 +34,7 @@ from streamqd.errors import (
     UnknownOutcome,
 )
 from streamqd.model import Uid, duplicate_uid
-from streamqd.producer.chunk import NOT_YET, Ahead, Chunk, Result
+from streamqd.producer.chunk import NOT_YET, Chunk, EarlierChunks, Result
 from streamqd.producer.encoding import (
     Encoded,
     Envelope,
@@ -171,7 +171,7 @@ class Sender:
                     " one producer per thread, or set a longer timeout",
                     sent=False,
                 )
-            self._connection.until(end)
+            self._connection.set_deadline(end)
             return work()
         finally:
             # A signal handler may raise an exception before the lock is taken, or after.
@@ -307,7 +307,7 @@ class Sender:
             self.attempt(chunk)
         return chunk.answer(0)
 
-    def attempt(self, chunk: Chunk, ahead: Ahead | None = None) -> None:
+    def attempt(self, chunk: Chunk, ahead: EarlierChunks | None = None) -> None:
         """Write the waiting messages once. If one finds no room, schedule a retry at `look_at`.
 
         `ahead` contains the earlier chunks of the topic that wait for room. A message is not

@@ -22,7 +22,7 @@ from streamqd.schedules.ticks import next_tick, offset_ms
 from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.replies import accepted
-from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, Kept
+from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, StoredSchedule
 from streamqd.store.store import Store
 
 NAMES_MAX = 500  # names in one read of the index
@@ -211,7 +211,7 @@ def declare(
     return words
 
 
-def next_due(schedule: Schedule, now_unix_ms: int, before: Kept | None) -> int | None:
+def next_due(schedule: Schedule, now_unix_ms: int, before: StoredSchedule | None) -> int | None:
     """Return the first due time of a new or changed schedule: never a tick that was sent."""
     offset = offset_ms(schedule)
     sent = before.tick if before is not None and before.tick is not None else 0
@@ -303,11 +303,11 @@ class MoveFinisher:
             relocate(self._store, declaration, line, line.place)
 
 
-def _reason(before: Kept | None) -> str:
+def _reason(before: StoredSchedule | None) -> str:
     return PAUSED if before is not None and before.held == PAUSED else MOVING
 
 
-def _may_move(store: Store, each: Declaration, before: Kept) -> bool:
+def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
     """Return True if this specification is in force, by the rule of schedule_declare."""
     if before.hash == record.hash_of(record.text_of(each.schedule)):
         return True
@@ -317,7 +317,7 @@ def _may_move(store: Store, each: Declaration, before: Kept) -> bool:
     return stale or each.since_unix_ms > before.since_unix_ms
 
 
-def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[Kept | None]:
+def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[StoredSchedule | None]:
     """Read the stored state of schedules by name and place. Raises BadValue."""
     wanted = list(named)
     commands = [

@@ -31,7 +31,7 @@ class OptionsError(ValueError):
 class Form:
     """The options of one use while they are parsed. Collects the problems.
 
-    `known` are all options. `elsewhere` maps foreign names, in lower case, to advice.
+    `known` are all options. `elsewhere` maps names of other connectors, in lower case, to advice.
     """
 
     def __init__(

@@ -34,14 +34,14 @@ def connect(
     name: str,
     key: str = "",
     lookup: Lookup = resolve,
-    doubt: float | None = None,
+    probe_after: float | None = None,
 ) -> Connection:
     """Create the connection that fits the URL, without connecting. Arguments as in `Terms`.
 
     With `key` it goes only to the cluster node that serves the key. WATCH, subscriptions and
     blocking reads need that, because they belong to one socket. Raises ConfigError.
     """
-    where, terms = topology_of(settings), Terms(settings, timeout, name, lookup, doubt)
+    where, terms = topology_of(settings), Terms(settings, timeout, name, lookup, probe_after)
     if where.kind == topology.SENTINEL:
         return Connection(Node(terms, master_finder(TopologyDiscovery(terms, where, sentinel_at))))
     if where.kind != topology.CLUSTER:
@@ -156,17 +156,17 @@ class Connection:
         self._route.open()
 
     @contextlib.contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def limit_time(self, seconds: float) -> Iterator[None]:
         """Limit the block to `seconds`: finding the node, connecting and all exchanges."""
-        self.until(time.monotonic() + seconds)
+        self.set_deadline(time.monotonic() + seconds)
         try:
             yield
         finally:
-            self.until(NEVER)
+            self.set_deadline(NEVER)
 
-    def until(self, end: float) -> None:
+    def set_deadline(self, end: float) -> None:
         """Limit all further operations to an instant (monotonic), until it is set again."""
-        self._route.until(end)
+        self._route.set_deadline(end)
 
     def close(self) -> None:
         """Close all open sockets. The next use connects again."""

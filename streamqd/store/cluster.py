@@ -29,7 +29,7 @@ _LOOK_AGAIN_SECONDS = 0.2  # pause between reads of the slot map while nodes do 
 
 
 @dataclass
-class _Errand:
+class _Command:
     """One command in progress: its target, and its reply so far."""
 
     command: Sequence[Any]
@@ -41,10 +41,10 @@ class _Errand:
 
 
 @dataclass
-class _Load:
+class _NodeBatch:
     """The commands for one node in one write."""
 
-    errands: list[_Errand] = field(default_factory=list)
+    errands: list[_Command] = field(default_factory=list)
 
     def commands(self) -> list[Sequence[Any]]:
         """Return the commands, with ASKING before each that needs it."""
@@ -55,7 +55,7 @@ class _Load:
             found.append(errand.command)
         return found
 
-    def hand_out(self, replies: Sequence[Any]) -> None:
+    def assign_replies(self, replies: Sequence[Any]) -> None:
         """Assign each command its reply."""
         at = 0
         for errand in self.errands:
@@ -97,11 +97,11 @@ class Cluster:
         as its reply. Raises the first one if no command was answered.
         """
         check_process(self._pid, self._terms.name)
-        errands = self._errands(commands)
+        errands = self._route(commands)
         waiting = errands
         for _ in range(1 + REDIRECTS_MAX):
             self._round(waiting)
-            waiting = [each for each in waiting if self._redirected(each)]
+            waiting = [each for each in waiting if self._follow_redirect(each)]
             if not waiting:
                 break
         for each in errands:
@@ -117,11 +117,11 @@ class Cluster:
         # Read the map again: a new or replaced node causes no redirect until a command needs it.
         check_process(self._pid, self._terms.name)
         self._stale = True
-        self._look()
+        self._read_slot_map()
         assert self._map is not None
         found = [self._node(address) for address in self._map.masters]
         for node in found:
-            node.until(self._end)
+            node.set_deadline(self._end)
         return found
 
     def node_of(self, key: str) -> str:
@@ -163,25 +163,25 @@ class Cluster:
         for node in self._nodes.values():
             node.forsake()
 
-    def until(self, end: float) -> None:
+    def set_deadline(self, end: float) -> None:
         self._end = end
 
     def open(self) -> None:
         """Read the slot map, and connect to one node."""
         check_process(self._pid, self._terms.name)
         if not self.connected:
-            self._look()
+            self._read_slot_map()
             node = self._node(self._any_master())
-            node.until(self._end)
+            node.set_deadline(self._end)
             node.open()
 
     # --- one exchange ---
 
-    def _errands(self, commands: Iterable[Sequence[Any]]) -> list[_Errand]:
+    def _route(self, commands: Iterable[Sequence[Any]]) -> list[_Command]:
         errands = []
         for command in commands:
             key = key_of(command)
-            errands.append(_Errand(command, None if key is None else slot_of(key)))
+            errands.append(_Command(command, None if key is None else slot_of(key)))
         if any(each.command[0] == "MULTI" for each in errands):
             # A transaction goes to one node as a whole.
             slot = next((each.slot for each in errands if each.slot is not None), None)
@@ -189,25 +189,25 @@ class Cluster:
                 each.slot, each.bound = slot, True
         return errands
 
-    def _round(self, errands: Sequence[_Errand]) -> None:
+    def _round(self, errands: Sequence[_Command]) -> None:
         """Send each command to its node by the current map, and read the replies."""
         deadline = min(time.monotonic() + self._terms.timeout, self._end)
         try:
-            self._look()
+            self._read_slot_map()
         except RedisUnavailable as error:
-            _Load(list(errands)).fail(error)
+            _NodeBatch(list(errands)).fail(error)
             return
-        loads: dict[Address, _Load] = {}
+        loads: dict[Address, _NodeBatch] = {}
         for each in errands:
             address = each.address or self._master_of(each)
             if address is None:
                 each.reply = RedisUnavailable(f"no node serves slot {each.slot}", sent=False)
                 self._stale = True
             else:
-                loads.setdefault(address, _Load()).errands.append(each)
-        self._carry(loads, deadline)
+                loads.setdefault(address, _NodeBatch()).errands.append(each)
+        self._exchange(loads, deadline)
 
-    def _carry(self, loads: dict[Address, _Load], deadline: float) -> None:
+    def _exchange(self, loads: dict[Address, _NodeBatch], deadline: float) -> None:
         """Write to all nodes, then read from all. Nodes likely to answer come first."""
         order = sorted(loads, key=lambda at: (not self._node(at).connected, at in self._silent))
         posted: list[Address] = []
@@ -222,32 +222,32 @@ class Cluster:
                 if self._end < NEVER:
                     # Leave time to try the other nodes again if this one hangs.
                     end = self._end if node.connected else now + (self._end - now) / 2
-                node.until(end)
+                node.set_deadline(end)
                 try:
                     node.post(loads[address].commands())
                     posted.append(address)
                 except RedisUnavailable as error:
-                    self._missed(address, loads[address], error)
+                    self._record_failure(address, loads[address], error)
             for address in list(posted):
                 load, node = loads[address], self._node(address)
                 try:
-                    load.hand_out(node.collect(len(load.commands())))
+                    load.assign_replies(node.collect(len(load.commands())))
                     self._silent.discard(address)
                 except RedisUnavailable as error:
-                    self._missed(address, load, error)
+                    self._record_failure(address, load, error)
                 posted.remove(address)
         except BaseException:
             for address in posted:
                 self._node(address).close()
             raise
 
-    def _missed(self, address: Address, load: _Load, error: RedisUnavailable) -> None:
+    def _record_failure(self, address: Address, load: _NodeBatch, error: RedisUnavailable) -> None:
         load.fail(error)
         self._silent.add(address)
         self._discovery.avoid(address)
         self._stale = True
 
-    def _redirected(self, errand: _Errand) -> bool:
+    def _follow_redirect(self, errand: _Command) -> bool:
         """Return True if the reply redirects the command, after setting its new target."""
         reply = errand.reply
         if not isinstance(reply, RedisRefused) or errand.slot is None or errand.bound:
@@ -259,14 +259,14 @@ class Cluster:
             return False
         errand.address, errand.asking = redirect
         if not redirect.asking:
-            self._map = self._map.moved(errand.slot, redirect.address)
+            self._map = self._map.with_moved(errand.slot, redirect.address)
             self._discovery.prefer(redirect.address)
             self._stale = True
         return True
 
     # --- the map ---
 
-    def _look(self) -> None:
+    def _read_slot_map(self) -> None:
         """Read the slot map, if it is unknown or was found wrong."""
         now = time.monotonic()
         if self._map is not None and (not self._stale or now - self._looked < _LOOK_AGAIN_SECONDS):
@@ -283,7 +283,7 @@ class Cluster:
         for address in gone:
             self._nodes.pop(address).close()
 
-    def _master_of(self, errand: _Errand) -> Address | None:
+    def _master_of(self, errand: _Command) -> Address | None:
         assert self._map is not None
         return self._any_master() if errand.slot is None else self._map.master_of(errand.slot)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.store.doubt import Attempts
 from streamqd.store.endpoint import Endpoint, endpoint_at
+from streamqd.store.idle_probe import Attempts
 from streamqd.store.node import Finder, Node, Terms, known
 from streamqd.store.replies import accepted
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
@@ -46,12 +46,12 @@ class TopologyDiscovery:
         """`endpoint` builds the login of the asked nodes: sentinels have their own."""
         self.settings = terms.settings
         self.where = where
-        self._terms = replace(terms, name="streamqd:where", doubt=None)
+        self._terms = replace(terms, name="streamqd:where", probe_after=None)
         self._timeout = min(terms.timeout, terms.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
         # Each node gets a time limit if the connections to open have such a limit.
-        self._attempts = None if terms.doubt is None else Attempts()
+        self._attempts = None if terms.probe_after is None else Attempts()
 
     def prefer(self, address: Address) -> None:
         """Ask this node first: it answered, or another node named it."""
@@ -80,7 +80,7 @@ class TopologyDiscovery:
             endpoint = self._endpoint(self.settings, self.where, address)
             node = Node(replace(self._terms, timeout=seconds), known(endpoint))
             started = time.monotonic()
-            node.until(started + seconds)
+            node.set_deadline(started + seconds)
             try:
                 [reply] = accepted(node.exchange((command,)))
                 found = read(reply, address)
@@ -91,7 +91,7 @@ class TopologyDiscovery:
             finally:
                 node.close()
                 if self._attempts is not None:
-                    self._attempts.ended(time.monotonic() - started)
+                    self._attempts.record(time.monotonic() - started)
             if found is not None:
                 self.prefer(address)
                 return found

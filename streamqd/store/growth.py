@@ -38,7 +38,7 @@ class Growth(NamedTuple):
         )
 
 
-class UnderWay(NamedTuple):
+class GrowthInProgress(NamedTuple):
     """A growth as views show it. `barriers` is empty before they are marked."""
 
     before: int
@@ -48,14 +48,14 @@ class UnderWay(NamedTuple):
     barriers: list[str]
 
 
-def under_way(store: Store, topic: str) -> UnderWay | None:
+def in_progress(store: Store, topic: str) -> GrowthInProgress | None:
     """Return the growth in progress of a topic, or None. Raises BadValue."""
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
     key = store.keys.meta(topic)
     before, to, since, token, barriers = store.execute("HMGET", key, *fields)
     if token is None:
         return None
-    return UnderWay(
+    return GrowthInProgress(
         untrusted.integer(before, key, "growFrom", default=0, high=PARTITIONS_MAX),
         untrusted.integer(to, key, "growTo", default=0, high=PARTITIONS_MAX),
         untrusted.integer(since, key, "growSince", default=0),

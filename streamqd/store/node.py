@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import transport
-from streamqd.store.doubt import PROBE, Attempts, Doubt
 from streamqd.store.endpoint import Endpoint
+from streamqd.store.idle_probe import PROBE, Attempts, IdleProbe
 from streamqd.store.replies import accepted, kind_of
 from streamqd.store.transport import Lookup, Transport, pack, reason, resolve
 
@@ -48,7 +48,7 @@ class Terms:
     timeout: float
     name: str  # shown by CLIENT LIST
     lookup: Lookup = resolve
-    doubt: float | None = None  # seconds of silence before a probe: see `store/doubt.py`
+    probe_after: float | None = None  # seconds of silence before a probe: see `store/idle_probe.py`
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -89,8 +89,10 @@ class Node:
         self.terms = terms
         self.timeout = terms.timeout
         self.opened = 0
-        self.doubt = None if terms.doubt is None else Doubt(terms.doubt, self._probe)
-        self._attempts = None if terms.doubt is None else Attempts()
+        self.idle_probe = (
+            None if terms.probe_after is None else IdleProbe(terms.probe_after, self._probe)
+        )
+        self._attempts = None if terms.probe_after is None else Attempts()
         self.endpoint: Endpoint | None = None  # server of the last connection attempt
         self.transport: Transport | None = None  # the open connection
         self._pid = os.getpid()
@@ -146,7 +148,7 @@ class Node:
             os.close(self.transport.forget())
         self.transport = None
 
-    def until(self, end: float) -> None:
+    def set_deadline(self, end: float) -> None:
         """Limit all further operations to `end` (monotonic)."""
         self._end = end
 
@@ -168,7 +170,7 @@ class Node:
             raise RedisUnavailable(
                 f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
-        self.transport.doubt = self.doubt  # only now: a login has its own time limit
+        self.transport.idle_probe = self.idle_probe  # only now: a login has its own time limit
         self.opened += 1
 
     # --- the connection ---
@@ -182,7 +184,7 @@ class Node:
             return self._log_in(endpoint, addresses, end)
         finally:
             if self._attempts is not None:
-                self._attempts.ended(time.monotonic() - started)
+                self._attempts.record(time.monotonic() - started)
 
     def _log_in(
         self, endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float
@@ -220,7 +222,7 @@ class Node:
         """
         check_process(self._pid, self.terms.name)
         try:
-            if self.transport is None or self.transport.ended():
+            if self.transport is None or self.transport.is_closed():
                 self._drop()
                 self.open()
         except RedisUnavailable:
@@ -265,7 +267,7 @@ class Node:
         """Read the replies to the commands of `post`. Raises as `Transport.receive` does."""
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
-        if self.judge(replies):
+        if self.close_if_unusable(replies):
             not_done = [each for each in replies if kind_of(each) in self._finder.not_now]
             if not_done:
                 sent = len(not_done) < len(replies)
@@ -309,7 +311,7 @@ class Node:
             self._drop()
             raise
 
-    def judge(self, replies: Iterable[Any]) -> bool:
+    def close_if_unusable(self, replies: Iterable[Any]) -> bool:
         """Close the connection if a reply shows that it is unusable. Return True if closed."""
         for reply in replies:
             if isinstance(reply, RedisRefused) and reply.kind in self._drop_after:
@@ -324,16 +326,16 @@ class Node:
         seconds = min(seconds, self._end - time.monotonic())
         if seconds <= 0 or self.endpoint is None:
             return False
-        beside = Node(replace(self.terms, timeout=seconds, doubt=None), known(self.endpoint))
-        beside.until(time.monotonic() + seconds)
+        probing = Node(replace(self.terms, timeout=seconds, probe_after=None), known(self.endpoint))
+        probing.set_deadline(time.monotonic() + seconds)
         try:
-            accepted(beside.exchange((PROBE,)))
+            accepted(probing.exchange((PROBE,)))
         except RedisUnavailable:
             return False
         except RedisRefused as error:
             return error.kind is not RefusalKind.BUSY
         finally:
-            beside.close()
+            probing.close()
         return True
 
     def seconds_left(self) -> float:

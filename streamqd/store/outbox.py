@@ -189,7 +189,7 @@ class OutboxView(NamedTuple):
     sent: int
     """Rows written by this relay since it started."""
     dead: int
-    """Rows buried by this relay since it started."""
+    """Rows that this relay has moved to the dead table since it started."""
     error: str
     """The obstacle that the relay last met and that lasts, '' for none."""
     cause: str

@@ -72,7 +72,7 @@ class MessageWriter:
         """Return the key that the scripts compare with, or None on a cluster."""
         return None if self.spread else self._keys.meta(topic)
 
-    def known(self, topic: str) -> int | None:
+    def cached_count(self, topic: str) -> int | None:
         """Return the partition count of the last reply, or None if it must be read from Redis."""
         return self._counts.get(topic)
 
@@ -220,7 +220,7 @@ class MessageWriter:
         transaction.answer(found)
         for reply in found:
             if isinstance(reply, RedisRefused):
-                self.connection.node.judge((*replies, reply))
+                self.connection.node.close_if_unusable((*replies, reply))
                 break
             if isinstance(reply, list) and reply[0] == b"MOVED":
                 self._learn(transaction.topic, reply[1] or None)

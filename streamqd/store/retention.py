@@ -147,7 +147,7 @@ def settle_missing(keys: Keys, unit: Unit, count: int) -> Call:
     )
 
 
-class GroupStand(NamedTuple):
+class GroupPosition(NamedTuple):
     """The position of a group in a partition.
 
     `needs` is the first entry that it has not settled, or ''. `unread` is None if the server does
@@ -164,7 +164,7 @@ class GroupStand(NamedTuple):
     dropped_pending: int
 
 
-class Stand(NamedTuple):
+class PartitionPositions(NamedTuple):
     """The memory of a partition, and the positions that bound its trimming. Missing IDs are ''.
 
     `bytes` is approximate, or None if the Redis user may not read it.
@@ -176,11 +176,11 @@ class Stand(NamedTuple):
     last_id: str
     archived: str
     shrink_from: str
-    groups: list[GroupStand]
+    groups: list[GroupPosition]
     unarchived: str  # the first entry that is not archived
 
     @classmethod
-    def parse(cls, reply: Reply, key: str = TRIM) -> Stand:
+    def parse(cls, reply: Reply, key: str = TRIM) -> PartitionPositions:
         """Read OK of `measure`. Raises BadValue for the hash `key`, the record of trimming."""
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.rest
         return cls(
@@ -191,7 +191,7 @@ class Stand(NamedTuple):
             archived=untrusted.entry_id(archived, key, "archived", default=""),
             shrink_from=untrusted.entry_id(shrink_from, key, "shrink_from", default=""),
             groups=[
-                GroupStand(
+                GroupPosition(
                     untrusted.label(name),
                     pending,
                     needs.decode(),

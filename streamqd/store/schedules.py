@@ -335,7 +335,7 @@ def _label(raw: bytes) -> str:
 # --- one schedule ---
 
 
-class Kept(NamedTuple):
+class StoredSchedule(NamedTuple):
     """The stored state of one schedule. Missing parts are None. `held` is a reason, or ''."""
 
     text: str | None
@@ -367,7 +367,7 @@ def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[An
 
 
 def carried_commands(
-    keys: Keys, place: TopicPartition, name: str, from_: Kept
+    keys: Keys, place: TopicPartition, name: str, from_: StoredSchedule
 ) -> list[tuple[Any, ...]]:
     """Build the commands that copy counts and the last tick to another place, for a move.
 
@@ -385,7 +385,7 @@ def carried_commands(
     return [("HSETNX", last, f"{name}:{part}", each) for part, each in values.items() if each]
 
 
-def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
+def kept(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
     """Read the stored state of a schedule, None if there is none. Raises BadValue."""
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
@@ -397,7 +397,7 @@ def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
         due = int(at[:16])
     if raw is not None and len(raw) > _TEXTS_MAX:
         raise BadValue(key, name, untrusted.shown(raw), "a specification of at most 128 KiB")
-    return Kept(
+    return StoredSchedule(
         text=None if raw is None else _label(raw),
         hash=_label(digest or b""),
         origin=_label(origin or b""),

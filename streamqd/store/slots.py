@@ -90,7 +90,7 @@ class SlotMap:
             return None
         return self.ranges[at][2]
 
-    def moved(self, slot: int, to: Address) -> SlotMap:
+    def with_moved(self, slot: int, to: Address) -> SlotMap:
         """Return the map with one slot moved to another node."""
         ranges = []
         for first, last, address in self.ranges:

@@ -20,8 +20,8 @@ import hiredis
 from streamqd.errors import RedisRefused, RedisUnavailable
 
 if TYPE_CHECKING:
-    from streamqd.store.doubt import Doubt
     from streamqd.store.endpoint import Endpoint
+    from streamqd.store.idle_probe import IdleProbe
 
 # Redis 6.2 wraps an error inside a script: "ERR Error running script (call to f_<sha>):
 # @user_script:12: @user_script: 12: -OOM command not allowed …". The pattern is anchored, because
@@ -98,7 +98,7 @@ class Transport:
         self.address = address
         self.received = 0  # bytes received since it was opened
         self.owes = False  # a reply is outstanding, or was given up
-        self.doubt: Doubt | None = None  # judges a silence before the deadline
+        self.idle_probe: IdleProbe | None = None  # probes a silent server before the deadline
         self._deadline = 0.0
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._poller = select.poll()
@@ -169,7 +169,7 @@ class Transport:
                 f"no reply from {self.address}: {reason(error)}", sent=True
             ) from error
 
-    def ended(self) -> bool:
+    def is_closed(self) -> bool:
         """Return True if the connection can no longer be used.
 
         The server closed it while idle, or an exchange was given up before its reply. Raises
@@ -231,10 +231,10 @@ class Transport:
         # Data that has already arrived is read even after the deadline: the process may have
         # been stopped in between, and an answer is worth more than the timeout.
         left = max(0.0, self._deadline - time.monotonic())
-        doubt = self.doubt
-        if doubt is not None and left > doubt.seconds:
-            if not self._poller.poll(doubt.seconds * 1000):
-                doubt.wait(self.sock, self._deadline)
+        probe = self.idle_probe
+        if probe is not None and left > probe.seconds:
+            if not self._poller.poll(probe.seconds * 1000):
+                probe.await_reply(self.sock, self._deadline)
         elif not self._poller.poll(left * 1000):
             raise TimeoutError("it timed out")
 

@@ -53,7 +53,7 @@ class BoundedClient:
 
     def deadline(self) -> AbstractContextManager[None]:
         """Share one deadline among all calls within this context."""
-        return self.link.within(self.timeout)
+        return self.link.limit_time(self.timeout)
 
     def is_paused(self, key: str, now: float) -> bool:
         """Return True if calls pause for the node that serves a key."""
@@ -184,7 +184,7 @@ class PubSubListener:
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
         try:
-            with self.link.within(seconds):
+            with self.link.limit_time(seconds):
                 self.link.execute("SUBSCRIBE", self.channel)
         except (RedisRefused, RedisUnavailable):
             self.link.close()  # the user may lack the permission to subscribe

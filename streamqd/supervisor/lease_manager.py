@@ -38,7 +38,7 @@ from streamqd.supervisor.resolver import Resolver
 # includes resolving names, asking sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
-DOUBT_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
+PROBE_AFTER_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
 CALLS_MAX = 64  # scripts in one round trip, roughly (about 0.03 ms each)
 TOGETHER = 0.2  # share of the interval by which a lease may be renewed early
 _REFUSED = "redis.refused", logging.ERROR
@@ -65,7 +65,9 @@ class LeaseManager:
         patience = min(EXCHANGE_SECONDS, self.ttl * EXCHANGE_SHARE)
         redis = partial(connect, settings.redis, timeout=EXCHANGE_SECONDS)
         redis = partial(redis, lookup=(names or Resolver()).lookup)
-        self.link = redis(name="streamqd:supervisor", doubt=min(DOUBT_SECONDS, patience / 2))
+        self.link = redis(
+            name="streamqd:supervisor", probe_after=min(PROBE_AFTER_SECONDS, patience / 2)
+        )
         # An instance that resumes a heartbeat later than the others would be considered dead.
         self.client = BoundedClient(self.link, board, patience, longest_pause=self.interval / 4)
         channel = self.keys.wake(settings.daemon.fleet)

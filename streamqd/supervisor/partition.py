@@ -1,9 +1,10 @@
 """The state of one assignment in the supervisor: its lease, its process and the next step.
 
-A state machine without I/O. `intent` returns the next call to Redis and `apply_reply` takes the reply.
-`startable` is true if a worker should be forked, and `on_exit` takes the exit of its process.
-Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless. If the
-supervisor also dies before the reply to a refence, only the cause of the crash is lost.
+A state machine without I/O. `intent` returns the next call to Redis, and `apply_reply` takes the
+reply. `startable` is true if a worker should be forked, and `on_exit` takes the exit of its
+process. Each call is repeated with equal arguments until Redis replies, so a lost reply is
+harmless. If the supervisor also dies before the reply to a refence, only the cause of the crash is
+lost.
 
     FREE ── acquire ──► ACQUIRING ── OK ──► HELD ── process exits ──► REFENCING ── OK ──► HELD
                          │                │                                │ (new token)

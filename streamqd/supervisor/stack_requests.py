@@ -73,7 +73,7 @@ class StackRequests:
             return self._answer(partition, request, problem=problem)
         if child is not request.child:  # also after the worker was replaced during the request
             request.child, request.asked_at, request.steps = child, 0.0, []
-        if self.watch.asks(partition.unit) and not silent:
+        if self.watch.is_asked(partition.unit) and not silent:
             return False  # the next stack is its own
         if request.asked_at and (stack := child.poll_stack()):
             logs.stack(stack, child=child.pid, about=child.title, by=request.directive.by)

@@ -31,14 +31,16 @@ from streamqd.worker.turns import Turns
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerLoop
 
-DOUBT_SECONDS = 1.0  # silence after which a connection is probed: `store/doubt.py`
+PROBE_AFTER_SECONDS = 1.0  # silence after which a connection is probed: `store/idle_probe.py`
 
 
 def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
     """Return a new connection for a worker. It is not open yet."""
     fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
     name = f"streamqd:{unit}{suffix}"
-    return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
+    return connect(
+        settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, probe_after=PROBE_AFTER_SECONDS
+    )
 
 
 def assemble(

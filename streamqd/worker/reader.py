@@ -15,8 +15,8 @@ from streamqd.model import Lease
 from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Connection
-from streamqd.store.doubt import Silence
 from streamqd.store.fetch import Fetcher, FetchResult
+from streamqd.store.idle_probe import ReplyWait
 from streamqd.store.keys import Keys
 from streamqd.worker.fenced import Fenced, FencedCalls
 
@@ -30,16 +30,16 @@ class LongPoll:
     """
 
     def __init__(self, link: Connection, fetcher: Fetcher, words: PollWords) -> None:
-        self._doubt = link.node.doubt
+        self._idle_probe = link.node.idle_probe
         self._fetcher = fetcher
         self._words = words
-        self._silence: Silence | None = None
+        self._wait: ReplyWait | None = None
         self.count = 0  # entries of each stream that it may bring
 
     @property
     def is_waiting(self) -> bool:
         """True while waiting for the answer."""
-        return self._silence is not None
+        return self._wait is not None
 
     def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
         """Send a poll for entries after these IDs, and a read of `count` of each stream.
@@ -50,8 +50,8 @@ class LongPoll:
         self._fetcher.send_round([], [], count, poll)
         self.count = count
         self._words.begin(now_ns(), retry, main)
-        assert self._doubt is not None
-        self._silence = self._doubt.silence(time.monotonic() + seconds, REPLY_SECONDS)
+        assert self._idle_probe is not None
+        self._wait = self._idle_probe.start_wait(time.monotonic() + seconds, REPLY_SECONDS)
 
     def fileno(self) -> int:
         """Return the file descriptor that is readable once the answer arrives."""
@@ -59,7 +59,7 @@ class LongPoll:
 
     def seconds_left(self) -> float:
         """Return the seconds until `check` must be called."""
-        return 0.0 if self._silence is None else self._silence.left()
+        return 0.0 if self._wait is None else self._wait.seconds_left()
 
     def check(self) -> None:
         """Check a connection that has not answered yet.
@@ -73,22 +73,22 @@ class LongPoll:
                 sent=True,
             )
         try:
-            if self._silence is not None and not self._silence.left():
-                self._silence.judge(self._fetcher.sock)
+            if self._wait is not None and not self._wait.seconds_left():
+                self._wait.check(self._fetcher.sock)
         except TimeoutError as error:
             raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
 
     def answer(self) -> FetchResult:
         """Return the answer, after the descriptor became readable. Raises RedisUnavailable."""
         fetched = self._fetcher.receive_round(polled=True)
-        if self._silence is not None:
-            self._silence.end()
+        if self._wait is not None:
+            self._wait.record_reply()
         self.abandon()
         return fetched
 
     def abandon(self) -> None:
         """Stop waiting for an answer."""
-        self._silence = None
+        self._wait = None
         self._words.end()
 
 

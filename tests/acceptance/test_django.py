@@ -199,7 +199,7 @@ def test_migration_creates_tables_that_the_relay_reads(
     with connect(database_url) as database:
         first, second = database.oldest(10)
         assert json.loads(first.payload)["args"] == [1]
-        database.bury(second, "of the test")
+        database.move_to_dead_table(second, "of the test")
         database.delete([first])
         assert database.dead_count(10) == 1
 

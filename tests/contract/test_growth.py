@@ -49,13 +49,13 @@ def test_growth_passes_through_its_phases(harness: Harness) -> None:
     assert started(harness) == growth.Growth("t1", 2, growth.MARKED, ["1-0", "2-0"])
     later = growth.mark(keys, "access", "t1", ["5-0", "6-0"])
     assert harness.expect("growth_mark", "OK", later) == [b"1-0 2-0"]
-    under_way = growth.under_way(Store(link, keys), "access")
+    under_way = growth.in_progress(Store(link, keys), "access")
     assert under_way is not None
     assert under_way._replace(since_unix_ms=0) == (2, 4, 0, "t1", ["1-0", "2-0"])
 
     assert harness.expect("growth_finish", "OK", growth.end(keys, "access", "t1")) == []
     assert meta(harness) == {"partitionCount": b"4"}
-    assert growth.under_way(Store(link, keys), "access") is None
+    assert growth.in_progress(Store(link, keys), "access") is None
     harness.expect("growth_finish", "GONE", growth.end(keys, "access", "t1"))
 
 

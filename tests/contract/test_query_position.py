@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamqd.store import retention, spark
-from streamqd.store.retention import Stand
+from streamqd.store.retention import PartitionPositions
 from streamqd.store.scripts import Call, Reply
 from tests.contract.harness import Harness
 from tests.contract.scenarios import trim_all
@@ -27,11 +27,11 @@ def group(harness: Harness) -> dict[str, Any]:
     return {}
 
 
-def stand(harness: Harness) -> Stand:
+def stand(harness: Harness) -> PartitionPositions:
     rest = harness.expect(
         "retention_measure", "OK", retention.measure(harness.keys, *harness.unit[:2])
     )
-    return Stand.parse(Reply("OK", rest))
+    return PartitionPositions.parse(Reply("OK", rest))
 
 
 def fill(harness: Harness, *entries: str) -> None:

@@ -59,7 +59,7 @@ def test_doctor_accepts_the_shipped_units(doctor_case: DoctorCase) -> None:
 def test_doctor_finds_a_systemd_unit_by_its_name(
     doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(host, "RUNNING", doctor_case.folder / "none")
+    monkeypatch.setattr(host, "SYSTEMD_RUNTIME", doctor_case.folder / "none")
     shipped = (ROOT / "systemd" / "streamqd@.service").read_text()
     unit = doctor_case.folder / "streamqd@.service"
     unit.write_text(shipped.replace("Type=notify", "Type=exec"))
@@ -197,7 +197,7 @@ def test_doctor_finds_too_few_file_descriptors(
     doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doctor_case.silent("host.file-descriptors")
-    wanted = 2 * host.DESCRIPTORS_EACH + host.DESCRIPTORS_BESIDE
+    wanted = 2 * host.DESCRIPTORS_EACH + host.BASE_DESCRIPTORS
     done = subprocess.run(
         [
             *(sys.executable, "-m", "streamqd", "--config", str(doctor_case.path)),

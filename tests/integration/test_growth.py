@@ -142,7 +142,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
     settle(at, "hits")
     assert growth.grow(store, "access", 4).done
     assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
-    assert phases.under_way(store, "access") is None
+    assert phases.in_progress(store, "access") is None
     assert growth.look(store, "access") is None
 
 

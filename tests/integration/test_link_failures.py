@@ -21,8 +21,8 @@ from streamqd import config
 from streamqd.errors import RedisUnavailable
 from streamqd.model import Lease, Unit
 from streamqd.store.client import Connection, connect
-from streamqd.store.doubt import readable
 from streamqd.store.fetch import Fetcher
+from streamqd.store.idle_probe import readable
 from streamqd.store.keys import Keys
 from streamqd.store.transport import Transport, code_of
 from tests.support.proxy import Fault, FaultProxy

@@ -62,7 +62,7 @@ def assert_in_time(link: Connection) -> None:
     """Assert that the missing answer is detected within the limit."""
     for _ in range(3):  # the first attempt connects, finds the node, or detects that there is none
         started, kept = time.monotonic(), seconds_unscheduled()
-        with link.within(LIMIT), pytest.raises(RedisUnavailable):
+        with link.limit_time(LIMIT), pytest.raises(RedisUnavailable):
             link.pipeline([("SET", f"k{number}", "1") for number in range(30)])
         took = time.monotonic() - started - (seconds_unscheduled() - kept)
         assert took < LIMIT + 0.3
@@ -91,7 +91,7 @@ def test_full_socket_backlog_raises_within_the_timeout(
     with full_backlog(server):
         link = connect(server.settings, timeout=PATIENCE, name="test")
         assert_in_time(link)
-        with link.within(LIMIT), pytest.raises(RedisUnavailable, match="its backlog is full"):
+        with link.limit_time(LIMIT), pytest.raises(RedisUnavailable, match="its backlog is full"):
             link.execute("PING")
     assert link.execute("PING") == b"PONG"
     link.close()
@@ -123,9 +123,9 @@ def test_hung_server_raises_within_the_timeout(new_server: Callable[..., Process
     server.pause()
     assert_in_time(link)
     server.resume()
-    with link.within(PATIENCE):
+    with link.limit_time(PATIENCE):
         assert link.execute("PING") == b"PONG"
-    with link.within(0.0), pytest.raises(RedisUnavailable, match="no time was left") as caught:
+    with link.limit_time(0.0), pytest.raises(RedisUnavailable, match="no time was left") as caught:
         link.execute("PING")
     assert not caught.value.sent
     assert link.execute("PING") == b"PONG", "a limit is valid only in its block"
@@ -155,12 +155,12 @@ def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
         hosts = f"127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{made.sentinels[0].port}"
         settings = replace(config.Redis(), url=f"redis+sentinel://{hosts}/{NAME}")
         link = connect(settings, timeout=PATIENCE, name="test")
-        with link.within(PATIENCE):
+        with link.limit_time(PATIENCE):
             assert link.execute("PING") == b"PONG"
         link.close()
         # A silent sentinel leaves time for the next.
         fresh = connect(replace(settings, connect_timeout=60.0), timeout=60.0, name="test")
-        with fresh.within(2.0):
+        with fresh.limit_time(2.0):
             assert fresh.execute("PING") == b"PONG"
         fresh.close()
         made.master.pause()

@@ -157,7 +157,7 @@ def test_paused_server_leaves_the_outcome_unknown(
     link.open()
     server.pause()
     try:
-        with pytest.raises(RedisUnavailable) as caught, link.within(2.0):
+        with pytest.raises(RedisUnavailable) as caught, link.limit_time(2.0):
             link.execute("SET", "large", b"x" * (16 << 20))
         assert caught.value.sent
     finally:

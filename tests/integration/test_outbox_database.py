@@ -56,7 +56,7 @@ def test_a_committed_message_is_the_oldest_row(
     database.delete([one])
     assert database.still_there([one, two]) == {two.uid}
     assert database.backlog(10)[0] == 1
-    database.bury(two, "no such topic")
+    database.move_to_dead_table(two, "no such topic")
     assert database.oldest(10) == []
     [dead] = database.dead(10)
     assert (dead.uid, dead.topic, dead.error) == (two.uid, "orders", "no such topic")
@@ -178,7 +178,7 @@ def test_a_table_made_again_loses_no_row_to_the_dead_ones(
         application.commit()
     [new] = database.oldest(1)
     assert new.id == old.id
-    database.bury(old, "the topic orders does not exist")
+    database.move_to_dead_table(old, "the topic orders does not exist")
     assert [each.payload for each in database.oldest(1)] == [b"new"]
     assert database.dead_count(1) == 0
 
@@ -197,7 +197,7 @@ def test_a_row_that_another_relay_deletes_is_not_buried(
         [row] = database.oldest(1)
         other.cursor().execute("DELETE FROM streamqd_outbox")
         with ThreadPoolExecutor(1) as threads, connect(database_url) as observer:
-            buried = threads.submit(database.bury, row, "no such topic")
+            buried = threads.submit(database.move_to_dead_table, row, "no such topic")
             # MariaDB renews this table only if nothing has read it for 0.1 s.
             wait_until(lambda: observer.rows(waiting)[0][0] > 0, timeout=20, every=0.3)
             other.commit()
@@ -290,7 +290,7 @@ def test_an_oversized_row_is_not_loaded(
     assert "the payload takes 2,097,152 bytes" in bad.fault
     assert bad.payload == b""
     assert (good.payload, good.fault) == (b"good", "")
-    database.bury(bad, bad.fault)
+    database.move_to_dead_table(bad, bad.fault)
     assert database.oldest(10) == [good]
     assert [each.uid for each in database.dead(10)] == [bad.uid]
 
@@ -327,7 +327,7 @@ def test_hostile_rows_harm_no_other_row(
     assert (len(bad), good.payload, good.fault) == (len(hostile), b"good", "")
     assert database.backlog(100)[0] == len(hostile) + 1
     for row in bad:
-        database.bury(row, row.fault)
+        database.move_to_dead_table(row, row.fault)
     assert database.oldest(100) == [good]
     assert len(database.dead(100)) == len(hostile)
 

@@ -28,7 +28,7 @@ from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.schedules import OPERATOR, IndexLine, Kept
+from streamqd.store.schedules import OPERATOR, IndexLine, StoredSchedule
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
 
@@ -61,7 +61,7 @@ def place_of(store: Store, name: str = "tick") -> TopicPartition:
     return entry.place
 
 
-def one(store: Store, name: str = "tick") -> Kept:
+def one(store: Store, name: str = "tick") -> StoredSchedule:
     [found] = kept(store, [(name, place_of(store, name))])
     assert found is not None
     return found

@@ -334,7 +334,7 @@ def test_owed_files_in_a_bucket_are_committed_later(store: BucketServer, url: st
     archive.derived("orders", pairs.PARSED, pairs.parsed_columns())
     pair = pairs.opened(archive, "orders")
     assert pair is not None
-    pair.parsed.append([], {("orders", 0): Position((1, 0))}, owed=storage.Owed(0, ()))
+    pair.parsed.append([], {("orders", 0): Position((1, 0))}, owed=storage.UnparsedFiles(0, ()))
     again = pairs.opened(archive, "orders")  # killed in between
     assert again is not None
     assert again.quarantine.positions == {("orders", 0): Position((1, 0))}

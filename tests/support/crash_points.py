@@ -220,16 +220,16 @@ def place() -> None:
     _around(WorkerLoop, "__init__", after=_know_own)
     _around_handler()
     _around(Settler, "begin_batch", after=lambda *_: reached("batch-recorded"))
-    _around(Verdicts, "failed", before=lambda *_: reached("outcome-unrecorded"))
+    _around(Verdicts, "settle_failure", before=lambda *_: reached("outcome-unrecorded"))
     _around(Settler, "ack", before=lambda *_: reached("outcome-recorded"))
     _around(Settler, "fail", after=lambda *_: reached("outcome-recorded"))
-    _around(AssignmentState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
+    _around(AssignmentState, "on_exit", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     for name, before, after in (
         ("oldest", "rows-unread", "rows-read"),
         ("delete", "delete-unsent", "delete-answered"),
-        ("bury", "dead-row-unsent", "dead-row-answered"),
+        ("move_to_dead_table", "dead-row-unsent", "dead-row-answered"),
     ):
         _around(Database, name, before=_at_send(before), after=_at_send(after))
     _around(Task, "__init__", after=_look_often)

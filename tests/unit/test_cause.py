@@ -46,7 +46,7 @@ def facts(
     members: Sequence[InstanceRow] = (WEST, EAST),
     worker: AssignmentRow | None = worker(),  # noqa: B008 (a frozen value)
     control: Directives = Directives(),  # noqa: B008 (not changed)
-    foreign: dict[str, int] | None = None,
+    other_clients: dict[str, int] | None = None,
     shown_seconds: float | None = None,
     **more: Any,
 ) -> WaitFacts:
@@ -58,7 +58,7 @@ def facts(
         stopped=control.stop_of(row.unit) is not None,
     )
     by_name = {each.instance: each for each in members}
-    return WaitFacts(row, NOW, control, by_name, foreign or {}, shown_seconds)
+    return WaitFacts(row, NOW, control, by_name, other_clients or {}, shown_seconds)
 
 
 READ: dict[str, Any] = {"lag": 0, "oldest_unread_unix_ms": None}
@@ -304,7 +304,7 @@ CASES = [
         facts(members=(replace(WEST, redis_up=False),)),
         "cannot reach Redis",
     ),
-    ("other-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
+    ("other-client", False, facts(other_clients={"bob": 4}), "'bob' holds 4 messages"),
     (
         "waiting-for-retry",
         False,
@@ -333,7 +333,7 @@ def test_dominant_cause_comes_first_and_others_stay() -> None:
     known = facts(
         control=PAUSE,
         worker=worker(longest_run_seconds=75.0),
-        foreign={"bob": 1},
+        other_clients={"bob": 1},
         failures=(failed(),),
     )
 
@@ -347,7 +347,7 @@ def test_stopped_group_still_lists_other_clients() -> None:
         **FREE,
         control=replace(STOP, pauses=PAUSES),
         members=(),
-        foreign={"bob": 1, "eve": 2, "": 3},
+        other_clients={"bob": 1, "eve": 2, "": 3},
     )
 
     found = causes(known)

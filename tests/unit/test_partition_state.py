@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from streamqd.config import Consumer, Daemon
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import ContractError, RedisRefused
 from streamqd.model import Lease, Unit
 from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
@@ -132,13 +132,13 @@ def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
 def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
     """The call is repeated, or the assignment given up as if it was not answered."""
     driver.partition.acquire(seen_epoch=5)
-    with pytest.raises((BadValue, ValueError, TypeError)):
+    with pytest.raises((ContractError, ValueError, TypeError)):
         driver.answer("OK", epoch, 0, b"")
     assert driver.partition.phase is Phase.ACQUIRING
     driver.answer("OK", b"7", 0, b"")
     driver.run().mark(DONE, RUNNING, WAITING, WAITING).partition.on_exit(KILLED)
     before = driver.next_call()
-    with pytest.raises((BadValue, ValueError, TypeError)):
+    with pytest.raises((ContractError, ValueError, TypeError)):
         driver.answer("OK", epoch)
     assert driver.partition.phase is Phase.REFENCING
     assert driver.next_call() == before

@@ -96,6 +96,6 @@ def test_moved_slots_change_nothing_else(moves: list[tuple[int, Address]]) -> No
             if 0 <= near < SLOTS:
                 wanted.setdefault(near, found.master_of(near))
     for slot, to in moves:
-        found, wanted[slot] = found.moved(slot, to), to
+        found, wanted[slot] = found.with_moved(slot, to), to
     assert {slot: found.master_of(slot) for slot in wanted} == wanted
     assert sum(last - first + 1 for first, last, _ in found.ranges) == SLOTS

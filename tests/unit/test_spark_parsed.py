@@ -29,7 +29,7 @@ from streamqd.spark.pipelines.fitting import ALIKE, Fitter
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import JudgedRows
 from streamqd.spark.pipelines.schemas import stored
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, UnparsedFiles
 from streamqd.spark.pipelines.strict import fault, forbidden, rescued
 from tests.support.quick import examples
 
@@ -330,7 +330,7 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
     table, quarantine = made(archive)
     for number in (1, 2):
         files = unfit(quarantine, f"{number}-0")
-        table.append([], at(number), owed=Owed(quarantine.note.batch, tuple(files)))
+        table.append([], at(number), owed=UnparsedFiles(quarantine.note.batch, tuple(files)))
         pair = opened(archive, "orders")  # killed in between
         assert pair is not None
         table, quarantine = pair
@@ -432,7 +432,7 @@ def test_values_without_a_bound_are_stored(
 def test_missing_owed_file_is_reported(archive: Archive) -> None:
     table, quarantine = made(archive)
     (file,) = unfit(quarantine, "1-0")
-    table.append([], at(1), owed=Owed(0, (file,)))
+    table.append([], at(1), owed=UnparsedFiles(0, (file,)))
     (quarantine.folder.path / file.path).unlink()
     with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
         opened(archive, "orders")
@@ -445,7 +445,7 @@ def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> Non
     shutil.rmtree(quarantine.folder.path)
     assert opened(archive, "orders") is not None, "nothing was committed yet"
     files = unfit(quarantine, "1-0")
-    table.append([], at(1), owed=Owed(0, tuple(files)))
+    table.append([], at(1), owed=UnparsedFiles(0, tuple(files)))
     shutil.rmtree(quarantine.folder.path)
     with pytest.raises(Refused, match="quarantine/orders is missing, and so are the rows"):
         opened(archive, "orders")
@@ -466,7 +466,9 @@ def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
 @pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])
 def test_owed_file_must_be_inside_its_table(archive: Archive, path: str) -> None:
     table, _ = made(archive)
-    table.append([], at(1), owed=Owed(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),)))
+    table.append(
+        [], at(1), owed=UnparsedFiles(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),))
+    )
     with pytest.raises(Refused, match="is not a path below"):
         opened(archive, "orders")
 
@@ -493,7 +495,7 @@ def test_entries_that_are_not_parsed_do_not_hide_a_loss(
     table, quarantine = made(archive)
     assert raw is not None
     files = unfit(quarantine, "1-0", "2-0")
-    table.append([], at(2), owed=Owed(0, tuple(files)))
+    table.append([], at(2), owed=UnparsedFiles(0, tuple(files)))
     quarantine.append(files, at(2), batch=1)
     new, old = (
         WrittenFile("x.parquet", "2025-01-01", 0, 2, 1, first, (first[0] + 1, 0))
@@ -510,11 +512,11 @@ def test_table_that_starts_again_keeps_nothing(archive: Archive) -> None:
     """A kill between the two commits leaves the quarantine for the next run."""
     table, quarantine = made(archive)
     files = unfit(quarantine, "1-0", "2-0")
-    table.append([], at(2), owed=Owed(0, tuple(files)))
+    table.append([], at(2), owed=UnparsedFiles(0, tuple(files)))
     quarantine.append(files, at(2), batch=1)
     new = unfit(quarantine, "3-0")
     columns = pa.schema([*PARSED.columns(), ("id", pa.string())])
-    owed = Owed(1, tuple(new), replaces=True)
+    owed = UnparsedFiles(1, tuple(new), replaces=True)
     table.append([], {("orders", 1): Position((1, 0))}, owed=owed, batch=2, columns=columns)
     assert ids(archive) == ["1-0", "2-0"]
     pair = opened(archive, "orders")

@@ -160,7 +160,7 @@ def test_topic_parsers_report_bad_values(
         assert isinstance(meta.settings, dict)
         fine(meta.partitions, 1, topics.PARTITIONS_MAX)
         fine(meta.created_unix_ms)
-    read(lambda: growth.under_way(Store(growing, keys), "orders"), key)  # type: ignore[arg-type]
+    read(lambda: growth.in_progress(Store(growing, keys), "orders"), key)  # type: ignore[arg-type]
 
 
 @quick
@@ -188,7 +188,9 @@ def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) 
     assert all(isinstance(each.group, str) for each in figures.queries)
     group = [name, 0, b"", b"", b"", 0, 0]
     answer = Reply("OK", [1, b"", b"", b"", kept, b"", [group], b""])
-    stand = read(lambda: retention.Stand.parse(answer, "the record"), "the record", "archived")
+    stand = read(
+        lambda: retention.PartitionPositions.parse(answer, "the record"), "the record", "archived"
+    )
     assert stand is None or isinstance(stand.groups[0].name, str)
     trimmed = retention.Trimmed.parse(Reply("OK", [1, b"1-0", name, b"", 0]))
     assert isinstance(trimmed.holder, str)

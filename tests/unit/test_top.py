@@ -19,7 +19,7 @@ from streamqd.admin.reading import Unreadable
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.columns import Cell, number
-from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
+from streamqd.cli.screen.frame import Line, ScreenOptions, frame, rows_of, visible
 from streamqd.store.directives import Directive, Directives, Scope
 
 NOW = 1_795_000_000_000
@@ -59,9 +59,11 @@ def columns_of(line: Line) -> int:
 @pytest.mark.parametrize("width", [10, 40, 80, 110, 132, 160, 200, 320])
 @pytest.mark.parametrize("height", [4, 10, 16, 24, 43, 80])
 @pytest.mark.parametrize(
-    "chosen", [Shown(), Shown(help=True), Shown(filter="9", typing=True)], ids=str
+    "chosen",
+    [ScreenOptions(), ScreenOptions(help=True), ScreenOptions(filter="9", typing=True)],
+    ids=str,
 )
-def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) -> None:
+def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: ScreenOptions) -> None:
     failures = [RecentFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
     many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
     orders = Directives(pauses={Scope("access"): Directive(NOW - 5000, "alice", "why " * 60)})
@@ -75,16 +77,20 @@ def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) 
 
 def test_head_shows_the_fleet_and_its_sums() -> None:
     busy = unit(lag=7, pending=2, waiting_retries=1, arriving=1.5, rates={"acked": 1200.0})
-    shown = text(frame(view([busy]), Shown(), 80, 24))
+    shown = text(frame(view([busy]), ScreenOptions(), 80, 24))
 
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
     assert "in 1.5/s  out 1,200/s" in shown
     assert "lag 7  pending 2  retries 1  dlq 0" in shown
-    assert "lag 7+  pending 2" in text(frame(view([busy, unit(1, lag=None)]), Shown(), 80, 24))
+    assert "lag 7+  pending 2" in text(
+        frame(view([busy, unit(1, lag=None)]), ScreenOptions(), 80, 24)
+    )
 
 
 def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
-    shown = text(frame(view([unit()]), Shown(), 80, 24, trouble="no reply from h:1", old=83.0))
+    shown = text(
+        frame(view([unit()]), ScreenOptions(), 80, 24, trouble="no reply from h:1", old=83.0)
+    )
 
     assert "REDIS UNAVAILABLE, data 1m23s old" in shown
     assert "! no reply from h:1" in shown
@@ -92,7 +98,9 @@ def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
 
 
 def test_before_the_first_answer_only_the_trouble_is_shown() -> None:
-    assert "cannot connect" in text(frame(None, Shown(), 80, 24, trouble="cannot connect to h:1"))
+    assert "cannot connect" in text(
+        frame(None, ScreenOptions(), 80, 24, trouble="cannot connect to h:1")
+    )
 
 
 def test_pauses_come_first_in_words_and_in_rows() -> None:
@@ -102,7 +110,7 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
         drains={"east-1": Directive(NOW - 90_000, "bob", "")},
         pauses={Scope("access", 7): Directive(NOW - 60_000, "alice", "the disk")},
     )
-    lines = text(frame(view(units, orders), Shown(), 80, 24)).splitlines()
+    lines = text(frame(view(units, orders), ScreenOptions(), 80, 24)).splitlines()
 
     assert lines[2] == "! pause of access/7/* for 1m by alice: the disk"
     assert lines[3] == "! drain of east-1 for 1m30s by bob"
@@ -114,7 +122,7 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
 
 
 def test_top_names_a_hung_handler() -> None:
-    shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), Shown(), 80, 24))
+    shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), ScreenOptions(), 80, 24))
 
     assert "! access/3/hits has been running one message for 1m35s" in shown
     assert " RUN 1m35s " in shown, "it runs, and for how long"
@@ -123,7 +131,7 @@ def test_top_names_a_hung_handler() -> None:
 def test_open_circuit_is_shown_once_per_group() -> None:
     """An open breaker takes one line per group instead of one per partition."""
     units = [unit(n, state="halted") for n in range(7)] + [unit(8, state="probing"), unit(9)]
-    lines = text(frame(view(units), Shown(), 100, 40)).splitlines()
+    lines = text(frame(view(units), ScreenOptions(), 100, 40)).splitlines()
 
     assert [line for line in lines if line.startswith("!")] == [
         "! circuit open: access/hits in partitions 0-6",
@@ -142,7 +150,7 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 
     assert [each.dead_letters for each in (mine, other, old)] == [2, 5, None]
     assert [each.partition_dead_letters for each in (mine, other, old)] == [7, 7, 3]
-    lines = text(frame(view([mine, other, old]), Shown(), 132, 24)).splitlines()
+    lines = text(frame(view([mine, other, old]), ScreenOptions(), 132, 24)).splitlines()
     assert {line.split()[0]: line.split()[-1] for line in lines if line.startswith("access/")} == {
         "access/0/hits": "2",
         "access/0/agents": "5",
@@ -161,10 +169,10 @@ def test_sums_count_partitions_without_an_owner() -> None:
 
 def test_top_shows_a_running_message_as_the_state() -> None:
     """A unit that is stuck in one message is not `ready`."""
-    shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), Shown(), 80, 24))
+    shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), ScreenOptions(), 80, 24))
     assert " run 4.2s " in shown
     stopped = replace(free(5), stopped=True)
-    shown = text(frame(view([stopped]), Shown(), 80, 24))
+    shown = text(frame(view([stopped]), ScreenOptions(), 80, 24))
     assert " STOPPED " in shown
     assert "no owner" not in shown
 
@@ -182,7 +190,7 @@ def test_top_shows_a_running_message_as_the_state() -> None:
 )
 def test_uppercase_conditions_are_explained_above_the_table(state: str, told: str) -> None:
     """`status` and `top` call one condition by one name."""
-    lines = text(frame(view([unit(3, state=state)]), Shown(), 80, 24)).splitlines()
+    lines = text(frame(view([unit(3, state=state)]), ScreenOptions(), 80, 24)).splitlines()
     assert lines[2] == f"! {told}"
     (row,) = [line for line in lines if line.startswith("access/3/hits")]
     assert re.search(r" [A-Z]{2,}", row)
@@ -205,14 +213,14 @@ def test_uppercase_conditions_are_explained_above_the_table(state: str, told: st
 )
 def test_problems_of_an_instance_are_named(more: dict[str, Any], told: str) -> None:
     west = replace(view().instances[0], **more)
-    lines = text(frame(view([unit()], instances=[west]), Shown(), 120, 24)).splitlines()
+    lines = text(frame(view([unit()], instances=[west]), ScreenOptions(), 120, 24)).splitlines()
     assert [told in line for line in lines if line.startswith("!")] == ([True] if told else [])
 
 
 def test_troubles_leave_room_for_the_partitions() -> None:
     west = view().instances[0]
     silent = [replace(west, instance=f"s{n}", state="silent") for n in range(30)]
-    lines = text(frame(view([unit()], instances=silent), Shown(), 80, 24)).splitlines()
+    lines = text(frame(view([unit()], instances=silent), ScreenOptions(), 80, 24)).splitlines()
 
     assert sum(line.startswith("!") for line in lines) == 3
     assert lines[2].startswith("! no instance of the fleet default is alive")
@@ -233,7 +241,7 @@ def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
             "process terminated with signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"
         ),
     ]
-    shown = text(frame(view(units, failures=failures), Shown(), 120, 43))
+    shown = text(frame(view(units, failures=failures), ScreenOptions(), 120, 43))
 
     assert "access/hits  p99 30ms" in shown
     assert "OSError x10 access/hits 3.0s ago" in shown
@@ -244,7 +252,7 @@ def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
 
 def test_more_columns_on_a_wider_screen() -> None:
     seen = view([unit(lag_per_second=4.0, epoch=123456)])
-    narrow, wide, widest = (text(frame(seen, Shown(), w, 24)) for w in (80, 132, 200))
+    narrow, wide, widest = (text(frame(seen, ScreenOptions(), w, 24)) for w in (80, 132, 200))
 
     assert "OWNER" in narrow
     assert "P99" in narrow
@@ -260,7 +268,7 @@ def test_more_columns_on_a_wider_screen() -> None:
 def test_foreign_values_cannot_control_the_terminal() -> None:
     evil = unit(owner="a\x1b[2Jb", topic="t\x07")
     failures = [RecentFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
-    shown = text(frame(view([evil], fleet="f\x1b", failures=failures), Shown(), 80, 24))
+    shown = text(frame(view([evil], fleet="f\x1b", failures=failures), ScreenOptions(), 80, 24))
 
     assert not any(unicodedata.category(one) == "Cc" for one in shown.replace("\n", ""))
 
@@ -268,7 +276,7 @@ def test_foreign_values_cannot_control_the_terminal() -> None:
 def test_all_of_256_units_can_be_reached() -> None:
     seen = view([unit(number) for number in range(256)])
     room = rows_of(seen, 80, 24)
-    chosen, reached = Shown(order="name"), set()
+    chosen, reached = ScreenOptions(order="name"), set()
     for _ in range(256 // room + 1):
         lines = text(frame(seen, chosen, 80, 24)).splitlines()
         reached |= {line.split()[0] for line in lines if line.startswith("access/")} - {
@@ -283,7 +291,7 @@ def test_all_of_256_units_can_be_reached() -> None:
 
 
 def test_a_frame_of_no_height_holds_everything() -> None:
-    shown = text(frame(view([unit(number) for number in range(300)]), Shown(), 132, None))
+    shown = text(frame(view([unit(number) for number in range(300)]), ScreenOptions(), 132, None))
 
     assert shown.count("west-1") == 300
 
@@ -296,8 +304,8 @@ def test_every_order_sorts_all_units(order: str) -> None:
     units = [unit(n, f"o{n % 3}", lag=n * 7 % 5, acked=n, epoch=n) for n in range(9)]
     seen = view(units)
 
-    there = visible(seen, Shown(order=order))
-    back = visible(seen, Shown(order=order, reverse=True))
+    there = visible(seen, ScreenOptions(order=order))
+    back = visible(seen, ScreenOptions(order=order, reverse=True))
 
     assert there == back[::-1]
     assert {each.partition for each in there} == set(range(9))
@@ -306,17 +314,17 @@ def test_every_order_sorts_all_units(order: str) -> None:
 def test_numbers_sort_from_the_greatest_names_from_a() -> None:
     seen = view([unit(0, "b", lag=5), unit(1, "a", lag=50), unit(2, "c", lag=None)])
 
-    assert [u.partition for u in visible(seen, Shown(order="lag"))] == [1, 0, 2]
-    assert [u.partition for u in visible(seen, Shown(order="owner"))] == [1, 0, 2]
+    assert [u.partition for u in visible(seen, ScreenOptions(order="lag"))] == [1, 0, 2]
+    assert [u.partition for u in visible(seen, ScreenOptions(order="owner"))] == [1, 0, 2]
 
 
 def test_filter_matches_partition_owner_and_state() -> None:
     seen = view([unit(0, "west-1"), unit(1, "east-1"), unit(2, "west-1", state="broken")])
 
-    assert [u.partition for u in visible(seen, Shown(filter="EAST"))] == [1]
-    assert [u.partition for u in visible(seen, Shown(filter="broken"))] == [2]
-    assert len(visible(seen, Shown(filter="access/"))) == 3
-    assert "nothing matches zzz" in text(frame(seen, Shown(filter="zzz"), 80, 24))
+    assert [u.partition for u in visible(seen, ScreenOptions(filter="EAST"))] == [1]
+    assert [u.partition for u in visible(seen, ScreenOptions(filter="broken"))] == [2]
+    assert len(visible(seen, ScreenOptions(filter="access/"))) == 3
+    assert "nothing matches zzz" in text(frame(seen, ScreenOptions(filter="zzz"), 80, 24))
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -345,7 +353,9 @@ def test_a_lone_escape_is_the_esc_key() -> None:
     assert keyboard.flush(b"") == []
 
 
-def press(chosen: Shown, keys: str, rows: int = 100, room: int = 10) -> Shown | None:
+def press(
+    chosen: ScreenOptions, keys: str, rows: int = 100, room: int = 10
+) -> ScreenOptions | None:
     for key in keys:
         after = keyboard.pressed(chosen, key, rows=rows, room=room)
         if after is None:
@@ -355,22 +365,22 @@ def press(chosen: Shown, keys: str, rows: int = 100, room: int = 10) -> Shown | 
 
 
 def test_keys_change_the_view() -> None:
-    assert press(Shown(), "q") is None
-    assert press(Shown(), "s") == Shown(order="name")
-    assert press(Shown(), "sS") == Shown()
-    assert press(Shown(), "r") == Shown(reverse=True)
-    assert press(Shown(), " ") == Shown(frozen=True)
-    assert press(Shown(), "  ") == Shown()
-    assert press(Shown(), "?x") == Shown()
-    assert press(Shown(), "?q") is None
-    assert press(Shown(), "/ab\x7fq\r") == Shown(filter="aq")
-    assert press(Shown(), "jjk") == Shown(top=1)
-    assert press(Shown(), "G") == Shown(top=90)
-    assert press(Shown(top=85), "p") == Shown(top=90)
-    assert press(Shown(top=90), "p") == Shown()
-    assert press(Shown(), "k") == Shown()
-    assert press(Shown(), "Z") == Shown()
-    assert keyboard.pressed(Shown(filter="a"), "esc", rows=1, room=1) == Shown()
+    assert press(ScreenOptions(), "q") is None
+    assert press(ScreenOptions(), "s") == ScreenOptions(order="name")
+    assert press(ScreenOptions(), "sS") == ScreenOptions()
+    assert press(ScreenOptions(), "r") == ScreenOptions(reverse=True)
+    assert press(ScreenOptions(), " ") == ScreenOptions(frozen=True)
+    assert press(ScreenOptions(), "  ") == ScreenOptions()
+    assert press(ScreenOptions(), "?x") == ScreenOptions()
+    assert press(ScreenOptions(), "?q") is None
+    assert press(ScreenOptions(), "/ab\x7fq\r") == ScreenOptions(filter="aq")
+    assert press(ScreenOptions(), "jjk") == ScreenOptions(top=1)
+    assert press(ScreenOptions(), "G") == ScreenOptions(top=90)
+    assert press(ScreenOptions(top=85), "p") == ScreenOptions(top=90)
+    assert press(ScreenOptions(top=90), "p") == ScreenOptions()
+    assert press(ScreenOptions(), "k") == ScreenOptions()
+    assert press(ScreenOptions(), "Z") == ScreenOptions()
+    assert keyboard.pressed(ScreenOptions(filter="a"), "esc", rows=1, room=1) == ScreenOptions()
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -403,7 +413,7 @@ def test_durations_stay_short(value: float | None, shown: str) -> None:
 
 def test_styles_carry_no_information_without_words() -> None:
     """Without color the same words appear, so no information depends on a style."""
-    lines = frame(view([replace(unit(), paused=True)]), Shown(), 80, 24)
+    lines = frame(view([replace(unit(), paused=True)]), ScreenOptions(), 80, 24)
     styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
 
     assert Cell("PAUSED   ", "warn") in styled
@@ -413,7 +423,7 @@ def test_styles_carry_no_information_without_words() -> None:
 def test_unreadable_values_are_listed_above_the_table() -> None:
     """One value by name, then the number of others. Other problems keep their room."""
     rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "an integer") for n in range(5)]
-    shown = text(frame(view(unreadable=rows), Shown(), 200, None))
+    shown = text(frame(view(unreadable=rows), ScreenOptions(), 200, None))
     assert "! epoch of key-0 cannot be read: it is 'abc' and not an integer" in shown
     assert "key-1" not in shown
     assert "and 4 more values that cannot be read" in shown

@@ -262,7 +262,7 @@ def refusal(route: Route, entry: Entry, max_replays: int) -> str:
     return ""
 
 
-class _Going(NamedTuple):
+class _PendingReplay(NamedTuple):
     """A dead letter and its destination."""
 
     entry: Entry
@@ -280,22 +280,22 @@ class _Replay:
 
     def run(self, piece: list[Entry]) -> None:
         """Replay the dead letters of one partition."""
-        near: list[_Going] = []
-        far: list[_Going] = []
+        near: list[_PendingReplay] = []
+        far: list[_PendingReplay] = []
         for entry in piece:
             why = refusal(self._route, entry, self._max_replays)
             to = self._route.of(entry)
             if why or to is None:
                 self._done.refused[why] += 1
             else:
-                (near if self._route.stays(entry, to) else far).append(_Going(entry, to))
+                (near if self._route.stays(entry, to) else far).append(_PendingReplay(entry, to))
         self._step_back(near)
         if self._done.result == DONE:
             self._move(far)
 
     # --- within the slot ---
 
-    def _step_back(self, letters: list[_Going]) -> None:
+    def _step_back(self, letters: list[_PendingReplay]) -> None:
         topic = self._route.topic
         calls = [
             dead.replay(
@@ -317,7 +317,7 @@ class _Replay:
 
     # --- out of the slot ---
 
-    def _move(self, letters: list[_Going]) -> None:
+    def _move(self, letters: list[_PendingReplay]) -> None:
         keys, topic = self._store.keys, self._route.topic
         marks = [
             dead.mark(keys, topic, entry.partition, str(entry.id), str(to)) for entry, to in letters
@@ -327,7 +327,7 @@ class _Replay:
         for (entry, to), reply in self._ask(letters, marks, 0):
             there = self._judge(to, reply)
             if there is not None:
-                going.append(_Going(entry, there))
+                going.append(_PendingReplay(entry, there))
         if self._done.result == DONE:
             self._deliver(going)
 
@@ -350,7 +350,7 @@ class _Replay:
             return there
         return None
 
-    def _deliver(self, letters: list[_Going]) -> None:
+    def _deliver(self, letters: list[_PendingReplay]) -> None:
         keys, topic = self._store.keys, self._route.topic
         calls = [
             dead.deliver(

@@ -34,7 +34,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.members import Heartbeat
 from streamqd.store.outbox import OutboxView
-from streamqd.store.retention import GroupStand, Stand
+from streamqd.store.retention import GroupPosition, PartitionPositions
 from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
 from streamqd.store.statistics import PartitionFigures, UnitFigures
@@ -138,7 +138,7 @@ class PartitionFacts:
     groups: frozenset[str]
     figures: PartitionFigures | None
     scheduled: Delays
-    stand: Stand | None
+    stand: PartitionPositions | None
     oldest_dead_letter_unix_ms: int | None
     large_bytes: int | None
 
@@ -164,7 +164,7 @@ class UnitFacts:
     standing: BlockingGroup | None
 
     @property
-    def foreign(self) -> dict[str, int]:
+    def other_clients(self) -> dict[str, int]:
         """Pending entries by the name of the other client that holds them."""
         return {name: count for name, count in self.held.items() if name}
 
@@ -667,7 +667,7 @@ def gather_units(reader: ViewReader, partitions: Sequence[PartitionFacts]) -> li
     ]
 
 
-def _standing(stand: GroupStand | None, looks: Sequence[Look]) -> BlockingGroup | None:
+def _standing(stand: GroupPosition | None, looks: Sequence[Look]) -> BlockingGroup | None:
     lease = looks[-1].fence if looks else None
     return stand and blocking_group(stand, lease, ABANDONED_SECONDS)
 

@@ -24,7 +24,7 @@ FOLDERS = (
     Path("/usr/lib/systemd/system"),
     Path("/lib/systemd/system"),
 )
-RUNNING = Path("/run/systemd/system")  # exists where systemd manages the host
+SYSTEMD_RUNTIME = Path("/run/systemd/system")  # exists where systemd manages the host
 DEFAULT_STOP_SECONDS = 90.0  # systemd's default, for a unit file without a value
 SYSTEMCTL_SECONDS = 5.0
 
@@ -169,7 +169,7 @@ def _stop_seconds(unit: str) -> tuple[str, float | None]:
     name = unit or UNIT
     if "." not in name:
         name += ".service"
-    if RUNNING.is_dir():
+    if SYSTEMD_RUNTIME.is_dir():
         asked = _systemctl(name)
         if asked is not None:
             return f"systemctl show {name}", asked
@@ -239,7 +239,7 @@ def read_span(text: str) -> float | None:
 FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 17.0  # after drain_timeout: releases 5, housekeeper 2, embedded server 10
 DESCRIPTORS_EACH = 3  # descriptors of the supervisor for each worker
-DESCRIPTORS_BESIDE = 64
+BASE_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 32  # opened by one worker, roughly
 
 
@@ -325,7 +325,7 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is None:
         return
-    needed = host.units * DESCRIPTORS_EACH + DESCRIPTORS_BESIDE
+    needed = host.units * DESCRIPTORS_EACH + BASE_DESCRIPTORS
     if host.descriptors is not None and host.descriptors < needed:
         yield CheckResult(
             f"{host.descriptors_of} may open {host.descriptors:,} files, and the {host.units:,}"

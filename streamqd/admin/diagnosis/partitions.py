@@ -162,11 +162,13 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 @check("partitions.other-client", Severity.WARNING, Need.ASSIGNMENTS)
-def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _other_clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Another client holds entries of a group."""
-    for (topic, group), units in by_group(each for each in facts.units if each.foreign).items():
-        names = sorted({name for each in units for name in each.foreign})
-        held = sum(sum(each.foreign.values()) for each in units)
+    for (topic, group), units in by_group(
+        each for each in facts.units if each.other_clients
+    ).items():
+        names = sorted({name for each in units for name in each.other_clients})
+        held = sum(sum(each.other_clients.values()) for each in units)
         yield CheckResult(
             f"another client reads as {', '.join(names[:4])} in the group {group} of {topic} and"
             f" holds {plural(held, 'message')} on {spans(numbers(units))}",

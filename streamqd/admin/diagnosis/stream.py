@@ -26,7 +26,7 @@ from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, floor_of, known_
 from streamqd.model import Unit
 from streamqd.store import retention
 from streamqd.store.leases import LeaseView
-from streamqd.store.retention import GroupStand, Stand
+from streamqd.store.retention import GroupPosition, PartitionPositions
 from streamqd.store.store import Store
 from streamqd.words import known_sum, plural
 
@@ -116,7 +116,7 @@ class StreamReport:
 
 
 def blocking_group(
-    group: GroupStand, lease: LeaseView | None, abandoned_after: float
+    group: GroupPosition, lease: LeaseView | None, abandoned_after: float
 ) -> BlockingGroup:
     """Return a group's state, and True if a consumer still reads. None if the lease is unknown."""
     state, name, _ = holder(lease) if lease else ("free", "", None)
@@ -152,7 +152,7 @@ def examine(
     holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
     now = server_unix_ms(store.connection)
     calls = [retention.measure(store.keys, topic, number) for number in range(total)]
-    stands: dict[int, Stand] = {}
+    stands: dict[int, PartitionPositions] = {}
     for number, reply in enumerate(reader.measure(calls)):
         stand = known_stand(reader, topic, number, reply)
         if stand is not None:
@@ -207,7 +207,7 @@ def examine(
 
 
 def _groups(
-    reader: ViewReader, topic: str, stands: Mapping[int, Stand], abandoned_after: float
+    reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions], abandoned_after: float
 ) -> dict[int, list[BlockingGroup]]:
     units = [Unit(topic, number, each.name) for number in stands for each in stands[number].groups]
     leases = iter(lease_views(reader, units))
@@ -218,7 +218,7 @@ def _groups(
 
 
 def _beside(
-    reader: ViewReader, topic: str, stands: Mapping[int, Stand]
+    reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions]
 ) -> dict[int, dict[str, Any]]:
     """Return the dead letters of each partition, their bytes, and those of the retry streams."""
     keys = reader.keys
@@ -256,7 +256,7 @@ def _floor(
     store: Store,
     topic: str,
     partition: int,
-    stand: Stand,
+    stand: PartitionPositions,
     holds: config.Topic,
     groups: Sequence[BlockingGroup],
 ) -> _Floor:
@@ -273,7 +273,7 @@ def _floor(
     return _Floor(name, entry, needed, stand.bytes * needed // max(1, stand.length))
 
 
-def _kept_by(stand: Stand, floor: _Floor, bounds: config.Retention, now: int) -> str:
+def _kept_by(stand: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int) -> str:
     """Return the reason for its memory: a holder, if retention would free the entry it needs."""
     if not stand.length:
         return "empty"

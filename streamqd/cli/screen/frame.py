@@ -49,7 +49,7 @@ HELP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ScreenOptions:
     """The choices of the user at the terminal."""
 
     order: str = "urgency"
@@ -63,7 +63,7 @@ class Shown:
 
 def frame(
     view: FleetSnapshot | None,
-    chosen: Shown,
+    chosen: ScreenOptions,
     width: int,
     height: int | None,
     *,
@@ -95,7 +95,7 @@ def frame(
     return _fitted(lines, width, height)
 
 
-def visible(view: FleetSnapshot, chosen: Shown) -> list[AssignmentRow]:
+def visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[AssignmentRow]:
     """Return the units that match the filter, in the chosen order."""
     return ranking.chosen(view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse)
 
@@ -111,7 +111,7 @@ def rows_of(view: FleetSnapshot | None, width: int, height: int, trouble: str = 
 # --- the head -------------------------------------------------------------------------------------
 
 
-def _head(view: FleetSnapshot, chosen: Shown, trouble: str, old: float) -> Line:
+def _head(view: FleetSnapshot, chosen: ScreenOptions, trouble: str, old: float) -> Line:
     states = Counter(each.state for each in view.instances)
     counts = ", ".join(f"{count} {word}" for word, count in sorted(states.items()))
     clock = time.strftime("%H:%M:%S", time.gmtime(view.now_unix_ms / 1000))
@@ -156,7 +156,11 @@ def _cells(found: Sequence[Finding]) -> list[Cell]:
 
 
 def _table(
-    view: FleetSnapshot, rows: Sequence[AssignmentRow], chosen: Shown, width: int, room: int | None
+    view: FleetSnapshot,
+    rows: Sequence[AssignmentRow],
+    chosen: ScreenOptions,
+    width: int,
+    room: int | None,
 ) -> list[Line]:
     columns, name_width = shown(width)
     # On a wide screen, names must not be far away from their figures.
@@ -184,7 +188,7 @@ def _table(
     return lines
 
 
-def _foot(rows: Sequence[AssignmentRow], chosen: Shown, room: int) -> Line:
+def _foot(rows: Sequence[AssignmentRow], chosen: ScreenOptions, room: int) -> Line:
     if chosen.typing:
         return [
             Cell("/" + chosen.filter + "_", "bold"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamqd.admin.ranking import ORDERS
-from streamqd.cli.screen.frame import Shown
+from streamqd.cli.screen.frame import ScreenOptions
 
 FILTER_MAX = 100
 _NAMED = {
@@ -75,7 +75,7 @@ def _sequence(raw: bytes) -> int:
     return 0 if len(raw) < 16 else 1
 
 
-def pressed(chosen: Shown, key: str, *, rows: int, room: int) -> Shown | None:
+def pressed(chosen: ScreenOptions, key: str, *, rows: int, room: int) -> ScreenOptions | None:
     """Return the view after a key, None to quit. `rows` match the filter, `room` rows fit."""
     if chosen.typing:
         return _typed(chosen, key)
@@ -119,7 +119,7 @@ def pressed(chosen: Shown, key: str, *, rows: int, room: int) -> Shown | None:
     return chosen
 
 
-def _typed(chosen: Shown, key: str) -> Shown:
+def _typed(chosen: ScreenOptions, key: str) -> ScreenOptions:
     match key:
         case "\r" | "\n":
             return replace(chosen, typing=False)

@@ -13,7 +13,7 @@ from streamqd.spark.pipelines.packed import Reader, json_texts, texts
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, bounded_with_nan, remove
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
-from streamqd.spark.pipelines.schemas import BAD, UNITS, derails, form_of
+from streamqd.spark.pipelines.schemas import BAD, UNITS, form_of, misaligns_columns
 from streamqd.spark.pipelines.strict import faults, rescued
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def judged(
         date = f.date_from_unix_date(f.when((day >= 0) & (day <= last), day))
     dated = rows.withColumn("event_date", f.when(~f.col("wrong"), date))
     found = [*kept, "event_date", "fault", "wrong", "row"]
-    apart = [each for each in kind.fields if derails(each.dataType)]
+    apart = [each for each in kind.fields if misaligns_columns(each.dataType)]
     if apart:
         parts = [[each for each in kind.fields if each not in apart], *([each] for each in apart)]
         alone = f.struct(

@@ -22,7 +22,7 @@ from streamqd.spark.pipelines import compact, derived, fitting, packed, schemas,
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import WrittenFile, last_id
 from streamqd.spark.pipelines.queries import failure
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, UnparsedFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ def parse(
         rows = _behind(session, raw, files, pair.parsed.positions)
         fit, unfit, _, alike = _fitted(rows, pair, kind, pipeline)
         check()
-        owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit))
+        owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit))
         pair.parsed.append(fit, ends, owed=owed)
         pair.quarantine.append(unfit, ends, batch=pair.parsed.note.batch)
         done.batches += 1
@@ -104,7 +104,7 @@ def parse_quarantine(
     rows = tables.read_files(session, pair.quarantine, files)
     fit, unfit, *_ = _fitted(rows, pair, kind, pipeline)
     check()
-    owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
+    owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
     pair.parsed.append(fit, {}, owed=owed)
     pair.quarantine.append(unfit, {}, batch=pair.parsed.note.batch, replace=True)
     return Fitted(1, sum(each.rows for each in fit), sum(each.rows for each in unfit))
@@ -136,7 +136,7 @@ def parse_again(
         fit, unfit, _, done.alike = _fitted(rows, pair, kind, pipeline, columns)
     check()
     batch = max(each.next_batch for each in pair)
-    owed = Owed(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
+    owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
     pair.parsed.append(fit, ends, owed=owed, batch=batch, columns=columns)
     pair.quarantine.append(unfit, ends, batch=batch, replace=True)
     rest = parse(archive, raw, pipeline, spark, check)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.pipelines.packed import Reader, json_texts
-from streamqd.spark.pipelines.schemas import BAD, derails, out_of_range, unlike
+from streamqd.spark.pipelines.schemas import BAD, misaligns_columns, out_of_range, unlike
 from streamqd.spark.pipelines.strict import decoded
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Reasons:
         self._read = read
         self._event_time = event_time
         self._last_day = last_day(now_us)
-        self._apart = [each.name for each in kind.fields if derails(each.dataType)]
+        self._apart = [each.name for each in kind.fields if misaligns_columns(each.dataType)]
 
     def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
         """Return the rows of a batch with their reasons."""
@@ -181,7 +181,10 @@ def _true(mask: pa.Array) -> list[int]:
 
 
 def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
-    """Return rows whose JSON value was partly or fully lost. Not for types of `derails`."""
+    """Return rows whose JSON value was partly or fully lost.
+
+    Not for types for which `misaligns_columns` returns True.
+    """
     from pyspark.sql.types import ArrayType, StructType
 
     found: set[int] = set()

@@ -37,7 +37,7 @@ def out_of_range(field: StructField) -> str:
     return f"{field.name} has a value out of range"
 
 
-def derails(kind: DataType) -> bool:
+def misaligns_columns(kind: DataType) -> bool:
     """Return True if a value that does not fit can make Spark read later columns wrongly.
 
     Spark is then in the middle of a map, or of a text that is not base64.
@@ -45,9 +45,9 @@ def derails(kind: DataType) -> bool:
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
     if isinstance(kind, StructType):
-        return any(derails(each.dataType) for each in kind.fields)
+        return any(misaligns_columns(each.dataType) for each in kind.fields)
     if isinstance(kind, ArrayType):
-        return derails(kind.elementType)
+        return misaligns_columns(kind.elementType)
     return isinstance(kind, MapType | BinaryType)
 
 

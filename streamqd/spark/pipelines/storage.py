@@ -66,7 +66,7 @@ class ArchiveDamagedError(ArchiveError):
     """Rows that the archive has reported as stored are missing."""
 
 
-class Owed(NamedTuple):
+class UnparsedFiles(NamedTuple):
     """Files that a commit owes to a second table, whose last batch was `behind`.
 
     If they replace its files, all others are removed from the table.
@@ -83,7 +83,7 @@ class BatchNote:
 
     batch: int
     positions: Offsets
-    owed: Owed | None = None
+    owed: UnparsedFiles | None = None
 
     def text(self, topic: str) -> str:
         """Return the note in the form of a commit."""
@@ -400,7 +400,7 @@ class ArchiveTable:
         files: Sequence[WrittenFile],
         positions: Offsets,
         *,
-        owed: Owed | None = None,
+        owed: UnparsedFiles | None = None,
         batch: int | None = None,
         of: tuple[str, int] | None = None,
         replace: bool = False,
@@ -684,7 +684,7 @@ def _note(text: Any, topic: str) -> BatchNote:
         ) from error
 
 
-def _owed(found: Any) -> Owed | None:
+def _owed(found: Any) -> UnparsedFiles | None:
     if found is None:
         return None
     behind, listed, *more = found
@@ -693,7 +693,7 @@ def _owed(found: Any) -> Owed | None:
         files.append(
             WrittenFile(path, date, partition, int(count), int(size), offsets.ZERO, offsets.ZERO)
         )
-    return Owed(int(behind), tuple(files), replaces=more == [True])
+    return UnparsedFiles(int(behind), tuple(files), replaces=more == [True])
 
 
 @contextmanager

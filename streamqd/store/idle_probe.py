@@ -32,7 +32,7 @@ PROBE_SECONDS = 1.0  # longest wait for the answer to a probe
 # order across connections.
 GRACE_SHARE = 0.25
 PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two unanswered probes
-PATIENCE_MAX = 2.0  # seconds, even with a server that is often slow
+PROBE_AFTER_MAX = 2.0  # seconds, even with a server that is often slow
 SLOW_SERVER_SECONDS = 60.0  # seconds that a server counts as slow after a late answer
 ATTEMPT_SECONDS = 1.0  # limit of each of the first attempts to connect and log in
 ATTEMPTS_QUICK = 3  # attempts with this limit, which doubles with each later failed attempt
@@ -52,65 +52,65 @@ class Attempts:
         """Return how many seconds the next attempt may take."""
         return ATTEMPT_SECONDS * float(2 ** min(10, max(0, self._used_up + 1 - ATTEMPTS_QUICK)))
 
-    def ended(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Record the duration of an attempt, successful or not."""
         self._used_up = self._used_up + 1 if seconds >= self.limit() else 0
 
 
-class Doubt:
+class IdleProbe:
     """Judges the silences of one connection to a server. Survives its reconnects."""
 
-    def __init__(self, seconds: float, probe: Callable[[float], bool]) -> None:
-        """`seconds`: normal silence. `probe` asks the server within the given seconds."""
+    def __init__(self, seconds: float, ask: Callable[[float], bool]) -> None:
+        """`seconds`: normal silence. `ask` probes the server within the given seconds."""
         self.seconds = seconds
-        self.probe = probe
+        self.ask = ask
         self._late = 0.0  # seconds that the last answer after a probe was late
         self._late_until = 0.0
 
-    def silence(self, expected: float, most: float) -> Silence:
+    def start_wait(self, expected: float, most: float) -> ReplyWait:
         """Start a silence. The answer is due at `expected` (monotonic) and awaited `most` more."""
-        return Silence(self, expected, expected + most)
+        return ReplyWait(self, expected, expected + most)
 
-    def wait(self, sock: socket.socket, deadline: float) -> None:
+    def await_reply(self, sock: socket.socket, deadline: float) -> None:
         """Wait for something to read, after a silence of `seconds`.
 
         Raises TimeoutError at `deadline` (monotonic), or SilentConnection earlier if the server
         answers other connections.
         """
         expected = time.monotonic() - self.seconds
-        silence = self.silence(expected, deadline - expected)
-        while not readable(sock, silence.left()):
-            silence.judge(sock)
-        silence.end()
+        wait = self.start_wait(expected, deadline - expected)
+        while not readable(sock, wait.seconds_left()):
+            wait.check(sock)
+        wait.record_reply()
 
-    def patience(self) -> float:
+    def seconds_until_probe(self) -> float:
         """Seconds of silence before a probe, longer if an answer recently came after a probe."""
-        learnt = 2 * self._late if time.monotonic() < self._late_until else 0.0
+        longer = 2 * self._late if time.monotonic() < self._late_until else 0.0
         # Connections that become silent at the same time must not all probe at the same time.
-        return max(self.seconds, min(learnt, PATIENCE_MAX)) * (1 + random() / 8)
+        return max(self.seconds, min(longer, PROBE_AFTER_MAX)) * (1 + random() / 8)
 
-    def learn(self, late: float) -> None:
+    def record_late_reply(self, late: float) -> None:
         """Record that an answer came this many seconds late, after a probe."""
         self._late = late
         self._late_until = time.monotonic() + SLOW_SERVER_SECONDS
 
 
-class Silence:
+class ReplyWait:
     """One overdue answer: when to probe, and when to give it up."""
 
-    def __init__(self, doubt: Doubt, expected: float, deadline: float) -> None:
-        self._doubt = doubt
+    def __init__(self, probe: IdleProbe, expected: float, deadline: float) -> None:
+        self._probe = probe
         self._expected = expected
         self._deadline = deadline
-        self._ask_at = expected + doubt.patience()
+        self._probe_at = expected + probe.seconds_until_probe()
         self._pause = PAUSE_SECONDS[0]
-        self._asked = False
+        self._has_probed = False
 
-    def left(self) -> float:
-        """Return the seconds until `judge` has something to do."""
-        return max(0.0, min(self._ask_at, self._deadline) - time.monotonic())
+    def seconds_left(self) -> float:
+        """Return the seconds until `check` has something to do."""
+        return max(0.0, min(self._probe_at, self._deadline) - time.monotonic())
 
-    def judge(self, sock: socket.socket) -> None:
+    def check(self, sock: socket.socket) -> None:
         """Handle continued silence: probe on another connection when it is time.
 
         Raises TimeoutError after the deadline, SilentConnection if the server answers other
@@ -119,12 +119,12 @@ class Silence:
         now = time.monotonic()
         if now >= self._deadline:
             raise TimeoutError(f"there was no answer for {now - self._expected:.1f} s")
-        if now < self._ask_at:
+        if now < self._probe_at:
             return
-        self._asked = True
-        if self._doubt.probe(min(PROBE_SECONDS, self._deadline - now)):
+        self._has_probed = True
+        if self._probe.ask(min(PROBE_SECONDS, self._deadline - now)):
             spent = time.monotonic() - now
-            if not readable(sock, max(GRACE_SHARE * self._doubt.seconds, 2 * spent)):
+            if not readable(sock, max(GRACE_SHARE * self._probe.seconds, 2 * spent)):
                 silent = time.monotonic() - self._expected
                 raise SilentConnection(
                     f"the connection is silent: nothing came for {silent:.1f} s, while a new"
@@ -132,13 +132,13 @@ class Silence:
                     sent=True,
                 )
             return
-        self._ask_at = time.monotonic() + self._pause
+        self._probe_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, PAUSE_SECONDS[1])
 
-    def end(self) -> None:
+    def record_reply(self) -> None:
         """Record that the answer came."""
-        if self._asked:
-            self._doubt.learn(time.monotonic() - self._expected)
+        if self._has_probed:
+            self._probe.record_late_reply(time.monotonic() - self._expected)
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from streamqd.errors import SilentConnection
-from streamqd.store import doubt
-from streamqd.store.doubt import Attempts, Doubt
+from streamqd.store import idle_probe
+from streamqd.store.idle_probe import Attempts, IdleProbe
 
 SOON = 0.02  # seconds of silence until the first probe
 
@@ -33,7 +33,7 @@ class Prober:
         self.asked = 0
 
     def __call__(self, seconds: float) -> bool:
-        assert 0 < seconds <= doubt.PROBE_SECONDS
+        assert 0 < seconds <= idle_probe.PROBE_SECONDS
         self.asked += 1
         answer = self.answers.pop(0) if self.answers else False
         if self.then is not None and not self.answers:
@@ -45,7 +45,7 @@ def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
     """A silent connection is dead if the server answers a new one."""
     prober = Prober(True)
     with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
-        Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
+        IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
     assert raised.value.sent, "the command may have been executed"
     assert prober.asked == 1
 
@@ -54,50 +54,54 @@ def test_answer_that_is_there_is_read_without_a_probe(ends) -> None:
     """A process that was stopped for a while reads the answer that has arrived."""
     ends[1].send(b"+OK")
     prober = Prober(True)
-    Doubt(SOON, prober).wait(ends[0], time.monotonic() - 1)
+    IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() - 1)
     assert prober.asked == 0
 
 
 def test_connection_closed_by_the_server_is_not_probed(ends) -> None:
     ends[1].close()
     prober = Prober(True)
-    Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
+    IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
     assert prober.asked == 0, "reading from the connection raises the real error"
 
 
 def test_reply_right_after_the_probe_reply_is_accepted(ends) -> None:
     """Both answers came from a slow server. The next probe comes later."""
     prober = Prober(True, then=ends[1])
-    one = Doubt(SOON, prober)
-    one.wait(ends[0], time.monotonic() + 60)
+    one = IdleProbe(SOON, prober)
+    one.await_reply(ends[0], time.monotonic() + 60)
     assert prober.asked == 1
-    one.learn(1.2)
-    assert doubt.PATIENCE_MAX <= one.patience() <= doubt.PATIENCE_MAX * 9 / 8, "the most"
-    one.learn(0.5)
-    assert 1.0 <= one.patience() <= 1.0 * 9 / 8
+    one.record_late_reply(1.2)
+    assert (
+        idle_probe.PROBE_AFTER_MAX
+        <= one.seconds_until_probe()
+        <= idle_probe.PROBE_AFTER_MAX * 9 / 8
+    ), "the most"
+    one.record_late_reply(0.5)
+    assert 1.0 <= one.seconds_until_probe() <= 1.0 * 9 / 8
 
 
-def test_learnt_patience_expires(ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubt, "SLOW_SERVER_SECONDS", 0.0)
-    one = Doubt(SOON, Prober())
-    one.learn(1.0)
-    assert one.patience() <= SOON * 9 / 8
+def test_longer_wait_after_a_late_reply_expires(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_probe, "SLOW_SERVER_SECONDS", 0.0)
+    one = IdleProbe(SOON, Prober())
+    one.record_late_reply(1.0)
+    assert one.seconds_until_probe() <= SOON * 9 / 8
 
 
 def test_silent_server_gets_few_probes(ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses bound the number of connections, and the late answer is still read."""
-    monkeypatch.setattr(doubt, "PAUSE_SECONDS", (0.1, 0.4))
+    monkeypatch.setattr(idle_probe, "PAUSE_SECONDS", (0.1, 0.4))
     prober = Prober()
     timer = threading.Timer(1.0, lambda: ends[1].send(b"+OK"))
     timer.start()
-    Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
+    IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
     timer.join()
     assert 1 <= prober.asked <= 4, "after 0.02 s, and after pauses of 0.1, 0.2 and 0.4 s"
 
 
 def test_wait_for_a_reply_raises_at_its_deadline(ends) -> None:
     with pytest.raises(TimeoutError):
-        Doubt(SOON, Prober()).wait(ends[0], time.monotonic() + 0.1)
+        IdleProbe(SOON, Prober()).await_reply(ends[0], time.monotonic() + 0.1)
 
 
 def test_attempts_to_connect_get_longer_only_when_used_up() -> None:
@@ -106,7 +110,7 @@ def test_attempts_to_connect_get_longer_only_when_used_up() -> None:
     limits = []
     for _ in range(6):
         limits.append(attempts.limit())
-        attempts.ended(attempts.limit())
+        attempts.record(attempts.limit())
     assert limits == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0]
-    attempts.ended(0.1)
+    attempts.record(0.1)
     assert attempts.limit() == 1.0, "answered, or refused at once: the server is not slow"
