@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# A stamp says which dependencies are installed; it is older than pyproject.toml when they changed.
+# Each stamp marks an installed set of dependencies. If pyproject.toml is newer, make installs the
+# set again.
 # `dev-all` includes `dev`, and `dev` includes `embedded`. Without `dev-all`, tests that need its packages
 # are skipped by name.
 RUN_STAMP := $(VENV)/.installed-run
@@ -12,11 +13,11 @@ DEV_STAMP := $(VENV)/.installed-dev
 ALL_STAMP := $(VENV)/.installed-all
 DOCS_STAMP := $(VENV)/.installed-docs
 DEMO_DIR := var/demo
-# Each process has a server of its own; most of them wait for events most of the time. One that has
-# nothing left takes over what another has not begun.
+# Each process has its own server, and mostly waits for events. With `--dist worksteal`, an idle
+# process takes tests from a busy one.
 PARALLEL ?= -n 6 --dist worksteal
-# What does not touch a server need not be run again on another one; nor do the tests that start
-# Spark: what they say to a server is tested without it in tests/integration.
+# Tests that use no server run once. So do tests that start Spark: tests/integration covers the
+# commands that they send to a server.
 SPARK := tests/spark tests/acceptance/test_spark.py
 SERVERLESS := $(addprefix --ignore=,$(SPARK) tests/acceptance/test_packaging.py)
 SERVER ?= valkey
@@ -24,10 +25,10 @@ SERVERS := redis7 redis62 redis82
 PARTS ?= $(if $(ACL),,tests/contract tests/faults) tests/integration tests/acceptance
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Compiled files are kept, whatever the environment says: without them each process of pytest rewrites
+# Keep .pyc files, even if PYTHONDONTWRITEBYTECODE is set. Without them, each pytest process rewrites
 # every test, and each daemon that a test starts compiles all of streamqd.
 export PYTHONDONTWRITEBYTECODE :=
-# Pytest compiles tests in a way of its own: in a clean clone, each of its processes would do that.
+# Pytest compiles tests itself. In a clean clone, each of its processes would do that.
 define COMPILE
 @$(BIN)/python -m compileall -q streamqd tests/support
 @ls tests/unit/__pycache__/*$$($(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')-pytest-* \
@@ -37,7 +38,7 @@ define COMPILE
 endef
 
 # Java for Spark: the tests are too short for the optimizing compiler, and their sessions load the same
-# classes. Java says nothing of an archive that it cannot use.
+# classes. Java silently ignores an archive that it cannot use.
 SPARK_CLASSES := .cache/spark-classes.jsa
 LIGHT_JAVA := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
 test-spark: export SPARK_LAUNCHER_OPTS := $(LIGHT_JAVA)
@@ -52,10 +53,10 @@ test-all test-slow test-spark: export STREAMQD_TEST_ALL := 1
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(RUN_STAMP) ## Show streamqd at work on 10,000 real log lines, then end
+run: $(RUN_STAMP) ## Run the demo on 10,000 log lines
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR)
 
-serve: $(RUN_STAMP) ## The same with the web console, and stay until Ctrl-C
+serve: $(RUN_STAMP) ## Run the demo with the web console until Ctrl-C
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR) --serve
 
 test: $(DEV_STAMP) ## Run what a change needs before a push, in 4 minutes (PYTEST_ARGS="-k lease" selects)
@@ -71,14 +72,14 @@ test-all: $(ALL_STAMP) ## Run every test, on every server and as the users of et
 	done; \
 	exit $$status
 
-test-slow: $(ALL_STAMP) # What `make test` leaves out on its server, but for Spark
+test-slow: $(ALL_STAMP) # Tests that `make test` leaves out, except those of Spark
 	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --slow $(addprefix --ignore=,$(SPARK)) $(PYTEST_ARGS)
 
-test-spark: $(ALL_STAMP) $(SPARK_CLASSES) ## Run what starts Spark: one session keeps both cores busy
+test-spark: $(ALL_STAMP) $(SPARK_CLASSES) ## Run the Spark tests
 	@status=0; for part in $(SPARK); do $(BIN)/pytest $$part $(PYTEST_ARGS) || status=1; done; exit $$status
 
-test-server: $(DEV_STAMP) ## Run what needs a server on SERVER=redis7|redis62|redis82|testcontainers (ACL=1, PARTS=)
+test-server: $(DEV_STAMP) ## Run the server tests on SERVER=redis7|redis62|redis82|testcontainers (ACL=1, PARTS=)
 	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --server $(SERVER) $(if $(ACL),--acl) $(PARTS) $(SERVERLESS) $(PYTEST_ARGS)
 
@@ -117,13 +118,13 @@ else
 	@echo "the site: file://$(CURDIR)/var/site/index.html"
 endif
 
-# What is not simply a module of tests/benchmarks.
+# Benchmarks that are not modules of tests/benchmarks.
 bench-survival := -m tests.benchmarks.peers.survival
 bench-page := -m tests.benchmarks.peers.page
 bench-growth-page := -m tests.benchmarks.growth --page
 bench-costs := -m pytest $(wildcard tests/integration/test_costs*.py)
 
-bench: $(ALL_STAMP) ## Measure: beside the peers, or NAME=quick|bounds|costs|growth|scale... (ARGS=--help)
+bench: $(ALL_STAMP) ## Run a benchmark: NAME=peers (default)|quick|bounds|costs|growth|scale... (ARGS=--help)
 	@$(if $(filter %page,$(NAME)),$(BIN)/python -m pip install --quiet --editable '.[bench]')
 	$(if $(filter costs,$(NAME)),COSTS=1) $(BIN)/python \
 		$(or $(bench-$(NAME)),-m tests.benchmarks.$(or $(NAME),peers)) $(ARGS)
@@ -145,13 +146,13 @@ verify: .cache/servers/redis62/redis-server
 endif
 VERIFY := mutants model model-full faults faults-page simulation audit
 
-verify: $(ALL_STAMP) ## Prove by other means: NAME=mutants|model|model-full|faults|simulation|audit (ARGS=)
+verify: $(ALL_STAMP) ## Run NAME=mutants|model|model-full|faults|simulation|audit (ARGS=)
 	@$(if $(filter $(NAME),$(VERIFY)),,echo "NAME is one of: $(VERIFY)" >&2; exit 2)
 	$(BIN)/python $(verify-$(NAME)) $(ARGS)
 
 lock: $(DEV_STAMP) ## Write etc/requirements.lock: the newest allowed dependencies, by hash
 	$(BIN)/python -m pip install --quiet pip-tools
-	printf '# %s\n' 'What the daemon needs, by hash: pip install --require-hashes -r etc/requirements.lock' \
+	printf '# %s\n' 'Dependencies of the daemon, pinned by hash: pip install --require-hashes -r etc/requirements.lock' \
 		'Written by make lock.' > etc/requirements.lock
 	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --no-header --no-annotate --strip-extras \
 		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file - pyproject.toml \
@@ -161,7 +162,7 @@ build: $(DEV_STAMP) ## Build the sdist and the wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
-clean: ## Remove build output, caches and the virtual environment, the virtual environment too
+clean: ## Remove build output, caches and the virtual environment
 	rm -rf $(VENV) .cache var dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -171,7 +172,7 @@ clean: ## Remove build output, caches and the virtual environment, the virtual e
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "streamqd needs Python 3.11 or newer, and '$(PYTHON)' is" \
-			"$$($(PYTHON) --version 2>/dev/null || echo missing). Name another:" \
+			"$$($(PYTHON) --version 2>/dev/null || echo missing). Set PYTHON:" \
 			"make PYTHON=python3.12" >&2; \
 		exit 1; }
 	@echo "Setting up $(VENV) (once) ..."
@@ -195,7 +196,7 @@ $(DOCS_STAMP): pyproject.toml $(ALL_STAMP)
 	@$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
-# Without Java, each test says so.
+# Without Java, the Spark tests are skipped.
 $(SPARK_CLASSES): $(ALL_STAMP)
 	@mkdir -p $(@D)
 	@SPARK_SUBMIT_OPTS="$(LIGHT_JAVA)" $(BIN)/python -m tests.support.spark_classes $@ >$@.log 2>&1 || true

@@ -44,7 +44,7 @@ DESCRIPTORS = 65_536
 
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
 
-SLOW_SECONDS = 2.0  # import time after which the command or the log reports a slow import
+SLOW_IMPORT_SECONDS = 2.0  # import time after which the command or the log reports a slow import
 CORPSE_SECONDS = 5.0  # time that the children of a killed supervisor may take to exit
 
 
@@ -66,7 +66,7 @@ def prepare(
     """Import the handler modules in a probe child and merge the consumers that they declare.
 
     `only` selects consumers by TOPIC/GROUP. An empty set selects all. `slow` is called with one
-    sentence when the import takes longer than SLOW_SECONDS. Without `slow`, this sentence is
+    sentence when the import takes longer than SLOW_IMPORT_SECONDS. Without `slow`, this sentence is
     logged.
     """
     began = time.monotonic()
@@ -74,7 +74,7 @@ def prepare(
 
     def poll() -> bool:
         nonlocal on_slow
-        if on_slow is not None and time.monotonic() - began > SLOW_SECONDS:
+        if on_slow is not None and time.monotonic() - began > SLOW_IMPORT_SECONDS:
             on_slow(
                 f"importing {', '.join(sorted(_modules(settings)))} (limit: daemon.boot_timeout,"
                 f" {settings.daemon.boot_timeout:g} s)"

@@ -27,7 +27,7 @@ from streamqd.store.directives import Directive, DirectiveChange, Scope
 from streamqd.store.members import Heartbeat
 from streamqd.words import lasting, plural
 
-LOOK_SECONDS = 0.2
+POLL_INTERVAL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +411,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
             raise _alive(instance, (now - moved) / 1000)
         if time.monotonic() >= deadline:
             break
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_INTERVAL_SECONDS)
         state = published.fleet_state(fleet)
         heartbeat = _member(fleet, state, instance)
         if (heartbeat.heartbeat_unix_ms, heartbeat.info.get("nonce")) != (moved, nonce):

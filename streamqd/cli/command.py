@@ -22,7 +22,7 @@ from streamqd.cli.session import Session, pass_session
 from streamqd.errors import StreamqdError
 
 EXIT_WAITING = 1
-LOOK_SECONDS = 0.2
+POLL_INTERVAL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def wait_until_applied(missing: Callable[[], list[str]], timeout: float) -> list
     """Poll `missing` until it is empty, `timeout` seconds at most. Return its last value."""
     deadline = time.monotonic() + timeout
     while (waiting := missing()) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_INTERVAL_SECONDS)
     return waiting
 
 

@@ -160,8 +160,8 @@ class Consumer:
     )
     rate_burst: int | None = setting(
         None,
-        "Runs that can start back to back after an idle period, and the largest batch. none: 20"
-        " ms worth of rate, at least 1. For a batch handler: the batch size.",
+        "Runs that can start back to back after an idle period, and the largest batch. none: the"
+        " runs of 20 ms, at least 1. For a batch handler: the batch size.",
         min=1,
         max=1_000_000,
     )

@@ -34,15 +34,15 @@ class Pipeline:
     )
     times: tuple[str, ...] = setting(
         (),
-        "Form of the times of a timestamp or date column of the schema: the column, and seconds,"
-        ' milliseconds or microseconds since 1970, or a pattern of Spark, as in ["at milliseconds",'
-        ' "day dd/MM/yyyy"]. Other columns: ISO 8601, or seconds.',
+        'Format of timestamp and date columns of the schema, as "COLUMN FORMAT": seconds,'
+        " milliseconds or microseconds since 1970, or a Spark pattern. For example:"
+        ' ["at milliseconds", "day dd/MM/yyyy"]. Other columns: ISO 8601, or seconds.',
         shape=_TIME,
     )
     extra: tuple[str, ...] = setting(
         (),
-        "More columns of that table: entry_key is the key of the entry, entry_headers has its"
-        " headers, and _rescued has the fields of the payload that are no columns, as JSON.",
+        "More columns of that table: entry_key is the key of the entry, entry_headers contains its"
+        " headers, and _rescued contains payload fields that have no column, as JSON.",
         shape=_EXTRA,
     )
     codec: str = setting(

@@ -33,7 +33,8 @@ Lines with # and a space are comments. Lines with # and no space are settings at
 change a setting, remove the #.
 
 Durations are seconds, or strings such as "1m30s" or "500ms". Sizes are bytes, or strings such as
-"64MiB" (powers of 1024) or "4MB" (powers of 1000). "none" disables an optional setting.
+"64MiB" (powers of 1024) or "4MB" (powers of 1000). To disable an optional setting, set it to
+"none", or to 0 or "" where its comment says so.
 
 The command line overrides the environment, which overrides the file. The variable
 STREAMQ_DAEMON__LEASE_TTL sets daemon.lease_ttl. An unknown name is an error."""

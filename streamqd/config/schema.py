@@ -59,14 +59,14 @@ _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """Where the data is."""
+    """The connection to Redis."""
 
     url: str = setting(
         "embedded:",
         'Address of Redis. "embedded:" starts a server in state_dir. Other forms are'
         ' "redis://host:6379/0", "rediss://host:6379/0" (TLS), "unix:///path/redis.sock?db=0",'
         ' "redis+sentinel://host:26379,host:26379/mymaster/0" and'
-        ' "redis+cluster://host:7000,host:7001" (some of its nodes), and "rediss+…" with TLS. A'
+        ' "redis+cluster://host:7000,host:7001" (one or more nodes), and "rediss+…" with TLS. A'
         " password in the URL is accepted only if only the owner may read this file.",
         secret=True,
     )
@@ -113,7 +113,7 @@ class Redis:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """This instance: its name, its processes, its share of the work."""
+    """The instance and its worker processes."""
 
     instance: str = field(
         default_factory=socket.gethostname,
@@ -203,7 +203,8 @@ class Daemon:
     crash_loop: int = setting(
         5,
         "Crashes in a row after which the partition is released, and not started again here for"
-        " crash_cooldown. A crash during a message counts as 1 / (max_crashes + 1).",
+        " crash_cooldown. A crash while a message runs counts as 1 / (max_crashes + 1), so that one"
+        " bad message does not pause the partition.",
         min=1,
         max=1_000,
     )

@@ -25,10 +25,9 @@ from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
 from streamqd.housekeeper.history import MINUTE, HistoryWriter
 from streamqd.housekeeper.isolation import TaskIsolation
-from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
-from streamqd.housekeeper.listener import Listener
+from streamqd.housekeeper.listener import LISTENER_INTERVAL_SECONDS, Listener
 from streamqd.housekeeper.outboxes import measure_outboxes
-from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
+from streamqd.housekeeper.promoter import HINT_INTERVAL_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.scheduler import MOVES_SECONDS, RECONCILE_SECONDS, Scheduler
 from streamqd.housekeeper.script_loader import ScriptLoader
@@ -135,7 +134,7 @@ class Housekeeper:
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
-            Task("listen", LISTEN_SECONDS, lambda: listener.run(view.owned())),
+            Task("listen", LISTENER_INTERVAL_SECONDS, lambda: listener.run(view.owned())),
             # These tasks return when they are due again, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_scheduled", 2.0, promote_scheduled),
@@ -156,7 +155,7 @@ class Housekeeper:
         if self._history is not None:
             yield Task("history", MINUTE, self._history.run)
         if self._killed_runs is not None:
-            yield Task("export_spans", killed.LOOK_SECONDS, self._killed_runs.run)
+            yield Task("export_spans", killed.CHECK_INTERVAL_SECONDS, self._killed_runs.run)
         names, bad = [each.name for each in self._settings.outboxes], logs.bad_values()
         if names:
             yield Task(
@@ -211,7 +210,7 @@ class Housekeeper:
 
     def _round(self) -> None:
         if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._look_at = time.monotonic() + HINT_INTERVAL_SECONDS
             self._look()
             self._isolation.observe()
         for task in self._tasks:

@@ -16,7 +16,7 @@ from streamqd.store.store import Store
 
 MINUTE = 60.0
 MINUTE_MS = 60_000
-LOOK_SECONDS = 3.0  # interval in which the messages written to the partitions are counted
+COUNT_INTERVAL_SECONDS = 3.0  # seconds between two counts of the messages that were written
 _COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "added"}
 
 
@@ -63,7 +63,7 @@ class HistoryWriter:
             if self._minute:
                 self.write()
             self._minute = now // MINUTE_MS
-        return min(LOOK_SECONDS, MINUTE - now % MINUTE_MS / 1000)
+        return min(COUNT_INTERVAL_SECONDS, MINUTE - now % MINUTE_MS / 1000)
 
     def write(self) -> None:
         """Write the entry for the time since the last one. After an error, the next one covers it.

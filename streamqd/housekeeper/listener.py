@@ -18,7 +18,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
-LOOK_SECONDS = 0.5  # interval of the checks
+LISTENER_INTERVAL_SECONDS = 0.5  # seconds between two checks
 SURE_SECONDS = 0.25  # time in which a worker should receive an entry
 STREAMS_MAX = 128  # streams of one command, which takes Redis about a microsecond for each
 

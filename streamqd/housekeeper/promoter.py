@@ -27,7 +27,7 @@ PAGE = 32  # entries moved by one script, in less than 0.5 ms
 ROUNDS_MAX = 64  # scripts for one target in one turn
 POLL_SECONDS = 1.0  # age limit of the next due time at a target with waiting messages
 LIVELY_SECONDS = 60.0  # time after its last waiting message for which a target counts as active
-LOOK_SECONDS = 0.2  # between two reads of the workers' hints, and two checks of all targets
+HINT_INTERVAL_SECONDS = 0.2  # seconds between two reads of the workers' hints
 
 Target = TypeVar("Target", bound=Hashable)
 P = ParamSpec("P")
@@ -55,7 +55,7 @@ class Promoter(Generic[Target]):
         call: Callable[[Target], Call],
         measured: Callable[[Target], int | None],
         moved: Callable[[Target, int], None],
-        look: float = LOOK_SECONDS,
+        look: float = HINT_INTERVAL_SECONDS,
         isolate: Isolate[Target] = directly,
     ) -> None:
         """`measured` returns the next due time in the view's figures. Checks are `look` s apart."""

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from streamqd.model import Unit
-from streamqd.policy import leveling
-from streamqd.policy.leveling import Part
+from streamqd.policy import balancing
+from streamqd.policy.balancing import Part
 
 Pair = tuple[str, str]  # (topic, group)
 
@@ -90,7 +90,7 @@ def _assign_part(
         free=list(map(len, free)),
         fixed=[member.elsewhere for member in members],
     )
-    wants = zip(*leveling.level(part), strict=True)  # by column, too
+    wants = zip(*balancing.balance(part), strict=True)  # by column, too
     wanted: dict[Unit, str] = {}
     for by_row, want, loose in zip(kept, wants, free, strict=True):
         for row, dealt in _deal(by_row, want, loose):

@@ -33,7 +33,8 @@ from streamqd.store.schedules import (
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-LOOK_SECONDS = 1.0  # between two reads of the places, and two checks of an idle place
+# Seconds between two reads of the places, and between two checks of an idle place.
+PLACES_INTERVAL_SECONDS = 1.0
 STAGGER_MS = 300  # milliseconds by which instances that do not own a partition fire later
 PAGE = 128  # schedules of one page
 BYTES_MAX = 256 << 10  # message bytes in one call, exceeded by at most one message
@@ -87,7 +88,7 @@ class Firer:
         """Fire due schedules for one turn. Return the seconds until the next turn."""
         begun = time.monotonic()
         if begun >= self._look_at or not self._places:
-            self._look_at = begun + LOOK_SECONDS
+            self._look_at = begun + PLACES_INTERVAL_SECONDS
             self._places = calls.places(self._store)
             self._ask_at = {each: self._ask_at.get(each, 0.0) for each in self._places}
             self._ahead = {each: self._ahead.get(each, (0, 0)) for each in self._places}
@@ -124,8 +125,8 @@ class Firer:
         later = [row.due_unix_ms for row in page.rows[len(rows) :]] + fired
         if page.following_unix_ms is not None:
             later.append(page.following_unix_ms)
-        wait = (min(later) + behind - page.now_unix_ms) / 1000 if later else LOOK_SECONDS
-        return min(LOOK_SECONDS, max(0.0, wait))
+        wait = (min(later) + behind - page.now_unix_ms) / 1000 if later else PLACES_INTERVAL_SECONDS
+        return min(PLACES_INTERVAL_SECONDS, max(0.0, wait))
 
     def _fire(
         self, place: TopicPartition, rows: Sequence[DueSchedule], now: int
@@ -269,8 +270,8 @@ class Firer:
         )
 
     def _count(self, topic: str) -> int:
-        read_at, count = self._counts.get(topic, (-LOOK_SECONDS, 0))
-        if time.monotonic() - read_at >= LOOK_SECONDS:
+        read_at, count = self._counts.get(topic, (-PLACES_INTERVAL_SECONDS, 0))
+        if time.monotonic() - read_at >= PLACES_INTERVAL_SECONDS:
             count = topics.partition_count(self._store, topic) or 0
             self._counts[topic] = time.monotonic(), count
         return count

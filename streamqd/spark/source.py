@@ -291,7 +291,7 @@ class FilteringReader(TopicReader):
         return self.narrowing.take(filters)
 
 
-LOOK_SECONDS = 60.0  # seconds after which an archive that is read is opened again
+REOPEN_INTERVAL_SECONDS = 60.0  # seconds until an archive is opened again
 SHOW_SECONDS = 10.0  # seconds between two reports of a waiting query
 _NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read in full
 
@@ -427,7 +427,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         new = [p for p in places if p[0] not in self._topics and not begun.get(p, _NEW).passed]
         if new:
             self._look(backfill, new)
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if time.monotonic() - self._looked_at < REOPEN_INTERVAL_SECONDS:
             return
         late = [place for place in places if _later(begun, self._archived_to, place)]
         try:

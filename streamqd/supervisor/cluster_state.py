@@ -26,7 +26,7 @@ from streamqd.store import leases, topics
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 
-LOOK_SECONDS = 2.0  # interval of the reads of the topics' entries
+TOPICS_INTERVAL_SECONDS = 2.0  # seconds between two reads of the topics' entries
 
 # Runs the same number of commands for each unit, in order. Each reply of a silent node is replaced
 # by its error.
@@ -102,7 +102,7 @@ class TopicPresence:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._looked_at = -LOOK_SECONDS
+        self._looked_at = -TOPICS_INTERVAL_SECONDS
         self._lost = logs.Once("topic.lost", logging.WARNING)
         self._bad = logs.bad_values()
 
@@ -114,11 +114,11 @@ class TopicPresence:
     ) -> bool:
         """Return True if a topic should be registered again. Raises the errors of `ask`.
 
-        Reads at most every `LOOK_SECONDS`. `served` are the topics whose partitions this instance
-        knows.
+        Reads at most every `TOPICS_INTERVAL_SECONDS`. `served` are the topics whose partitions this
+        instance knows.
         """
         now = time.monotonic()
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._looked_at < TOPICS_INTERVAL_SECONDS:
             return False
         self._looked_at = now
         lost: list[str] = []

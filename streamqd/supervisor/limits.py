@@ -27,7 +27,7 @@ from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 from streamqd.supervisor.running_worker import RunningWorker
 
 MEASURE_SECONDS = 2.0
-LOOK_SECONDS = 0.25  # longest time until an exceeded limit is noticed
+CHECK_INTERVAL_SECONDS = 0.25  # seconds until an exceeded limit is noticed, at most
 # Longer than any wait of a worker between two messages: a long poll and a reply.
 STALLED_SECONDS = 30.0
 DEAF_SECONDS = 1.0  # time for a worker to exit after it closed its control socket
@@ -207,7 +207,11 @@ class Limits:
             return [], now + MEASURE_SECONDS
         if not running:
             # A run may start at any moment, so check again before its limit can pass.
-            return [], now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
+            return [], now + min(
+                soft or CHECK_INTERVAL_SECONDS,
+                hard or CHECK_INTERVAL_SECONDS,
+                CHECK_INTERVAL_SECONDS,
+            )
         # Runs are numbered as they start, so the lowest number is the oldest run.
         elapsed = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
         oldest = min(elapsed)
@@ -229,7 +233,7 @@ class Limits:
             for seconds in elapsed.values()
             if limit and limit > seconds
         ]
-        return actions, now + max(0.01, min(remaining, default=LOOK_SECONDS))
+        return actions, now + max(0.01, min(remaining, default=CHECK_INTERVAL_SECONDS))
 
     # --- frozen time ---
 

@@ -25,7 +25,7 @@ from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
 from streamqd.supervisor.partition import AssignmentState
 
 MESSAGES_MAX = 8  # running messages in one event
-STACK_LOOK_SECONDS = 0.02  # interval of the checks for a requested stack
+STACK_POLL_SECONDS = 0.02  # interval of the checks for a requested stack
 STACK_SECONDS = 0.3  # time limit for a stack
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -99,10 +99,10 @@ class LoopWatch:
         if not silence.asked_at:
             silence.asked_at = now
             child.ask_stack(partition.slot.loop_thread)
-            return now + STACK_LOOK_SECONDS
+            return now + STACK_POLL_SECONDS
         stack = child.poll_stack()
         if not stack and now - silence.asked_at < STACK_SECONDS:
-            return now + STACK_LOOK_SECONDS
+            return now + STACK_POLL_SECONDS
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
         if frame is None and not silence.unexplained:

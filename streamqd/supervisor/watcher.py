@@ -1,8 +1,8 @@
 """`--reload`: a child watches the files of the user's code and reports changes.
 
-It compares the time, size and inode of each file every `LOOK_SECONDS`, which works on every file
-system and through symbolic links. It imports nothing: the probe of each reload reports the
-directories of the code. The supervisor then reloads as after SIGHUP.
+It compares the time, size and inode of each file every `SCAN_INTERVAL_SECONDS`, which works on
+every file system and through symbolic links. It imports nothing: the probe of each reload reports
+the directories of the code. The supervisor then reloads as after SIGHUP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from streamqd import logs, process
 from streamqd.process import Child
 
-LOOK_SECONDS = 0.1
+SCAN_INTERVAL_SECONDS = 0.1
 RESTART_SECONDS = 1.0
 WORD_BYTES_MAX = 65_536
 
@@ -166,7 +166,7 @@ class Watcher:
 
 def _serve(edits: Edits, control: socket.socket) -> int:
     while True:
-        if process.wait_readable([control.fileno()], LOOK_SECONDS):
+        if process.wait_readable([control.fileno()], SCAN_INTERVAL_SECONDS):
             word = control.recv(WORD_BYTES_MAX)
             if not word:
                 return 0  # the supervisor has exited

@@ -20,7 +20,7 @@ from streamqd.config import Settings
 from streamqd.telemetry import run_file
 
 WORD = b"exited "  # the start of the supervisor's message
-LOOK_SECONDS = 5.0
+CHECK_INTERVAL_SECONDS = 5.0
 HOWS_MAX = 1024  # exits of processes whose file was not seen yet
 KEPT_SECONDS = 3600.0  # lifetime of a file while the collector does not answer
 UNKNOWN = "process_lost"  # error.type of a run whose process has exited in an unknown way

@@ -39,7 +39,7 @@ def schedules_of_an_instance(context: ScenarioContext) -> None:
 
     stream = keys.stream(UNIT.topic, number)
     finisher = MoveFinisher(shaky)
-    with mock.patch.multiple(firing, LOOK_SECONDS=0.0, STAGGER_MS=0):
+    with mock.patch.multiple(firing, PLACES_INTERVAL_SECONDS=0.0, STAGGER_MS=0):
         for _ in range(ROUNDS):
             until_done(finisher.run)
             until_done(Firer(shaky, set, lambda _outcome: None).turn)

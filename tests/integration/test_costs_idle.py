@@ -184,7 +184,7 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A shorter value causes needless requests to partitions with delayed messages, a longer delays.
-    assert 0.05 <= promoter.LOOK_SECONDS <= 1.0
+    assert 0.05 <= promoter.HINT_INTERVAL_SECONDS <= 1.0
     assert 0.5 <= promoter.POLL_SECONDS <= 5.0
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
     # Each turn looks, as if it were due.

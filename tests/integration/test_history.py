@@ -8,7 +8,7 @@ import time
 import pytest
 
 from streamqd.config import Consumer, Daemon, Settings
-from streamqd.housekeeper.history import LOOK_SECONDS, HistoryWriter
+from streamqd.housekeeper.history import COUNT_INTERVAL_SECONDS, HistoryWriter
 from streamqd.isolate import directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
@@ -159,12 +159,12 @@ def test_entry_of_an_older_version_has_unknown_delays(store: Store) -> None:
 
 def test_history_entry_is_written_after_each_server_minute(store: Store, view: MetricsView) -> None:
     writer = writer_of(store, view)
-    assert writer.run() == LOOK_SECONDS
+    assert writer.run() == COUNT_INTERVAL_SECONDS
     at(view, NOW + 29_000)
     assert 0 < writer.run() <= 1
     assert entries(store) == []
     at(view, NOW + 30_500)
-    assert writer.run() == LOOK_SECONDS
+    assert writer.run() == COUNT_INTERVAL_SECONDS
     [entry] = entries(store)
     assert entry.instance == "web-1"
     assert entry.until_unix_ms // 60_000 == NOW // 60_000 + 1

@@ -107,7 +107,7 @@ def test_promoter_follows_a_hint_before_its_poll(
     (place,) = harness.pending("1-0")
     harness.own("t1")
     retries = retry_promoter(harness.store, view)
-    assert 0.0 < retries.run({UNIT: 0}) <= promoter.LOOK_SECONDS
+    assert 0.0 < retries.run({UNIT: 0}) <= promoter.HINT_INTERVAL_SECONDS
     due = set_aside(harness, place, 0.0)
 
     wait_until(lambda: view.now_unix_ms() > due + 50)
@@ -126,7 +126,7 @@ def test_promoter_moves_a_retry_at_its_due_time(
     harness.own("t1")
     due = set_aside(harness, place, 0.15)
     retries = retry_promoter(harness.store, view)
-    assert 0.01 <= retries.run({UNIT: 0}) < promoter.LOOK_SECONDS
+    assert 0.01 <= retries.run({UNIT: 0}) < promoter.HINT_INTERVAL_SECONDS
     wait_until(lambda: retries.run({UNIT: 0}) and harness.state()["retry"].entries)
     (moved,) = harness.state()["retry"].entries
     assert 0 <= int(moved.partition("-")[0]) - due < 500

@@ -28,7 +28,7 @@ TOPIC = "reports"
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every turn check all places immediately."""
-    monkeypatch.setattr(firing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(firing, "PLACES_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(firing, "STAGGER_MS", 0)
 
 

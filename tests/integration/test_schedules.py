@@ -43,7 +43,7 @@ def store(link: Connection, keys: Keys) -> Store:
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every turn check all places immediately."""
-    monkeypatch.setattr(firing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(firing, "PLACES_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(firing, "STAGGER_MS", 0)
 
 

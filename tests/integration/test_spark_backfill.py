@@ -435,7 +435,7 @@ def test_stream_that_has_left_the_archive_needs_only_redis(
     end = reader.latestOffset(BEGIN, ALL)
     assert rows(reader, BEGIN, end)
     shop.fill(0, 101, 120)
-    monkeypatch.setattr(source, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(source, "REOPEN_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(Backfill, "look", away)
     last = reader.latestOffset(end, ALL)
     found = [batch for each in reader.partitions(end, last) for batch in reader.read(each)]
@@ -457,7 +457,7 @@ def test_stream_in_the_archive_continues_with_its_last_look(
     shop.archive()
     reader = shop.reader()
     start = reader.latestOffset(BEGIN, streaming.ReadMaxRows(30))
-    monkeypatch.setattr(source, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(source, "REOPEN_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(Backfill, "look", away)
     assert flat(to_the_end(reader, start, streaming.ReadMaxRows(30))) == numbered(0, 31, 100)
     assert "the object store does not answer. Continuing with the archive" in caplog.text

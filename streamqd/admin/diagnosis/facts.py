@@ -322,7 +322,7 @@ class DiagnosisFacts:
 PINGS = 5  # number of pings, whose median is the round-trip time
 SLOW_MAX = 128  # entries of the slow log
 SYNC_SECONDS = 1.0  # longest observation of a sync of the server's file
-SYNC_LOOK_SECONDS = 0.01
+SYNC_POLL_SECONDS = 0.01
 DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
@@ -366,7 +366,7 @@ def _syncing(reader: ViewReader, begun: float) -> float:
         (raw,) = reader.ask([("INFO", "persistence")])
         if not _syncs(_info(raw or b"")):
             break
-        time.sleep(SYNC_LOOK_SECONDS)
+        time.sleep(SYNC_POLL_SECONDS)
     return seconds
 
 

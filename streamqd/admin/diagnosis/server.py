@@ -67,7 +67,7 @@ SKEW_SECONDS = 2.0
 IDLE_SECONDS = 60  # no daemon, producer or pool leaves a connection idle for longer
 SLOW_MS = 100.0  # run time of a slow command, during which no other client is served
 SYNC_MS = 100  # shortest slow sync of the append-only file
-SLOW_SECONDS = 86_400  # older slow commands are ignored
+SLOW_COMMAND_SECONDS = 86_400  # older slow commands are ignored
 
 
 def _set(setting: str) -> str:
@@ -326,7 +326,7 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("server.slow-commands", Severity.WARNING, Need.SERVER)
 def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The slow log of the last day has commands of at least 100 ms on streamqd's keys."""
-    since = facts.now_unix_ms / 1000 - SLOW_SECONDS
+    since = facts.now_unix_ms / 1000 - SLOW_COMMAND_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since
     ]

@@ -16,7 +16,7 @@ from streamqd.examples.demo.stage import DemoConsole, DemoDaemon, DemoFailed, Fo
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
 CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in order
-LOOK_SECONDS = 0.05
+POLL_INTERVAL_SECONDS = 0.05
 SETTLE_SECONDS = 0.3  # time without new counts before the demonstration queries Redis
 STALL_SECONDS = 60.0
 
@@ -88,7 +88,7 @@ def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]
                 )
             elif fed and now - last_change > SETTLE_SECONDS and tally.is_settled():
                 break
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_INTERVAL_SECONDS)
     finally:
         if produce.poll() is None:
             produce.terminate()

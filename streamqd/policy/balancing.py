@@ -44,20 +44,20 @@ class Part:
         self.loads[row] += by
 
 
-def level(part: Part) -> Table:
+def balance(part: Part) -> Table:
     """Return counts by row and column, balanced as `assignment` describes."""
     columns = len(part.free)
     if all(len(offered) == columns for offered in part.offers) and not any(part.fixed):
-        _level_complete(part)
+        _balance_complete(part)
     else:
-        _level_partial(part)
+        _balance_partial(part)
     return part.held
 
 
 # --- every row offers every column ------------------------------------------------------------
 
 
-def _level_complete(part: Part) -> None:
+def _balance_complete(part: Part) -> None:
     total = sum(part.loads) + sum(part.free)
     wanted = shares(part.weights, part.caps, part.loads, total)
     for row, want in enumerate(wanted):
@@ -159,15 +159,15 @@ def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> Non
 # of small integers compare exactly as floats: equal ones are equal.
 
 
-def _spares(part: Part, row: int) -> float:
+def _saving(part: Part, row: int) -> float:
     return (2 * part.loads[row] - 1) / part.weights[row]
 
 
-def _pays(part: Part, row: int) -> float:
+def _cost(part: Part, row: int) -> float:
     return (2 * part.loads[row] + 1) / part.weights[row]
 
 
-def _level_partial(part: Part) -> None:
+def _balance_partial(part: Part) -> None:
     offerers: Table = [[] for _ in part.free]
     for row, offered in enumerate(part.offers):
         cap = part.caps[row]
@@ -181,26 +181,26 @@ def _level_partial(part: Part) -> None:
     for column in range(len(part.free)):
         while part.free[column] and _make_room(part, column, offerers):
             part.free[column] -= 1
-    if not _even(part):
+    if not _is_even(part):
         _move_directly(part, offerers)
-    while not _even(part) and _move_along_chain(part, offerers):
+    while not _is_even(part) and _move_along_chain(part, offerers):
         pass
 
 
-def _even(part: Part) -> bool:
+def _is_even(part: Part) -> bool:
     """Return True if no move at all would be an improvement, regardless of offers."""
     rows = range(len(part.loads))
-    spared = max(
-        (_spares(part, row) for row in rows if part.loads[row] > part.fixed[row]), default=0
+    saved = max(
+        (_saving(part, row) for row in rows if part.loads[row] > part.fixed[row]), default=0
     )
-    return all(_pays(part, row) >= spared or part.full(row) for row in rows)
+    return all(_cost(part, row) >= saved or part.full(row) for row in rows)
 
 
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
     """Deal free units of a column to the least loaded rows, the fewest in the column first."""
 
     def key(row: int) -> tuple[float, float, int]:
-        return _pays(part, row), part.held[row][column] / part.weights[row], row
+        return _cost(part, row), part.held[row][column] / part.weights[row], row
 
     queue = [key(row) for row in offerers if not part.full(row)]
     heapq.heapify(queue)
@@ -249,22 +249,22 @@ def _move_directly(part: Part, offerers: Table) -> None:
     other row exceeds, so it takes no unit later. Prices therefore only rise, and a queue holds each
     taker once, with a price that is corrected when it is read.
     """
-    prices = [_pays(part, row) for row in range(len(part.loads))]
+    prices = [_cost(part, row) for row in range(len(part.loads))]
     takers = [[(prices[row], row) for row in rows if not part.full(row)] for rows in offerers]
     for queue in takers:
         heapq.heapify(queue)
-    givers = [(-_spares(part, row), row) for row in range(len(part.loads))]
+    givers = [(-_saving(part, row), row) for row in range(len(part.loads))]
     heapq.heapify(givers)
     floor = min((queue[0][0] for queue in takers if queue), default=math.inf)
     while givers and -givers[0][0] > floor:
-        spared, giver = heapq.heappop(givers)
-        if -spared != _spares(part, giver):
+        saved, giver = heapq.heappop(givers)
+        if -saved != _saving(part, giver):
             continue  # its load has changed since
         best: tuple[float, float, int, int] | None = None
         held, weight = part.held[giver], part.weights[giver]
         for column in part.offers[giver]:
             taker = _cheapest(part, takers[column], prices) if held[column] else None
-            if taker is None or prices[taker] >= -spared or (best and prices[taker] > best[0]):
+            if taker is None or prices[taker] >= -saved or (best and prices[taker] > best[0]):
                 continue
             thinness = part.held[taker][column] / part.weights[taker]
             candidate = (prices[taker], thinness - held[column] / weight, column, taker)
@@ -275,8 +275,8 @@ def _move_directly(part: Part, offerers: Table) -> None:
         part.shift(giver, column, -1)
         part.shift(taker, column, 1)
         for row in (giver, taker):
-            prices[row] = _pays(part, row)
-            heapq.heappush(givers, (-_spares(part, row), row))
+            prices[row] = _cost(part, row)
+            heapq.heappush(givers, (-_saving(part, row), row))
 
 
 def _cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
@@ -303,7 +303,7 @@ def _move_along_chain(part: Part, offerers: Table) -> bool:
     ]
     seen_rows: set[int] = set()
     seen_columns: set[int] = set()
-    for taker in sorted(range(len(part.loads)), key=lambda row: (_pays(part, row), row)):
+    for taker in sorted(range(len(part.loads)), key=lambda row: (_cost(part, row), row)):
         if taker in seen_rows or part.full(taker):
             continue
         seen_rows.add(taker)
@@ -321,9 +321,9 @@ def _move_along_chain(part: Part, offerers: Table) -> bool:
                         seen_rows.add(holder)
                         next_of[holder] = (column, row)
                         todo.append(holder)
-                        if best is None or _spares(part, holder) > _spares(part, best):
+                        if best is None or _saving(part, holder) > _saving(part, best):
                             best = holder
-        if best is not None and _spares(part, best) > _pays(part, taker):
+        if best is not None and _saving(part, best) > _cost(part, taker):
             row = best
             while row != taker:
                 column, following = next_of[row]
