@@ -301,10 +301,10 @@ def cli() -> str:
         "Command line",
         "streamqd/cli",
         """
-Global options come before the command. Every command that prints a result accepts `--json`, and
-every command accepts `--help`. [Exit codes](exit-codes.md) lists their meaning. A short option has
-the same meaning in every command: `-n` is `--limit`, `-p` is `--partition`, `-g` is `--group`, and
-`-k` is `--key`.
+Global options come before the command. Only `--config` can also follow it. Every command that
+prints a result accepts `--json`, and every command accepts `--help`. [Exit codes](exit-codes.md)
+lists their meaning. A short option has the same meaning in every command: `-n` is `--limit`, `-p`
+is `--partition`, `-g` is `--group`, and `-k` is `--key`.
 
 Output on a terminal has colors. `NO_COLOR`, `TERM=dumb` and `--no-color` disable them. `--color`
 overrides `NO_COLOR`. Pipes and JSON never have colors.

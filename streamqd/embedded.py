@@ -266,10 +266,12 @@ class EmbeddedServer:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             above, own = self.state_dir.stat(), self.folder.lstat()
             if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-                raise ConfigError([f"daemon.state_dir: any user may write to {self.state_dir}"])
+                raise ConfigError(
+                    [f"daemon.state_dir: {self.state_dir} is writable by any user; run chmod o-w"]
+                )
             if own.st_uid != os.geteuid() or not stat.S_ISDIR(own.st_mode):
                 raise ConfigError(
-                    [f"daemon.state_dir: {self.folder} is not a directory of this user"]
+                    [f"daemon.state_dir: {self.folder} is not owned by this user; run chown"]
                 )
             self.folder.chmod(0o700)
         except OSError as error:

@@ -381,7 +381,7 @@ class WorkerSlot:
         if unit is None or token == next_token == bytes(_TOKEN_BYTES):
             return None
         if found != self._lease_sum(token, next_token, epoch):
-            raise ValueError("its tokens do not match their checksum")
+            raise ValueError("token checksum mismatch")
         texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, next_token)]
         return RecordedLease(Lease(unit, texts[0], epoch), texts[1])
 
@@ -501,7 +501,7 @@ class WorkerSlot:
         ValueError if the batch is torn.
         """
         if self.in_flight > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
-            raise ValueError("its batch is longer than a slot")
+            raise ValueError("batch is longer than a slot")
         batch = self.batch()
         for place in (*batch.done, *batch.running):
             if not _PLACE.fullmatch(place):

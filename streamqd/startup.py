@@ -185,7 +185,7 @@ def _unusable_outboxes(settings: Settings) -> list[str]:
         driver = _DRIVERS.get("" if fault else outbox.dialect())
         if driver and importlib.util.find_spec(driver) is None:
             fault = (
-                f"database of the outbox {outbox.name}: it needs the package {driver}; run"
+                f"database of outbox {outbox.name}: it needs the package {driver}; run"
                 f" {extras.hint('outbox')}"
             )
         found += [fault] if fault else []

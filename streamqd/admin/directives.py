@@ -285,12 +285,12 @@ def living(state: FleetState, instance: str) -> MemberView:
     if instance in state.silent:
         seconds = state.silent[instance] / 1000
         raise Refused(
-            f"the instance {instance} has been silent for {seconds:.0f} s; start it, or run"
+            f"instance {instance} has been silent for {seconds:.0f} s; start it, or run"
             f" `streamqd forget {instance}`"
         )
     near = difflib.get_close_matches(instance, state.live, n=1)
     there = ", ".join(sorted(state.live)) or "none"
-    hint = f"did you mean {near[0]}?" if near else f"its instances are: {there}"
+    hint = f"did you mean {near[0]}?" if near else f"live instances: {there}"
     raise Refused(f"instance {instance} is not in this fleet; {hint}")
 
 
@@ -422,8 +422,8 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     lives = [held.ttl for held in last if held.ttl]
     if lives:
         raise Refused(
-            f"{instance} still owns {plural(len(lives), 'partition')}; its leases expire within"
-            f" {max(lives):.0f} s, so run the command again then"
+            f"{instance} still owns {plural(len(lives), 'partition')}; run the command again in"
+            f" {max(lives):.0f} s, when its leases have expired"
         )
     if not dry_run:
         reply = fleet.store.run(members.leave(fleet.store.keys, fleet.name, instance, nonce))
@@ -453,7 +453,7 @@ def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
 
 def _alive(instance: str, seconds: float) -> Refused:
     return Refused(
-        f"the instance {instance} is live (last heartbeat {max(0.0, seconds):.1f} s ago); stop"
+        f"instance {instance} is live (last heartbeat {max(0.0, seconds):.1f} s ago); stop"
         " it, and it leaves the fleet"
     )
 
@@ -523,12 +523,12 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     state = published.fleet_state(fleet)
     seen = living(state, to)
     if seen.leaving:
-        raise Refused(f"the instance {to} is leaving; choose another instance")
+        raise Refused(f"instance {to} is leaving; choose another instance")
     if to in state.control.drains:
-        raise Refused(f"the instance {to} is drained; run `streamqd drain {to} --undo` first")
+        raise Refused(f"instance {to} is drained; run `streamqd drain {to} --undo` first")
     if (unit.topic, unit.group) not in seen.member.offers:
         raise Refused(
-            f"the instance {to} has no consumer for {unit.topic}/{unit.group}; configure one there"
+            f"instance {to} has no consumer for {unit.topic}/{unit.group}; configure one there"
             " and reload, or choose another instance"
         )
     if unit in seen.broken:
@@ -538,7 +538,7 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
         )
     if state.control.stop_of(unit) is not None:
         raise Refused(
-            f"the group {unit.group} of {unit.topic} is stopped; run"
+            f"group {unit.group} of {unit.topic} is stopped; run"
             f" `streamqd group start {unit.topic} {unit.group}` first"
         )
     owners = owners_of(fleet, offered(fleet, state))
@@ -546,7 +546,7 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
         raise Refused(
-            f"the instance {to} owns {plural(cap, 'assignment')}, which is its max_partitions; move"
+            f"instance {to} owns {plural(cap, 'assignment')}, which is its max_partitions; move"
             " another one away, or raise daemon.max_partitions"
         )
     name = f"move:{unit}"

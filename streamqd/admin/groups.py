@@ -175,7 +175,7 @@ def known(store: Store, topic: str, group: str, reader: ViewReader | None = None
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
         hint = f"did you mean {near[0]}?" if near else f"run `streamqd group list {topic}`"
-        raise Refused(f"no group {group} reads the topic {topic}; {hint}")
+        raise Refused(f"no group {group} reads topic {topic}; {hint}")
     return count
 
 

@@ -165,10 +165,8 @@ def _refuse_cluster(store: Store, topic: str) -> None:
     """Raise Refused if count and partitions are in different slots: producers cannot watch it."""
     if len(store.connection.together([store.keys.meta(topic), store.keys.stream(topic, 0)])) > 1:
         raise Refused(
-            f"{topic} is on a Redis Cluster, where producers cannot all switch to another number"
-            " of partitions at the same instant, so keys would lose their order; create a topic"
-            f" with more partitions, let producers write to it, and delete {topic} when its"
-            " messages are acknowledged"
+            f"topic {topic} cannot grow on Redis Cluster; create a topic with more partitions and"
+            " switch the producers to it"
         )
 
 
@@ -195,14 +193,14 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
             raise _other(topic, int(reply.rest[0]))
         case _:
             raise Refused(
-                f"another client changed the topic {topic}; check it with `streamqd topic describe"
+                f"another client changed topic {topic}; check it with `streamqd topic describe"
                 f" {topic}` and try again"
             )
 
 
 def _other(topic: str, partitions: int) -> Refused:
     return Refused(
-        f"the topic {topic} is already growing to {partitions} partitions; run"
+        f"topic {topic} is already growing to {partitions} partitions; run"
         f" `streamqd topic grow {topic} {partitions}` to complete that first"
     )
 
@@ -210,7 +208,7 @@ def _other(topic: str, partitions: int) -> Refused:
 def _check(topic: str, count: int, to: int) -> None:
     if to < count:
         raise Refused(
-            f"the topic {topic} already has {count} partitions, and a topic cannot shrink; choose"
+            f"topic {topic} already has {count} partitions, and a topic cannot shrink; choose"
             f" a multiple of {count}"
         )
     if to % count:

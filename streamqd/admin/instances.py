@@ -153,7 +153,7 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
         if each.state == "silent":
             silence = (facts.now_unix_ms - each.heartbeat_unix_ms) / 1000
             yield CheckResult(
-                f"the instance {each.instance} has been silent for {roughly(silence)} and has not"
+                f"instance {each.instance} has been silent for {roughly(silence)} and has not"
                 f" left the fleet",
                 "check if it was killed, is stopped, or cannot reach Redis: `systemctl status"
                 f" streamqd` on {each.host or 'its host'}. If it is gone for good: `streamqd forget"

@@ -53,7 +53,7 @@ def _empty(view: FleetSnapshot) -> Iterator[CheckResult]:
 def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
     """An instance is paused by a signal. As a note: it is draining or drained."""
     for each in facts.instances:
-        name, what = each.instance, f"the instance {each.instance} is {each.state}"
+        name, what = each.instance, f"instance {each.instance} is {each.state}"
         if each.state == "paused":
             yield CheckResult(what, f"send SIGCONT to the supervisor of {name}", name)
         elif each.state in ("draining", "drained"):

@@ -238,7 +238,7 @@ class _Partition:
 
     def _missing(self, group: str) -> Refused:
         return Refused(
-            f"the group {group} of the configuration does not exist on partition {self.number} of"
+            f"group {group} of the configuration does not exist on partition {self.number} of"
             f" {self.topic} and needs the entries to be trimmed; start its consumer, or remove it"
             " from the configuration"
         )

@@ -76,7 +76,7 @@ def measure(
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
             if slash and name not in there:
                 raise Refused(
-                    f"no group {group} reads the topic {topic}; run `streamqd group list {topic}`"
+                    f"no group {group} reads topic {topic}; run `streamqd group list {topic}`"
                 )
     measured = assignments.measured(reader, units, state.now_unix_ms)
     due = _due(reader, units, state.now_unix_ms + int(within_seconds * 1000))

@@ -176,12 +176,12 @@ class _SeenSchedule:
         """Return the specification. Raises ValueError if it is missing or cannot be read."""
         text = self.kept.text if self.kept is not None else None
         if text is None:
-            raise ValueError("it is missing")
+            raise ValueError("specification missing")
         if record.hash_of(text) != (self.kept.hash if self.kept else ""):
-            raise ValueError("it does not match its hash")
+            raise ValueError("specification does not match its hash")
         found = record.read(text)
         if found.name != self.name:
-            raise ValueError(f"it is the specification of {found.name}")
+            raise ValueError(f"specification belongs to schedule {found.name}")
         return found
 
     def state(self, now_unix_ms: int) -> str:

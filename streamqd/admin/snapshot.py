@@ -312,7 +312,7 @@ def chosen(
         for number in (range(count) if partition is None else (partition,))
     ]
     if group is not None and not units:
-        where = f"the topic {topic}" if topic else "any topic"
+        where = f"topic {topic}" if topic else "any topic"
         raise Refused(f"no group {group} reads {where}; run `streamqd group list`")
     return counts, groups, units
 

@@ -119,7 +119,7 @@ def partition_count(store: Store, topic: str) -> int:
     if count is None:
         near = difflib.get_close_matches(topic, topics.registry(store)[0], n=1)
         hint = f"did you mean {near[0]}?" if near else "`streamqd topic list` shows those that do"
-        raise TopicMissing(f"the topic {topic} does not exist; {hint}")
+        raise TopicMissing(f"topic {topic} does not exist; {hint}")
     return count
 
 
@@ -137,7 +137,7 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     count = topics.create(store, topic, wanted)
     if count != wanted.partitions:
         raise Refused(
-            f"the topic {topic} already exists, with {count} partitions; to change the number, run"
+            f"topic {topic} already exists, with {count} partitions; to change the number, run"
             f" `streamqd topic grow {topic}`"
         )
     return Created(topic, count, created=before is None)

@@ -115,7 +115,7 @@ def delete(
         )
     reply = store.run(topics.retirement(store.keys, topic))
     if reply.word == "MISSING":
-        raise Refused(f"the topic {topic} was deleted by another client")
+        raise Refused(f"topic {topic} was deleted by another client")
     removed = 0
     for batch in _batches(store, topic, found):
         slots = store.connection.together(batch)

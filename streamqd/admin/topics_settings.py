@@ -63,7 +63,7 @@ def change(
         reply = store.run(topics.configuration(store.keys, topic, text, after))
         if reply.word == "MISSING":
             raise Refused(
-                f"the topic {topic} was deleted by another client; to create it again, run"
+                f"topic {topic} was deleted by another client; to create it again, run"
                 f" `streamqd topic create {topic}`"
             )
         if reply.word == "OK":
@@ -197,7 +197,7 @@ def _loaded(topic: str, text: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise Refused(
-            f"the settings of the topic {topic} in Redis are not a JSON object ({text!r}); for the"
+            f"the settings of topic {topic} in Redis are not a JSON object ({text!r}); for the"
             " fix, run `streamqd doctor`"
         )
     return found

@@ -275,13 +275,11 @@ class _Search:
         if not written and not unreadable:
             if removed is None and _is_whole(counts):
                 raise Refused(
-                    f"message {self._uid} was never written: nothing was ever removed from its"
-                    " partition, which does not contain it"
+                    f"message {self._uid} was never written; check the topic, partition and ID"
                 )
             if _is_kept_part(self._id, counts):
                 raise Refused(
-                    f"message {self._uid} was never written: its partition contains older entries,"
-                    " and nothing was ever deleted after them"
+                    f"message {self._uid} was never written; check the topic, partition and ID"
                 )
         if not written:
             rows = [replace(row, state=_UNPROVEN.get(row.state, row.state)) for row in rows]

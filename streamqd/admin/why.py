@@ -206,7 +206,7 @@ def answer(
         groups.known(store, topic, group)
     seen = snapshot.read(fleet, topic, group, partition, reader=reader)
     if not seen.assignments:
-        raise Refused(f"no group reads the topic {topic}; start a consumer of it")
+        raise Refused(f"no group reads topic {topic}; start a consumer of it")
     units = [row.unit for row in seen.assignments]
     free = [row.unit for row in seen.assignments if not row.owner]
     # Only scripts read a lease, so a key of another type appears as a missing owner.
@@ -250,15 +250,13 @@ def _of_outbox(
     rows = f"{view.rows:,}{' or more' if view.more else ''} rows" if view.rows != 1 else "1 row"
     oldest = lasting(view.oldest_age(now_unix_ms))
     waiting = f"{rows} of all its topics, the oldest {oldest} old"
-    name = f"the outbox {view.name}, which feeds {topic}"
+    name = f"outbox {view.name}, which feeds {topic}"
     if not view.relayed:
         if view.rows:
             text = f"no relay holds {name}; it had {waiting}"
         elif view.name in configured:
             # Rows that were committed since then are not known here.
-            text = (
-                f"no relay holds the outbox {view.name}, so rows for {topic} may wait in its table"
-            )
+            text = f"no relay holds outbox {view.name}, so rows for {topic} may wait in its table"
         else:
             return None
         return WaitCause("outbox-no-relay", text, outboxes.start(view, configured))
@@ -440,7 +438,7 @@ _DIRECTIVES = (
     CauseRule(
         "stopped",
         lambda f: f.row.stopped,
-        "the group {group} of {topic} is stopped{by}",
+        "group {group} of {topic} is stopped{by}",
         "`streamqd group start {topic} {group}`",
     ),
     CauseRule(
@@ -452,7 +450,7 @@ _DIRECTIVES = (
     CauseRule(
         "paused",
         lambda f: f.holder and f.holder.state == "paused",
-        "the instance {owner}, which owns {unit}, is paused by a signal",
+        "instance {owner}, which owns {unit}, is paused by a signal",
         "send SIGCONT to the supervisor of {owner}",
     ),
     CauseRule(

@@ -28,7 +28,7 @@ def json_option(command: Command) -> Command:
 def yes_option(command: Command) -> Command:
     """Add `--yes` to a destructive command."""
     return click.option(
-        "-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal."
+        "-y", "--yes", is_flag=True, help="Skip the confirmation. Required without a terminal."
     )(command)
 
 
@@ -36,7 +36,7 @@ def yes_accepted(command: Command) -> Command:
     """Add a `--yes` without effect, because scripts pass it to similar commands that do ask."""
     return click.option(
         "-y", "--yes", is_flag=True, expose_value=False,
-        help="Accepted for scripts. This command never asks.",
+        hidden=True,
     )(command)  # fmt: skip
 
 
@@ -55,9 +55,7 @@ def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Comman
 
 def reason_option(command: Command) -> Command:
     """Add `--reason`."""
-    return click.option("-r", "--reason", default="", help="The reason, shown by `status`.")(
-        command
-    )
+    return click.option("-r", "--reason", default="", help="Reason, shown by `status`.")(command)
 
 
 def dry_run_option(command: Command) -> Command:
@@ -72,10 +70,13 @@ def wait_options(command: Command) -> Command:
     """Add `--wait` and `--timeout`."""
     command = retired("-t", "--timeout")(command)
     command = click.option(
-        "--timeout", type=DURATION, default="60s", help="Limit for --wait. Default: 60s."
+        "--timeout", type=DURATION, default="60s", help="Maximum time for --wait. Default: 60s."
     )(command)
     return click.option(
-        "-w", "--wait", is_flag=True, help="Wait for the effect. Exit code 1 on timeout."
+        "-w",
+        "--wait",
+        is_flag=True,
+        help="Wait until the change is applied. After --timeout, exit with code 1.",
     )(command)
 
 
@@ -156,7 +157,7 @@ def _moment(value: object) -> tuple[float, bool]:
         return parse_instant(text) * 1000, False
     except ValueError:
         raise ValueError(
-            "is not a time; pass an age (12h, 7d) or UTC, such as 2026-11-21 or 2026-11-21T08:30"
+            "is not a valid time; pass an age (12h, 7d) or UTC, such as 2026-11-21T08:30"
         ) from None
 
 
@@ -173,7 +174,7 @@ def _rate(value: object) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise ValueError("is not a rate; pass a number per second, such as 50/s")
+        raise ValueError("is not a valid rate; pass messages per second, such as 50/s")
     return found
 
 
@@ -181,8 +182,8 @@ def _fingerprint(value: object) -> str:
     text = str(value).strip().lower()
     if len(text) != LENGTH or not set(text) <= set("0123456789abcdef"):
         raise ValueError(
-            f"is not a fingerprint ({LENGTH} hexadecimal digits); run `streamqd dlq stats` to see"
-            " the fingerprints"
+            f"is not a valid fingerprint ({LENGTH} hexadecimal digits); run `streamqd dlq stats` to"
+            " list them"
         )
     return text
 

@@ -17,7 +17,7 @@ from streamqd.cli.session import Session
 
 @click.group()
 def config() -> None:
-    """Show the effective settings and the schema of the file."""
+    """Show the effective settings and the schema of the configuration file."""
 
 
 @config.command()

@@ -24,7 +24,7 @@ ROLES = ("viewer", "operator", "admin")
     type=click.IntRange(0, 65_535),
     help=("Override the port of console.bind. 0: a free port."),
 )
-@click.option("--read-only", is_flag=True, help="Treat every person as a viewer.")
+@click.option("--read-only", is_flag=True, help="Treat every user as a viewer.")
 @click.option(
     "--users",
     metavar="FILE",
@@ -41,10 +41,10 @@ ROLES = ("viewer", "operator", "admin")
 @click.option("--prefix", metavar="PATH", help="Override console.prefix, such as /q/.")
 @click.option("--trace-url", metavar="URL", help="Override console.trace_url.")
 @click.option("-a", "--archive", type=DIRECTORY, help="Override console.archive.")
-@click.option("--add-user", metavar="NAME", help="Add a person to the users file, and exit.")
+@click.option("--add-user", metavar="NAME", help="Add a user to the users file, and exit.")
 @click.option(
     "--role", type=click.Choice(ROLES), default="viewer", show_default=True,
-    help="Role of the person that --add-user adds.",
+    help="Role of the user that --add-user adds.",
 )  # fmt: skip
 @pass_session
 def console(
@@ -65,8 +65,8 @@ def console(
     """Serve the web console until SIGTERM.
 
     The first line on standard output is the address. Without a users file or a proxy, it contains a
-    token that logs one browser in as admin, and the console prints a new link after its use. An
-    address that other hosts can reach requires a users file or a proxy that names the person.
+    one-time token that logs you in as admin. After its use, the console prints a new link. An
+    address that other hosts can reach requires a users file or an authenticating proxy.
 
     \b
     Examples:
@@ -125,5 +125,5 @@ def _password() -> str:
         return sys.stdin.readline().rstrip("\n")
     first = getpass.getpass("Password: ")
     if getpass.getpass("Again: ") != first:
-        raise click.UsageError("the passwords differ, so nothing was written")
+        raise click.UsageError("passwords do not match; nothing was written")
     return first

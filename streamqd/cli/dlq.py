@@ -205,7 +205,9 @@ def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Send to this partition.")
 @click.option("--to-topic", metavar="TOPIC", help="Send to all groups of another topic.")
 @click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, evenly spread, such as 50/s.")
-@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after this many.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), metavar="N", help="Replay at most this many."
+)
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
     help="Skip dead letters that were already replayed this many times.",
@@ -233,16 +235,16 @@ def replay(
     yes: bool,
     **filters: Any,
 ) -> CommandResult | int:
-    """Replay dead letters to the groups that gave up on them.
+    """Replay dead letters to their original groups.
 
-    The attempts of a replayed message start again at 1, and no other group gets it. Each dead
+    The attempts of a replayed message start again at 1. No other group receives it. Each dead
     letter is moved atomically and cannot be replayed twice. Messages that are dead-lettered during
     the replay are not included. If a replay is interrupted, run it again.
     """
     require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
     if everyone and to_topic is not None:
         raise click.UsageError(
-            "--to-topic already sends to every group of that topic; omit --everyone"
+            "--to-topic cannot be used with --everyone; it sends to all groups of that topic"
         )
     target = Target(everyone, partition, to_topic)
     rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
@@ -383,12 +385,10 @@ def purge(
     """Delete dead letters permanently.
 
     If the topic has archive = "required", dead letters that `streamqd pipeline archive` has not
-    stored stay, and the exit code is 8.
+    stored are kept, and the exit code is 8.
     """
     if ids and older_than is not None:
-        raise click.UsageError(
-            "--id names dead letters, but --older-than applies to all; pass one of them"
-        )
+        raise click.UsageError("--id cannot be used with --older-than; pass one of them")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
     choice = chosen(session, topic, filters, ids, older_than)
@@ -425,7 +425,7 @@ def purge(
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been purged")
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
-    code, error = _exit_of(done.result, f"interrupted: {done.error} (the others stay)")
+    code, error = _exit_of(done.result, f"interrupted: {done.error} (the others are kept)")
     if done.unarchived and not (code or error):
         error = Refused(
             f"{count(done.unarchived, 'dead letter')} of {topic} not archived yet, so not purged;"

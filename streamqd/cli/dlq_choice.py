@@ -32,7 +32,7 @@ IDS = click.option(
     "ids",
     metavar="PARTITION:MS-SEQ",
     multiple=True,
-    help="This dead letter. May be repeated.",
+    help="Only this dead letter. May be repeated.",
 )
 
 
@@ -47,7 +47,7 @@ _FILTERS = (
     ),
     click.option(
         "--reason", type=click.Choice(REASONS), metavar="WORD",
-        help=f"Only this reason: {', '.join(REASONS)}.",
+        help="Only this reason.",
     ),
     click.option("-k", "--key", help="Only messages with this key."),
     click.option(
@@ -91,7 +91,7 @@ def chosen(
         oldest = round(now - older_than * 1000)
         until = oldest if until is None else min(until, oldest)
     if since is not None and until is not None and since >= until:
-        raise click.UsageError("nothing can match: --since is not before --until")
+        raise click.UsageError("no dead letter can match: --since must be before --until")
     _check_group(session, topic, filters["group"])
     key = filters["key"]
     return MessageFilter(
@@ -110,7 +110,7 @@ def chosen(
 def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> None:
     """Raise UsageError without IDs, --all or other filters (`others`), or with IDs and --all."""
     if ids and all_:
-        raise click.UsageError("--id and --all exclude each other")
+        raise click.UsageError("--id cannot be used with --all")
     if not ids and not all_ and not others:
         raise click.UsageError(f"pass {ways}")
 

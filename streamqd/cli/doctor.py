@@ -29,7 +29,7 @@ from streamqd.words import age, count, memory
 
 EXIT_PROBLEMS = 1
 EXIT_REDIS = 4
-_KEPT_BY = {
+_NEEDED_BY = {
     "retention": "retention",
     "settings": "no retention",
     "empty": "-",
@@ -64,14 +64,16 @@ def doctor(
 ) -> int | None:
     """Find problems and print their fixes.
 
-    Without a subcommand, doctor checks the server, the permissions, the topics, the partitions, the
-    outboxes, the fleet and this host. It connects to the databases of the configured outboxes, and
-    changes nothing. The exit code is 1 if it finds a problem or a warning,
-    and 4 if Redis does not reply.
+    Without a subcommand, doctor runs all checks, which --list shows. It connects to the databases
+    of the configured outboxes, and changes nothing. The exit code is 1 if it finds a problem or a
+    warning, and 4 if Redis does not reply.
     """
     if ctx.invoked_subcommand is not None:
         if only or unit or as_list or as_json:
-            raise click.UsageError(f"options go after {ctx.invoked_subcommand}")
+            name = ctx.invoked_subcommand
+            raise click.UsageError(
+                f"options must follow the subcommand; run `streamqd doctor {name} --help`"
+            )
         return None
     checks = diagnosis.chosen(only)
     if as_list:
@@ -149,15 +151,15 @@ def _finding(found: Finding) -> None:
     type=DURATION,
     default="10m",
     show_default=True,
-    help="Report a group that has messages, and has had no owner and no reader for this long.",
+    help="Report a group with messages that had no owner and no reader for this long.",
 )
 @answering
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Show why messages of TOPIC are still in memory.
 
-    KEPT BY is the group (or @archive) that still needs messages beyond the retention, or the
-    retention itself. NEEDED counts the oldest needed message and all later ones, and SINCE is its
-    age. The exit code is 1 if there is a problem.
+    NEEDED BY is the group (or @archive) that still needs messages beyond the retention, or
+    `retention`. NEEDED counts the oldest needed message and all later ones, and SINCE is the age of
+    the oldest one. The exit code is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
@@ -179,14 +181,14 @@ def _show(found: StreamReport) -> None:
     click.echo()
     now = found.now_unix_ms
     listing(
-        "PARTITION MESSAGES MEMORY OLDEST NEEDED SINCE KEPT_BY",
+        "PARTITION MESSAGES MEMORY OLDEST NEEDED SINCE NEEDED_BY",
         found.partitions,
         partition=lambda row: str(row.partition),
         memory=lambda row: memory(row.bytes),
         oldest=lambda row: ago(now, row.oldest_unix_ms),
         needed=lambda row: "over 100,000" if row.needed is None else f"{row.needed:,}",
         since=lambda row: ago(now, row.since_unix_ms),
-        kept_by=lambda row: _KEPT_BY.get(row.kept_by, row.holder),
+        needed_by=lambda row: _NEEDED_BY.get(row.kept_by, row.holder),
     )
     if any(row.groups for row in found.partitions):
         click.echo()

@@ -25,7 +25,7 @@ SHOWN_MAX = 20  # listed partitions per new owner (--json lists all)
 _WHY_STRANDED = {
     "no-consumer": "no other instance has their consumer",
     "broken": "their workers crash in a loop on all other instances",
-    "max-partitions": "the other instances own as many partitions as they may",
+    "max-partitions": "the other instances have reached max_partitions",
 }
 
 
@@ -39,7 +39,9 @@ def scoped(command: Callable[..., int]) -> Callable[..., int]:
         return command(scope=read_scope(name, group, partition, everything=everything), **more)
 
     for decorate in (
-        click.option("--all", "everything", is_flag=True, help="Everything in the fleet."),
+        click.option(
+            "--all", "everything", is_flag=True, help="All topics and groups of the fleet."
+        ),
         click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
         click.option("-g", "--group", help="Only this group."),
         click.argument("name", metavar="[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]", required=False),
@@ -89,7 +91,7 @@ def read_scope(
     """Parse TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, and the options -g and -p."""
     if everything:
         if name is not None or group is not None or partition is not None:
-            raise click.UsageError("--all takes no other argument")
+            raise click.UsageError("--all cannot be used with another argument or option")
         return Scope()
     if name is None:
         raise click.UsageError("pass TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or --all")
@@ -100,14 +102,20 @@ def read_scope(
     elif len(parts) != 1:
         scope = _scope(name)
     if not all(parts):
-        raise click.UsageError(f"{name} is not TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP")
+        raise click.UsageError(
+            f"{name} is not a valid scope; pass TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP"
+        )
     if group is not None:
         if scope.group not in (None, group):
-            raise click.UsageError(f"{name} and --group {group} name different groups")
+            raise click.UsageError(
+                f"{name} contains another group than --group {group}; pass the group once"
+            )
         scope = scope._replace(group=group)
     if partition is not None:
         if scope.partition not in (None, partition):
-            raise click.UsageError(f"{name} and --partition {partition} name different partitions")
+            raise click.UsageError(
+                f"{name} contains another partition than --partition {partition}; pass it once"
+            )
         scope = scope._replace(partition=partition)
     return scope
 
@@ -116,7 +124,9 @@ def read_unit(name: str) -> Unit:
     """Parse TOPIC/PARTITION/GROUP without `*`."""
     topic, partition, group = _scope(name)
     if topic is None or partition is None or group is None:
-        raise click.UsageError(f"{name} is not one partition of one group, TOPIC/PARTITION/GROUP")
+        raise click.UsageError(
+            f"{name} is not a valid assignment; pass TOPIC/PARTITION/GROUP, such as orders/3/bill"
+        )
     return Unit(topic, partition, group)
 
 
@@ -132,12 +142,11 @@ def _scope(name: str) -> Scope:
 
 @click.command(short_help="Move a partition to an instance.")
 @click.argument("name", metavar="TOPIC/PARTITION/GROUP")
-@click.argument("instance", required=False)
-@click.option("--to", metavar="INSTANCE", help="The same as the second argument.")
+@click.argument("instance")
 @reason_option
 @directing
 def move(
-    session: Session, *, name: str, instance: str | None, to: str | None, reason: str, dry_run: bool
+    session: Session, *, name: str, instance: str, reason: str, dry_run: bool
 ) -> DirectiveResult:
     """Move a partition to an instance, and keep it there.
 
@@ -149,16 +158,11 @@ def move(
     the instance cannot own it, it is placed like any other partition.
     """
     unit = read_unit(name)
-    if instance is not None and to is not None:
-        raise click.UsageError("pass the instance once, after the partition or with --to")
-    owner = instance if instance is not None else to
-    if owner is None:
-        raise click.UsageError(f"pass the instance that should own {unit}")
     fleet = session.fleet
     return DirectiveResult(
-        directives.move(fleet, unit, owner, reason, dry_run=dry_run),
-        f"{unit} is assigned to {owner}",
-        lambda: directives.not_moved(fleet, unit, owner),
+        directives.move(fleet, unit, instance, reason, dry_run=dry_run),
+        f"{unit} is assigned to {instance}",
+        lambda: directives.not_moved(fleet, unit, instance),
     )
 
 
@@ -192,12 +196,12 @@ def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
             ],
         )
     else:
-        click.echo("no partition has to move")
+        click.echo("no partition needs to move")
 
 
 @click.command(short_help="Move all partitions off an instance.")
 @click.argument("instance")
-@click.option("--undo", is_flag=True, help="Allow it to own partitions again.")
+@click.option("--undo", is_flag=True, help="Let the instance own partitions again.")
 @reason_option
 @directing
 def drain(
@@ -214,7 +218,7 @@ def drain(
     fleet = session.fleet
     if undo:
         done = directives.undrain(fleet, instance, dry_run=dry_run)
-        return DirectiveResult(done, f"{instance} may own partitions again", list)
+        return DirectiveResult(done, f"{instance} can own partitions again", list)
     done = directives.drain(fleet, instance, reason, dry_run=dry_run)
     if dry_run:
         planned = directives.departure(fleet, instance)
@@ -274,11 +278,12 @@ def show_departure(departure: Departure) -> None:
 @yes_option
 @answering
 def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> CommandResult:
-    """Remove a dead instance from the fleet. `status` shows it as silent until then.
+    """Remove a dead instance from the fleet.
 
-    The command watches for heartbeats for half of lease_ttl. It refuses a live instance, and also
-    an instance whose leases have not expired. The next owner of a partition handles its unfinished
-    messages. If the instance starts again, it rejoins the fleet.
+    Until then, or until another instance removes it after 20 * lease_ttl, `status` shows it as
+    silent. The command watches for heartbeats for half of lease_ttl. It rejects a live instance,
+    and an instance whose leases have not expired. The next owner of a partition handles its
+    unfinished messages. If the instance starts again, it rejoins the fleet.
 
     \b
     Example:
@@ -304,7 +309,11 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
             )
         if done.directives:
             names = ", ".join(done.directives)
-            click.echo(printable(f"directives to it stay (`streamqd control clear`): {names}"))
+            click.echo(
+                printable(
+                    f"its directives are kept (to clear them: `streamqd control clear`): {names}"
+                )
+            )
 
     return CommandResult(done, show)
 
@@ -323,7 +332,7 @@ def reload(
 
     The effect is the same as SIGHUP. An instance replaces its workers one by one, after their
     current messages. An instance that finds an error in the new files changes nothing. With --wait,
-    the exit code is 1 if an instance refused the reload.
+    the exit code is 1 if an instance rejected the reload.
     """
     fleet = session.fleet
     sight = published.fleet_state(fleet)
@@ -334,7 +343,7 @@ def reload(
 
     def refusals() -> list[str]:
         found = directives.reload_problems(fleet, who)
-        return [f"{name} refused: {problem}" for name, problem in found.items()]
+        return [f"{name} rejected the reload: {problem}" for name, problem in found.items()]
 
     def show(done: Any, waited: bool) -> None:
         verb = "would reload" if done.dry_run else "reloaded" if waited else "reload requested"
@@ -399,7 +408,9 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
 
 @control.command()
 @click.argument("names", metavar="DIRECTIVE...", nargs=-1)
-@click.option("--missing", is_flag=True, help="All directives to instances that are not live.")
+@click.option(
+    "--missing", is_flag=True, help="Clear all directives for instances that are not live."
+)
 @dry_run_option
 @yes_option
 @answering
@@ -411,7 +422,7 @@ def clear(
     `streamqd control list` shows the names.
     """
     if not names and not missing:
-        raise click.UsageError("pass the names of directives, or --missing")
+        raise click.UsageError("pass the names of the directives, or --missing")
     fleet = session.fleet
     chosen = directives.clear(fleet, list(names), missing=missing, dry_run=True)
     if not dry_run and chosen.directives:

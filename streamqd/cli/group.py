@@ -137,7 +137,7 @@ def reset(
     """Set the position from which a group reads.
 
     Pending messages are released. Messages after the new position are read again, and messages
-    before it count as handled. The command refuses if an instance owns a partition of the group, so
+    before it count as handled. The command fails if an instance owns a partition of the group, so
     run `streamqd group stop` first. With --force, the owner loses the partition, and its worker can
     no longer record results. --dry-run works at any time.
 
@@ -193,7 +193,7 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @yes_option
 @answering
 def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -> CommandResult:
-    """Delete a group: its position, retries and counters. Dead letters stay.
+    """Delete a group: its position, retries and counters, but not its dead letters.
 
     A daemon whose configuration still names the group creates it again, at the `start` of its
     consumer. If the topic is growing, the growth no longer waits for the group.
@@ -204,7 +204,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     if growing and not force:
         raise Refused(f"{growing}; wait until the growth is complete, or pass --force")
     why = f"{growing}. " if growing else ""
-    confirm(f"{why}Delete the group {name} of {topic}?", yes)
+    confirm(f"{why}Delete group {name} of {topic}?", yes)
     done = groups.delete(session.store, topic, name, force=force)
     what = {"group": name, "force": force} | ({"growing": True} if growing else {})
     session.record(topic, "group delete", what, {"partitions": done.partitions})
@@ -222,9 +222,9 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
 def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) -> CommandResult:
     """Take over all pending messages of a group from other clients.
 
-    Stop those clients first. Otherwise, the messages that they are handling would be handled twice.
-    The command refuses if an instance of streamqd owns a partition of the group. The first owner of
-    a partition handles the adopted messages before all others.
+    Stop those clients first. Otherwise, messages that they are handling are handled twice. The
+    command fails if an instance of streamqd owns a partition of the group. The first owner of a
+    partition handles the adopted messages before all others.
     """
     done = adoption.survey(session.store, topic, name)
     if not dry_run and done.entries:
@@ -255,11 +255,10 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
 def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool) -> DirectiveResult:
     """Stop handling for one group on all instances, until it is started again.
 
-    Workers finish their current messages and exit, and their partitions are released, so that
-    `group reset` and `group delete` can follow. New messages wait in the topic. The directive is
-    stored in Redis. It survives restarts and applies to instances that start later. With --wait,
-    the command returns when no instance owns a partition of the group, and with exit code 1 after
-    --timeout.
+    Workers finish their current messages and exit, and their partitions are released. You can then
+    run `group reset` and `group delete`. New messages wait in the topic. The directive is stored in
+    Redis. It survives restarts and applies to instances that start later. With --wait, the command
+    returns when no instance owns a partition of the group. After --timeout, it exits with code 1.
 
     \b
     Examples:
@@ -282,8 +281,8 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
 def start(session: Session, *, topic: str, name: str, dry_run: bool) -> DirectiveResult:
     """Start a stopped group again: instances take its partitions within seconds.
 
-    With --wait, the command returns when every partition has an owner, and with exit code 1 after
-    --timeout.
+    With --wait, the command returns when every partition has an owner. After --timeout, it exits
+    with code 1.
 
     \b
     Example:

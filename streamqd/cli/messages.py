@@ -118,7 +118,7 @@ def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) ->
     type=click.Choice(admin_pending.ORDERS),
     default="id",
     show_default=True,
-    help="id: oldest first, idle: longest first, deliveries: most first.",
+    help="id: oldest first. idle: longest idle first. deliveries: most deliveries first.",
 )
 @page_options(50)
 @answering
@@ -128,8 +128,8 @@ def pending(
     """Show the pending messages of a group: delivered, but not acknowledged.
 
     All partitions are merged. With the sort order `id`, pages have no gaps and no overlaps. The
-    other sort orders rank the messages again for each page, so that a message can appear twice or
-    not at all.
+    other sort orders rank the messages again for each page, so a message can appear twice or not at
+    all.
     """
     name = group or _only_group(session, topic)
     listed = admin_pending.messages(session.store, topic, name, sort)
@@ -160,7 +160,7 @@ def _only_group(session: Session, topic: str) -> str:
     partitions = range(topics.partition_count(session.store, topic))
     found = topics.groups(session.store, topic, partitions)
     if not found:
-        raise Refused(f"no group reads the topic {topic}; start a daemon with a consumer for it")
+        raise Refused(f"no group reads topic {topic}; start a daemon with a consumer for it")
     if len(found) > 1:
         raise Refused(f"several groups read {topic}; pass --group with one of {', '.join(found)}")
     return found[0]
@@ -171,32 +171,33 @@ def _only_group(session: Session, topic: str) -> str:
 _DUE = "now_unix_ms total rows cursor unreadable"  # the fields of --json
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
-    help="Only retries that wait for this attempt or a later one.",
+    help="Only retries with this attempt next, or a later one.",
 )  # fmt: skip
 
 
 def _filters(command: Command) -> Command:
     for option in (
         click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
-        click.option("-k", "--key", help="Only this key."),
+        click.option("-k", "--key", help="Only messages with this key."),
         click.option(
             "--due-within",
             type=DURATION,
             metavar="DURATION",
-            help="Only those due within this time.",
+            help="Only messages that are due within this time.",
         ),
     ):
         command = option(command)
     return command
 
 
-def _named(metavar: str) -> Callable[[Command], Command]:
+def _named(metavar: str, noun: str) -> Callable[[Command], Command]:
     """Add ID arguments to a command, and --all for everything that passes the filters."""
 
     def add(command: Command) -> Command:
+        help_of_all = f"All {noun} that match the filters."
         for option in (
             click.option("--dry-run", is_flag=True, help="Count them, but change nothing."),
-            click.option("--all", "every", is_flag=True, help="All that match the filters."),
+            click.option("--all", "every", is_flag=True, help=help_of_all),
             click.argument("ids", metavar=metavar, nargs=-1),
         ):
             command = option(command)
@@ -229,9 +230,11 @@ def _required(
     """
     choice = _choice(session, **filters)
     if ids and (every or choice.narrows):
-        raise click.UsageError(f"name {noun}, or select them with --all and filters, not both")
+        raise click.UsageError(
+            f"{noun} cannot be used with --all or filters; pass one or the other"
+        )
     if not ids and not every:
-        raise click.UsageError(f"name {noun}, or pass --all (with optional filters)")
+        raise click.UsageError(f"pass {noun}, or --all with optional filters")
     return dataclasses.replace(choice, ids=ids)
 
 
@@ -319,7 +322,7 @@ def _show_send(found: sends.DelayedSend, now_unix_ms: int) -> None:
 
 @delayed.command("now")
 @click.argument("topic")
-@_named("[PARTITION:SEND-ID]...")
+@_named("[PARTITION:SEND-ID]...", "delayed sends")
 @_filters
 @yes_accepted
 @answering
@@ -351,7 +354,7 @@ def send_now(
 
 @delayed.command("cancel")
 @click.argument("topic")
-@_named("[PARTITION:SEND-ID]...")
+@_named("[PARTITION:SEND-ID]...", "delayed sends")
 @_filters
 @yes_option
 @answering
@@ -406,7 +409,7 @@ def _changed_sends(
             click.echo(f"{printable(each.id)} was already sent, as {each.uid}", err=True)
         for name in done.unknown:
             click.echo(
-                f"{printable(name)} is unknown: it was sent or canceled, or never existed", err=True
+                f"{printable(name)} not found: it was sent or canceled, or never existed", err=True
             )
 
     document = {"topic": topic, action: done.changed, "sent": done.sent, "unknown": done.unknown}
@@ -484,7 +487,7 @@ def list_retries(
 @retry.command("now")
 @click.argument("topic")
 @click.argument("group")
-@_named("[ID]...")
+@_named("[ID]...", "retries")
 @_filters
 @_ATTEMPT
 @yes_accepted
@@ -503,19 +506,19 @@ def retry_now(
 
     Pass their IDs, or --all with optional filters.
     """
-    choice = _required(session, ids, every, "retries by their IDs", filters)
+    choice = _required(session, ids, every, "retry IDs", filters)
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be due now")
     done = retries.make_due(session.store, topic, group, rows)
-    gone = f", {done.missing:,} had run before" if done.missing else ""
+    gone = f", {done.missing:,} had already run" if done.missing else ""
     return CommandResult(done, f"{count(done.due, 'retry')} due now{gone}")
 
 
 @retry.command("cancel")
 @click.argument("topic")
 @click.argument("group")
-@_named("[ID]...")
+@_named("[ID]...", "retries")
 @_filters
 @_ATTEMPT
 @click.option("--drop", is_flag=True, help="Drop them without dead letters.")
@@ -535,12 +538,12 @@ def cancel_retries(
 ) -> CommandResult:
     """Cancel waiting retries, and turn them into dead letters.
 
-    Pass their IDs, or --all with optional filters. The dead letters get the reason `canceled` and
+    Pass their IDs, or --all with optional filters. The dead letters have the reason `canceled` and
     can be replayed like any others. For a group that reads dead letters (NAME@dlq), the retries are
     dropped, because their dead letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
-    choice = _required(session, ids, every, "retries by their IDs", filters)
+    choice = _required(session, ids, every, "retry IDs", filters)
     rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be dropped" if drop else "would become dead letters")
@@ -558,14 +561,14 @@ def cancel_retries(
         session.record(topic, "retry cancel", asked, counts)
 
     def show() -> None:
-        gone = f", {done.missing:,} had run before" if done.missing else ""
+        gone = f", {done.missing:,} had already run" if done.missing else ""
         became = (
             f"{done.dropped:,} lost" if drop else f"{count(done.dead_letters, 'dead letter')} made"
         )
         click.echo(f"{became}{gone}")
         if done.unreadable:
             session.note(
-                f"{done.unreadable:,} stay, because they cannot be read (--drop discards them)"
+                f"{done.unreadable:,} kept, because they are unreadable (--drop discards them)"
             )
 
     return CommandResult(done, show)

@@ -48,7 +48,7 @@ def outbox_of(
     """Return the chosen outbox. Raises Malformed, Refused and ConfigError."""
     if database is not None:
         if name is not None:
-            raise Malformed("NAME and --database exclude each other; pass one of them")
+            raise Malformed("NAME cannot be used with --database; pass one of them")
         found = OutboxSettings("outbox", database)
         if inline_password(found):
             raise Malformed(
@@ -87,7 +87,7 @@ def _configured(outboxes: tuple[OutboxSettings, ...], name: str | None) -> Outbo
     if name is None:
         return outboxes[0]
     if name not in known:
-        raise Refused(f"the outbox {name} was not found; pass one of {names}")
+        raise Refused(f"outbox {name} was not found; pass one of {names}")
     return known[name]
 
 
@@ -109,7 +109,7 @@ def opened(session: Session, outbox: OutboxSettings, *, create: bool = False) ->
 def outbox() -> None:
     """Create and check the table of messages in your database.
 
-    An application inserts messages into the table in its own transaction, and a relay moves them
+    Your application inserts messages into the table in its own transaction, and a relay sends them
     to Redis after the commit.
     """
 
@@ -170,7 +170,7 @@ def check(
 ) -> CommandResult:
     """Check the tables, their columns and the permissions of the relay.
 
-    The statements of the relay run on no rows, so nothing changes. The exit code is 1 if the outbox
+    The relay's statements run on no rows, so nothing changes. The exit code is 1 if the outbox
     cannot be used.
 
     \b

@@ -55,7 +55,7 @@ def run(
 ) -> int:
     """Relay the messages of one outbox to Redis.
 
-    A daemon does the same for each outbox of its configuration. While another relay holds the
+    A daemon does the same for each outbox of its configuration. While another relay owns the
     outbox, this one waits and takes over when the other one stops. SIGTERM and Ctrl-C finish the
     current batch. While Redis or the database is unavailable, the relay waits.
 

@@ -15,7 +15,17 @@ import click
 
 from streamqd.cli import answers
 from streamqd.cli import shell as shells
-from streamqd.cli.arguments import DIRECTORY, DURATION, FOLDER, SIZE, Command, json_option
+from streamqd.cli.arguments import (
+    DIRECTORY,
+    DURATION,
+    FOLDER,
+    MOMENT,
+    RATE,
+    SIZE,
+    Command,
+    json_option,
+    unix_ms,
+)
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
@@ -46,7 +56,11 @@ _ARCHIVED = (
     *("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "dead_letters"),
     "seconds",
 )
-TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f")
+SINCE = click.option(
+    "--since", type=MOMENT, metavar="TIME",
+    help="Only entries since this time: 12h (ago), or 2026-11-21T08:30 (UTC).",
+)  # fmt: skip
+UNTIL = click.option("--until", type=MOMENT, metavar="TIME", help="Only entries before this time.")
 
 
 def _opened(session: Session, folder: Path | str | None, *, create: bool = False) -> Archive | None:
@@ -76,14 +90,14 @@ def spark_options(command: Command) -> Command:
 def pipeline() -> None:
     """Archive, query, replay and report on topics with Spark.
 
-    Requires the extra spark (pip install '.[spark]' in a clone of streamqd) and Java 17 or newer.
+    Requires the spark extra (pip install '.[spark]' in a clone of streamqd) and Java 17 or newer.
     """
 
 
 @pipeline.command()
 @TOPICS
 @ARCHIVE
-@click.option("--every", type=DURATION, help="Repeat, with this pause between runs.")
+@click.option("--every", type=DURATION, help="Repeat with this pause between runs.")
 @click.option(
     "--batch-rows", type=click.IntRange(1, 10_000_000), default=4_000_000, show_default=True,
     help="Maximum number of entries per batch.",
@@ -265,20 +279,28 @@ def _show_compacted(done: Iterable[Compacted]) -> None:
     show_default=True, help="Read archive and Redis, Redis, the archive, or the dead letters.",
 )  # fmt: skip
 @click.option(
-    "--to", "target", metavar="TOPIC", default="", help="Target topic. Default: the same topic."
+    "--to-topic",
+    "target",
+    metavar="TOPIC",
+    default="",
+    help="Send to this topic. Default: the same topic.",
 )
-@click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
-@click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
-@click.option("-k", "--key", "keys", multiple=True, help="Only this key. May be repeated.")
+@SINCE
+@UNTIL
+@click.option(
+    "-k", "--key", "keys", multiple=True, help="Only messages with this key. May be repeated."
+)
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
-    help="Only with this header. If repeated, all of the headers are required.",
+    help="Only messages with this header. If repeated, all headers must match.",
 )  # fmt: skip
-@click.option("--where", metavar="SQL", default="", help="An SQL condition on the columns.")
-@click.option("--rate", type=click.FloatRange(min=0.001), help="Maximum messages per second.")
+@click.option(
+    "--where", metavar="SQL", default="", help="Only messages for which this SQL condition is true."
+)
+@click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, such as 50/s.")
 @click.option(
     "--name", default="",
-    help="Name of this replay. Within 30 days, the same name sends no message twice.",
+    help="Name of this replay. Replays with the same name send no message twice within 30 days.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Count the messages, but send nothing.")
 @spark_options
@@ -290,8 +312,8 @@ def replay(
     folder: Path | str | None,
     tier: str,
     target: str,
-    since: dt.datetime | None,
-    until: dt.datetime | None,
+    since: tuple[float, bool] | None,
+    until: tuple[float, bool] | None,
     keys: tuple[str, ...],
     headers: tuple[str, ...],
     where: str,
@@ -301,7 +323,7 @@ def replay(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Send messages of TOPIC again. The header x-replay-of contains the original entry ID."""
+    """Send messages of TOPIC again. The x-replay-of header contains the original entry ID."""
     from streamqd.spark.pipelines import replay as replays
 
     choice = replays.ReplayFilter(
@@ -353,7 +375,7 @@ def run(
     """Run your own function on Spark.
 
     The function gets a streamqd.spark.pipelines.run.Job with the Spark session, the topics and
-    their sink. With --json, the command prints the result of the function.
+    their sink. With --json, the command prints the function's result.
     """
     with lend_engine(session, job, master, conf) as engine:
         from streamqd.spark.pipelines import run as jobs
@@ -379,8 +401,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _utc(moment: dt.datetime | None) -> dt.datetime | None:
-    return moment and moment.replace(tzinfo=dt.UTC)
+def _utc(moment: tuple[float, bool] | None) -> dt.datetime | None:
+    if moment is None:
+        return None
+    return dt.datetime.fromtimestamp(unix_ms(moment, round(time.time() * 1000)) / 1000, dt.UTC)
 
 
 @pipeline.command()
@@ -390,8 +414,8 @@ def _utc(moment: dt.datetime | None) -> dt.datetime | None:
     "-o", "--out", type=DIRECTORY, required=True,
     help="Directory or URL of the report. An earlier report there is compared and replaced.",
 )  # fmt: skip
-@click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
-@click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
+@SINCE
+@UNTIL
 @click.option(
     "--schema", "schemas", metavar="TOPIC=COLUMNS", multiple=True,
     help="Types of the JSON fields of a topic, such as 'orders=id long, at timestamp'. May be"
@@ -406,16 +430,17 @@ def report(
     topics: tuple[str, ...],
     folder: Path | str | None,
     out: Path | str,
-    since: dt.datetime | None,
-    until: dt.datetime | None,
+    since: tuple[float, bool] | None,
+    until: tuple[float, bool] | None,
     schemas: tuple[str, ...],
     overwrite: bool,  # noqa: ARG001
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Write a report on topics: problems, worst first, and contents.
+    """Write an HTML report on topics.
 
-    The directory contains report.html, a self-contained page, and report.json with the figures.
+    The report shows problems, the most severe first, and the contents of the topics. The directory
+    contains report.html, a self-contained page, and report.json with the numbers.
     """
     from streamqd.spark import need_spark
 
@@ -465,13 +490,13 @@ def _show_report(document: dict[str, Any], out: Path | str) -> None:
     show_default=True, help="With --stream: the position to start from without a checkpoint.",
 )  # fmt: skip
 @click.option(
-    "--to", "target", metavar="TOPIC", default="",
+    "--to-topic", "target", metavar="TOPIC", default="",
     help="With --stream: send the rows, as key and value, to this topic.",
 )  # fmt: skip
 @click.option(
     "--partitions",
     type=click.IntRange(1, 4096),
-    help="Number of partitions, if --to creates the topic.",
+    help="Number of partitions, if --to-topic creates the topic.",
 )
 @click.option(
     "--into", metavar="TABLE", default="",
@@ -503,8 +528,9 @@ def sql(
 ) -> None:
     """Query topics as SQL tables.
 
-    For the topic access, topic_access contains the archive and Redis, and dlq_access contains the
-    dead letters. With --archive there are also parsed_access, quarantine_access and table_NAME.
+    For example, for topic access, topic_access contains the archive and Redis, and dlq_access
+    contains the dead letters. With --archive there are also parsed_access, quarantine_access and
+    table_NAME.
 
     With --stream, the query reads the topics from Redis as streams, and --json prints one object
     per row.
@@ -516,7 +542,7 @@ def sql(
         if folder is not None and not into:
             raise click.UsageError("--stream reads Redis only; remove --archive")
         if target and checkpoint is None:
-            raise click.UsageError("--to needs --checkpoint, so that nothing is sent twice")
+            raise click.UsageError("--to-topic requires --checkpoint, so no row is sent twice")
         if into:
             _check_into(folder, mode, target, checkpoint)
         need_spark()
@@ -527,7 +553,7 @@ def sql(
         return
     if follow or target or checkpoint or partitions or into:
         raise click.UsageError(
-            "--follow, --to, --into, --partitions and --checkpoint need --stream"
+            "--follow, --to-topic, --into, --partitions and --checkpoint require --stream"
         )
     with lend_engine(session, "sql", master, conf) as engine:
         archive = _opened(session, folder)
@@ -541,15 +567,15 @@ def sql(
 
 def _check_into(folder: Path | str | None, mode: str, target: str, checkpoint: Path | None) -> None:
     if folder is None:
-        raise click.UsageError("--into needs --archive, the directory of the table")
+        raise click.UsageError("--into requires --archive, the directory of the table")
     if checkpoint is None:
-        raise click.UsageError("--into needs --checkpoint, so that no row is stored twice")
+        raise click.UsageError("--into requires --checkpoint, so no row is stored twice")
     if target:
-        raise click.UsageError("--into and --to exclude each other: run two queries")
+        raise click.UsageError("--into cannot be used with --to-topic; run two queries")
     if mode == "update":
         raise click.UsageError(
-            "--into takes rows that never change; remove --mode update, and give an"
-            " aggregation a watermark"
+            "--into cannot be used with --mode update; remove --mode, and add a watermark to an"
+            " aggregation"
         )
 
 

@@ -116,7 +116,7 @@ class Produced:
 @click.option(
     "--create/--no-create",
     default=None,
-    help="Create a topic that neither exists nor is configured, or refuse. Default: ask.",
+    help="Create a topic that neither exists nor is configured, or fail. Default: ask.",
 )
 @json_option
 @pass_session
@@ -151,9 +151,9 @@ def produce(
     typo, so it is only created after a confirmation, or with --create.
     """
     if payload is not None and source is not None:
-        raise click.UsageError("PAYLOAD and --from exclude each other")
+        raise click.UsageError("PAYLOAD cannot be used with --from")
     if at is not None and delay is not None:
-        raise click.UsageError("--at and --delay exclude each other")
+        raise click.UsageError("--at cannot be used with --delay")
     one = _dedup_id(dedup_id, one=payload is not None or form == "file")
     shared = _shared(headers, partition, delay, at, expires, one)
     key = _key(form, one_key, key_regex, key_field)
@@ -170,7 +170,7 @@ def produce(
             emit(done)
         raise
     if lines.name == STDIN and sys.stdin.isatty():
-        one = "one message" if form == "file" else "one message a line"
+        one = "one message" if form == "file" else "one message per line"
         session.note(f"{one}; finish with Ctrl-D")
     max_bytes = session.settings.daemon.max_message_bytes
     skip = payload is None and form != "file"
@@ -363,19 +363,19 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
     with session.using_redis():
         if registry.partition_count(session.store, topic) is not None:
             return
-        missing = f"the topic {topic} does not exist"
+        missing = f"topic {topic} does not exist"
         with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
             near = difflib.get_close_matches(topic, registry.registry(session.store)[0], n=1)
             missing += f" (did you mean {near[0]}?)" if near else ""
     if not sys.stdin.isatty():
         raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")
-    if not click.confirm(f"{missing}\nCreate the topic {topic}?", err=True):
+    if not click.confirm(f"{missing}\nCreate topic {topic}?", err=True):
         raise Refused("nothing was sent")
 
 
 def _key(form: str, one: str | None, regex: str | None, field: str | None) -> Key | None:
     if sum(each is not None for each in (one, regex, field)) > 1:
-        raise click.UsageError("--key, --key-regex and --key-field exclude each other")
+        raise click.UsageError("--key, --key-regex and --key-field cannot be used together")
     if one is not None:
         try:
             fixed = encoded_key(os.fsencode(one))

@@ -33,7 +33,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Backlog that justifies one more worker, in messages.",
+    help="Number of backlog messages per worker.",
 )
 @click.option(
     "--within",
@@ -54,10 +54,10 @@ def scale(
     """Show the backlog of each group and the number of workers that it can use.
 
     WANTED is the number of partitions with a backlog, but at most one for each --target messages,
-    and 0 for a paused or stopped group. The figures are read from Redis, so the command works
-    even if no instance runs. With --bind, an autoscaler can start instances when there is work,
-    and stop all of them when there is none. The settings of [http] apply to that address: the
-    token, the names of hosts, and allow_public.
+    and 0 for a paused or stopped group. The command reads all numbers from Redis, so it works even
+    if no instance is running. With --bind, an autoscaler can start instances when there is a
+    backlog, and stop all of them when there is none. The [http] settings token_file, hosts and
+    allow_public apply to that address.
 
     \b
     Examples:

@@ -49,6 +49,13 @@ _LETTERS = {"topic": ("-t",), "key": ("-k",), "partition": ("-p",)}
 _TYPES: dict[Kind, Any] = {Kind.JSON: PAYLOAD, Kind.INTEGER: click.INT}
 
 
+def _metavar(name: str, kind: Kind) -> str | None:
+    """Return the metavar of a setting, None for a choice, whose values are shown."""
+    known = {"topic": "TOPIC", "cron": "EXPRESSION", "at": "TIME", "timezone": "ZONE", "key": "KEY"}
+    kinds = {Kind.DURATION: "DURATION", Kind.INTEGER: "N", Kind.JSON: "JSON"}
+    return known.get(name) or kinds.get(kind) or ("allow|skip:GROUP" if name == "overlap" else None)
+
+
 def _settings(*, topic_required: bool) -> Callable[[Command], Command]:
     """Add an option for each setting of a schedule except its name."""
 
@@ -60,7 +67,7 @@ def _settings(*, topic_required: bool) -> Callable[[Command], Command]:
             command = click.option(
                 *_LETTERS.get(name, ()), f"--{name.replace('_', '-')}", name,
                 type=_TYPES.get(setting.kind, choices),
-                metavar="TOPIC" if name == "topic" else None,
+                metavar=_metavar(name, setting.kind),
                 required=topic_required and name == "topic",
                 help=setting.doc,
             )(command)  # fmt: skip
@@ -164,7 +171,7 @@ def next_(
       streamqd schedule next nightly --from 2026-10-25T00:00 --count 5
 
     The command uses the schedule in Redis. If Redis has none, it uses the configuration file, even
-    if no instance runs it. A paused schedule has ticks too.
+    if no instance runs it. The ticks of a paused schedule are shown too.
     """
     configured = session.settings.schedules
     notes = []
@@ -227,8 +234,9 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
     \b
       streamqd schedule edit nightly --cron "0 4 * * *"
 
-    Settings without an option stay unchanged. A changed schedule is due at its next tick from now
-    on. The exit code is 8 for a schedule of a file: edit the file and reload instead.
+    Settings without an option do not change. The changed schedule is due at its next tick from now
+    on. The exit code is 8 if a configuration file declares the schedule: edit the file and reload
+    instead.
     """
     stated = {key: value for key, value in given.items() if value is not None}
     if not stated:
@@ -259,7 +267,7 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
 @yes_accepted
 @answering
 def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
-    """Resume paused schedules. Their setting `misfire` decides about missed ticks.
+    """Resume paused schedules. Missed ticks are handled as `misfire` sets.
 
     If a schedule is held for another reason, the command resumes none and exits with code 8.
     """
@@ -275,8 +283,8 @@ def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Comman
 def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
     """Send a message of a schedule now, even if the schedule is paused.
 
-    The due time does not change. The header x-scheduled-for is the time of this command. The
-    setting `overlap` is ignored.
+    The due time does not change. The x-scheduled-for header contains the time of this command. The
+    `overlap` setting is ignored.
     """
     done = schedules.run(session.store, name, dry_run=dry_run)
     if dry_run:
@@ -293,10 +301,10 @@ def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
 @yes_option
 @answering
 def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool) -> CommandResult:
-    """Remove schedules, with their counts. Sent messages stay.
+    """Remove schedules and their counts, but not the sent messages.
 
-    If an instance declares one of the schedules, it would add that schedule again. The command then
-    removes none and exits with code 8. Remove the schedule from the configuration and reload first.
+    A schedule that an instance declares cannot be removed: remove it from the configuration and
+    reload first. If you pass such a schedule, the command removes none and exits with code 8.
     """
     rows = schedules.removable(session.store, names)
     return _remove(session, rows, "remove", dry_run, yes)
@@ -309,8 +317,8 @@ def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool
 def prune(session: Session, *, dry_run: bool, yes: bool) -> CommandResult:
     """Remove schedules that no instance has declared for 10 minutes.
 
-    It also removes schedules of deleted topics. Paused schedules stay, and so do schedules that an
-    operator added.
+    It also removes schedules of deleted topics. Paused schedules are kept, and so are schedules
+    that an operator added.
     """
     rows = schedules.prunable(session.store)
     return _remove(session, rows, "prune", dry_run, yes)

@@ -228,7 +228,7 @@ def partitions(
     pending message.
     """
     if partition is not None and topic is None:
-        raise click.UsageError("--partition needs a TOPIC")
+        raise click.UsageError("--partition requires TOPIC")
     seen = admin_partitions.view(session.store, topic, group, partition)
     return CommandResult(seen, lambda: _show_partitions(seen))
 

@@ -71,8 +71,8 @@ def _show_topics(rows: list[topics.TopicRow]) -> None:
 def describe(session: Session, *, name: str) -> CommandResult:
     """Show one topic: settings, partitions, and the lag of its groups.
 
-    LAG is the number of unread messages of each group, in the order of the line `groups`. A `+`
-    after a number means at least that many. The settings shown are in effect under this
+    LAG is the number of unread messages of each group, in the order of the `groups` line. A `+`
+    after a number means at least that many. The settings are the effective ones with this
     configuration.
     """
     configured = session.settings.topics.get(name)
@@ -142,7 +142,7 @@ def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> Co
     """Show the settings of a topic, or change its registered settings.
 
     For example: `streamqd topic settings access retention.max_age=24h archive=required`. The value
-    none removes a limit. A registered setting applies to every daemon whose own configuration does
+    `none` removes a limit. A registered setting applies to every daemon whose configuration does
     not set it.
     """
     configured = session.settings.topics.get(name)
@@ -195,11 +195,11 @@ def delete(
 ) -> CommandResult:
     """Delete a topic and all its data permanently.
 
-    This includes messages, groups, retries and dead letters. The command refuses if an instance
-    owns a partition of the topic, or if a live instance has a consumer for it, because that
-    instance would create the topic again, empty. A producer that keeps sending also creates it
-    again. With `create=False`, its sends fail instead. If the deletion is interrupted, run the same
-    command to finish it. `streamqd dlq audit TOPIC` then shows one entry, with the user.
+    This includes messages, groups, retries and dead letters. The command fails if an instance owns
+    a partition of the topic, or if a live instance has a consumer for it, because that instance
+    would create the topic again, empty. A producer that keeps sending also creates it again, unless
+    it uses `create=False`. If the deletion is interrupted, run the same command to finish it.
+    `streamqd dlq audit TOPIC` then shows one entry, with the user.
     """
     doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
@@ -256,13 +256,14 @@ def _doomed(found: topics_deletion.Doomed) -> str:
 @yes_option
 @answering
 def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool) -> CommandResult:
-    """Grow a topic to N partitions and keep the order of each key.
+    """Grow a topic to N partitions. Each key keeps its order.
 
-    N must be a multiple of the current number. Producers use the new partitions immediately. Each
-    group reads them after it has handled all messages of the old partitions, which can take long.
-    Until then, `topic-grow` is shown as owner of the new partitions. If the command is interrupted,
-    run it again to continue. Once the growth is complete, it changes nothing. The command makes
-    the daemons reload, so write the new number into their configuration first.
+    First write the new number into the configuration of the daemons, because the command reloads
+    them. N must be a multiple of the current number. Producers use the new partitions immediately.
+    Each group reads them after it has handled all current messages of the old partitions, so the
+    growth takes as long as the lag. Until then, the new partitions are owned by `topic-grow`. If
+    the command is interrupted, run it again to continue. After the growth is complete, it changes
+    nothing.
     """
     found = growth.progress(session.store, name, partitions)
     if found is not None and found.done:

@@ -31,15 +31,16 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     """Show where one message is: in its partition and in every group.
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
-    shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written.
-    A message of an outbox is found by TOPIC/outbox/UID, as returned by `Outbox.send`. The command
-    searches 20,000 entries of each partition after the time of the send, and the newest 10,000.
-    In each group, the message is unread, pending, running, waiting for its next attempt, a dead
-    letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
-    never written". Up to 20,000 later entries of each stream are searched for copies.
+    shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written,
+    and an outbox message by TOPIC/outbox/UID, as returned by `Outbox.send`. For these two, the
+    command searches 20,000 entries of each partition after the time of the send, and the newest
+    10,000. In each group, the message is unread, pending, running, waiting for its next attempt, a
+    dead letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
+    never written". For its copies, the command searches up to 20,000 later entries of each retry
+    and dead-letter stream.
 
-    The exit code is 0 if the message was found or possibly removed, 2 for an invalid uid, and 8 if
-    it was never written.
+    The exit code is 0 if the message was found or may have been trimmed, 2 for an invalid uid, and
+    8 if it was never written.
 
     \b
     Example:
@@ -105,7 +106,7 @@ def _message(found: admin.Trace) -> list[str]:
     lines = [f"written {when}, {key}, {count(entry.payload_bytes, 'byte')}, in the partition"]
     if entry.schedule:
         tick = printable(entry.scheduled_for)
-        lines.append(f"sent by the schedule {printable(entry.schedule)}, tick {tick}")
+        lines.append(f"sent by schedule {printable(entry.schedule)}, tick {tick}")
     origins = {
         "written again by a replay of": entry.copy_of,
         "sent again by a replay of": entry.replay_of,

@@ -42,8 +42,8 @@ def trim(
     """Remove the oldest entries of TOPIC that are no longer needed.
 
     Without a limit option, the topic's retention applies. Entries that a group has not acknowledged
-    stay, and so do unarchived entries with archive = "required". HELD BY shows the group (or
-    @archive) that needs the oldest such entry, and for how long.
+    are kept, and so are unarchived entries with archive = "required". NEEDED BY shows the group (or
+    @archive) that needs the oldest of these entries, and for how long.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
@@ -71,18 +71,18 @@ def _show(done: admin.TrimReport) -> None:
     def removed(row: admin.TrimRow) -> str:
         return "over 100,000" if row.removed is None else f"{row.removed:,}"
 
-    def held_by(row: admin.TrimRow) -> str:
+    def needed_by(row: admin.TrimRow) -> str:
         since = ago(done.now_unix_ms, row.held_since_unix_ms)
         return "-" if since is None else f"{row.holder}, for {since}"
 
     listing(
-        f"PARTITION {'WOULD_GO' if done.dry_run else 'REMOVED'} MESSAGES MEMORY HELD_BY",
+        f"PARTITION {'WOULD_GO' if done.dry_run else 'REMOVED'} MESSAGES MEMORY NEEDED_BY",
         done.partitions,
         partition=lambda row: str(row.partition),
         would_go=removed,
         removed=removed,
         memory=lambda row: memory(row.bytes),
-        held_by=held_by,
+        needed_by=needed_by,
     )
     if not done.dry_run:
         click.echo(f"{count(done.removed, 'message')} removed")

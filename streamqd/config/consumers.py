@@ -39,8 +39,8 @@ class Breaker:
 
     failures: int = setting(
         0,
-        "Failures within `window` that open the circuit of a partition. Counts the exceptions"
-        " listed in `on`. 0: never.",
+        "Number of failures within `window` that open the circuit of a partition. Only the"
+        " exceptions in `on` count. 0: the circuit never opens.",
         min=0,
         max=10_000,
     )
@@ -56,7 +56,7 @@ class Breaker:
     on: tuple[str, ...] = setting(
         (),
         'Exception classes that mean a dependency is down, such as "ConnectionError" or'
-        ' "requests.ConnectionError", including subclasses. Empty: every class.',
+        ' "requests.ConnectionError", including subclasses. Empty: all retried exceptions.',
         shape=_CLASS,
     )
 
@@ -67,7 +67,7 @@ class FloodGuard:
 
     dead_letters: int = setting(
         0,
-        "Dead letters within `window` that pause the partition. 0: never.",
+        "Number of dead letters within `window` that pauses the partition. 0: never.",
         min=0,
         max=100_000,
     )
@@ -84,12 +84,12 @@ class FloodGuard:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One handler reading one topic as one group. Overrides what @handler declares."""
+    """One handler that reads one topic as one group. These settings override @handler."""
 
     topic: str = field(metadata=described("Topic to read.", shape=NAMED))
     group: str = field(
         metadata=described(
-            "Name of the group. Each group of a topic gets every message.", shape=NAMED
+            "Name of the group. Each group receives every message of the topic.", shape=NAMED
         )
     )
     handler: str = setting(
@@ -108,10 +108,13 @@ class Consumer:
         "earliest", "Position from which a new group reads.", choices=("earliest", "latest")
     )
     prefetch_max: int = setting(
-        256, "Maximum number of entries per fetch. The worker adapts below it.", min=1, max=256
+        256,
+        "Maximum number of entries per fetch. The worker may fetch fewer.",
+        min=1,
+        max=256,
     )
     prefetch_bytes: Bytes = setting(
-        4 << 20, "Approximate maximum of payload bytes per fetch.", min=1, max=1 << 30
+        4 << 20, "Approximate maximum size of the payloads per fetch.", min=1, max=1 << 30
     )
     batch: int | None = setting(
         None,
@@ -140,9 +143,9 @@ class Consumer:
     )
     ack: str = setting(
         BATCHED,
-        "When finished messages are acknowledged. batched: runs below 20 ms are acknowledged"
-        " together, within 20 ms, and run again if the host is lost before that. each: before the"
-        " next run starts, at the cost of a round trip per message.",
+        "When finished messages are acknowledged. batched: runs shorter than 20 ms are acknowledged"
+        " together, within 20 ms. If the host is lost before that, they run again. each: each run"
+        " is acknowledged before the next one starts, with one round trip per message.",
         choices=(BATCHED, EACH),
     )
     rate: str | None = setting(
@@ -160,24 +163,24 @@ class Consumer:
     )
     rate_burst: int | None = setting(
         None,
-        "Runs that can start back to back after an idle period, and the largest batch. none: the"
-        " runs of 20 ms, at least 1. For a batch handler: the batch size.",
+        "Maximum number of runs that start back to back after an idle period, and maximum batch"
+        " size. none: 20 ms worth of rate, at least 1. For a batch handler: the batch size.",
         min=1,
         max=1_000_000,
     )
     max_attempts: int = setting(
         5,
-        "Failed runs after which a message is dead-lettered. With 5, the fifth failure is the last."
+        "Number of failed runs after which a message is dead-lettered. With 5, there are 4 retries."
         " 0: retried without limit.",
         min=0,
     )
     max_crashes: int = setting(
-        3, "Crashed runs after which a message is dead-lettered. 0: no limit.", min=0
+        3, "Number of crashes after which a message is dead-lettered. 0: no limit.", min=0
     )
-    backoff: Backoff = setting(Backoff(), "How long a failed message waits for its next attempt.")
+    backoff: Backoff = setting(Backoff(), "Delay before a failed message is retried.")
     retry_max_age: Seconds | None = setting(
         None,
-        "Messages that fail at an age above this are dead-lettered. none: no limit.",
+        "Messages that fail when they are older than this are dead-lettered. none: no limit.",
         min=0.001,
     )
     retry_on: tuple[str, ...] = setting(
@@ -189,7 +192,7 @@ class Consumer:
     dead_on: tuple[str, ...] = setting(
         (),
         "Exception classes that are dead-lettered immediately, including subclasses. If both lists"
-        " match, the class nearest to the exception decides.",
+        " match, the most specific class applies.",
         shape=_CLASS,
     )
     on_error: str = setting(
@@ -214,12 +217,12 @@ class Consumer:
     )
     timeout: Seconds | None = setting(
         None,
-        "Soft limit of one run: an exception is raised in the handler. none: no limit.",
+        "Soft time limit of one run: an exception is raised in the handler. none: no limit.",
         min=0.001,
     )
     hard_timeout: Seconds | None = setting(
         None,
-        "Hard limit of one run: the process is killed, and the crash is counted against the"
+        "Hard time limit of one run: the worker is killed, and a crash is counted against the"
         " message. Must be longer than timeout. none: no limit.",
         min=0.001,
     )
@@ -228,32 +231,32 @@ class Consumer:
     )
     max_rss: Bytes = setting(
         0,
-        "A worker whose memory has grown by this much since it was ready is replaced. 0: never.",
+        "Growth of a worker's memory since it became ready after which it is replaced. 0: never.",
         min=0,
     )
     max_age: Seconds = setting(0.0, "Age at which a worker is replaced, at least 1s. 0: never.")
     handover: str = setting(
         "warm",
-        "How a worker is replaced. warm: the next one has booted, `on_start` included, before"
-        " the current one stops. cold: the current one stops first. Use it if only one process"
-        " may exist.",
+        "How a worker is replaced. warm: the next worker boots, including `on_start`, before the"
+        " current one stops. cold: the current worker stops first, for handlers of which only one"
+        " process may exist.",
         choices=("warm", "cold"),
     )
     reclaim_idle: Seconds = setting(
         60.0,
-        "How long an entry that another client fetched in this group may stay unacknowledged"
-        " before it is taken over.",
+        "Time after which an unacknowledged entry that another client fetched in this group is"
+        " taken over.",
         min=1,
     )
     dlq_error: str = setting(
         "traceback",
-        "How much of an exception a dead letter contains. Each value includes the previous ones.",
+        "Details of the exception in a dead letter. Each value includes the previous ones.",
         choices=("none", "class", "message", "traceback"),
     )
     dlq_body: str = setting(
         "full",
-        "How much of the payload a dead letter contains. hash: size and SHA-256. none: size."
-        " Only a dead letter with the full payload can be replayed.",
+        "Content of the payload in a dead letter. hash: only its size and SHA-256. none: only its"
+        " size. Only a dead letter with the full payload can be replayed.",
         choices=("full", "hash", "none"),
     )
     # The explicit settings. Declarations of @handler fill in the others.

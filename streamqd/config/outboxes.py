@@ -35,15 +35,14 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """A table in a database of yours, from which one instance moves messages to Redis."""
+    """An outbox table in your database, whose messages one instance sends to Redis."""
 
     name: str = field(metadata=described("Name, unique on this Redis.", shape=NAMED))
     database: str = field(
         metadata=described(
             'Address of the database: "postgresql://user@host/name", "mysql://user@host/name" or'
-            ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that variable of the'
-            " environment. A password in the URL is accepted only if only the owner may read this"
-            " file.",
+            ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that environment variable. A'
+            " password in the URL is accepted only if only the owner may read this file.",
             secret=True,
         )
     )
@@ -54,14 +53,14 @@ class OutboxSettings:
     )
     table: str = setting(
         TABLE,
-        "Table of the messages, with a schema before a dot if needed. Rows that cannot be sent are"
-        " moved to the table with the suffix _dead.",
+        'Table with the messages, such as "streamqd_outbox" or "shop.streamqd_outbox". Rows that'
+        " cannot be sent are moved to the table with the same name and the suffix _dead.",
         shape=TABLE_NAME,
     )
     batch: int = setting(512, "Maximum number of rows that are read at a time.", min=1, max=4_096)
     poll: Seconds = setting(
         1.0,
-        "Pause before an empty table is read again. PostgreSQL ends the pause at each commit.",
+        "Interval at which an empty table is read. With PostgreSQL, a commit is read immediately.",
         min=0.05,
         max=3_600,
     )
@@ -73,14 +72,14 @@ class OutboxSettings:
     )
     wait_replicas: int = setting(
         0,
-        "Replicas of Redis that must have the messages before their rows are deleted.",
+        "Number of Redis replicas that must confirm the messages before their rows are deleted.",
         min=0,
         max=16,
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "Time until another instance takes over after a host is lost. The lease is renewed every"
-        " lease_ttl / 3.",
+        "Time after which another instance takes over the outbox of a lost host. The lease is"
+        " renewed every lease_ttl / 3.",
         min=1,
         max=3_600,
     )
@@ -99,7 +98,7 @@ class OutboxSettings:
         """
         for name in dict.fromkeys(_VARIABLE.findall(self.database)):
             if not environ.get(name):
-                raise ValueError(f"the variable {name} is not set for this process")
+                raise ValueError(f"environment variable {name} is not set")
         url = _VARIABLE.sub(lambda found: environ[found[1]], self.database)
         split(url)
         return absolute(url, self.base_dir)
@@ -128,7 +127,7 @@ class OutboxSettings:
             try:
                 read(environ)
             except ValueError as error:
-                return f"{of} of the outbox {self.name}: {error}"
+                return f"{of} of outbox {self.name}: {error}"
         return ""
 
 

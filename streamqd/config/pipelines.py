@@ -29,24 +29,24 @@ class Pipeline:
     )
     event_time: str | None = setting(
         None,
-        "Column of the schema, a timestamp or a date, by whose date (UTC) that table is divided."
-        " Empty: the time of the entry.",
+        "Timestamp or date column by which the parsed table is partitioned, by UTC date. Empty: the"
+        " time of the entry.",
     )
     times: tuple[str, ...] = setting(
         (),
-        'Format of timestamp and date columns of the schema, as "COLUMN FORMAT": seconds,'
-        " milliseconds or microseconds since 1970, or a Spark pattern. For example:"
-        ' ["at milliseconds", "day dd/MM/yyyy"]. Other columns: ISO 8601, or seconds.',
+        'Formats of timestamp and date columns, each as "COLUMN FORMAT". FORMAT is seconds,'
+        " milliseconds or microseconds (since 1970), or a Spark pattern. Example:"
+        ' ["at milliseconds", "day dd/MM/yyyy"]. Other columns are ISO 8601 or seconds.',
         shape=_TIME,
     )
     extra: tuple[str, ...] = setting(
         (),
-        "More columns of that table: entry_key is the key of the entry, entry_headers contains its"
-        " headers, and _rescued contains payload fields that have no column, as JSON.",
+        "Additional columns of the parsed table. entry_key: the key of the entry. entry_headers:"
+        " its headers. _rescued: payload fields without a column, as JSON.",
         shape=_EXTRA,
     )
     codec: str = setting(
         "json",
-        "Encoding of the topic's payloads in that table and in `pipeline report`.",
+        "Encoding of the payloads that the parsed table and `pipeline report` read.",
         choices=("json", "msgpack"),
     )

@@ -31,7 +31,7 @@ _KEY = Shape(re.compile(r".{1,1024}", re.DOTALL), "write 1 to 1,024 characters")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A message that the fleet sends repeatedly, or once at an instant.
+    """A message that the fleet sends repeatedly, or once at a given time.
 
     Set exactly one of cron, every and at.
     """
@@ -52,7 +52,7 @@ class Schedule:
     timezone: str | None = setting(None, 'Time zone of cron, such as "Europe/Berlin". Empty: UTC.')
     key: str | None = setting(None, "Key of the messages. Empty: the name.", shape=_KEY)
     partition: int | None = setting(
-        None, "Partition of the messages. none: the key decides.", min=0, max=4_095
+        None, "Partition of the messages. none: set by the key.", min=0, max=4_095
     )
     payload: JsonText = setting(
         "{}", "Payload, sent as JSON. A string is sent unchanged. At most 64 KiB."
@@ -78,8 +78,8 @@ class Schedule:
     )
     jitter: Seconds = setting(
         0.0,
-        "All ticks are delayed by the same part of this time, which is derived from the name, so"
-        " that schedules of one minute do not all fire in its first second.",
+        "Spread schedules over this time: all ticks are delayed by the same part of it, derived"
+        " from the name. Otherwise, schedules that are due in one minute all fire at its start.",
         min=0,
         max=JITTER_MAX,
     )
@@ -166,8 +166,8 @@ def _cron_fault(cron: str | None) -> str:
     try:
         found = next(CronSim(cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
     except (CronSimError, ValueError, AssertionError) as error:
-        what = str(error).replace("Bad ", "its ") or "it"
-        return f"{wording.shown(cron)} is not a valid expression, because {what} is wrong ({hint})"
+        part = str(error).replace("Bad ", "")
+        return f"{wording.shown(cron)} is not a valid expression{part and f': bad {part}'} ({hint})"
     return "" if found else f"{wording.shown(cron)} never occurs"
 
 
@@ -221,7 +221,7 @@ def _every_fault(schedule: Schedule) -> str:
 
 def _key_fault(schedule: Schedule) -> str:
     if schedule.key is not None and schedule.partition is not None:
-        return "and partition exclude each other"
+        return "cannot be used with partition"
     return ""
 
 

@@ -59,7 +59,7 @@ _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """The connection to Redis."""
+    """Connection to Redis."""
 
     url: str = setting(
         "embedded:",
@@ -77,20 +77,20 @@ class Redis:
         ' "redis-password", if it exists.',
     )
     sentinel_username: str | None = setting(
-        None, "ACL user of the sentinels themselves. Empty: their default user."
+        None, "ACL user on the sentinels. Empty: the default user."
     )
     sentinel_password_file: Path | None = setting(
         None,
-        "File that holds the password of the sentinels themselves. Empty: the systemd credential"
-        ' "redis-sentinel-password", if it exists, otherwise no password.',
+        "File with the password for the sentinels, readable only by its owner. Empty: the systemd"
+        ' credential "redis-sentinel-password", if it exists, otherwise no password.',
     )
     ca_file: Path | None = setting(
         None,
-        "PEM file of the authorities that may sign the server's certificate, in addition to those"
-        " of the operating system.",
+        "PEM file with CA certificates that are trusted in addition to those of the operating"
+        " system.",
     )
-    cert_file: Path | None = setting(None, "PEM file of the client certificate. Needs key_file.")
-    key_file: Path | None = setting(None, "PEM file of the client key. Needs cert_file.")
+    cert_file: Path | None = setting(None, "PEM file of the client certificate. Requires key_file.")
+    key_file: Path | None = setting(None, "PEM file of the client key. Requires cert_file.")
     allow_eviction: bool = setting(
         False,
         "Start even if the server may evict keys (maxmemory-policy other than noeviction). If it"
@@ -99,10 +99,10 @@ class Redis:
     allow_insecure: bool = setting(
         False,
         "Connect to another host without TLS. Anyone on the network path can then read and change"
-        " all data, including the password.",
+        " all data, and read the password.",
     )
     connect_timeout: Seconds = setting(
-        2.0, "How long one attempt to connect may take.", min=0.05, max=60
+        2.0, "Maximum time for one attempt to connect.", min=0.05, max=60
     )
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class Redis:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """The instance and its worker processes."""
+    """This instance: its name, processes and share of the partitions."""
 
     instance: str = field(
         default_factory=socket.gethostname,
@@ -138,38 +138,38 @@ class Daemon:
     )
     preload: tuple[str, ...] = setting(
         (),
-        "Libraries to import once, before the workers are forked, so that they share the memory."
-        " Never handler modules. A changed list needs a restart.",
+        "Libraries to import before the workers are forked, so their memory is shared. Do not list"
+        " handler modules. A change requires a restart.",
         shape=_MODULE,
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "Time that a partition stays owned after the last renewal. The partitions of a lost host"
-        " are taken over within 1.6 times this. Leases are renewed every lease_ttl / 5.",
+        "Time until the lease of a partition expires, unless its owner renews it (every lease_ttl /"
+        " 5). After a host is lost, other instances own its partitions within 1.6 * lease_ttl.",
         min=1,
         max=3_600,
     )
     drain_timeout: Seconds = setting(
         30.0,
-        "How long a stop waits for the running messages before it releases them unfinished. The"
-        " stop timeout of a container must be 17 s longer.",
+        "How long a shutdown waits for running messages before it releases them unfinished. The"
+        " container's stop timeout must be 17 s longer.",
         min=0,
         max=86_400,
     )
     boot_timeout: Seconds = setting(
-        60.0, "How long a worker may take to import its handler and become ready.", min=1, max=3_600
+        60.0, "Maximum time for a worker to import its handler and become ready.", min=1, max=3_600
     )
     event_loop: str = setting(
         "asyncio",
-        "Event loop of async handlers. asyncio: the loop of asyncio, or of the policy that a"
-        " handler module sets. uvloop: a faster loop, which needs the extra uvloop and rounds"
+        "Event loop of async handlers. asyncio: the standard loop, or that of the policy that a"
+        " handler module sets. uvloop: a faster loop that requires the uvloop extra and rounds"
         " timers up to whole milliseconds.",
         choices=("asyncio", "uvloop"),
     )
     loop_blocked_after: Seconds = setting(
         1.0,
-        "How long a coroutine may block the event loop of its worker before the event"
-        " loop.blocked is logged. 0: never.",
+        "Log a loop.blocked event when a coroutine blocks its worker's event loop for this long."
+        " 0: never.",
         min=0,
         max=3_600,
     )
@@ -187,42 +187,40 @@ class Daemon:
     )
     rebalance_delay: Seconds = setting(
         3.0,
-        "How long a change of the fleet must last before owned partitions move.",
+        "How long a change of the fleet must last before partitions move between live instances.",
         min=0,
         max=3_600,
     )
     rebalance_hold: Seconds = setting(
-        10.0, "How long a partition stays where it is before it may move again.", min=0, max=86_400
+        10.0, "Minimum time between two moves of a partition.", min=0, max=86_400
     )
     rebalance_moves: int = setting(
         4, "Maximum number of partitions that this instance hands over at a time.", min=1, max=4_096
     )
-    crash_backoff: Backoff = setting(
-        _CRASH_BACKOFF, "How long a worker that keeps crashing waits before it is started again."
-    )
+    crash_backoff: Backoff = setting(_CRASH_BACKOFF, "Delay before a crashed worker is restarted.")
     crash_loop: int = setting(
         5,
-        "Crashes in a row after which the partition is released, and not started again here for"
-        " crash_cooldown. A crash while a message runs counts as 1 / (max_crashes + 1), so that one"
-        " bad message does not pause the partition.",
+        "Consecutive crashes after which this instance releases the partition and does not take it"
+        " back for crash_cooldown. A crash while a message runs counts as 1 / (max_crashes + 1),"
+        " so one bad message alone does not cause the release.",
         min=1,
         max=1_000,
     )
     crash_cooldown: Seconds = setting(
-        60.0, "Wait before the worker of a released partition is started again.", min=1, max=86_400
+        60.0, "Time for which a partition released by crash_loop stays released.", min=1, max=86_400
     )
     history: Seconds = setting(
         86_400.0,
-        "How long the figures of each minute are kept in Redis, for the charts of the console and"
-        " for `streamqd pipeline archive`. They take about 80 bytes for each minute, instance,"
-        " topic and group, and 110 for each partition with messages. 0: none are written.",
+        "How long the statistics of each minute are kept in Redis, for the console's charts and"
+        " for `streamqd pipeline archive`. They use about 80 bytes per minute, instance, topic and"
+        " group, and 110 bytes per partition with messages. 0: no statistics are written.",
         min=0,
         max=7 * 86_400,
     )
     max_message_bytes: Bytes = setting(
         1 << 20,
-        "Largest payload, and largest key and headers. Producers reject larger messages, and"
-        " workers dead-letter them.",
+        "Maximum size of the payload, and of the key and headers together. Producers reject larger"
+        " messages, and workers dead-letter them.",
         min=1,
         max=512 << 20,
     )
@@ -230,7 +228,7 @@ class Daemon:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Metrics, health and the status page. Read only."""
+    """HTTP endpoints for metrics, health checks and the status page. They are read-only."""
 
     bind: str = setting(
         "127.0.0.1:9464",
@@ -275,16 +273,16 @@ class Console:
     )
     prefix: str = setting("/", "Path under which a proxy serves the console.", shape=_PATH_PREFIX)
     read_only: bool = setting(
-        False, "Treat every person as a viewer, so that nothing can be changed."
+        False, "Treat every user as a viewer. The console then changes nothing."
     )
     users_file: Path | None = setting(
         None,
-        "File with the persons who may log in, written by `streamqd console --add-user` and"
-        " readable only by its owner. Empty: a link with a one-time token logs in an admin.",
+        "File with the users who can log in, written by `streamqd console --add-user` and readable"
+        " only by its owner. Empty: a link with a one-time token logs in an admin.",
     )
     proxy_header: str | None = setting(
         None,
-        "Header with the name of the person, set by a proxy that has authenticated the person.",
+        "Header with the user name, set by an authenticating proxy.",
         shape=_HEADER,
     )
     proxy_from: tuple[str, ...] = setting(
@@ -294,14 +292,18 @@ class Console:
     )
     proxy_role: str = setting(
         "viewer",
-        "Role of a person whom a proxy names and users_file does not contain.",
+        "Role of users from proxy_header who are not in users_file.",
         choices=("viewer", "operator", "admin"),
     )
     viewer_bodies: str = setting(
         "show", "Keys, headers and payloads of messages for viewers.", choices=_BODIES
     )
-    operator_bodies: str = setting("show", "The same for operators.", choices=_BODIES)
-    admin_bodies: str = setting("show", "The same for admins.", choices=_BODIES)
+    operator_bodies: str = setting(
+        "show", "Keys, headers and payloads of messages for operators.", choices=_BODIES
+    )
+    admin_bodies: str = setting(
+        "show", "Keys, headers and payloads of messages for admins.", choices=_BODIES
+    )
     masks: tuple[str, ...] = setting(
         (),
         'Parts that are hidden in masked messages: JSON pointers such as "/card/number", and'
@@ -316,8 +318,8 @@ class Console:
     )
     archive: str | None = setting(
         None,
-        "Directory (absolute) or URL of `pipeline archive`, in which the page of a message finds"
-        " its file. Needs the extra spark.",
+        "Absolute directory or URL of `pipeline archive`, in which message pages find archived"
+        " messages. Requires the spark extra.",
         shape=_ARCHIVE,
     )
 
@@ -337,39 +339,38 @@ class Log:
     )
     level: str = setting(
         "info",
-        "Minimum level of the lines that are written.",
+        "Minimum level of the logged events.",
         choices=("debug", "info", "warning", "error"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Traces by OpenTelemetry, and reports to Sentry."""
+    """OpenTelemetry traces, and reports to Sentry."""
 
     traces: bool = setting(
         False,
-        "Make spans of runs, and of the sends of producers that read this file. Needs the extra"
-        " otel. The standard variables OTEL_* configure the rest, such as"
+        "Create a span for each run, and for each send of a producer that reads this file."
+        " Requires the otel extra. The standard OTEL_* variables configure the rest, such as"
         " OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_SERVICE_NAME.",
     )
     producer_span: str = setting(
         "link",
-        "How the span of a run refers to the span of the send. link: the run starts a trace of its"
-        " own, with a link. parent: the run continues the trace of the send. Batches always use"
-        " links.",
+        "Relation of a run's span to its producer's span. link: the run starts its own trace, with"
+        " a link. parent: the run continues the producer's trace. Batches always use links.",
         choices=("link", "parent"),
     )
     sentry: bool = setting(
         False,
-        "Report failed runs to Sentry, each cause once a minute, and runs as transactions. Needs"
-        " the extra sentry. The variables SENTRY_DSN, SENTRY_ENVIRONMENT, SENTRY_RELEASE and"
-        " SENTRY_TRACES_SAMPLE_RATE configure the rest.",
+        "Report failed runs to Sentry, each cause at most once a minute, and runs as transactions."
+        " Requires the sentry extra. The variables SENTRY_DSN, SENTRY_ENVIRONMENT, SENTRY_RELEASE"
+        " and SENTRY_TRACES_SAMPLE_RATE configure the rest.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPrefixes:
-    """Prefixes of the keys in Redis. The same for every producer and instance of a fleet."""
+    """Prefixes of the keys in Redis. All producers and instances of a fleet must use the same."""
 
     control: str = setting(
         "streaming:mq", "Prefix of leases, members, topics and other bookkeeping.", shape=_PREFIX

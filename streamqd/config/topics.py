@@ -9,7 +9,7 @@ from streamqd.config.setting import Bytes, Seconds, setting
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The entries that stay in a partition after every group has acknowledged them."""
+    """Limits on the acknowledged entries that a partition keeps."""
 
     max_age: Seconds | None = setting(
         None, "Acknowledged entries older than this are trimmed. none: no limit.", min=1
@@ -33,8 +33,8 @@ class Retention:
     )
     ack_policy: str = setting(
         "keep",
-        "delete: entries are trimmed as soon as every group has acknowledged them. keep: the"
-        " other settings decide.",
+        "delete: entries are trimmed as soon as every group has acknowledged them. keep: entries"
+        " are trimmed at the limits of the other retention settings.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
@@ -45,13 +45,13 @@ class Retention:
     drop_unacked_after: Seconds | None = setting(
         None,
         "Loses messages: entries older than this are removed and counted, acknowledged or not."
-        " none: unacknowledged entries stay.",
+        " none: unacknowledged entries are kept.",
         min=1,
     )
     drop_unacked_above: int | None = setting(
         None,
         "Loses messages: entries beyond this number per partition are removed and counted,"
-        " oldest first, acknowledged or not. none: unacknowledged entries stay.",
+        " oldest first, acknowledged or not. none: unacknowledged entries are kept.",
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.
@@ -90,8 +90,9 @@ class Topic:
     )
     dlq_retention: Seconds | None = setting(
         None,
-        "Dead letters older than this are deleted and counted. none: they stay until they are"
-        ' replayed or purged. With archive = "required", they also stay until they are archived.',
+        "Dead letters older than this are deleted and counted. none: dead letters are kept until"
+        ' they are replayed or purged. With archive = "required", a dead letter is never deleted'
+        " before it is archived.",
         min=1,
     )
     # The explicit settings. A topic that only a consumer names has none, so its partition count is

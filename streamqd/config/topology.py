@@ -162,9 +162,11 @@ def _addresses(kind: str, text: str) -> tuple[Address, ...]:
 def _master(kind: str, parts: SplitResult) -> tuple[str, int]:
     if kind == CLUSTER:
         if parts.path not in ("", "/", "/0"):
-            raise ValueError(f"has a database, but a cluster has only database 0 ({WRITE[kind]})")
+            raise ValueError(
+                f"must not contain a database other than 0 on a cluster ({WRITE[kind]})"
+            )
         return "", 0
     match = _MASTER.fullmatch(parts.path)
     if match is None:
-        raise ValueError(f"has no name of the master after the hosts ({WRITE[kind]})")
+        raise ValueError(f"must contain the master's name after the hosts ({WRITE[kind]})")
     return match["name"], int(match["db"] or 0)

@@ -57,7 +57,7 @@ def parse_duration(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"is not a duration ({DURATION_HINT})")
     if not 0 <= value <= 1e15:  # also rejects nan
-        raise ValueError(f"is not a possible duration ({DURATION_HINT})")
+        raise ValueError(f"is out of range for a duration ({DURATION_HINT})")
     return float(value)
 
 
@@ -70,7 +70,7 @@ def _duration_of_text(text: str) -> float:
     order = list(_DURATION_UNITS)
     places = [order.index(unit) for _, unit in parts]
     if places != sorted(set(places)):
-        raise ValueError('has units out of order or repeated, unlike "1h30m15s"')
+        raise ValueError('has units repeated or out of order; write it as in "1h30m15s"')
     return float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
 
 
@@ -80,7 +80,7 @@ def parse_instant(text: str) -> float:
     try:
         return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
     except OverflowError as error:
-        raise ValueError("is outside the years of a time") from error
+        raise ValueError("is outside the supported years") from error
 
 
 def format_duration(seconds: float) -> str:

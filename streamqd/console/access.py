@@ -52,7 +52,7 @@ def role_of(word: str) -> Role:
         return Role[word.upper()]
     except KeyError:
         words = ", ".join(each.word for each in Role)
-        raise Refused(f"role {word!r} is not one of {words}") from None
+        raise Refused(f"role {word!r} is not valid; use one of {words}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def new_user(name: str, role: Role, password: str) -> UserRecord:
     if not name or len(name) > NAME_CHARS or ":" in name or not name.isprintable():
         raise Refused(f"user {name!r} is not a valid name; use 1 to {NAME_CHARS} characters, no :")
     if len(password) < 8:
-        raise Refused("the password has fewer than 8 characters; use a longer one")
+        raise Refused("password must have at least 8 characters")
     salt = secrets.token_bytes(16)
     return UserRecord(name, role, salt, _digest(password, salt))
 
@@ -107,13 +107,13 @@ def read_users(path: Path) -> dict[str, UserRecord]:
             mode = os.fstat(opened.fileno()).st_mode
             lines = opened.read(1 << 20).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        reason = getattr(error, "strerror", None) or "not UTF-8"
         raise Refused(
             f"console.users_file {path} cannot be read ({reason}); run `streamqd console"
             " --add-user NAME` to create it"
         ) from None
     if stat.S_IMODE(mode) & 0o077 and not is_credential(path):
-        raise Refused(f"console.users_file {path} can be read by others; run chmod 600 {path}")
+        raise Refused(f"console.users_file {path} is readable by others; run chmod 600 {path}")
     found = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -237,7 +237,7 @@ class ConsoleAccess:
         with self._lock:
             self._failures = [each for each in self._failures if now - each < 60]
             if len(self._failures) >= FAILURES_MAX:
-                raise Refused("too many wrong passwords; wait a minute")
+                raise Refused("too many wrong passwords; try again in a minute")
         user = (self.users or {}).get(name)
         # An unknown name takes as long as a wrong password.
         accepted = (user or _NOBODY).accepts(password)

@@ -201,7 +201,7 @@ class ConsoleApp:
             return self._problem(request, status, str(error))
         except (RedisUnavailable, RedisRefused, TooBusyError) as error:
             if isinstance(error, RedisRefused) and rule.method == "POST" and not error.transient:
-                text = f"Redis refused the change: {error}"
+                text = f"Redis rejected the change: {error}"
                 return self._problem(request, HTTPStatus.CONFLICT, text)
             return self._problem(
                 request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explained(error), away=True
@@ -213,12 +213,12 @@ class ConsoleApp:
             return self._problem(request, HTTPStatus.CONFLICT, str(error))
         except Exception as error:  # noqa: BLE001 - any other error is a page too, and in the log
             logs.event("console.failed", logging.ERROR, path=rule.path, exc=error)
-            text = "An internal error occurred. Its traceback is in the log of the console."
+            text = "An internal error occurred. The traceback is in the console's log."
             return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
     def _forbidden(self, request: Request, wanted: Role) -> Response:
         """Answer a person whose role does not suffice."""
-        text = f"This needs the role {wanted.word}; you are {request.state.person.role.word}."
+        text = f"This requires role {wanted.word}; your role is {request.state.person.role.word}."
         if self._access.settings.read_only:
             text = "This console is read-only for every role."
         return self._problem(request, HTTPStatus.FORBIDDEN, text)
@@ -408,7 +408,7 @@ class ConsoleApp:
         if values.pop(DRY, ""):
             return await self._shown(act, request, values)
         if seen not in (None, forms.digest(forms.chosen(values))):
-            text = "Nothing was changed yet: this is the dry run of the new values. Confirm it."
+            text = "Nothing was changed yet. This is the dry run of the new values."
             return await self._shown(act, request, values, problem=text)
 
         def run(desk: Desk) -> ActResult:

@@ -107,14 +107,14 @@ class Backend:
     ) -> T:
         """Run `function(desk, …)` in a thread. Raises its errors, and TooBusyError."""
         if self._waiting >= WAITING_MAX:
-            raise TooBusyError("too many requests wait for Redis; load the page again")
+            raise TooBusyError("too many requests are waiting for Redis; reload the page")
         self._waiting += 1
         running: Future[T] = self._pool.submit(lambda: function(self._desk(), *args, **kwargs))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(running), CALL_SECONDS)
         except TimeoutError:
             raise TooBusyError(
-                f"Redis took longer than {CALL_SECONDS:g} s; load the page again"
+                f"Redis took longer than {CALL_SECONDS:g} s; reload the page"
             ) from None
         finally:
             self._waiting -= 1
@@ -196,5 +196,5 @@ def record(
 def explained(error: StreamqdError) -> str:
     """Return a sentence about an error of Redis for the banner."""
     if isinstance(error, RedisUnavailable):
-        return "Redis does not answer. The figures are missing or old; this page tries again."
+        return "Redis does not answer. Numbers are missing or out of date. Retrying automatically."
     return str(error)

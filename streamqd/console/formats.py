@@ -15,9 +15,33 @@ NONE = "\u2013"
 _STARTS = frozenset(
     {
         "append-only",
-        *("a", "all", "an", "another", "check", "drained", "fix", "if", "look", "make", "messages"),
-        *("more", "no", "none", "nothing", "on", "paused", "read", "report", "run", "schedules"),
-        *("send", "start", "stop", "stopped", "the", "wait", "write"),
+        *(
+            "a",
+            "all",
+            "an",
+            "another",
+            "check",
+            "drained",
+            "fix",
+            "group",
+            "if",
+            "instance",
+            "look",
+        ),
+        *("make", "messages", "more", "no", "none", "nothing", "on", "outbox", "paused", "read"),
+        *(
+            "report",
+            "run",
+            "schedules",
+            "send",
+            "start",
+            "stop",
+            "stopped",
+            "table",
+            "the",
+            "topic",
+        ),
+        *("wait", "write"),
     }
 )
 
@@ -119,7 +143,7 @@ _REASONS = {
     "crashes": "it crashed its worker",
     "dead": "the handler rejected it",
     "undecodable": "it cannot be decoded",
-    "too-old": "it failed when it was older than retry_max_age",
+    "too-old": "it failed after retry_max_age",
     "too-large": "it is larger than max_message_bytes",
     "not-retried": "its error is not retried",
     "canceled": "its retry was canceled",

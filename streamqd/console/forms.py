@@ -42,7 +42,7 @@ def read_form(body: bytes) -> dict[str, str]:
             body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"
         )
     except ValueError:
-        raise Malformed("the form cannot be read; load the page again") from None
+        raise Malformed("the form is not valid; reload the page") from None
     # Browsers send each line break as CR LF.
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
@@ -106,7 +106,7 @@ class Ledger:
     async def once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
         """Run a change, or wait for its result if the same request runs or has run."""
         if not key.request:
-            raise Malformed("the form has no request id; load the page again")
+            raise Malformed("the form has no request ID; reload the page")
         known = self._results.get(key)
         if known is not None:
             return await asyncio.shield(known)

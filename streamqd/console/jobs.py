@@ -87,8 +87,8 @@ class Jobs:
         job = self._jobs.get(job_id)
         if job is None:
             raise Refused(
-                f"job {job_id} not found, because this console was started again; look for its"
-                " result in the audit log"
+                f"job {job_id} not found, because the console was restarted; its result is in the"
+                " audit log"
             )
         return job
 
@@ -99,7 +99,7 @@ class Jobs:
         """
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
-                raise Refused(f"{JOBS_MAX} jobs run already; wait for one, or stop one")
+                raise Refused(f"{JOBS_MAX} jobs are already running; wait for one, or stop one")
             job.id = str(next(self._numbers))
             self._jobs[job.id] = job
             for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:
@@ -124,7 +124,7 @@ class Jobs:
         except StreamqdError as error:
             job.result, job.failed = str(error), True
         except Exception as error:  # noqa: BLE001 - a fault stops the job and is shown
-            job.result, job.failed = f"An internal error: {type(error).__name__}: {error}", True
+            job.result, job.failed = f"Internal error: {type(error).__name__}: {error}", True
         finally:
             job.seconds = time.monotonic() - job.started
             job.ended.set()

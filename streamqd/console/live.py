@@ -19,7 +19,7 @@ from streamqd.console.backend import SNAPSHOT_SECONDS
 from streamqd.errors import StreamqdError
 
 STREAMS_MAX = 500
-FAILED = "The live figures failed by an internal error, which is in the log of the console."
+FAILED = "Live updates stopped after an internal error. The traceback is in the console's log."
 SILENCE_SECONDS = 10.0  # without an event, a comment shows that the stream is alive
 
 

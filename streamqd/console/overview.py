@@ -404,7 +404,7 @@ def _of_lag(
 def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
     """Report all dead letters in one sentence."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
-    fix = "look at their causes, then replay or purge them"
+    fix = "check their causes, then replay or purge them"
     level = OF_CHECKS["partitions.dead-letters-many"]
     if len(by_count) == 1:
         [(topic, number)] = by_count

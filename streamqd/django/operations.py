@@ -49,7 +49,7 @@ class CreateOutbox(Operation):
 
     def describe(self) -> str:
         """Return the line that `migrate --plan` prints."""
-        return f"Create the outbox {self.table}"
+        return f"Create outbox {self.table}"
 
     def _execute(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *, create: bool

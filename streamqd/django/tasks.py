@@ -113,7 +113,7 @@ class StreamqdBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> NoReturn:
         """Raise NotImplementedError, as Django asks of a backend without results."""
         raise NotImplementedError(
-            "streamqd stores no results; run `streamqd trace ID` to see the runs of a task"
+            "streamqd does not store results; run `streamqd trace ID` to see the runs of a task"
         )
 
     def check(self, **_: Any) -> list[checks.CheckMessage]:

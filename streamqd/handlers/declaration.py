@@ -40,7 +40,7 @@ def _by_name(decorator: Callable[Given, Returned]) -> Callable[Given, Returned]:
     @functools.wraps(decorator)
     def called(*args: Given.args, **options: Given.kwargs) -> Returned:
         if args:
-            raise TypeError("@handler lacks its options; write @handler(topic=..., group=...)")
+            raise TypeError("@handler needs options; write @handler(topic=..., group=...)")
         return decorator(*args, **options)
 
     return called

@@ -228,7 +228,7 @@ def _listen(address: Address) -> socket.socket:
     else:
         # getaddrinfo does not reject larger numbers.
         if not 0 <= address[1] <= 65_535:
-            raise OverflowError(f"port {address[1]} does not exist")
+            raise OverflowError(f"port {address[1]} is not valid; use 0 to 65535")
         family, _, _, _, place = socket.getaddrinfo(
             address[0] or None, address[1], type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

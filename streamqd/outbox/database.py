@@ -103,7 +103,7 @@ class Database:
             return decode_all(found, self._max_bytes)
         except ValueError as error:
             raise DatabaseRefused(
-                f"the table {self.table.name} is not that of an outbox ({error}); run `streamqd"
+                f"table {self.table.name} is not a valid outbox table ({error}); run `streamqd"
                 " outbox check`"
             ) from None
 
@@ -134,7 +134,7 @@ class Database:
         # without an error, and the row would be sent again with a later batch.
         if deleted < len(rows) and (left := self.still_there(rows)):
             raise DatabaseRefused(
-                f"{len(left)} sent rows of the outbox {self.table.name} are still there after their"
+                f"{len(left)} sent rows of outbox {self.table.name} are still there after their"
                 " DELETE; remove the trigger, rule or policy that keeps them"
             )
 
@@ -236,7 +236,7 @@ class Database:
         except opened.errors as error:
             self.close()
             advice = opened.refusal(error)
-            name = f"the outbox {self.table.name}"
+            name = f"outbox {self.table.name}"
             if advice is None:
                 text = f"the database of {name} did not answer ({drivers.text_of(error)})"
                 raise DatabaseUnavailable(text) from error

@@ -122,8 +122,8 @@ class Outbox:
         message = expanded(envelope_of(item, self._max_bytes))
         if message.partition is not None and not 0 <= message.partition < PARTITIONS_MAX:
             raise Refused(
-                f"the topic {topic} cannot have a partition {message.partition}; pass a number from"
-                f" 0 to {PARTITIONS_MAX - 1}"
+                f"partition {message.partition} of topic {topic} is out of range; pass 0 to"
+                f" {PARTITIONS_MAX - 1}"
             )
         return encode(topic, message)
 

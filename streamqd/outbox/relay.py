@@ -278,7 +278,7 @@ class Relay:
             return False  # it waits
         obstacle = self._figures.obstacle
         if self._stuck and obstacle is not None:
-            self.left = f"rows of the outbox {self._options.name} wait: {obstacle.error}"
+            self.left = f"rows of outbox {self._options.name} wait: {obstacle.error}"
         elif self._standby:
             # If the other relay is stuck, the table is never empty.
             try:
@@ -287,7 +287,7 @@ class Relay:
                 return False  # the next turn reports it
             if view.error and view.failing_seconds >= FAILING_SECONDS:
                 self.left = (
-                    f"another relay ({view.owner}) holds the outbox {self._options.name}, and its"
+                    f"another relay ({view.owner}) holds outbox {self._options.name}, and its"
                     f" rows wait: {view.error}"
                 )
         return bool(self.left)
@@ -339,7 +339,7 @@ class Relay:
         if other is None:
             return False
         text = (
-            f"the outbox {other.name} has the same table, and its relay ({other.owner}) sends the"
+            f"outbox {other.name} has the same table, and its relay ({other.owner}) sends the"
             " rows; remove one of the two outboxes from the configurations"
         )
         self._hindered(self._figures.rows, _Obstacle("shared", text))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.config.setting import NAME
+from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.message import EXPIRES_AFTER, EXPIRES_AT, HEADERS_MAX
 from streamqd.producer.encoding import Encoded
 from streamqd.words import harmless
@@ -235,7 +235,7 @@ def _text(name: str, value: Any) -> str:
     try:
         return _bytes(name, value).decode()
     except ValueError:
-        raise ValueError(f"{name} is not UTF-8 text") from None
+        raise ValueError(f"{name} is not valid UTF-8") from None
 
 
 def _uid(name: str, value: Any) -> str:
@@ -248,7 +248,7 @@ def _uid(name: str, value: Any) -> str:
 def _topic(name: str, value: Any) -> str:
     text = _text(name, value)
     if not NAME.fullmatch(text):
-        raise ValueError(f"{name} is not a name of 1 to 64 of A-Z a-z 0-9 . _ -")
+        raise ValueError(f"{name} is not a valid topic name ({NAME_HINT})")
     return text
 
 

@@ -130,7 +130,7 @@ def create(database: Database, *, notify: bool = True) -> None:
         cause = error.__cause__
         detail = text_of(cause) if isinstance(cause, Exception) else str(error)
         raise DatabaseRefused(
-            f"the table {database.table.name} was not created ({detail}); run the output of"
+            f"table {database.table.name} was not created ({detail}); run the output of"
             " `streamqd outbox create --sql` as its owner"
         ) from error
 
@@ -196,12 +196,12 @@ def _notes(database: Database) -> list[str]:
 def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list[str]:
     found = _columns(database, name)
     if not found:
-        return [f"the table {name} was not found; create it with `streamqd outbox create`"]
+        return [f"table {name} was not found; create it with `streamqd outbox create`"]
     faults = []
     for column, kind in kinds.items():
         accepted = database.table.dialect.kinds[kind]
         if column not in found:
-            faults.append(f"the table {name} has no column {column}; {_ADVICE}")
+            faults.append(f"table {name} has no column {column}; {_ADVICE}")
         elif found[column] not in accepted:
             faults.append(
                 f"the column {column} of {name} is {harmless(found[column]) or 'without a type'},"
@@ -215,7 +215,7 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
         [(engine,)] = database.rows(_ENGINE, _schema_and_name(name))
         if engine is not None and bytes(engine).lower() != b"innodb":
             faults.append(
-                f"the table {name} has the engine {harmless(bytes(engine).decode())}, without"
+                f"table {name} has the engine {harmless(bytes(engine).decode())}, without"
                 f" transactions; run ALTER TABLE {name} ENGINE=InnoDB"
             )
     return faults

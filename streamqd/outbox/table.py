@@ -290,6 +290,6 @@ class OutboxTable:
 def check_name(name: object) -> None:
     """Raise TypeError or ValueError unless this can be the name of an outbox's table."""
     if not isinstance(name, str):
-        raise TypeError(f"table is a string, not {name!r}")
+        raise TypeError(f"table must be a string, not {name!r}")
     if not TABLE_NAME.pattern.fullmatch(name):
         raise ValueError(f"{harmless(repr(name))} is not a valid table name; {TABLE_NAME.hint}")

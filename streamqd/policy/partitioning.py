@@ -16,14 +16,14 @@ _64_BITS = (1 << 64) - 1
 def crc32_partition(key: bytes, count: int) -> int:
     """Return the partition of a key, 0 to `count` - 1. The same in every process and version."""
     if count < 1:
-        raise ValueError("a topic has at least one partition")
+        raise ValueError(f"partition count must be at least 1, not {count}")
     return zlib.crc32(key) % count
 
 
 def round_robin_partition(index: int, count: int) -> int:
     """Return the partition of the producer's `index`-th message without a key (from 0)."""
     if count < 1:
-        raise ValueError("a topic has at least one partition")
+        raise ValueError(f"partition count must be at least 1, not {count}")
     return index % count
 
 
@@ -39,7 +39,7 @@ def jump_partition(key: bytes, count: int) -> int:
 def jump(number: int, count: int) -> int:
     """Return the jump hash of a 64-bit number, 0 to `count` - 1 (Lamping and Veach, 2014)."""
     if count < 1:
-        raise ValueError("a topic has at least one partition")
+        raise ValueError(f"partition count must be at least 1, not {count}")
     found, following = -1, 0
     while following < count:
         found = following

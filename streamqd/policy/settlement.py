@@ -7,7 +7,7 @@ is the last. A limit of 0 means unlimited.
 No decision is needed for a message that is missing, expired or too large: `worker.verdicts`
 finishes it without a run.
 
-Among `retry_on` and `dead_on`, the class nearest to the exception decides, in Python's method
+Among `retry_on` and `dead_on`, the class nearest to the exception applies, in Python's method
 resolution order. For example, with `dead_on` OSError and `retry_on` ConnectionError, a refused
 connection is retried and a missing file is dead-lettered.
 """

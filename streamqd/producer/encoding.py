@@ -114,7 +114,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     ):
         raise TypeError(f"partition must be an integer, not {item.partition!r}")
     if item.delay is not None and item.at is not None:
-        raise ValueError("delay= and at= exclude each other")
+        raise ValueError("delay= cannot be used with at=")
     fields = fields_of(item, max_bytes)
     delay = None if item.delay is None else _seconds("delay", item.delay)
     at_unix_ms = None if item.at is None else _unix_ms("at", item.at)

@@ -186,7 +186,7 @@ class Router:
                 sent=False,
             ) from error
         if count is None:
-            raise TopicMissing(f"the topic {topic} was deleted, so nothing was sent")
+            raise TopicMissing(f"topic {topic} was deleted, so nothing was sent")
         if topic not in self._checked:
             self._checked.add(topic)
             self._warn_of_another_count(topic, count)
@@ -214,7 +214,7 @@ class Router:
         wanted = self._settings.topics.get(topic) or config.Topic()
         advice = f"create it with `streamqd topic create {topic}`"
         if not self._create:
-            raise TopicMissing(f"the topic {topic} does not exist; {advice}")
+            raise TopicMissing(f"topic {topic} does not exist; {advice}")
         try:
             topics.create(self._store, topic, wanted)
         except RedisRefused as error:
@@ -222,7 +222,7 @@ class Router:
                 raise
             raise RedisRefused(
                 error.code,
-                f"the topic {topic} does not exist and this Redis user may not create it;"
+                f"topic {topic} does not exist and this Redis user may not create it;"
                 f" {advice} ({error})",
             ) from error
 

@@ -292,7 +292,7 @@ def _parsed(row: DueSchedule, raw: bytes | None) -> Schedule:
         raise ValueError("it does not match its hash")
     schedule = record.read(text)
     if schedule.name.encode() != row.name:
-        raise ValueError(f"it is the specification of {schedule.name}")
+        raise ValueError(f"specification belongs to schedule {schedule.name}")
     return schedule
 
 

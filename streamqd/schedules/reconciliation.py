@@ -115,7 +115,7 @@ class Reconciler:
         count = counts.get(topic, 0)
         place = _place(each.schedule, count)
         if not count:
-            problem = f"the topic {topic} no longer exists; create it, or restart the daemon"
+            problem = f"topic {topic} no longer exists; create it, or restart the daemon"
         elif place[1] >= count:
             problem = topics.no_partition(topic, place[1], count)
         else:

@@ -347,7 +347,9 @@ def _id_bound(value: Any) -> Bound:
         return Bound("group", value.removeprefix("group:"))
     if isinstance(value, str):
         return Bound("id", read_id(value))
-    raise ValueError(f"{value!r} is neither an entry id, archive, earliest, latest nor group:NAME")
+    raise ValueError(
+        f"{value!r} is not a valid offset; use an entry ID, archive, earliest, latest or group:NAME"
+    )
 
 
 def _time_bound(value: Any) -> Bound:

@@ -97,7 +97,7 @@ class Targets:
             return topics.create(store, topic, config.Topic(partitions=wanted))
         if found is None:
             raise TopicMissing(
-                f"the topic {topic} does not exist; set the option partitions to create it, or"
+                f"topic {topic} does not exist; set the option partitions to create it, or"
                 f" run `streamqd topic create {topic}`"
             )
         return found

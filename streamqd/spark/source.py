@@ -69,7 +69,10 @@ class StreamqSource(DataSource):
         options = read_options(raw if declared is None else declared, os.environ)
         own = _columns(options)
         if declared is not None and options.columns:
-            raise ValueError("streamq: a table has all columns; remove columns, and select some")
+            raise ValueError(
+                "streamq: option columns cannot be used in CREATE TABLE; remove it, and select the"
+                " columns in the query"
+            )
         if declared is not None:
             return table.schema(own, declared)
         return rows.ddl(rows.named(own, options.columns) if options.columns else own)

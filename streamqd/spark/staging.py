@@ -263,7 +263,7 @@ class Publisher:
             if (now := counts[name]) != count:
                 became = f"now has {now} partitions" if now else "no longer exists"
                 return (
-                    f"the topic {name} {became}, but had {count} partitions when rows were"
+                    f"topic {name} {became}, but had {count} partitions when rows were"
                     " staged for it"
                 )
         return ""

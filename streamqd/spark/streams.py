@@ -205,8 +205,8 @@ class Catalog:
             if unread:
                 name, partition = unread[0]
                 raise Refused(
-                    f"{edge}Offsets names {name} partition {partition}, which is not read,"
-                    " because it does not exist or is not part of the subscription"
+                    f"{edge}Offsets contains partition {partition} of {name}, which does not exist"
+                    " or is not subscribed; remove it"
                 )
 
     def vanished(
@@ -240,7 +240,7 @@ class Catalog:
             if counts[name] or options.pattern or name in known:
                 continue
             topic = name.removesuffix(DLQ)
-            text = f"the topic {topic} does not exist"
+            text = f"topic {topic} does not exist"
             if strict:
                 alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
                 hint = f"did you mean {alike[0]}, or " if alike else ""
@@ -380,7 +380,7 @@ class Catalog:
             given = None if isinstance(listed, RedisRefused) else _last_delivered(listed, group)
             if given is None or isinstance(pending, RedisRefused):
                 raise Refused(
-                    f"the group {group} does not exist on {place[0]}/{place[1]}; `streamqd group"
+                    f"group {group} does not exist on {place[0]}/{place[1]}; `streamqd group"
                     f" list` shows the groups"
                 )
             first = offsets.read_id(pending[1]) if pending[0] else None

@@ -41,7 +41,7 @@ def create(store: Store, name: str, topic: Topic) -> int:
     if reply.word == "DELETING":
         raise RedisRefused(
             "DELETING",
-            f"the topic {name} is being deleted; if that was interrupted, finish it with"
+            f"topic {name} is being deleted; if that was interrupted, finish it with"
             f" `streamqd topic delete {name}`",
         )
     register(store, name)
@@ -212,5 +212,5 @@ def uncounted(key: str) -> BadValue:
 def count_of(name: str, raw: bytes, key: str = "") -> int:
     """Read a partition count. Raises BadValue if it is invalid: a count is never guessed."""
     # A wrong count would send messages to partitions that no group reads.
-    key = key or f"the meta of the topic {name}"
+    key = key or f"the meta of topic {name}"
     return untrusted.integer(raw, key, "partitionCount", low=1, high=PARTITIONS_MAX)

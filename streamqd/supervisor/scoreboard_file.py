@@ -238,19 +238,19 @@ def packed(header: Mapping[str, Any]) -> bytes:
 def unpacked(raw: bytes) -> dict[str, Any]:
     """Return the header of a file. Raises ScoreboardFileRefused."""
     if len(raw) < _HEADER.size:
-        raise ScoreboardFileRefused("it is damaged: it has no header")
+        raise ScoreboardFileRefused("damaged file: header missing")
     magic, length, checked = _HEADER.unpack_from(raw)
     if magic != _MAGIC:
-        raise ScoreboardFileRefused("it is not a scoreboard of streamqd")
+        raise ScoreboardFileRefused("not a streamqd scoreboard")
     described = raw[_HEADER.size : _HEADER.size + length]
     if len(described) != length or zlib.crc32(described) != checked:
-        raise ScoreboardFileRefused("it is damaged: its header does not match its checksum")
+        raise ScoreboardFileRefused("damaged file: header checksum mismatch")
     try:
         found = json.loads(described)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ScoreboardFileRefused("it is not a scoreboard of streamqd")
+        raise ScoreboardFileRefused("not a streamqd scoreboard")
     return found
 
 
@@ -264,25 +264,25 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ScoreboardFileRefused("it is not a regular file")
+            raise ScoreboardFileRefused("not a regular file")
         if found.st_uid != os.geteuid():
-            raise ScoreboardFileRefused(f"it belongs to the user {found.st_uid}")
+            raise ScoreboardFileRefused(f"owner is uid {found.st_uid}, not {os.geteuid()}")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            raise ScoreboardFileRefused("other users may read or write it")
+            raise ScoreboardFileRefused("file is accessible to other users")
         if found.st_nlink != 1:
-            raise ScoreboardFileRefused("it has a second hard link")
+            raise ScoreboardFileRefused("file has more than one hard link")
         page = os.pread(descriptor, BOARD_BYTES, 0)
         header = unpacked(page[HEADER_OFFSET:])
         for name, wanted in expected.items():
             if header.get(name) != wanted:
                 raise ScoreboardFileRefused(
-                    f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}"
+                    f"{name} is {header.get(name)!r:.100}, not {wanted!r:.100}"
                 )
         if found.st_size != BOARD_BYTES + SLOT_COUNT * SLOT_BYTES:
-            raise ScoreboardFileRefused("it is damaged: its size is not that of a scoreboard")
+            raise ScoreboardFileRefused("damaged file: wrong size")
         used = int.from_bytes(page[:8], "little")
         if used > SLOT_COUNT:
-            raise ScoreboardFileRefused("it is damaged: its number of used slots is too large")
+            raise ScoreboardFileRefused("damaged file: too many used slots")
         return _read_slots(descriptor, range(used))
     finally:
         os.close(descriptor)

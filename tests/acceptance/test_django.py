@@ -256,8 +256,8 @@ for attempt in (
         " write @task above a function of the module"
     )
     assert refused[5] == (
-        "NotImplementedError: streamqd stores no results; run `streamqd trace ID` to see the runs"
-        " of a task"
+        "NotImplementedError: streamqd does not store results; run `streamqd trace ID` to see the"
+        " runs of a task"
     )
     assert rows(project) == []
 

@@ -177,7 +177,7 @@ def test_a_burst_with_blocked_rows_exits_with_a_sentence(new_site: NewSite) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "Error: rows of the outbox shop wait: orders/0: max_backlog is reached (2 messages wait)"
+        "Error: rows of outbox shop wait: orders/0: max_backlog is reached (2 messages wait)"
     )
     assert site.left() == 1
 

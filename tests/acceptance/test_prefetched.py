@@ -44,7 +44,7 @@ def stuck(one: Daemon) -> tuple[str, list[str], int]:
 def test_messages_after_a_slow_one_move_when_it_finishes(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     slow, behind, pid = stuck(one)
-    verb(one, "move", f"{TOPIC}/0/{GROUP}", "--to", "b")
+    verb(one, "move", f"{TOPIC}/0/{GROUP}", "b")
     one.wait_event("partition.handed_over")
     fleet.wait_heartbeats(3)
     assert fleet.owners() == {0: "a"}, "two workers would break the order of the partition"

@@ -108,7 +108,7 @@ def test_top_shows_the_same_words_without_color(new_daemon: NewDaemon) -> None:
         one.pause()
         with watch(one, NO_COLOR="1") as top:
             top.wait_text("PAUSED")
-            top.wait_text("! the instance one is paused")
+            top.wait_text("! instance one is paused")
             top.type("q")
             assert top.wait_end() == 0
             assert not re.search(r"\x1b\[[0-9;]*3[0-9]", top.raw)

@@ -219,7 +219,7 @@ def test_a_wrong_password_is_refused_and_many_are_slowed_down(fleet, users_file,
     assert {each.text for each in wrong} == {wrong[0].text}
     late = client.post("/login", {"name": "anna", "password": PASSWORD}, OWN)
     assert late.status == 409
-    assert "wait a minute" in late.text
+    assert "try again in a minute" in late.text
 
 
 def test_a_person_without_a_session_is_sent_to_the_login(console):
@@ -335,7 +335,7 @@ def test_add_user_writes_a_private_file(tmp_path):
     assert path.read_text().startswith("anna:admin:")
     assert "correct horse" not in path.read_text()
     assert short.returncode == 8
-    assert "fewer than 8 characters" in short.stderr
+    assert "at least 8 characters" in short.stderr
     path.chmod(0o644)
     assert "chmod 600" in run(tmp_path, "--users", "users.txt", "--port", "0").stderr
 
@@ -369,7 +369,7 @@ def test_a_form_without_a_request_id_changes_nothing(console):
     answer = client.post(PAUSE, {"reason": "x"}, OWN)
 
     assert answer.status == 409
-    assert "The form has no request id" in answer.text
+    assert "The form has no request ID" in answer.text
 
 
 def test_an_unknown_group_is_a_sentence_with_its_status(console):

@@ -386,7 +386,7 @@ def test_operator_gets_403_for_an_act_of_admins(console, act: Act):
     answer = client.post(path.partition("?")[0], {"request-id": "once"}, OWN)
 
     assert answer.status == 403
-    assert "you are operator" in answer.text
+    assert "your role is operator" in answer.text
 
 
 def test_fleet_resume_without_a_scope_is_refused(busy: Busy):

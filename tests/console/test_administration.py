@@ -107,7 +107,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         assert "1 to 1 of 2 instances" in first
         assert ('id="i-web-2"' in first, 'id="i-web-2"' in second) == (False, True)
         text = shown(console, path, "vera")
-        assert "Last moves in the console" in text
+        assert "Recent moves (console only)" in text
         assert "a &lt;b&gt;test&lt;/b&gt;" in text
         assert "must be the name of an instance" in act(console, "otto", f"{path}/move").text
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
@@ -235,7 +235,7 @@ def test_the_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
     assert text.count('class="fed"/>') >= 4, "two sources in two layouts"
     assert 'href="/schedules/tick"' in text
     assert "Known sources" in text
-    assert "No topic, group or source has this name." in shown(console, "/flow?q=nothing")
+    assert "No topics, groups or sources match." in shown(console, "/flow?q=nothing")
     assert 'id="f-orders-bill"' in shown(console, "/flow?q=tick")
 
 
@@ -250,7 +250,7 @@ def test_the_live_view_sorts_filters_and_pages(console, fleet):
     assert re.findall(r'id="a-([^"]*)"', shown(console, "/top?sort=name&reverse=1&q=1/")) == [
         "orders/1/ship", "orders/1/bill",
     ]  # fmt: skip
-    assert "No assignment matches." in shown(console, "/top?q=nothing")
+    assert "No assignments match." in shown(console, "/top?q=nothing")
     assert client(console, "vera").get("/top?sort=bogus").status == 400
 
 

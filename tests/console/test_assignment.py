@@ -113,7 +113,7 @@ def test_a_request_without_an_answer_says_so(
         past = (request.at_unix_ms or 0) - 21_000
         body = {"version": 1, "at_unix_ms": past, "by": "otto", "why": ""}
         fleet.link.execute("HSET", fleet.keys.orders("default"), f"stack:{UNIT}", json.dumps(body))
-        wait_until(lambda: "No stack came within 20 s" in client.get(f"/{PAGE}").text)
+        wait_until(lambda: "No stack was received within 20 s" in client.get(f"/{PAGE}").text)
     finally:
         supervisor.send_signal(signal.SIGCONT)
 

@@ -74,8 +74,8 @@ def test_search_without_a_match_ends_within_its_budget(
     assert (found["rows"], found["looked"], found["total"]) == ([], looked, COUNT)
     assert bool(found["cursor"]) == (looked < COUNT)
     text = shown(settings, "messages", found)
-    assert "No message among those that were looked at matches." in text
-    assert f"Looked at {looked:,} of 5,000 messages" in text
+    assert "No match in the messages searched." in text
+    assert f"Searched {looked:,} of 5,000 messages" in text
     assert ('rel="next"' in text) == (looked < COUNT)
 
 
@@ -87,6 +87,6 @@ def test_dead_letters_without_a_match_state_the_budget(settings, desk, monkeypat
 
     assert (found["page"].rows, found["causes"].examined, found["causes"].total) == ([], 1, 4)
     text = shown(settings, "dead", found)
-    assert "No dead letter among the 1 that were looked at matches." in text
-    assert "Looked at 1 of 4" in text
+    assert "No match among the 1 dead letter searched." in text
+    assert "Searched 1 of 4" in text
     assert 'rel="next"' in text

@@ -168,7 +168,7 @@ def away(tmp_path_factory, users_file):
         ("console", "topics?limit=x", "anna", 400, "400 Bad Request"),
         ("console", "topics/orders/dead-purge", "vera", 403, "403 Forbidden"),
         ("linked", "", "", 401, "You are not logged in"),
-        ("away", "topics", "anna", 503, "Redis is away"),
+        ("away", "topics", "anna", 503, "Redis is unavailable"),
     ],
 )
 def test_pages_without_a_view_are_accessible(
@@ -215,7 +215,7 @@ def test_every_post_of_a_viewer_is_403(console, act, filled):
     answer = client.post(f"/{filled(console, path_of(act))}", {"request-id": "once"}, OWN)
 
     assert answer.status == 403
-    assert "you are viewer" in answer.text
+    assert "your role is viewer" in answer.text
 
 
 @pytest.fixture(scope="module")

@@ -58,8 +58,8 @@ def test_empty_search_states_the_number_of_examined_messages(console, browse, me
 
 def _looked(page) -> int:
     """Return how many messages a page without a match has examined, as it states."""
-    assert "No message among those that were looked at matches" in page.inner_text("main")
-    found = re.search(r"Looked at ([\d,]+) of 50,000 messages", page.inner_text(".pager"))
+    assert "No match in the messages searched" in page.inner_text("main")
+    found = re.search(r"Searched ([\d,]+) of 50,000 messages", page.inner_text(".pager"))
     assert found
     return int(found[1].replace(",", ""))
 
@@ -154,11 +154,11 @@ def test_a_live_tail_is_bounded(console, browse, messages):
     answer = page.goto(f"{console.url}topics/{MANY}/tail?partition=2")
     assert answer.status == 404
     page.goto(f"{console.url}topics/{WIDE}/tail")
-    assert "at most 64 are followed together. Enter a partition." in page.inner_text("#live")
+    assert "follows at most 64 together. Enter a partition." in page.inner_text("#live")
     page.fill("input[name=partition]", "64")
     page.get_by_role("button", name="Follow").click()
     page.wait_for_load_state()
-    assert "No message is kept yet" in page.inner_text("#live")
+    assert "No messages yet" in page.inner_text("#live")
 
 
 def facts(page, section: str) -> dict[str, str]:
@@ -179,21 +179,21 @@ def test_a_message_names_what_sent_it(console, browse, fleet, messages):
         page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
         return facts(page, "Origin")
 
-    assert origin(scheduled) == {"Sent by the schedule": "tick, tick 2026-11-26"}
+    assert origin(scheduled) == {"Sent by schedule": "tick, tick 2026-11-26"}
     page.get_by_role("link", name="tick", exact=True).click()
     page.wait_for_url("**/schedules/tick")
-    assert origin(edited) == {"Edited and sent from": str(first)}
+    assert origin(edited) == {"Edited copy of": str(first)}
     page.get_by_role("link", name=str(first), exact=True).click()
     page.wait_for_url(f"**/message?uid={str(first).replace('/', '%2F')}")
     assert page.get_by_role("heading", name="Origin").count() == 0
-    assert origin(replayed) == {"Sent again by a pipeline from": f"{QUIET}:dlq/1/5-0"}
+    assert origin(replayed) == {"Replayed by a pipeline from": f"{QUIET}:dlq/1/5-0"}
     assert page.locator(f"a[href='/topics/{QUIET}/dead/1%3A5-0']").count() == 1
     page.goto(f"{console.url}topics/{QUIET}/message?uid={later}")
-    assert "It waits for its due time" in page.inner_text("main")
+    assert "Waiting for its due time" in page.inner_text("main")
     delayed.make_due(fleet.store, QUIET, [str(later)])
     fleet.store.run(promote_scheduled(fleet.keys, QUIET, later.partition, 1))
     send_id = str(later).rpartition("/")[2]
-    assert origin(later) == {"Send ID": f"{send_id}, of a delayed send or an outbox"}
+    assert origin(later) == {"Send ID": f"{send_id}, from a delayed send or an outbox"}
 
 
 def test_a_message_of_an_outbox_is_found_by_the_id_of_its_row(console, browse, fleet, messages):
@@ -245,7 +245,7 @@ def test_a_trace_links_to_the_tracing_backend_of_the_settings(
     forged = messages("forged", headers={"traceparent": "javascript:alert(1)"})
     page = browse(console)
     page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
-    assert facts(page, "Origin") == {"Trace of its send": TRACE_ID}
+    assert facts(page, "Origin") == {"Producer trace": TRACE_ID}
     assert page.locator(f"main a[href*='{TRACE_ID}']").count() == 0
 
     url = "https://tempo.example/trace/{trace_id}?from=now"
@@ -266,7 +266,7 @@ def test_a_message_is_sent_once_with_its_dry_run_first(console, browse, fleet, m
     page.fill("textarea", '{"n":9007199254740993}')
     page.fill("input[name=headers]", "{")
     page.get_by_role("button", name="Update the dry run").click()
-    assert "The headers are not JSON" in page.inner_text(".dry")
+    assert "Headers must be a JSON object" in page.inner_text(".dry")
     page.fill("input[name=headers]", '{"tenant":"世界"}')
     page.get_by_role("button", name="Update the dry run").click()
     assert "A message of 22 bytes would be sent" in page.inner_text(".dry")

@@ -29,7 +29,7 @@ def test_the_flow_fits_the_window_and_explains_itself(console, browse, width, sh
     assert page.evaluate(overflow) <= 0
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     legend = page.inner_text(".legend")
-    for text in ("few messages", "many", "none now", "problem", "warning", "paused or stopped"):
+    for text in ("few messages", "many", "no messages", "problem", "warning", "paused or stopped"):
         assert text in legend
     links = page.locator(f".scroll.{shown} a").evaluate_all("a => a.map(e => e.href.baseVal)")
     assert f"/topics/{TOPIC}?group=bill" in links

@@ -125,6 +125,6 @@ def test_viewer_acl_refuses_a_change_without_read_only(fleet, viewer):
         paused = fleet.link.execute("HGETALL", fleet.keys.orders("default"))
 
     assert answer.status == 409
-    assert "Redis refused the change" in answer.text
+    assert "Redis rejected the change" in answer.text
     assert refused(fleet.link, viewer) != set()
     assert paused == []

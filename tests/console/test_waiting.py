@@ -82,7 +82,7 @@ def test_a_delayed_send_shows_its_payload(console, browse, sends):
     page.get_by_role("link", name=sends[1], exact=True).click()
     page.wait_for_load_state()
 
-    assert "It waits for its due time" in page.inner_text("main")
+    assert "Waiting for its due time" in page.inner_text("main")
     assert page.inner_text("pre") == "n1"
     assert "<b>键</b>" in page.inner_text(".facts")
     assert "No group reads" not in page.inner_text("main")
@@ -98,7 +98,7 @@ def test_a_delayed_send_is_canceled_with_the_name_of_the_topic(console, browse, 
     page.goto(f"{console.url}topics/{LATER}/delayed")
     page.locator("#delayed tr", has_text=sends[0]).get_by_text("Cancel…").click()
     page.fill("input[name=typed-name]", LATER)
-    confirm(page, "Cancel for good")
+    confirm(page, "Cancel permanently")
 
     assert "1 delayed send canceled." in page.inner_text("main")
     assert waiting(fleet) == set(sends[1:])
@@ -124,12 +124,12 @@ def test_a_retry_runs_now_or_becomes_a_dead_letter(console, browse, fleet):
     assert "1 retry would run now." in page.inner_text(".dry")
     page.go_back()
     row.get_by_text("Cancel…").click()
-    assert "1 retry would be dead-lettered with the reason canceled." in page.inner_text(".dry")
-    confirm(page, "Make them dead letters")
+    assert "1 retry would be dead-lettered (reason: canceled)." in page.inner_text(".dry")
+    confirm(page, "Move to dead letters")
 
     assert "1 retry canceled." in page.inner_text("main")
     found = dead_letters.messages(fleet.store, TOPIC).page(MessageFilter(reason="canceled"))
     assert [each.uid for each in found.rows] == [retry.uid]
     command = audit.page(fleet.store, TOPIC, limit=1).entries[0]
     assert (command.who, command.command) == ("otto (console)", "retry cancel")
-    assert re.search("No retry waits", page.inner_text("main"))
+    assert re.search("No waiting retries", page.inner_text("main"))

@@ -44,7 +44,7 @@ VERBS = (
     "trim access --max-length 0 --yes",
     "pause access/0/hits",
     "resume access/hits",
-    "move access/0/hits --to west-1",
+    "move access/0/hits west-1",
     "group stop access hits",
     "group start access hits",
     "drain west-1",

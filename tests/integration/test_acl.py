@@ -317,7 +317,7 @@ def test_the_command_sends_as_a_user_that_may_only_send(
     assert sent.exit_code == 0, sent.output
     slip = CliRunner().invoke(cli, ["--config", str(file), "produce", "acess", "x"])
     assert slip.exit_code == 8
-    assert "the topic acess does not exist; not a terminal: pass --create" in slip.stderr
+    assert "topic acess does not exist; not a terminal: pass --create" in slip.stderr
 
 
 def test_a_limit_of_the_backlog_needs_no_more(

@@ -563,7 +563,7 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     assert seen.dead_letters == {"access": 1}
     problems = "\n".join(seen.problems)
     for sentence in (
-        "the instance east-1 has been silent",
+        "instance east-1 has been silent",
         "the worker of access/1/hits crashes in a loop on west-1",
         "no instance owns access/2/hits",
         "access has a dead letter",
@@ -619,7 +619,7 @@ def test_status_reports_the_doctors_instance_problems(
             " wait, and nothing is trimmed"
         ),
         "the housekeeper of cut-off cannot reach Redis: its retries wait, and nothing is trimmed",
-        "the instance asleep is paused",
+        "instance asleep is paused",
     ]
 
 

@@ -86,7 +86,7 @@ def test_doctor_exit_codes_match_its_findings(doctor_case: DoctorCase, tmp_path:
         "unit file ./none not found" in invoke(doctor_case.path, "--unit", "./none", code=8).stderr
     )
     assert (
-        "options go after stream"
+        "options must follow the subcommand"
         in invoke(doctor_case.path, "--json", "stream", "a", code=2).stderr
     )
 

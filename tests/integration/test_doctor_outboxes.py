@@ -102,7 +102,7 @@ def test_an_outbox_without_a_relay_is_a_problem(clinic: Clinic) -> None:
     clinic.send(3, age=7200)
     found = clinic.finding("outboxes.no-relay")
     assert found["severity"] == "problem"
-    assert found["text"] == "no relay holds the outbox shop: 3 rows wait, the oldest 2 h 0 min"
+    assert found["text"] == "no relay holds outbox shop: 3 rows wait, the oldest 2 h 0 min"
     assert "`streamqd outbox run shop`" in found["fix"]
     assert found["evidence"]["rows"] == 3
 
@@ -111,7 +111,7 @@ def test_the_last_error_of_a_relay_that_left_is_named(clinic: Clinic) -> None:
     clinic.relay(error="no login", cause="refused", failing_ms=1)
     clinic.leave()
     assert clinic.finding("outboxes.no-relay")["text"] == (
-        "no relay holds the outbox shop: new rows wait; its last relay reported: no login"
+        "no relay holds outbox shop: new rows wait; its last relay reported: no login"
     )
 
 
@@ -133,7 +133,7 @@ def test_a_relay_that_keeps_failing_is_a_problem(clinic: Clinic) -> None:
     found = clinic.finding("outboxes.failing")
     assert found["severity"] == "problem"
     assert found["text"].startswith(
-        f"the relay of the outbox shop ({OWNER}) has been blocked for 3 h 0 min, and 2 rows wait"
+        f"the relay of outbox shop ({OWNER}) has been blocked for 3 h 0 min, and 2 rows wait"
     )
     assert found["text"].endswith(": the database did not answer")
     assert "`streamqd outbox check shop`" in found["fix"]
@@ -161,7 +161,7 @@ def test_dead_rows_are_counted_and_the_newest_error_is_shown(clinic: Clinic) -> 
     clinic.bury("topic nowhere does not exist")
     found = clinic.finding("outboxes.dead-rows")
     assert found["text"] == (
-        "2 rows of the outbox shop could not be sent; the newest: topic nowhere does not exist"
+        "2 rows of outbox shop could not be sent; the newest: topic nowhere does not exist"
     )
 
 
@@ -212,7 +212,7 @@ def test_a_variable_that_is_missing_is_one_finding(
     text = clinic.path.read_text().replace(clinic.url_of_database, "${DATABASE_URL}")
     clinic.path.write_text(text)
     found = clinic.finding("outboxes.database")
-    assert "the variable DATABASE_URL is not set" in found["text"]
+    assert "environment variable DATABASE_URL is not set" in found["text"]
 
 
 def test_two_relays_of_one_table_are_a_problem(clinic: Clinic) -> None:
@@ -279,7 +279,7 @@ def test_console_connects_to_no_database(clinic: Clinic) -> None:
     loaded = config.load(clinic.path)
     report = diagnosis.examine(clinic.link, loaded, diagnosis.chosen(["outboxes"]))
     [found] = report.findings
-    assert found.text == "1 row of the outbox shop could not be sent since its relay started"
+    assert found.text == "1 row of outbox shop could not be sent since its relay started"
     assert report.unseen == [
         "the tables of outboxes: run `streamqd doctor` on the host of a daemon"
     ]
@@ -294,7 +294,7 @@ def test_why_names_an_outbox_without_a_relay(clinic: Clinic) -> None:
     clinic.leave()
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
-    assert "no relay holds the outbox shop, which feeds access; it had 12 rows" in one_line(found)
+    assert "no relay holds outbox shop, which feeds access; it had 12 rows" in one_line(found)
     assert "-> start a daemon whose configuration has the outbox" in one_line(found)
     answers = json.loads(clinic.why(f"{TOPIC}/1/{GROUP}", "--json").stdout)["answers"]
     assert [each["word"] for each in answers[0]["causes"]] == ["outbox-no-relay"]
@@ -332,7 +332,7 @@ def test_why_names_the_obstacle_of_a_relay(
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
     assert (
-        "the relay of the outbox shop, which feeds access, has been blocked for 3 h 0 min, and"
+        "the relay of outbox shop, which feeds access, has been blocked for 3 h 0 min, and"
         " has 1 row of all its topics, the oldest 90 s old: because"
     ) in one_line(found)
     assert advice in one_line(found)

@@ -91,7 +91,7 @@ def test_wrong_columns_are_named(
     )
     found = invoke("outbox", "check", "--database", "${URL}", env=env)
     assert found.exit_code == 1
-    assert "the table streamqd_outbox has no column expires;" in found.stdout
+    assert "table streamqd_outbox has no column expires;" in found.stdout
     assert "the column payload of streamqd_outbox is date, not binary;" in found.stdout
     assert found.stdout.count("\n") == 2
 
@@ -312,11 +312,13 @@ def test_a_missing_variable_is_found_at_its_use(invoke: Invoke, tmp_path: Path) 
     assert (
         loaded.outboxes[0]
         .fault({})
-        .startswith("database of the outbox shop: the variable DATABASE_URL is not set")
+        .startswith("database of outbox shop: environment variable DATABASE_URL is not set")
     )
     found: Any = invoke("outbox", "check")
     assert found.exit_code == 8
-    assert found.stderr.startswith("Error: database of the outbox shop: the variable DATABASE_URL")
+    assert found.stderr.startswith(
+        "Error: database of outbox shop: environment variable DATABASE_URL"
+    )
 
 
 def test_a_credential_is_the_password(tmp_path: Path) -> None:

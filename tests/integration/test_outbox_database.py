@@ -225,9 +225,7 @@ def test_sent_rows_that_a_trigger_keeps_are_an_error(
     [row] = database.oldest(1)
     for statement in keep:
         database.run(statement)
-    with pytest.raises(
-        DatabaseRefused, match="1 sent rows of the outbox streamqd_outbox are still"
-    ):
+    with pytest.raises(DatabaseRefused, match="1 sent rows of outbox streamqd_outbox are still"):
         database.delete([row])
 
 

@@ -363,7 +363,7 @@ def test_a_table_with_other_ids_is_one_lasting_obstacle(shop: Shop) -> None:
     assert relay._turn() > 0.1  # seconds until the next try
     view = shop.view()
     assert (view.relayed, view.cause) == (True, "refused")
-    assert "the table streamqd_outbox is not that of an outbox (id " in view.error
+    assert "table streamqd_outbox is not a valid outbox table (id " in view.error
     assert view.error.endswith("is not an integer of 64 bits); run `streamqd outbox check`")
     with pytest.raises(DatabaseRefused, match="not an integer"):
         relay.run(burst=True)
@@ -378,7 +378,7 @@ def test_a_burst_exits_when_rows_are_blocked(shop: Shop) -> None:
     relay = shop.relay(max_backlog=3)
     assert relay.run(burst=True) == 1
     assert relay.left == (
-        "rows of the outbox shop wait: orders/0: max_backlog is reached (3 messages wait)"
+        "rows of outbox shop wait: orders/0: max_backlog is reached (3 messages wait)"
     )
     assert shop.payloads() == [b"1", b"2", b"3"]
     assert shop.payloads("other") == [b"x"]
@@ -430,7 +430,7 @@ def test_two_outboxes_of_one_table_have_one_relay(shop: Shop) -> None:
     assert shop.payloads() == []
     [copy] = outbox.views(shop.store, ["copy"])
     assert (copy.relayed, copy.cause) == (False, "shared")
-    assert copy.error.startswith("the outbox shop has the same table, and its relay (")
+    assert copy.error.startswith("outbox shop has the same table, and its relay (")
     for _ in range(3):
         first._turn()
     first._leave()

@@ -267,7 +267,7 @@ def test_producer_warns_about_a_different_configured_count(server, link, keys, c
 
     assert [len(entries(link, keys, "access", n)) for n in range(4)] == [2, 2, 2, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        "the topic access has 4 partitions; the configured 2 do not change that"
+        "topic access has 4 partitions; the configured 2 do not change that"
     ]
 
 

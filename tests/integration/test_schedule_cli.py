@@ -132,7 +132,7 @@ def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("--every", "1h", "--topic", "nope"), 8, "the topic nope does not exist"),
+        (("--every", "1h", "--topic", "nope"), 8, "topic nope does not exist"),
         (("--topic", TOPIC), 2, "needs exactly one of cron"),
         (("--topic", TOPIC, "--cron", "x"), 2, "five"),
         (("--topic", TOPIC, "--every", "1h", "--cron", "0 3 * * *"), 2, "exactly one"),
@@ -392,7 +392,7 @@ def test_commands_are_in_the_audit_log(added: Run, run: Run, store: Store) -> No
 def test_schedule_show_explains_an_unreadable_specification(added: Run, store: Store) -> None:
     key = store.keys.schedules(TOPIC, 0)
     store.execute("HSET", key, "tick", b"\x00\xffgarbage{")
-    assert "cannot be read: it does not match its hash" in added("show", "tick").stdout
+    assert "cannot be read: specification does not match its hash" in added("show", "tick").stdout
     store.execute("HSET", key, "tick", "[]", "tick:hash", hash_of("[]"))
     assert "is not a table" in document(added("show", "tick", "--json"))["problem"]
 

@@ -46,17 +46,20 @@ def test_checkpoint_belongs_to_one_query(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--follow"], "need --stream"),
-        (["--to", "x"], "need --stream"),
+        (["--follow"], "require --stream"),
+        (["--to-topic", "x"], "require --stream"),
         (["--stream", "--archive", "x"], "reads Redis only"),
-        (["--stream", "--to", "x"], "--to needs --checkpoint"),
-        (["--into", "x"], "need --stream"),
-        (["--stream", "--into", "x"], "--into needs --archive"),
-        (["--stream", "--into", "x", "-a", "y"], "--into needs --checkpoint"),
-        (["--stream", "--into", "x", "-a", "y", "--checkpoint", "z", "--to", "t"], "exclude each"),
+        (["--stream", "--to-topic", "x"], "--to-topic requires --checkpoint"),
+        (["--into", "x"], "require --stream"),
+        (["--stream", "--into", "x"], "--into requires --archive"),
+        (["--stream", "--into", "x", "-a", "y"], "--into requires --checkpoint"),
+        (
+            ["--stream", "--into", "x", "-a", "y", "--checkpoint", "z", "--to-topic", "t"],
+            "cannot be",
+        ),
         (
             ["--stream", "--into", "x", "-a", "y", "--checkpoint", "z", "--mode", "update"],
-            "rows that never change",
+            "--into cannot be used with --mode update",
         ),
         (["--stream", "--mode", "complete"], "Invalid value for '--mode'"),
     ],

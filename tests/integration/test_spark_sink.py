@@ -573,7 +573,7 @@ def test_rows_that_are_staged_after_their_topic_was_deleted(
     topics_deletion.delete(Store(shop.link, shop.keys), "out", force=True)
     late.send({("out", 0): rows("y")})
     parts = [late.message(counts)]
-    with pytest.raises(staging.NotPublishedError, match="the topic out no longer exists"):
+    with pytest.raises(staging.NotPublishedError, match="topic out no longer exists"):
         shop.publish(parts)
     sink.TopicStreamWriter(shop.options()).abort(parts, 3)
     assert shop.staged() == []

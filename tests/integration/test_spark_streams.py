@@ -101,7 +101,7 @@ def test_catalog_reads_the_facts_of_a_stream(shop: Shop, link: Connection, keys:
 def test_group_start_precedes_its_pending_entries(shop: Shop, link: Connection, keys: Keys) -> None:
     shop.add("1-0", "2-0", "3-0")
     catalog = shop.catalog(startingOffsets="group:hits")
-    with pytest.raises(Refused, match="the group hits does not exist on access/0"):
+    with pytest.raises(Refused, match="group hits does not exist on access/0"):
         catalog.starts(catalog.facts([PLACE]), LATEST)
     link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
     stream = keys.stream("access", 0)

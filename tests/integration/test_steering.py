@@ -107,7 +107,7 @@ def test_pause_and_resume_accept_each_scope(
         (["orders/x/bill"], 2, "'x' is not the number"),
         (["orders/"], 2, "is not TOPIC"),
         (["orders/bill", "-g", "mail"], 2, "different groups"),
-        (["orders", "--all"], 2, "--all takes no other argument"),
+        (["orders", "--all"], 2, "--all cannot be used with another argument"),
         ([], 2, "or --all"),
     ],
 )
@@ -146,7 +146,7 @@ def test_control_dry_run_writes_nothing(
         ("drain", "a", "--undo"),
         ("reload",),
         ("rebalance",),
-        ("move", "orders/0/bill", "--to", "a"),
+        ("move", "orders/0/bill", "a"),
         ("control", "clear", "--missing"),
         ("group", "adopt", "orders", "bill"),
         ("group", "stop", "orders", "bill"),
@@ -200,13 +200,13 @@ def test_impossible_moves_are_rejected(
         "b": "instance b is not in this fleet",
         "ful": "did you mean full?",
     }.items():
-        assert text in run("move", str(unit), "--to", to, code=8).stderr
+        assert text in run("move", str(unit), to, code=8).stderr
     assert ordered(link, keys).moves == {}
-    assert "numbered 0 to 2" in run("move", "orders/7/bill", "--to", "a", code=8).stderr
-    run("move", "orders/bill", "--to", "a", code=2)
+    assert "numbered 0 to 2" in run("move", "orders/7/bill", "a", code=8).stderr
+    run("move", "orders/bill", "a", code=2)
 
-    run("move", "orders/1/bill", "--to", "full")  # it may keep its units
-    run("move", str(unit), "--to", "a", "-r", "hot")
+    run("move", "orders/1/bill", "full")  # it may keep its units
+    run("move", str(unit), "a", "-r", "hot")
     assert {u: order.to for u, order in ordered(link, keys).moves.items()} == {
         unit: "a",
         Unit("orders", 1, "bill"): "full",
@@ -221,7 +221,7 @@ def test_rebalance_shows_its_plan_and_clears_moves(
     heartbeat("b")
     for number in range(3):
         own(number, "a")
-    run("move", "orders/0/bill", "--to", "a")
+    run("move", "orders/0/bill", "a")
     planned = document(run("rebalance", "--dry-run", "--json"))
     assert planned["forgotten"] == ["move:orders/0/bill"]
     assert [(each["owner"], each["to"]) for each in planned["moves"]] == [("a", "b")]
@@ -264,7 +264,7 @@ def test_forget_refuses_live_or_invalid_instances(
     own(1, "a")
     link.execute("ZADD", keys.members("default"), 1, "a")
     said = run("forget", "a", "--yes", code=8).stderr
-    assert "a still owns 1 partition; its leases expire within" in said
+    assert "a still owns 1 partition; run the command again in" in said
     link.execute("DEL", keys.lease("orders", 1, "bill"))
     before = Harness(link, keys).dump()
     planned = document(run("forget", "a", "--dry-run", "--json"))
@@ -280,7 +280,7 @@ def test_forget_refuses_live_or_invalid_instances(
 
     with monkeypatch.context() as patch:
         patch.setattr(members, "leave", after_its_return)
-        assert "the instance a is live" in run("forget", "a", "--yes", code=8).stderr
+        assert "instance a is live" in run("forget", "a", "--yes", code=8).stderr
     assert link.execute("ZSCORE", keys.members("default"), "a") is not None
     run("forget", "a", "--yes")
     assert link.execute("ZSCORE", keys.members("default"), "a") is None
@@ -358,7 +358,7 @@ def test_group_stop_and_group_start_work(
     shown = run("status").stdout.splitlines()
     assert shown[0].startswith("STOPPED orders/*/bill for ")
     assert shown[0].endswith(": wrong prices")
-    assert "is stopped" in run("move", "orders/0/bill", "--to", "a", code=8).stderr
+    assert "is stopped" in run("move", "orders/0/bill", "a", code=8).stderr
     assert document(run("rebalance", "--dry-run", "--json"))["moves"] == []
 
     link.run(leases.release(keys, Lease(Unit("orders", 0, "bill"), "t0")))

@@ -62,7 +62,7 @@ def typed(file: Path, tmp_path: Path) -> Typed:
     [
         (("--reason", "nope"), REASONS),
         (("--fingerprint", "nope"), ["12 hexadecimal digits"]),
-        (("--since", "1h", "--until", "2h"), ["--since is not before --until"]),
+        (("--since", "1h", "--until", "2h"), ["--since must be before --until"]),
     ],
 )
 def test_a_filter_that_cannot_match_is_a_mistake(
@@ -146,7 +146,7 @@ def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> No
         ("doctor", "--only", "nope"),
         ("why", "access/nope"),
         ("pause", "a/b/c/d"),
-        ("move", "nope", "--to", "x"),
+        ("move", "nope", "x"),
     ],
 )
 def test_malformed_input_exits_2_everywhere(run: Run, at: At, words: tuple[str, ...]) -> None:
@@ -242,7 +242,7 @@ def test_produce_on_a_terminal_confirms_a_new_topic(
     typed: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
     """On a terminal the command asks before it creates a topic."""
-    asked = "Create the topic orders?"
+    asked = "Create topic orders?"
     shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
     assert "does not exist" in shown
     assert topics.registered(store) == there
@@ -273,7 +273,7 @@ def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connec
     exact = run("tail", "access", "--since", str(now - 1_000_000 + 248)).stdout
     assert [line.split("  ")[2] for line in exact.splitlines()] == ["new 248", "new 249"]
     assert "future" in run("tail", "access", "--since", "2999-01-01", code=2).stderr
-    assert "is not a time" in run("tail", "access", "--since", "nope", code=2).stderr
+    assert "is not a valid time" in run("tail", "access", "--since", "nope", code=2).stderr
 
 
 def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
@@ -290,15 +290,12 @@ def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
 
 
 def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
-    """Both take the instance as an argument, and `--to` is equivalent."""
     at(0).groups()
     unit = "access/0/hits"
-    as_argument = run("move", unit, "web-9", code=8).stderr
-    assert as_argument == run("move", unit, "--to", "web-9", code=8).stderr
-    assert "web-9" in as_argument
-    assert as_argument == run("drain", "web-9", code=8).stderr
-    assert "pass the instance" in run("move", unit, code=2).stderr
-    assert "once" in run("move", unit, "web-9", "--to", "web-9", code=2).stderr
+    refused = run("move", unit, "web-9", code=8).stderr
+    assert "web-9" in refused
+    assert refused == run("drain", "web-9", code=8).stderr
+    assert "INSTANCE" in run("move", unit, code=2).stderr
 
 
 # --- colors ---------------------------------------------------------------------------------------

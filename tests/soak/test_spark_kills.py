@@ -180,7 +180,7 @@ class Soak:
             "archive": ["archive", "--topic", "logs", "--batch-rows", batch],
             "parsed": ["archive", "--topic", "logs"],
             "sink": ["run", "tests.support.copy_job:copy", "--checkpoints", str(self.folder / "c")],
-            "replay": ["replay", "logs", "--to", "again", "--name", "again", "--from", tier],
+            "replay": ["replay", "logs", "--to-topic", "again", "--name", "again", "--from", tier],
         }
         archive = [] if work == "sink" else ["--archive", self.archive, "--json"]
         return [*given[work], *archive, *QUICK]

@@ -331,8 +331,8 @@ def test_an_invalid_report_is_rejected_before_spark_starts(
     topics.create(store, "access", config.Topic(partitions=1))
     moment = dt.datetime.now(dt.UTC)
     for asked, sentence in (
-        (ReportScope(("nothing",)), "the topic nothing does not exist"),
-        (ReportScope(schemas={"nothing": "a int"}), "the topic nothing does not exist"),
+        (ReportScope(("nothing",)), "topic nothing does not exist"),
+        (ReportScope(schemas={"nothing": "a int"}), "topic nothing does not exist"),
         (ReportScope(since=moment, until=moment), "start of the window must be before its end"),
     ):
         with pytest.raises(Refused, match=sentence):

@@ -81,7 +81,7 @@ def test_rows_of_a_stream_into_a_table_once(
     table = deltalake.DeltaTable(str(case.archive.folder("even", RESULTS)))
     assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == [each[0] for each in expected]
 
-    with pytest.raises(Refused, match="the columns of the table even are id, line"):
+    with pytest.raises(Refused, match="the columns of table even are id, line"):
         case.into("even", "SELECT id, 1 AS line, key FROM topic_orders", "other")
     with pytest.raises(Refused, match="is the checkpoint of another query, whose target is"):
         case.into("odd")
@@ -101,7 +101,7 @@ def test_an_invalid_table_name_is_one_clear_error(case: QueryCase) -> None:
             case.into("even", f"SELECT {column} FROM topic_orders", said)
     with (
         results.hold(case.settings, case.archive, "even"),
-        pytest.raises(Refused, match="the table even is being written by process"),
+        pytest.raises(Refused, match="table even is being written by process"),
     ):
         case.into("even")
     asked = Standing(QUERY, into="even", archive=case.archive)

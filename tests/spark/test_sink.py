@@ -73,7 +73,7 @@ def test_invalid_sink_option_is_one_sentence(shop: Shop) -> None:
     assert "the column value must be binary or string, not int" in str(caught.value)
     assert "the column key must be binary or string, not int" in str(caught.value)
     texts = shop.spark.sql("SELECT 'x' AS value, 9 AS partition")
-    with pytest.raises(PySparkException, match="the topic out does not exist"):
+    with pytest.raises(PySparkException, match="topic out does not exist"):
         write(shop, texts, topic="out")
     with pytest.raises(PySparkException, match="partition 9 of topic"):
         write(shop, texts, topic="out", partitions=2)

@@ -401,7 +401,7 @@ def test_dlq_commands_accept_only_one_selection(invoke: Invoke) -> None:
     both = invoke("dlq", "replay", "access", "--all", "--id", "0:1-1")
     neither = invoke("dlq", "purge", "access")
 
-    assert "--id and --all exclude each other" in both.stderr
+    assert "--id cannot be used with --all" in both.stderr
     assert "--older-than DURATION" in neither.stderr
 
 

@@ -113,7 +113,7 @@ def test_foreign_folder_is_not_touched(tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.touch()
 
-    with pytest.raises(DemoFailed, match="holds something else"):
+    with pytest.raises(DemoFailed, match="is not a demo directory"):
         Folder(tmp_path).prepare()
     assert mine.exists()
 

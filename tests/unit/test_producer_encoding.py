@@ -98,7 +98,7 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
 @pytest.mark.parametrize(
     ("item", "error", "text"),
     [
-        (Outgoing(b"", delay=1, at=NOON), ValueError, "exclude each other"),
+        (Outgoing(b"", delay=1, at=NOON), ValueError, "cannot be used with"),
         (Outgoing(b"", dedup_id=5), TypeError, "dedup_id must be a string, not 5"),
         (
             Outgoing(b"", headers=[("a", "b")]),

@@ -162,7 +162,7 @@ def test_dead_letter_topics_are_recognized() -> None:
         ({"startingOffsets": "5"}, "not an entry id"),
         ({"startingOffsets": "{"}, "startingOffsets is not valid JSON"),
         ({"startingOffsets": '{"access": 5}'}, '{"access": {"0": …}}'),
-        ({"startingOffsets": '{"access": {"0": 5}}'}, "access 0: 5 is neither"),
+        ({"startingOffsets": '{"access": {"0": 5}}'}, "access 0: 5 is not a valid offset"),
         ({"startingOffsetsByTimestamp": '{"access": {"0": -5}}'}, "not a time"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp 'yesterday' is not a time in unix"),
         ({"endingTimestamp": "1969-12-31"}, "endingTimestamp '1969-12-31' is not a time"),

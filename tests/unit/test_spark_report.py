@@ -100,7 +100,7 @@ def test_report_sorts_the_worst_first() -> None:
         "problem: orders/billing: 90 messages unread, the oldest for 10 min 0 s, growing by 3.0/s",
         "problem: orders/mail: has been running one message for 75 s",
         "warning: orders/billing: 12 messages wait for their next attempt",
-        "warning: orders: 7 dead letters, 57% of them KeyError in the group billing",
+        "warning: orders: 7 dead letters, 57% of them KeyError in group billing",
         "warning: fleet main: 1 value in Redis cannot be read",
         "note: audit: no group reads it",
     ]

@@ -199,8 +199,8 @@ def test_uppercase_conditions_are_explained_above_the_table(state: str, told: st
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"state": "paused"}, "the instance west-1 is paused"),
-        ({"state": "drained"}, "the instance west-1 is drained"),
+        ({"state": "paused"}, "instance west-1 is paused"),
+        ({"state": "drained"}, "instance west-1 is drained"),
         ({"redis_up": False}, "the housekeeper of west-1 cannot reach Redis: its retries wait"),
         (
             {"at_unix_ms": None},

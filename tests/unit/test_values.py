@@ -47,13 +47,13 @@ def test_parse_duration_accepts_each_spelling(written: object, seconds: float) -
     ids=lambda written: repr(written)[:20],
 )
 def test_invalid_duration_error_shows_the_format(written: object) -> None:
-    with pytest.raises(ValueError, match=r"is not a (possible )?duration \(write a number"):
+    with pytest.raises(ValueError, match=r"is (not|out of range for) a duration \(write"):
         parse_duration(written)
 
 
 @pytest.mark.parametrize("written", ["30s1m", "1s1s", "1ms1h"])
 def test_units_in_disorder_are_refused(written: str) -> None:
-    with pytest.raises(ValueError, match="out of order or repeated"):
+    with pytest.raises(ValueError, match="repeated or out of order"):
         parse_duration(written)
 
 

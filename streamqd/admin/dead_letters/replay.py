@@ -59,7 +59,7 @@ class Target:
 
     def __str__(self) -> str:
         if self.topic is not None:
-            where = f"the topic {self.topic}"
+            where = f"topic {self.topic}"
         else:
             where = "every group" if self.everyone else "the original group"
         return where if self.partition is None else f"{where}, on partition {self.partition}"

@@ -156,7 +156,7 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has been stopped for over an hour."""
     for scope, since, evidence in _long_ago(facts, facts.fleet.state.control.stops):
         yield CheckResult(
-            f"the group {scope.group} of {scope.topic} has been stopped {since}",
+            f"group {scope.group} of {scope.topic} has been stopped {since}",
             f"`streamqd group start {scope.topic} {scope.group}`",
             about=f"{scope.topic}/{scope.group}",
             evidence=evidence,

@@ -74,7 +74,7 @@ def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         last = f"; its last relay reported: {view.error}" if view.error else ""
         yield CheckResult(
-            f"no relay holds the outbox {view.name}: {_rows_wait(rows, seconds)}{last}",
+            f"no relay holds outbox {view.name}: {_rows_wait(rows, seconds)}{last}",
             outboxes.advice(view)
             if view.cause == "shared"
             else f"{outboxes.start(view, names)}; if one runs, look for outbox.exited in its log",
@@ -93,7 +93,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         rows, seconds = _waiting(facts, each)
         yield CheckResult(
-            f"the relay of the outbox {view.name} ({view.owner}) has been blocked for"
+            f"the relay of outbox {view.name} ({view.owner}) has been blocked for"
             f" {lasting(failing)}, and {_rows_wait(rows, seconds)}: {view.error}",
             outboxes.advice(view),
             about=view.name,
@@ -110,7 +110,7 @@ def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         view = each.view
         if view.relayed and not view.error and rows and seconds >= WAITING_SECONDS:
             yield CheckResult(
-                f"the relay of the outbox {view.name} is late: {_rows_wait(rows, seconds)}",
+                f"the relay of outbox {view.name} is late: {_rows_wait(rows, seconds)}",
                 f"`streamqd outbox status {view.name}` shows if the number of rows falls; otherwise"
                 " rows are committed faster than sent: raise `batch`, or use several outboxes",
                 about=view.name,
@@ -128,7 +128,7 @@ def _dead(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             dead, last, since = table.dead, f"; the newest: {table.dead_error}", ""
         if dead:
             yield CheckResult(
-                f"{plural(dead, 'row')} of the outbox {view.name} could not be sent{since}{last}",
+                f"{plural(dead, 'row')} of outbox {view.name} could not be sent{since}{last}",
                 f"`streamqd outbox status {view.name}` shows the errors; correct the cause, then"
                 " move the rows back or delete them (Send dead rows again, in the documentation)",
                 about=view.name,
@@ -147,7 +147,7 @@ def _database(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue  # `outboxes.failing` reports it
         works = view.relayed and not view.error
         yield CheckResult(
-            f"the tables of the outbox {view.name} cannot be read from this host: {table.problem}"
+            f"the tables of outbox {view.name} cannot be read from this host: {table.problem}"
             + ("; its relay can" if works else ""),
             "run `streamqd doctor --only outboxes` as the user and on the host of the relay"
             if works
@@ -169,7 +169,7 @@ def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         evidence = {"deleted_rows": deleted, "unused_bytes": unused, "total_bytes": size}
         if deleted >= DELETED_ROWS and deleted > table.rows:
             yield CheckResult(
-                f"the table {table.name} of the outbox {name} has {deleted:,} deleted rows that"
+                f"table {table.name} of outbox {name} has {deleted:,} deleted rows that"
                 f" were not vacuumed, and takes {memory(size)}: each read of the relay passes them",
                 f"`VACUUM {table.name}`; if the number stays, end the transaction with the oldest"
                 " xact_start in pg_stat_activity",
@@ -178,7 +178,7 @@ def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
         elif unused >= UNUSED_BYTES and 2 * unused > size:
             yield CheckResult(
-                f"the file with the table {table.name} of the outbox {name} has"
+                f"the file with table {table.name} of outbox {name} has"
                 f" {memory(unused)} of unused space of {memory(size)}; new rows use it",
                 "`VACUUM` while the application may wait"
                 if table.dialect == "sqlite"

@@ -56,7 +56,7 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             if not lacking:
                 continue
             yield CheckResult(
-                f"the group {group} does not exist on {spans(lacking)} of {topic.name}: nothing"
+                f"group {group} does not exist on {spans(lacking)} of {topic.name}: nothing"
                 " reads there for it, and nothing is trimmed",
                 "run `streamqd reload`, which creates the group again at its last known position."
                 f" If it is not needed, `streamqd group delete {topic.name} {group}` and remove it"
@@ -80,7 +80,7 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     ).items():
         again = "the Spark query" if units[0].unit.is_of_query else "its consumer"
         yield CheckResult(
-            f"the group {group} has messages on {spans(numbers(units))} of {topic} and no reader"
+            f"group {group} has messages on {spans(numbers(units))} of {topic} and no reader"
             " for them, so they are never trimmed",
             f"start {again}, or, if it is not needed, `streamqd group delete {topic} {group}"
             " --yes`",
@@ -125,7 +125,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
         ago = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
-            f"the group {group} still needs messages of {ago} ago on"
+            f"group {group} still needs messages of {ago} ago on"
             f" {spans(numbers(units))} of {topic}, so retention cannot delete them",
             f"`streamqd why {topic}/{units[0].unit.partition}/{group}` shows the reason, and"
             f" `streamqd doctor stream {topic}` the memory",
@@ -170,7 +170,7 @@ def _other_clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         names = sorted({name for each in units for name in each.other_clients})
         held = sum(sum(each.other_clients.values()) for each in units)
         yield CheckResult(
-            f"another client reads as {', '.join(names[:4])} in the group {group} of {topic} and"
+            f"another client reads as {', '.join(names[:4])} in group {group} of {topic} and"
             f" holds {plural(held, 'message')} on {spans(numbers(units))}",
             "stop that client, or give it a separate group. A running daemon takes idle messages"
             f" over; while none runs, use `streamqd group adopt {topic} {group}`",
@@ -257,7 +257,7 @@ def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(each for each in facts.units if each.unowned).items():
         held = sum(each.unowned for each in units)
         yield CheckResult(
-            f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
+            f"{plural(held, 'message')} of group {group} of {topic} on {spans(numbers(units))}"
             " are pending without a consumer (a client returned them with XNACK)",
             "a running daemon takes them over within 15 s. While none runs, `streamqd pending"
             f" {topic} --group {group}` shows them as unowned",

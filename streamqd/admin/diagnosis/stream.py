@@ -321,8 +321,7 @@ def _missing_group(facts: HeldPartition) -> Iterator[CheckResult]:
     for name in facts.expected:
         if facts.row.messages and name not in facts.present:
             yield CheckResult(
-                f"the group {name} of the configuration does not exist there, so nothing is"
-                " trimmed",
+                f"group {name} of the configuration does not exist there, so nothing is trimmed",
                 "start its consumer, or remove it from the configuration",
                 about=name,
             )
@@ -339,7 +338,7 @@ def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
         seen = "no client reads for it now" if ever else "no client has ever read for it"
         kept = f"; it keeps {_amount(row.needed)}" if row.holder == each.group else ""
         yield CheckResult(
-            f"the group {each.group} has no owner, and {seen}{kept}",
+            f"group {each.group} has no owner, and {seen}{kept}",
             "start its consumer, or if the group is not needed, run `streamqd group delete"
             f" {facts.topic} {each.group}`",
             about=each.group,
@@ -359,7 +358,7 @@ def _behind(facts: HeldPartition) -> Iterator[CheckResult]:
             advice = f"see `streamqd partitions {topic}` for its lag and `streamqd pending {topic}`"
         unread = "an unknown number" if each.unread is None else f"{each.unread:,}"
         yield CheckResult(
-            f"the group {each.group}, {state}, keeps {_amount(row.needed)}:"
+            f"group {each.group}, {state}, keeps {_amount(row.needed)}:"
             f" {unread} unread, {each.pending:,} pending",
             advice,
             about=each.group,

@@ -27,13 +27,13 @@ FILTERS = (
 def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
     """Return the filter that the URL or form states. Raises Malformed, Refused."""
     if visit.text("key") and visit.person.bodies != "show":
-        raise Refused("you may not filter by a key, because you may not see keys")
+        raise Refused("keys are hidden from your role, so you cannot filter by key")
     stated_header = visit.text("header")
     header, equals, value = map(str.strip, stated_header.partition("="))
     if stated_header and visit.person.bodies != "show":
-        raise Refused("you may not filter by a header, because you may not see headers")
+        raise Refused("headers are hidden from your role, so you cannot filter by header")
     if stated_header and not (header and equals):
-        raise Malformed("header: write NAME=VALUE, such as tenant=acme")
+        raise Malformed("header must be NAME=VALUE, such as tenant=acme")
     return MessageFilter(
         ids=tuple(visit.text("id").split()),
         group=visit.text("group") or None,
@@ -134,7 +134,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
     """Return all dead letters that match, as JSON lines."""
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
-        raise Refused("you may not see the bodies of messages, so you cannot export them")
+        raise Refused("payloads are hidden from your role, so you cannot export them")
     choice = choice_of(visit, visit.now.now_unix_ms)
     file = ExportFile(visit.desk.backend, topic, choice, f"{visit.person.name} (console)")
     return f"{topic}-dead-letters.jsonl", "application/x-ndjson", file
@@ -143,7 +143,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
 def payload(visit: Visit) -> tuple[str, str, bytes]:
     """Return the payload of one letter."""
     if visit.person.bodies != "show":
-        raise Refused("you may not see the bodies of messages")
+        raise Refused("payloads are hidden from your role")
     letter = dead_letters.show(visit.desk.store, visit.path["topic"], visit.path["letter"])
     return f"{letter.id.replace(':', '-')}.bin", "application/octet-stream", letter.payload
 

@@ -84,7 +84,7 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
         visit.field("to", "To", choices=receivers),
         visit.field("to_topic", "To topic", "Another topic, for all its groups."),
         visit.field("to_partition", "To partition", "Default: the partition of each message."),
-        visit.field("canary", "At most", "A few first, to see whether they work now."),
+        visit.field("canary", "At most", "To test a fix, replay a few first."),
         visit.field("rate", "Per second", "Default: as fast as possible."),
         *_purge_fields(visit),
     ]
@@ -94,7 +94,9 @@ def _target(visit: Visit) -> Target:
     """Return the destination that the form states. Raises Malformed."""
     everyone, topic = visit.text("to") == "all", visit.text("to_topic")
     if everyone and topic:
-        raise Malformed("to topic already sends to every group of that topic; omit every group")
+        raise Malformed(
+            "To topic already sends to all groups of that topic; set To to the original group"
+        )
     return Target(everyone, visit.given("to_partition", most=PARTITION_MAX), topic or None)
 
 
@@ -111,7 +113,7 @@ def _rate(visit: Visit) -> float | None:
     except ValueError:
         rate = 0.0
     if not 0.01 <= rate <= 1e6:
-        raise Malformed("per second: write a number from 0.01 to 1,000,000")
+        raise Malformed("Per second must be a number from 0.01 to 1,000,000")
     return rate
 
 
@@ -158,7 +160,7 @@ def _examined(seen: ReplayPlan | LetterCount, act: str) -> str:
     """Return the sentences about the dead letters that a dry run has not examined."""
     return (
         f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
-        " examines the others too. To learn the exact number, narrow the filter or raise Examine."
+        " examines the others too. To get the exact number, narrow the filter or raise Examine."
     )
 
 
@@ -208,11 +210,11 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
         sentences.append(_examined(plan, "replay"))
         if plan.dead_letters:
             sentences.append(
-                f"To replay only the {plan.dead_letters:,} that it found, set At most to"
+                f"To replay only the {plan.dead_letters:,} found, set At most to"
                 f" {plan.dead_letters}."
             )
     for why, number in plan.refused.items():
-        sentences.append(f"{plural(number, 'dead letter')} would stay: {why}.")
+        sentences.append(f"{plural(number, 'dead letter')} would be kept: {why}.")
     if rate is not None and plan.dead_letters:
         least = "" if plan.complete else "at least "
         seconds = plan.dead_letters / rate
@@ -228,8 +230,8 @@ def _risks(plan: ReplayPlan, target: Target) -> list[str]:
     """Return why the name of the topic must be typed ahead of a replay. Empty: it need not be."""
     crashed = any(each.reason == "crashes" for each in plan.causes)
     found = {
-        f"these are more than {LARGE:,} dead letters": plan.dead_letters > LARGE,
-        "the dry run did not examine all": not plan.complete,
+        f"more than {LARGE:,} dead letters match": plan.dead_letters > LARGE,
+        "the dry run did not examine all of them": not plan.complete,
         "every group receives them": target.everyone or target.topic is not None,
         "some crashed their worker": crashed,
         f"{plan.replayed_before:,} were replayed before": plan.replayed_before > 0,
@@ -258,11 +260,11 @@ def replay(visit: Visit) -> ActResult:
 def _replayed(done: ReplayResult) -> tuple[int, list[str]]:
     """Return the number of replayed dead letters, and clauses about them and the others."""
     parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
-    parts += [f"{number:,} stay: {why}" for why, number in done.refused.items()]
+    parts += [f"{number:,} kept: {why}" for why, number in done.refused.items()]
     if done.missing:
         parts.append(f"{done.missing:,} were replayed or purged by another client")
     if done.unknown:
-        parts.append(f"{done.unknown:,} were maybe replayed: the connection was lost")
+        parts.append(f"{done.unknown:,} may have been replayed: the connection was lost")
     return done.replayed, parts
 
 
@@ -285,7 +287,7 @@ def preview_purge(visit: Visit) -> Preview:
         sentences.append(_examined(found, "purge"))
     return Preview(
         sentences,
-        refusal="" if found.letters or not found.complete else "No dead letter matches.",
+        refusal="" if found.letters or not found.complete else "No dead letters match.",
         stated=_stated(at, found.letters, complete=found.complete),
     )
 
@@ -301,7 +303,7 @@ def _purged(done: Purged) -> tuple[int, list[str]]:
     """Return the number of purged dead letters, and clauses about them and the others."""
     parts = [f"{plural(done.purged, 'dead letter')} purged"]
     if done.unarchived:
-        parts.append(f"{done.unarchived:,} stay, because they are not archived yet")
+        parts.append(f"{done.unarchived:,} kept, because they are not archived yet")
     return done.purged, parts
 
 
@@ -338,7 +340,7 @@ def _started(
         if done.result in ("stopped", "failed"):
             parts.append(f"{done.result}{f': {done.error}' if done.error else ''}")
         elif stated is not None and job.done != stated:
-            parts.append(f"the dry run stated {stated:,}")
+            parts.append(f"the dry run counted {stated:,}")
         return "; ".join(parts) + "."
 
     letters = dead_letters.total(store, topic)
@@ -362,7 +364,7 @@ ACTS = (
         "purge",
         "/topics/{topic}/dead-purge",
         "Purge dead letters",
-        "Delete for good",
+        "Delete permanently",
         Role.ADMIN,
         preview_purge,
         purge,

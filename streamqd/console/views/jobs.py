@@ -45,7 +45,7 @@ def preview_stop(visit: Visit) -> Preview:
     """Return what stopping a job would do."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     if not job.running:
-        return Preview([], refusal=f"The job has finished: {job.result}")
+        return Preview([], refusal=f"The job is already finished: {job.result}")
     return Preview([f"{job.title} would stop after its current batch. Its changes so far remain."])
 
 

@@ -1,4 +1,4 @@
-"""Messages: search in a budget, a live tail, and one message's origin, journey and copies."""
+"""Messages: search in a budget, a live tail, and one message's origin, states and copies."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def _test_of(visit: Visit) -> Test | None:
     if not text:
         return None
     if visit.person.bodies != "show":
-        raise Refused("you may not search in bodies that you may not see")
+        raise Refused("payloads are hidden from your role, so you cannot search in them")
     match = _WHERE.fullmatch(text)
     if match is None:
         raise Malformed(
-            "where: write a JSON pointer, header:NAME or payload, then = TEXT, ~ TEXT or exists,"
-            " such as /customer/id = 42"
+            "the search must be a JSON pointer, header:NAME or payload, followed by = TEXT, ~ TEXT"
+            " or exists, such as /customer/id = 42"
         )
     name, operator, wanted = match[1], match[2], match[3].strip()
 
@@ -203,15 +203,15 @@ def _origins(
     if entry.schedule and tracing.SCHEDULE in seen:
         view, parameters = "schedule", {"schedule": entry.schedule}
         note = f"tick {entry.scheduled_for}"
-        found.append(Origin("Sent by the schedule", entry.schedule, note, view, parameters))
+        found.append(Origin("Sent by schedule", entry.schedule, note, view, parameters))
     if entry.send_id:
-        found.append(Origin("Send ID", entry.send_id, "of a delayed send or an outbox"))
+        found.append(Origin("Send ID", entry.send_id, "from a delayed send or an outbox"))
     if entry.copy_of:
         found.append(_of_uid("Replayed from", entry.copy_of))
     if entry.replay_of and REPLAY_OF in seen:
-        found.append(_of_uid("Sent again by a pipeline from", entry.replay_of))
+        found.append(_of_uid("Replayed by a pipeline from", entry.replay_of))
     if entry.edited_from and tracing.EDITED_FROM in seen:
-        found.append(_of_uid("Edited and sent from", entry.edited_from))
+        found.append(_of_uid("Edited copy of", entry.edited_from))
     return found
 
 
@@ -235,7 +235,7 @@ def _archived(visit: Visit, found: Trace) -> str:
     if not asked or settings.console.archive is None:
         return ""
     if not _looking.acquire(blocking=False):
-        return "Another page reads the archive; load this page again."
+        return "Another request is reading the archive; reload this page."
     try:
         place = (found.topic, found.partition, found.id)
         look = visit.desk.backend.look_into_archive
@@ -248,7 +248,7 @@ def _archived(visit: Visit, found: Trace) -> str:
         _looking.release()
     if looked.found:
         return f"A copy is in {looked.file}."
-    return f"No copy is in {looked.file or settings.console.archive}."
+    return f"{looked.file or settings.console.archive} contains no copy."
 
 
 def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
@@ -270,13 +270,13 @@ def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
 def payload(visit: Visit) -> tuple[str, str, bytes]:
     """Return the payload of one message."""
     if visit.person.bodies != "show":
-        raise Refused("you may not see the bodies of messages")
+        raise Refused("payloads are hidden from your role")
     name = tracing.read_uid(visit.text("uid"))
     if name.topic != visit.path["topic"]:
-        raise Malformed("the uid is of another topic")
+        raise Malformed("the uid belongs to another topic")
     fields = _fields(visit, name.partition, name.id)
     if not fields:
-        raise Refused("the message is not in its partition")
+        raise Refused("the message is no longer in its partition")
     return (
         f"{name.partition}-{name.id}.bin",
         "application/octet-stream",

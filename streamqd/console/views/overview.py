@@ -32,7 +32,7 @@ def show(visit: Visit) -> Context:
 
 def _headline(now: FleetNow) -> str:
     counts = ((now.count(ALARM), "problem"), (now.count(WARN), "warning"))
-    return ", ".join(plural(number, noun) for number, noun in counts if number) or "All is well"
+    return ", ".join(plural(number, noun) for number, noun in counts if number) or "No problems"
 
 
 VIEWS = (ConsoleView("overview", "/", "Overview", show, label="Overview", key="o", live=True),)

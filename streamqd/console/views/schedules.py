@@ -97,7 +97,7 @@ def preview_run(visit: Visit) -> Preview:
     return Preview(
         [
             f"One message would be sent to {done.topic}/{done.partition} now.",
-            f"Its x-scheduled-for is {done.scheduled_for}. The due time of the schedule stays.",
+            f"Its x-scheduled-for is {done.scheduled_for}. Its due time does not change.",
         ]
     )
 

@@ -15,6 +15,7 @@ from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.producer import Producer
 
 DELAY_MAX = 1_000_000_000  # seconds
+NOT_EDITABLE = "is hidden from your role or is not text, so it cannot be edited"
 
 # --- send -----------------------------------------------------------------------------------------
 
@@ -22,9 +23,9 @@ DELAY_MAX = 1_000_000_000  # seconds
 def _send_fields(visit: Visit) -> Sequence[FormField]:
     return (
         FormField("payload", "Payload", visit.query.get("payload", ""), rows=8),
-        visit.field("key", "Key", "Empty: partitions take turns."),
+        visit.field("key", "Key", "Empty: round-robin over the partitions."),
         visit.field("headers", "Headers", "A JSON object of strings."),
-        visit.field("delay", "Delay", "Seconds. Empty: readable now."),
+        visit.field("delay", "Delay", "Seconds. Empty: no delay."),
     )
 
 
@@ -36,7 +37,7 @@ def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
     except ValueError:
         delay = -1.0
     if delay is not None and not 0 <= delay <= DELAY_MAX:
-        raise Malformed(f"the delay must be a number of seconds from 0 to {DELAY_MAX:,}")
+        raise Malformed(f"delay must be a number of seconds from 0 to {DELAY_MAX:,}")
     return headers, delay
 
 
@@ -89,9 +90,9 @@ def stated_headers(visit: Visit) -> dict[str, str]:
     try:
         found = json.loads(visit.text("headers") or "{}")
     except (ValueError, RecursionError):
-        raise Malformed("the headers are not JSON") from None
+        raise Malformed("headers must be a JSON object of strings") from None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise Malformed("the headers are not a JSON object of strings")
+        raise Malformed("headers must be a JSON object of strings")
     return found
 
 
@@ -99,14 +100,12 @@ def preview_edit(visit: Visit) -> Preview:
     """Return what sending the edited message would do."""
     topic, name = visit.path["topic"], visit.path["letter"]
     if not _edit_fields(visit):
-        return Preview(
-            [], refusal="This payload cannot be edited as text, or your role hides parts."
-        )
+        return Preview([], refusal=f"Part of the dead letter {NOT_EDITABLE}.")
     stated_headers(visit)
     return Preview(
         [
             f"A new message with this payload would be sent to every group of {topic}.",
-            f"It has the header {EDITED_FROM}. The dead letter {name} stays until it is purged.",
+            f"The message has the {EDITED_FROM} header. Dead letter {name} is kept until a purge.",
         ]
     )
 
@@ -115,7 +114,7 @@ def edit(visit: Visit) -> ActResult:
     """Send the edited message."""
     topic, name = visit.path["topic"], visit.path["letter"]
     if not _edit_fields(visit):
-        raise Refused("you may not see all of this payload, so it cannot be edited")
+        raise Refused(f"part of the dead letter {NOT_EDITABLE}")
     letter = dead_letters.show(visit.desk.store, topic, name)
     headers = stated_headers(visit) | {EDITED_FROM: letter.uid or f"{topic} {name}"}
     payload = visit.query.get("payload", "")

@@ -71,7 +71,7 @@ def _why(visit: Visit) -> dict[str, str]:
 
 
 def _reason(visit: Visit) -> Sequence[FormField]:
-    return (visit.field("reason", "Reason", "Others see it in the overview."),)
+    return (visit.field("reason", "Reason", "Shown in the overview."),)
 
 
 def _partition(visit: Visit) -> Sequence[FormField]:
@@ -119,7 +119,7 @@ PAUSE = Steering(
     ),
     lambda _visit, scope: (
         f"{_name(scope)} would fetch no more messages. Running messages finish, the partitions keep"
-        " their owners, and the pause stays until it is resumed."
+        " their owners, and the pause applies until you resume them."
     ),
     lambda _visit, scope: f"{_name(scope)}: paused.",
 )
@@ -287,7 +287,7 @@ def preview_drain(visit: Visit) -> Preview:
             f"A message of {plan.longest_run} has been running for {ran}. It may finish."
         )
     if plan.last:
-        sentences.append("No other instance is there: all its partitions would wait.")
+        sentences.append("No other instance is live, so all its partitions would wait.")
     elif plan.stranded:
         sentences.append(f"{plural(len(plan.stranded), 'partition')} would wait without an owner.")
     rows = [
@@ -302,7 +302,7 @@ def preview_rebalance(visit: Visit) -> Preview:
     """Return the moves that a rebalance would start."""
     plan = directives.rebalance(visit.desk.fleet, visit.text("reason"), dry_run=True)
     if not plan.moves and not plan.forgotten:
-        return Preview(["The fleet is level: no partition would move."])
+        return Preview(["The fleet is balanced: no partition would move."])
     sentences = [f"{plural(len(plan.moves), 'partition')} would move now, without waiting times."]
     if plan.forgotten:
         sentences.append(f"{plural(len(plan.forgotten), 'move directive')} would be removed.")

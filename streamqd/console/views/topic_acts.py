@@ -38,7 +38,7 @@ def _group_of(visit: Visit) -> str:
 
 def _grow_fields(visit: Visit) -> Sequence[FormField]:
     text = visit.text("partitions") or str(_wanted(visit))
-    hint = "A multiple of the present number. A topic cannot shrink."
+    hint = "A multiple of the current number. A topic cannot shrink."
     return (FormField("partitions", "Partitions", text, hint),)
 
 
@@ -73,12 +73,12 @@ def preview_grow(visit: Visit) -> Preview:
         )
     count = topics.partition_count(store, name)
     known = ", ".join(topics.groups(store, name, range(count), only_messages=True)) or "none"
-    present = "the present messages of the old partitions"
+    present = "the current messages of the old partitions"
     return Preview(
         [
             f"{name} would have {goal} instead of {count:,}.",
             "It cannot shrink again.",
-            "Producers use the new partitions immediately, and the order of each key stays.",
+            "Producers use the new partitions immediately, and each key keeps its order.",
             f"Each group ({known}) reads them after it has acknowledged {present}.",
             "The daemons of the fleet reload. Write the new number into their configuration first.",
         ]
@@ -277,7 +277,7 @@ def preview_delete_group(visit: Visit) -> Preview:
         [
             f"The position of {found.group} on {where} would be deleted.",
             f"It has {least}{unread}, {pending} and {retries}.",
-            "The messages of the topic and the dead letters stay.",
+            "The topic's messages and dead letters are kept.",
         ],
         warnings=["A daemon whose configuration names the group creates it again."],
     )
@@ -309,7 +309,7 @@ ACTS = (
         "delete_topic",
         "/topics/{topic}/delete",
         "Delete a topic",
-        "Delete for good",
+        "Delete permanently",
         Role.ADMIN,
         preview_delete_topic,
         delete_topic,
@@ -332,7 +332,7 @@ ACTS = (
         "delete_group",
         "/groups/{topic}/{group}/delete",
         "Delete a group",
-        "Delete for good",
+        "Delete permanently",
         Role.ADMIN,
         preview_delete_group,
         delete_group,

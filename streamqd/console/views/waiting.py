@@ -57,7 +57,7 @@ def _id_field(visit: Visit) -> Sequence[FormField]:
 def _choice(visit: Visit) -> MessageFilter:
     ids = tuple(visit.text("id").split())
     if len(ids) > CHOSEN_MAX:
-        raise Malformed(f"name at most {CHOSEN_MAX:,} messages at a time")
+        raise Malformed(f"too many messages selected ({len(ids):,}); select at most {CHOSEN_MAX:,}")
     return MessageFilter(ids=ids)
 
 
@@ -79,8 +79,8 @@ def _sends(visit: Visit) -> list[str]:
 
 
 def _preview(number: int, noun: str, text: str) -> Preview:
-    more = ["There may be more: repeat this for the rest."] if number == CHOSEN_MAX else []
-    refusal = "" if number else f"No {noun} waits."
+    more = ["More may be waiting. To change them too, repeat this."] if number == CHOSEN_MAX else []
+    refusal = "" if number else f"No {noun} is waiting."
     return Preview([f"{plural(number, noun)} would {text}.", *more], refusal=refusal)
 
 
@@ -104,9 +104,9 @@ def retry_now(visit: Visit) -> ActResult:
 
 def preview_retry_cancel(visit: Visit) -> Preview:
     """Return how many retries would become dead letters."""
-    effect = "be dead-lettered with the reason canceled"
+    effect = "be dead-lettered (reason: canceled)"
     if visit.path["group"].endswith(LETTERS):
-        effect = "be dropped. Their dead letters stay"
+        effect = "be dropped. Their dead letters are kept"
     return _preview(len(_retries(visit)), "retry", effect)
 
 
@@ -117,9 +117,9 @@ def retry_cancel(visit: Visit) -> ActResult:
     counts = {"dead_letters": done.dead_letters, "dropped": done.dropped, "missing": done.missing}
     text = f"{plural(done.dead_letters + done.dropped, 'retry')} canceled"
     if done.missing:
-        text += f"; {done.missing:,} had run before"
+        text += f"; {done.missing:,} had already run"
     if done.unreadable:
-        text += f"; {done.unreadable:,} cannot be read and stay"
+        text += f"; {done.unreadable:,} kept, because they are unreadable"
     return ActResult(f"{text}.", _note(visit, "retry cancel", counts))
 
 
@@ -134,7 +134,7 @@ def send_now(visit: Visit) -> ActResult:
 
 
 def send_cancel(visit: Visit) -> ActResult:
-    """Cancel delayed sends for good."""
+    """Cancel delayed sends permanently."""
     topic = visit.path["topic"]
     done = delayed.cancel(visit.desk.store, topic, _sends(visit))
     text = f"{plural(done.changed, 'delayed send')} canceled."
@@ -162,7 +162,7 @@ ACTS = (
         "retry_cancel",
         "/topics/{topic}/retries/{group}/cancel",
         "Cancel retries",
-        "Make them dead letters",
+        "Move to dead letters",
         Role.OPERATOR,
         preview_retry_cancel,
         retry_cancel,
@@ -184,7 +184,7 @@ ACTS = (
         "send_cancel",
         "/topics/{topic}/delayed/cancel",
         "Cancel delayed sends",
-        "Cancel for good",
+        "Cancel permanently",
         Role.ADMIN,
         lambda visit: _preview(len(_sends(visit)), "delayed send", "never be sent"),
         send_cancel,

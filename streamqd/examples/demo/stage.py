@@ -47,7 +47,7 @@ class Folder:
         if self.path.exists():
             if any(self.path.iterdir()) and not (self.path / MARKER).exists():
                 raise DemoFailed(
-                    f"{self.path} holds something else; name another folder with --dir"
+                    f"{self.path} is not a demo directory; pass another one with --dir"
                 )
             self._refuse_when_in_use()
             shutil.rmtree(self.path)
@@ -69,7 +69,7 @@ class Folder:
                 except BlockingIOError:
                     pid = lock.read().strip()
                     raise DemoFailed(
-                        f"a daemon (process {pid}) still runs in {self.path}; end it first"
+                        f"a daemon (process {pid}) is still running in {self.path}; stop it first"
                     ) from None
 
     def database(self, group: str, partition: int) -> Path:
@@ -141,7 +141,7 @@ class DemoDaemon:
         """Raise DemoFailed if the daemon has exited."""
         code = self.process.poll()
         if code is not None:
-            raise DemoFailed(f"the daemon ended with code {code}{self._tail()}")
+            raise DemoFailed(f"the daemon exited with code {code}{self._tail()}")
 
     def drain(self) -> int:
         """Send SIGTERM, wait for the daemon, and return its exit code."""

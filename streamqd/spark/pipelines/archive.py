@@ -116,7 +116,7 @@ class Archiver:
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
         if missing:
-            raise Refused(f"the topic {missing[0]} does not exist")
+            raise Refused(f"topic {missing[0]} does not exist")
         for name, text in config.useless(self.settings, known):
             self._warn_once(f"pipelines.{name}: {text}")
         names = wanted or known

@@ -141,7 +141,7 @@ def _letter_places(settings: config.Settings) -> list[TopicPartition]:
             try:
                 counts |= partition_counts(link, keys, [name])
             except BadValue as error:
-                warn_once(f"{error}, so the view dead_letters is without the topic {name}")
+                warn_once(f"{error}, so the view dead_letters is without topic {name}")
         places = [(name, number) for name, count in counts.items() for number in range(count)]
         found = link.pipeline([("XLEN", keys.dlq(*place)) for place in places])
     finally:

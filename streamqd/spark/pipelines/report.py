@@ -88,7 +88,7 @@ def _sizes(settings: config.Settings, scope: ReportScope) -> dict[str, int | Non
         every = sorted({*live, *(() if scope.archive is None else scope.archive.topics())})
         missing = [name for name in (*scope.topics, *scope.schemas) if name not in every]
         if missing:
-            raise Refused(f"the topic {missing[0]} does not exist")
+            raise Refused(f"topic {missing[0]} does not exist")
         return {
             name: registry.partition_count(store, name) if name in live else None
             for name in every

@@ -148,7 +148,7 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
     if letters:
         worst = topic["causes"][0]
         what = f"{plural(letters, 'dead letter')}, {worst['dead_letters'] / letters:.0%} of them "
-        what += f"{error_of(worst)} in the group {worst['group'] or 'unknown'}"
+        what += f"{error_of(worst)} in group {worst['group'] or 'unknown'}"
         yield _finding(Severity.WARNING, name, what, letters, f"dlq stats {name}")
     if fields and fields["bad"]:
         verb = "does" if fields["bad"] == 1 else "do"

@@ -25,7 +25,7 @@ def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLeas
     """Return the lease on a table of results. Enter it."""
     archive.folder(name, RESULTS)  # refuses an invalid name before it becomes part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
-    of, what = f"results:{archive.id[:12]}", f"the table {name} is being written"
+    of, what = f"results:{archive.id[:12]}", f"table {name} is being written"
     return PipelineLease(lambda: tables.connect(settings), keys, name, of, what=what)
 
 
@@ -46,7 +46,7 @@ class ResultWriter:
         self._table = table
         if not table.has_just(self._columns):
             raise Refused(
-                f"the columns of the table {name} are"
+                f"the columns of table {name} are"
                 f" {', '.join(tables.arrow_columns(table).names)}, and those of the query differ;"
                 " choose another table, or select these columns with the same types"
             )
