@@ -1,4 +1,4 @@
-"""Derive the condition of an assignment, one stable word, from its facts. Pure.
+"""Derive the condition of an assignment, one stable word, from its facts. No I/O.
 
 An operator's directive takes precedence over ownership, and ownership over the worker's state.
 """

@@ -787,7 +787,7 @@ def takers(
     owners: Mapping[Unit, str],
     moves: Mapping[Unit, str],
 ) -> dict[Unit, tuple[str, str]]:
-    """Return the new owner of each assignment of an instance, or the reason for none. Pure.
+    """Return the new owner of each assignment of an instance, or the reason for none. No I/O.
 
     `others` are the members that may own something, without the departing one.
     """

@@ -65,7 +65,7 @@ def read(reader: ViewReader, unit: Unit, owner: str, now_unix_ms: int) -> list[O
 
 
 def periods(changes: Iterable[OwnerChange], owner: str, now_unix_ms: int) -> list[OwnerPeriod]:
-    """Return the owners, newest first, for changes in their order. Pure."""
+    """Return the owners, newest first, for changes in their order. No I/O."""
     found: list[OwnerPeriod] = []
     for each in changes:
         starts = each.event in ("acquired", "inherited")

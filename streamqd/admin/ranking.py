@@ -1,4 +1,4 @@
-"""The order in which `top` and the console list assignments, handlers and failures. Pure."""
+"""The order in which `top` and the console list assignments, handlers and failures. No I/O."""
 
 from __future__ import annotations
 

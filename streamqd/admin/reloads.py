@@ -1,4 +1,4 @@
-"""Unfinished reloads: find those that instances have not completed, and the reason. Pure.
+"""Unfinished reloads: find those that instances have not completed, and the reason. No I/O.
 
 A supervisor publishes its reload with its heartbeat: `reloading` in its information.
 """

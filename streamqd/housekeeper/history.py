@@ -50,7 +50,7 @@ class HistoryWriter:
             (each.topic, each.unit_group): each.handler for each in settings.consumers
         }
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
-        self._ever_added: dict[Unit, int] = {}  # to the partitions owned now, as last measured
+        self._ever_added: dict[Unit, int] = {}  # last measured number of messages ever written
         self._added: Counter[Unit] = Counter()  # since the last entry
         self._since_ns = now_ns()
         self._minute = 0  # minutes since 1970 at the last entry, server's clock

@@ -99,7 +99,7 @@ class Latency:
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
-        self._ran: dict[int, int] = {}  # when the last run of a slot finished, as checks found it
+        self._ran: dict[int, int] = {}  # time at which a check found a slot's last run finished
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
         """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""

@@ -66,12 +66,12 @@ class Promoter(Generic[Target]):
         self._moved = moved
         self._look = look
         self._isolate = isolate
-        self._look_at = 0.0  # when to look again
+        self._look_at = 0.0  # time of the next check (monotonic)
         self._looked_ns = 0  # how old the figures were at the last check
         self._wanted: set[Target] = set()  # targets to ask immediately
         self._near: dict[Target, int] = {}  # due times before the next check
-        self._asked: dict[Target, float] = {}  # when a script has asked last
-        self._lively: dict[Target, float] = {}  # when the target last had waiting messages
+        self._asked: dict[Target, float] = {}  # time of the last script call
+        self._lively: dict[Target, float] = {}  # last time with waiting messages
         self._due: dict[Target, int | None] = {}
         self._measured_ns: dict[Target, int] = {}  # how old `_due` is
         self._hinted: dict[Target, int] = {}  # the hint that was followed last

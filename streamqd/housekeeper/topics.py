@@ -22,7 +22,7 @@ class Topics:
         self._store = store
         self._stated = stated
         self._known: dict[str, tuple[Topic, int]] = {}  # with its number of partitions
-        self._read: dict[str, float] = {}  # when each was read
+        self._read: dict[str, float] = {}  # time of the last read of each topic
         self.trouble: StreamqdError | None = None  # the last that could not be read
 
     def refresh(self, names: Iterable[str]) -> None:

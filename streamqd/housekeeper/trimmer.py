@@ -49,7 +49,8 @@ class Trimmer:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
         self._refused: set[TopicPartition] = set()
-        self._held: dict[TopicPartition, tuple[str, int]] = {}  # as in the view, which gets copies
+        # By partition: the holder of the smallest ID that must stay, and its time (unix ms).
+        self._held: dict[TopicPartition, tuple[str, int]] = {}
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 
 BUFFER_MAX = 256 * 1024  # bytes of lines waiting for a reader
-_OTHERS = 1  # in the mark: an exited process left the open line (pid 1 is never ours)
+_OTHERS = 1  # mark of an open line that an exited process left (pid 1 is never ours)
 
 Identity = tuple[int, int]  # device and inode
 

@@ -16,7 +16,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 LINK_TIMEOUT = 5.0
-ALIVE_SECONDS = 1.0  # between two signs of life for the supervisor
+ALIVE_SECONDS = 1.0  # seconds between two heartbeats for the supervisor
 
 
 def relay_of(

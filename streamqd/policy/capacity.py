@@ -2,7 +2,7 @@
 
 The first refusal that lasts sets the limit to the number of running workers. Trials then test if
 more processes can be started. After a refusal, the pause between trials doubles. After a success,
-the next trial is twice as large, until the limit is removed. Pure.
+the next trial is twice as large, until the limit is removed. No I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute the times of heartbeats. Pure: the caller draws `jitter` (0 to 1) for each call.
+"""Compute the times of heartbeats. No I/O: the caller draws `jitter` (0 to 1) for each call.
 
 After each heartbeat, the instance reads every partition, so heartbeats cause most of a fleet's load
 on Redis. Without wake-ups, an instance sends slightly more than one per interval. A wake-up, for

@@ -90,8 +90,9 @@ class Rebalancer:
     _wanted_elsewhere: dict[Unit, float] = field(default_factory=dict)
     _free_since: dict[Unit, tuple[int, float]] = field(default_factory=dict)
     _moves_seen: dict[Unit, int] = field(default_factory=dict)
-    _directed: set[Unit] = field(default_factory=set)  # to hand over for a new move directive
-    _without_delay: set[Unit] = field(default_factory=set)  # to hand over without delay and hold
+    _directed: set[Unit] = field(default_factory=set)  # units to hand over for a new move directive
+    # Units to hand over without `delay` and `hold`.
+    _without_delay: set[Unit] = field(default_factory=set)
     _skip_delay: bool = False
     _asked: tuple[object, ...] = ()  # input of the last assignment
     _wanted: Mapping[Unit, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Decide a message's next state from the outcome of its failed run. Pure: no Redis, no clock.
+"""Decide a message's next state from the outcome of its failed run. No I/O: no Redis, no clock.
 
 Failed runs (`attempt`) and runs that crashed their process (`crashes`) are counted apart. A release
 (a drain, a rebalance) counts as neither. Limits count runs: with `max_attempts` 5 the fifth failure

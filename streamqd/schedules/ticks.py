@@ -1,4 +1,4 @@
-"""Computes due times of schedules. Pure: the time is an argument, unix ms by the server's clock.
+"""Computes due times of schedules. No I/O: the time is an argument, unix ms by the server's clock.
 
 A tick is the instant that a schedule names. It is due later by the schedule's share of its jitter,
 which is the same for all of its ticks.

@@ -26,7 +26,7 @@ from streamqd.spark.offsets import PART_MAX, Id, Offsets
 from streamqd.spark.pipelines.parts import GROUP_ROWS, WrittenFile
 from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveTable, opened_alone
 
-TASK_ROWS = 250_000  # of files that one task reads
+TASK_ROWS = 250_000  # rows of the files that one task reads
 TASK_BYTES = 64 << 20
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 4 << 20

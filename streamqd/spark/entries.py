@@ -1,4 +1,4 @@
-"""Convert entries to columns: IDs, payloads, headers and other fields. Pure: pyarrow, no Redis.
+"""Convert entries to columns: IDs, payloads, headers and other fields. No I/O: pyarrow, no Redis.
 
 This code limits the speed of reads, so it works on a whole list at a time wherever possible.
 """
@@ -16,13 +16,13 @@ from pyarrow import compute
 
 from streamqd.model import RawEntry
 
-Headers = list[tuple[bytes, bytes]]  # in UTF-8
+Headers = list[tuple[bytes, bytes]]  # names and values in UTF-8
 
 HEADERS = b"headers"
 LONG_MAX = (1 << 63) - 1
 _FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first year of Spark's timestamps
 _LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last
-_ID_BYTES = 41  # at most
+_ID_BYTES = 41  # longest ID in bytes
 _MS_DIGITS = 13  # digits of the first half of an id, from the year 2001 to 2286
 
 

@@ -1,4 +1,4 @@
-"""Parse the strings of options, each by its kind, and collect all problems. Pure."""
+"""Parse the strings of options, each by its kind, and collect all problems. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute positions of a query, ranges, splits, and the number of lost entries. Pure.
+"""Compute positions of a query, ranges, splits, and the number of lost entries. No I/O.
 
 A position is exclusive: everything up to and including its ID has been read. A range is
 `(start, end]`. A position also has the number of entries that the stream had issued up to it. IDs

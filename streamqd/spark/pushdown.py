@@ -1,4 +1,4 @@
-"""Convert the filters that Spark offers to the partitions and ID ranges to read. Pure.
+"""Convert the filters that Spark offers to the partitions and ID ranges to read. No I/O.
 
 Spark applies a filter again unless the source claims to apply it. So the source claims only filters
 that it applies exactly.

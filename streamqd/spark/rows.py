@@ -1,4 +1,4 @@
-"""Convert entries to Arrow columns. Pure: pyarrow, no Redis, no Spark.
+"""Convert entries to Arrow columns. No I/O: pyarrow, no Redis, no Spark.
 
 A batch must have exactly the types that Spark expects, so the columns are described once, here, as
 Spark's DDL and as Arrow types.

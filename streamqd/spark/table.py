@@ -1,4 +1,4 @@
-"""Store the options of a Spark catalog table in the metadata of its columns. Pure.
+"""Store the options of a Spark catalog table in the metadata of its columns. No I/O.
 
 Spark passes the options of CREATE TABLE to a Python source once, when it asks for the columns.
 Readers and writers of the table get no options, only its schema with the metadata (decision 0027).

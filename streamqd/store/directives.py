@@ -208,5 +208,5 @@ class DirectiveChange(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> DirectiveChange:
-        """Read OK."""
+        """Parse the reply OK."""
         return cls(int(reply.rest[0]), int(reply.rest[1]))

@@ -60,7 +60,7 @@ class ResetResult(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> ResetResult:
-        """Read OK, or MORE."""
+        """Parse the reply OK or MORE."""
         before, after, *counts = reply.rest
         return cls(before.decode(), after.decode(), *map(int, counts))
 

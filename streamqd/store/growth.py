@@ -28,7 +28,7 @@ class Growth(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Growth:
-        """Read OK of `begin`. Raises BadValue."""
+        """Parse the reply OK of `begin`. Raises BadValue."""
         token, before, phase, barriers = reply.rest
         return cls(
             untrusted.label(token),

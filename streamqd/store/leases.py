@@ -98,7 +98,7 @@ class Acquired(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Acquired:
-        """Read OK or MINE. MINE never charges an entry again."""
+        """Parse the reply OK or MINE. MINE never charges an entry again."""
         victim = reply.rest[2] if reply.word == "OK" else b""
         return cls(epoch_of(reply), bool(reply.rest[1]), victim)
 

@@ -87,7 +87,7 @@ class Present(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Present:
-        """Read OK."""
+        """Parse the reply OK."""
         now, rows, orders = reply.rest
         return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], orders)
 

@@ -159,7 +159,7 @@ class Recovered(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
-        """Read OK. `key` is the key of the counters."""
+        """Parse the reply OK. `key` is the key of the counters."""
         quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = reply.rest
         mains = [PendingEntry.parse(entry, key, retried=False) for entry in main]
         retries = [PendingEntry.parse(entry, key, retried=True) for entry in retry]
@@ -236,7 +236,7 @@ class Reclaimed(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Reclaimed:
-        """Read OK."""
+        """Parse the reply OK."""
         entries, missing_entries, after = reply.rest
         return cls(
             [(entry[0], entry[1]) for entry in entries],
@@ -382,7 +382,7 @@ class Promoted(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Promoted:
-        """Read OK."""
+        """Parse the reply OK."""
         moved, orphans, due, unreadable, more = reply.rest
         return cls(moved, orphans, due_of(due), unreadable, bool(more))
 
@@ -406,7 +406,7 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Snapshot | None:
-        """Read OK. Return None if the group does not exist."""
+        """Parse the reply OK. Return None if the group does not exist."""
         return cls(*reply.rest) if reply.word == "OK" else None
 
 

@@ -139,7 +139,7 @@ class Published(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Published:
-        """Read OK or FULL."""
+        """Parse the reply OK or FULL."""
         if reply.word == "FULL":
             return cls(0, 0, None, full=True)
         settled, written, rest = reply.rest

@@ -87,7 +87,7 @@ class Trimmed(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Trimmed:
-        """Read OK."""
+        """Parse the reply OK."""
         removed, floor, holder, held, more = reply.rest
         label = untrusted.label
         return cls(removed, label(floor), label(holder), label(held), bool(more))
@@ -128,7 +128,7 @@ class Dropped(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Dropped:
-        """Read OK."""
+        """Parse the reply OK."""
         removed, flat = reply.rest
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return cls(removed, {untrusted.label(name): lost for name, lost in pairs})
@@ -181,7 +181,7 @@ class PartitionPositions(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = TRIM) -> PartitionPositions:
-        """Read OK of `measure`. Raises BadValue for the hash `key`, the record of trimming."""
+        """Parse the reply OK of `measure`. Raises BadValue, naming the trim record `key`."""
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.rest
         return cls(
             length=int(length),

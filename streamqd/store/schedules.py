@@ -49,7 +49,7 @@ class DuePage(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str) -> DuePage:
-        """Read OK. Raises BadValue."""
+        """Parse the reply OK. Raises BadValue."""
         now, flat, following = reply.rest
         rows = [
             DueSchedule(

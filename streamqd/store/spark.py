@@ -39,7 +39,7 @@ class StreamStep(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, _key: str = "") -> StreamStep:
-        """Read OK."""
+        """Parse the reply OK."""
         passed, last, more = reply.rest
         return cls(int(passed), last.decode(), bool(more))
 

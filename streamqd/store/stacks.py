@@ -14,7 +14,7 @@ from streamqd.store import untrusted
 from streamqd.store.keys import Keys
 
 KEPT_SECONDS = 300  # lifetime of a published stack
-BYTES_MAX = 32 * 1024  # of the text of a published stack
+BYTES_MAX = 32 * 1024  # longest text of a published stack, in bytes
 _TEXTS = ("instance", "stack", "problem")
 _INTEGERS = ("requested_unix_ms", "at_unix_ms", "epoch", "pid", "lines_left_out")
 

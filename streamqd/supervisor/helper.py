@@ -40,7 +40,7 @@ class Helper:
     restarts: int = 0
     _quick: int = 0  # exits in a row, each soon after the start
     _started_at: float = 0.0
-    _quit_at: float = 0.0  # when it was asked to exit
+    _quit_at: float = 0.0  # time of the request to exit (monotonic), 0 = none
     _wanted: bool = True
 
     def keep(self, now: float) -> None:

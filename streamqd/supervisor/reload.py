@@ -54,7 +54,7 @@ class Reload:
         self._only = only
         self._forget = forget
         self._notifier = notifier
-        self._requested_unix_ms = 0  # when the next reload was requested, 0 = none is
+        self._requested_unix_ms = 0  # time of the request for the next reload, 0 = none
         self._since_unix_ms = 0
         self._probe: SubprocessTask | None = None
         self._settings: Settings | None = None

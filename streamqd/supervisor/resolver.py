@@ -27,7 +27,7 @@ class Resolver:
     One child at a time runs for each name. Numeric addresses need none.
     """
 
-    forget: Sequence[Callable[[], None]] = ()  # as for `process.spawn`
+    forget: Sequence[Callable[[], None]] = ()  # passed to `process.spawn`
     _asked: dict[tuple[str, int], SubprocessTask] = field(default_factory=dict)
 
     @property

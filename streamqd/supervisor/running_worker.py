@@ -46,7 +46,7 @@ class RunningWorker:
     consumer: Consumer  # the settings at its start, unchanged by a reload
     started: float
     ready_at: float = 0.0  # 0 = not booted yet
-    quiet_at: float = 0.0  # when it was first seen quiet, 0 = it works
+    quiet_at: float = 0.0  # time at which it was first found quiet, 0 = it works
     stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit

@@ -47,7 +47,7 @@ from streamqd.telemetry.killed import exit_word
 TICK_SECONDS = 0.5
 FORK_SECONDS = 0.25  # time for forks in one tick. Further forks wait for the next tick.
 CAUSES_MAX = 3  # listed when all partitions crash
-STACKS_SECONDS = 0.5  # between two checks for stacks from the fault handlers of children
+STACKS_SECONDS = 0.5  # seconds between two checks for stacks of children
 EMBEDDED_RETRY_SECONDS = 1.0
 
 

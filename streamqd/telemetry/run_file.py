@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = "runs"  # in `daemon.state_dir`
+FOLDER = "runs"  # directory below `daemon.state_dir`
 CELL_BYTES = 2048
 BATCH_CELL_BYTES = 64 * 1024
 NO_CELL = -1  # all cells are used, or the record is too long

@@ -55,7 +55,7 @@ class OpenRun:
         self.span = span
         self.context = context  # while the handler runs
         self.places = places
-        self.cell = cell  # in the run file
+        self.cell = cell  # the cell in the run file
         self.ended_ns = 0  # unix time, when the handler returned or raised
 
 

@@ -27,7 +27,7 @@ from streamqd.model import Unit
 from streamqd.telemetry import FailedRun, TelemetryUnavailable
 from streamqd.telemetry.messages import headers_of, place_of
 
-EVERY_SECONDS = 60.0  # between two reports of one fingerprint
+EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
 CAUSES_MAX = 1_000  # fingerprints that are remembered
 TRACES_MAX = 10_000  # failed runs whose verdict is not known yet
 FLUSH_SECONDS = 1.0

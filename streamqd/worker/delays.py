@@ -15,9 +15,9 @@ from streamqd.scoreboard import DELAY_BUCKETS, WorkerSlot
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.server_clock import ServerClock
 
-_MS = 1_000_000  # in ns
+_MS = 1_000_000  # ns in a millisecond
 _LAST = len(DELAY_BUCKETS)  # index of the bucket for all longer delays
-_MOST_MS = 1 << _LAST  # as which longer delays are added to the sum
+_MOST_MS = 1 << _LAST  # value that the sum uses for longer delays
 _WORD = (1 << 64) - 1
 
 

@@ -57,7 +57,7 @@ class FetchedEntry:
         self.message = message
         self.retried = retried
         self.crashes = crashes
-        self.has_counters = crashes > 0 or message.failures_in_place > 0  # in Redis
+        self.has_counters = crashes > 0 or message.failures_in_place > 0  # stored in Redis
         self.has_run = retried or self.has_counters
         self.noted = remembered(message) if message.failures_in_place else None
         self.size = size or sum(map(len, message._fields))  # approximate bytes

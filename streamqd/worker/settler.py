@@ -86,7 +86,7 @@ class Settler:
         self.items: list[FailedEntry] = []
         self._numbered = 0  # entries read so far
         self._first = 0  # number of the first entry of the batch, 0 if no read brought it
-        self.since_ns = 0  # when the oldest unsettled verdict was noted, or 0
+        self.since_ns = 0  # time of the oldest unsettled verdict (`now_ns`), or 0
         self._failures_due = False  # a failure must not wait for `linger_ns`
         # By place: failures of entries that wait in place, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}

@@ -52,7 +52,7 @@ class FailureDetails:
         self.described: handlers.Description | None = None
         # The texts that may be stored.
         self.text = ""
-        self.place = ""  # as shop.py:41, '' when none is known
+        self.place = ""  # such as shop.py:41, '' if unknown
         self.traceback = ""
         self.fingerprint = ""
         self.span = ""  # span of the run, as a traceparent, '' without one

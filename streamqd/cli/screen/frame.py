@@ -1,4 +1,4 @@
-"""One screen of `streamqd top` as a list of lines, each a list of (text, style). Pure.
+"""One screen of `streamqd top` as a list of lines, each a list of (text, style). No I/O.
 
 From top to bottom: the fleet and the age of the data, the totals, the problems (pauses first), the
 partitions, slow handlers next to recent failures, and the line of keys.

@@ -1,4 +1,4 @@
-"""Parse keys from the bytes of a terminal, and apply them to the view. Pure."""
+"""Parse keys from the bytes of a terminal, and apply them to the view. No I/O."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class Archiver:
         self.link = self._connect()
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True, options=settings.archive.pairs)
-        self.history_rows = 0  # of the last run
-        self.problems: dict[str, Refused | SparkError] = {}  # of this run, by topic or key
+        self.history_rows = 0  # history rows written by the last run
+        self.problems: dict[str, Refused | SparkError] = {}  # problems of this run, by topic or key
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:

@@ -1,4 +1,4 @@
-"""Plan a batch of an archive: the entries of each partition, and the positions after it. Pure.
+"""Plan a batch of an archive: the entries of each partition, and the positions after it. No I/O.
 
 The table is the only record, and a batch starts at its end. An interrupted batch is planned again,
 possibly with other entries.

@@ -1,4 +1,4 @@
-"""Draw bars over time as SVG, in the colors of the surrounding page. Pure.
+"""Draw bars over time as SVG, in the colors of the surrounding page. No I/O.
 
 It contains only numbers and times, so no escaping is needed.
 """

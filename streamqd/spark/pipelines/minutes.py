@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from streamqd.spark.pipelines.parts import WrittenFile
 
 ROWS_MAX = 50_000  # rows of one commit, approximately
-_LAST_MINUTE = 253_402_300_799 // 60  # of the year 9999, the last of the calendar
+_LAST_MINUTE = 253_402_300_799 // 60  # last minute of the year 9999, the last of the calendar
 
 
 class MinuteArchiver:

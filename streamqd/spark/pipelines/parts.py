@@ -25,7 +25,7 @@ from streamqd.spark.offsets import PART_MAX, Id
 FILE_ROWS_MAX = 5_000_000
 GROUP_BYTES = 32 << 20  # held back before a row group is written
 GROUP_ROWS = 1 << 17
-_BOUNDED_COLUMNS = 32  # as Delta's own writers do
+_BOUNDED_COLUMNS = 32  # columns with statistics, the default of Delta's own writers
 _BOUND_CHARACTERS = 32
 _DAY_MS = 86_400_000
 _LAST_DAY = 253_402_300_799 // 86_400  # ids beyond the calendar belong to its last day

@@ -1,4 +1,4 @@
-"""The findings of a report: problems, worst first, and changes since the last report. Pure."""
+"""The findings of a report: problems, worst first, and changes since the last report. No I/O."""
 
 from __future__ import annotations
 

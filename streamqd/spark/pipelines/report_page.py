@@ -1,4 +1,4 @@
-"""A report as one self-contained page: no network, no script, plots inside. Pure.
+"""A report as one self-contained page: no network, no script, plots inside. No I/O.
 
 Texts from messages are untrusted: the template escapes every value automatically, and `_shown`
 also makes them harmless on a terminal.

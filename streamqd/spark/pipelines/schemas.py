@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructField, StructType
 
-UNITS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}  # in microseconds
+UNITS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}  # microseconds
 BAD = "__does_not_fit"  # column that Spark fills with a payload that is not of the schema
-_FORM = "streamqd.form"  # in the metadata of a column: the unit or the pattern of its times
+_FORM = "streamqd.form"  # metadata key: the unit or pattern of a column's times
 _NAME = re.compile(r"\w[\w-]{0,254}")
 _TIMES = ("date", "timestamp")
 _SIMPLE = (
     *("boolean", "smallint", "int", "bigint", "float", "double"),
     *("decimal", "string", "binary", "date", "timestamp"),
 )
-_OTHERWISE = {"short", "integer", "long"}  # as PySpark names them
+_OTHERWISE = {"short", "integer", "long"}  # names of PySpark
 _OF_QUERIES = "byte"  # rows of a query may have tinyint, but payloads may not
 
 

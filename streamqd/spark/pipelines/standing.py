@@ -28,7 +28,7 @@ from streamqd.spark.pipelines.storage import Archive
 
 NAME = "sql"  # name of the query, and of its checkpoint directory
 SHOWN_MAX = 20_000  # shown entries of one batch, all held in memory
-INTERVAL = "1 second"  # between two batches, with `follow`
+INTERVAL = "1 second"  # interval between two batches, with `follow`
 
 Show = Callable[[list[str], list[tuple[Any, ...]]], None]
 
@@ -132,7 +132,7 @@ def _run(
         raise (failures[0] if failures else failure(error)) from error
     finally:
         query.stop()
-    taken = [each["numInputRows"] for each in query.recentProgress]  # of 100 batches
+    taken = [each["numInputRows"] for each in query.recentProgress]  # rows of the last 100 batches
     return StreamResult(len(taken), sum(taken))
 
 
