@@ -58,23 +58,22 @@ class FleetTotals:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """The state of the fleet at one time of the server's clock.
-
-    `assignments` are sorted by topic, group and partition. `topics` maps each topic that was read
-    to its partition count, even if no group reads it. `partitions` has figures of partitions, if
-    the caller requested them. `failures` are those of all assignments, latest first. `unseen`
-    counts unowned assignments that were not measured. `unreadable` lists invalid values in Redis.
-    They count as missing.
-    """
+    """The state of the fleet at one time of the server's clock."""
 
     fleet: str
     state: FleetState
     instances: Sequence[InstanceRow] = ()
+    #: Sorted by topic, group and partition.
     assignments: Sequence[AssignmentRow] = ()
+    #: The failures of all assignments, latest first.
     failures: Sequence[RecentFailure] = ()
+    #: The partition count of each topic that was read, even if no group reads it.
     topics: Mapping[str, int] = field(default_factory=dict)
+    #: The figures of partitions, if the caller requested them.
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
+    #: The number of unowned assignments that were not measured.
     unseen: int = 0
+    #: Invalid values in Redis. They count as missing.
     unreadable: Sequence[Unreadable] = ()
 
     @property

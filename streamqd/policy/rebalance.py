@@ -25,20 +25,18 @@ MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # time until the next ste
 
 
 class MemberView(NamedTuple):
-    """A member as the server reported it, with its last heartbeat.
-
-    `broken` are units whose worker currently crashes in a loop on that member. `reloaded` is the
-    time of the last reload directive that it followed, `owned` the number of units it owned then,
-    and `ttl` the TTL of its leases in seconds. Each of the three is None if the member does not
-    report it.
-    """
+    """A member as the server reported it. The last three fields are None if it omits them."""
 
     member: Member
     heartbeat_unix_ms: int
     leaving: bool
+    #: Units whose worker currently crashes in a loop on this member.
     broken: frozenset[Unit] = frozenset()
+    #: Time of the last reload directive that it followed (unix ms).
     reloaded: int | None = None
+    #: The number of units that it owned at its last heartbeat.
     owned: int | None = None
+    #: The TTL of its leases, in seconds.
     ttl: float | None = None
 
 

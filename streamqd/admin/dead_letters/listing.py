@@ -231,20 +231,21 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """The matching dead letters by cause, most frequent first.
-
-    The topic has `total` dead letters. The newest `examined` were read, and `looked_at` dead
-    letters match. If `complete` is False, older ones can match too: counts are lower bounds. Of the
-    matches, `others` have a cause beyond the first 1,000. `unreadable` lists invalid values.
-    """
+    """The matching dead letters by cause, most frequent first."""
 
     topic: str
+    #: The number of dead letters of the topic.
     total: int
+    #: The number of dead letters that were read, from the newest on.
     examined: int
+    #: The number of dead letters that match.
     looked_at: int
+    #: False if older dead letters can match too, so that counts are lower bounds.
     complete: bool
+    #: The number of matches with a cause beyond the first 1,000.
     others: int
     causes: list[FailureCause]
+    #: Invalid values in Redis.
     unreadable: list[Unreadable]
 
 
