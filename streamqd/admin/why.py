@@ -256,7 +256,7 @@ def _of_outbox(
             text = f"no relay holds {name}; it had {waiting}"
         elif view.name in configured:
             # Rows that were committed since then are not known here.
-            text = f"no relay holds outbox {view.name}, so rows for {topic} may wait in its table"
+            text = f"no relay owns outbox {view.name}, so rows for {topic} may wait in its table"
         else:
             return None
         return WaitCause("outbox-no-relay", text, outboxes.start(view, configured))

@@ -195,7 +195,7 @@ class TopReader:
             except ConfigError as error:
                 self._trouble = str(error)
             except RedisRefused as error:
-                self._trouble = f"Redis refused the request: {error}"
+                self._trouble = f"Redis rejected the request: {error}"
             self._wake()
             self._stop.wait(max(INTERVAL_MIN / 2, self._interval - (time.monotonic() - began)))
         if link is not None:

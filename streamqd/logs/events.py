@@ -111,7 +111,7 @@ EVENTS: dict[str, str] = {
     " to the table of dead rows. Other rows are sent.",
     "outbox.standby": "Another relay (`owner`) owns the outbox. This relay takes over when the"
     " other one stops.",
-    "outbox.started": "The relay of an outbox started.",
+    "outbox.started": "The outbox relay started.",
     "outbox.stopped": "The outbox relay stopped.",
     "outbox.unblocked": "The relay is no longer blocked, and sends the rows of the outbox.",
     "partition.handed_over": "A partition moves to another instance, because this instance's share"

@@ -287,7 +287,7 @@ class Relay:
                 return False  # the next turn reports it
             if view.error and view.failing_seconds >= FAILING_SECONDS:
                 self.left = (
-                    f"another relay ({view.owner}) holds outbox {self._options.name}, and its"
+                    f"another relay ({view.owner}) owns outbox {self._options.name}, and its"
                     f" rows wait: {view.error}"
                 )
         return bool(self.left)

@@ -46,7 +46,7 @@ def test_an_outbox_without_a_relay_leads_to_its_findings(fleet, users_file, new_
     client = logged_in(console, "vera")
     [(target, text)] = re.findall(r'<a href="([^"]*)">(No relay [^<]*)</a>', client.get("/").text)
 
-    assert "holds outbox shop: 5 rows wait" in text
+    assert "owns outbox shop: 5 rows wait" in text
     assert target == "/doctor?area=outboxes"
     assert "outboxes.no-relay" in client.get(target).text
 

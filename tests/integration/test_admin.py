@@ -614,12 +614,12 @@ def test_status_reports_the_doctors_instance_problems(
             "cut-off can run no more than 3 partitions: the operating system refuses another"
             " process (no files left)"
         ),
+        "instance asleep is paused",
         (
             "quiet sends heartbeats, but its housekeeper has not reported recently: its retries"
             " wait, and nothing is trimmed"
         ),
         "the housekeeper of cut-off cannot reach Redis: its retries wait, and nothing is trimmed",
-        "instance asleep is paused",
     ]
 
 

@@ -102,7 +102,7 @@ def test_an_outbox_without_a_relay_is_a_problem(clinic: Clinic) -> None:
     clinic.send(3, age=7200)
     found = clinic.finding("outboxes.no-relay")
     assert found["severity"] == "problem"
-    assert found["text"] == "no relay holds outbox shop: 3 rows wait, the oldest 2 h 0 min"
+    assert found["text"] == "no relay owns outbox shop: 3 rows wait, the oldest 2 h 0 min"
     assert "`streamqd outbox run shop`" in found["fix"]
     assert found["evidence"]["rows"] == 3
 
@@ -111,7 +111,7 @@ def test_the_last_error_of_a_relay_that_left_is_named(clinic: Clinic) -> None:
     clinic.relay(error="no login", cause="refused", failing_ms=1)
     clinic.leave()
     assert clinic.finding("outboxes.no-relay")["text"] == (
-        "no relay holds outbox shop: new rows wait; its last relay reported: no login"
+        "no relay owns outbox shop: new rows wait; its last relay reported: no login"
     )
 
 
@@ -294,7 +294,7 @@ def test_why_names_an_outbox_without_a_relay(clinic: Clinic) -> None:
     clinic.leave()
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
-    assert "no relay holds outbox shop, which feeds access; it had 12 rows" in one_line(found)
+    assert "no relay owns outbox shop, which feeds access; it had 12 rows" in one_line(found)
     assert "-> start a daemon whose configuration has the outbox" in one_line(found)
     answers = json.loads(clinic.why(f"{TOPIC}/1/{GROUP}", "--json").stdout)["answers"]
     assert [each["word"] for each in answers[0]["causes"]] == ["outbox-no-relay"]

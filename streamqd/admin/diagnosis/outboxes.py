@@ -65,7 +65,7 @@ def _rows_wait(rows: int, seconds: float) -> str:
 
 @check("outboxes.no-relay", Severity.PROBLEM, Need.OUTBOXES)
 def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """No relay holds an outbox: its rows are not sent."""
+    """No relay owns an outbox: its rows are not sent."""
     names = {each.view.name for each in facts.outboxes if each.configured}
     for each in facts.outboxes:
         rows, seconds = _waiting(facts, each)
@@ -74,7 +74,7 @@ def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         last = f"; its last relay reported: {view.error}" if view.error else ""
         yield CheckResult(
-            f"no relay holds outbox {view.name}: {_rows_wait(rows, seconds)}{last}",
+            f"no relay owns outbox {view.name}: {_rows_wait(rows, seconds)}{last}",
             outboxes.advice(view)
             if view.cause == "shared"
             else f"{outboxes.start(view, names)}; if one runs, look for outbox.exited in its log",

@@ -152,7 +152,7 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         ]
         if held:
             yield CheckResult(
-                f"{spans(held)} of {topic.name} hold messages that retention would delete, but"
+                f"{spans(held)} of {topic.name} contain messages that retention would delete, but"
                 f" that are not archived",
                 f"`streamqd pipeline archive --topic {topic.name}`, or, if they need not be kept,"
                 f" `streamqd topic settings {topic.name} archive=off`",
@@ -415,7 +415,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if old:
             required = topic.holds.archive == "required"
             yield CheckResult(
-                f"{spans(old)} of {topic.name} hold dead letters older than its dlq_retention of"
+                f"{spans(old)} of {topic.name} contain dead letters older than its dlq_retention of"
                 f" {roughly(age)}: "
                 + ("they are not archived, or " if required else "")
                 + "no housekeeper deletes them",

@@ -169,7 +169,7 @@ def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
             f"{used / limit:.0%} of the server's memory limit is used; when it is full, producers"
-            " and retries are refused",
+            " and retries are rejected",
             "to see what holds the memory, run `streamqd doctor stream TOPIC`. Then run `streamqd"
             " trim TOPIC`, or raise the limit with `redis-cli CONFIG SET maxmemory BYTES`",
             evidence={"used_memory": used, "maxmemory": limit},
@@ -231,7 +231,7 @@ def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if info.get("role", "master") != "master":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
         yield CheckResult(
-            f"the server is a replica of {primary} and refuses writes",
+            f"the server is a replica of {primary} and rejects writes",
             f"name the primary in redis.url (`redis://{primary}`), or promote this one:"
             " `redis-cli REPLICAOF NO ONE`",
             evidence={
@@ -334,7 +334,7 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         worst = max(slow, key=lambda each: each.milliseconds)
         ago = roughly(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
         yield CheckResult(
-            f"the server's slow log holds {plural(len(slow), 'command')} on streamqd's keys that"
+            f"the server's slow log contains {plural(len(slow), 'command')} on streamqd's keys that"
             f" blocked every client for at least {SLOW_MS:g} ms; the worst took"
             f" {worst.milliseconds:,.0f} ms {ago} ago, {worst.command} on {worst.key}",
             "see `redis-cli SLOWLOG GET` and `redis-cli LATENCY DOCTOR`. Reserve a core for the"
