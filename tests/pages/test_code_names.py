@@ -1,0 +1,136 @@
+"""The names of code on the pages about the source exist: files, modules, classes, members."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pages.test_snippets import GENERATED, INLINE, ROOT, report
+
+PAGES = [
+    page
+    for page in [
+        ROOT / "docs" / "explanation" / "design.md",
+        *sorted(ROOT.glob("docs/internals/*.md")),
+    ]
+    if not page.read_text().startswith(GENERATED)
+]
+FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|lua|toml)")
+MEMBER = re.compile(r"(\w+)\.(\w+)")
+NAME = re.compile(r"_\w+|[a-z]+_\w*[a-z0-9]|[A-Z]\w*[a-z]\w*")
+
+
+class Source:
+    """The names that the files of the repository define."""
+
+    def __init__(self) -> None:
+        self.files = [
+            f"/{each.relative_to(ROOT)}"
+            for folder in ("streamqd", "lua", "tests")
+            for each in (ROOT / folder).rglob("*.*")
+        ] + [f"/{each.name}" for each in ROOT.glob("*.*")]
+        self.names = {each.stem for each in (ROOT / "lua").glob("*.lua")}
+        self.modules: dict[str, set[str]] = defaultdict(set)
+        self.classes: dict[str, set[str]] = {}
+        self.bases: dict[str, list[str]] = {}
+        for path in ROOT.glob("streamqd/**/*.py"):
+            self._read(path, ast.parse(path.read_text()))
+
+    def _read(self, path: Path, tree: ast.Module) -> None:
+        names = set(_names(tree))
+        self.names |= names
+        self.modules[path.stem] |= names
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                self.classes[node.name] = set(_members(node))
+                self.bases[node.name] = [ast.unparse(base) for base in node.bases]
+
+    def contains(self, span: str) -> bool:
+        """Return True if this file, member or name exists, or if `span` is none of them."""
+        if FILE.fullmatch(span):
+            return any(each.endswith(f"/{span}") for each in self.files)
+        if found := MEMBER.fullmatch(span):
+            owner, name = found.groups()
+            if owner in self.classes:
+                return self._has(owner, name)
+            return name in self.modules[owner] if owner in self.modules else name in self.names
+        return span in self.names if NAME.fullmatch(span) else True
+
+    def _has(self, owner: str, name: str) -> bool:
+        if name in self.classes.get(owner, ()):
+            return True
+        return any(
+            self._has(re.sub(r"\[.*|^.*\.", "", base), name) for base in self.bases.get(owner, ())
+        )
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Name():
+                yield node.id
+            case ast.Attribute():
+                yield node.attr
+            case ast.arg():
+                yield node.arg
+            case ast.Constant(value=str(text)):
+                yield text  # such as the name of a field in Redis
+
+
+def _members(owner: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(owner):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.Attribute(value=ast.Name("self" | "cls")):
+                yield node.attr
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    return Source()
+
+
+def test_every_name_of_code_on_a_page_exists(source: Source) -> None:
+    report(
+        f"{page.relative_to(ROOT)}: `{span}` does not exist"
+        for page in PAGES
+        for span in dict.fromkeys(
+            INLINE.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+        )
+        if not source.contains(span.removesuffix("()"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("span", "exists"),
+    [
+        ("WorkerLoop._serve", True),
+        ("ByKey.waiting", True),  # of its base class, or an own attribute
+        ("WorkerLoop.serve_for_ever", False),
+        ("settlement.decide", True),
+        ("settlement.decline", False),
+        ("supervisor/plan.py", True),
+        ("supervisor/plans.py", False),
+        ("lease_refence", True),
+        ("lease_defence", False),
+        ("HeldLease", True),
+        ("HeldLeash", False),
+        ("_wishes", True),
+        ("_wishful", False),
+        ("XREADGROUP", True),  # not a name of code
+    ],
+)
+def test_a_name_is_found_only_if_the_source_defines_it(
+    source: Source, span: str, exists: bool
+) -> None:
+    assert source.contains(span) is exists
