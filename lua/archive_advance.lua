@@ -8,11 +8,11 @@
 -- ARGV[1]  id      id    the last archived entry. All entries before it are archived too
 -- ARGV[2]  dead    flag  1 = it is a dead letter
 --
--- Returns  OK      recorded
--- Returns  BEHIND  the recorded id is the same or later     [2] the recorded id
+-- Returns  OK         recorded
+-- Returns  UNCHANGED  the recorded id is the same or later     [2] the recorded id
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns BEHIND. Works when memory is full
+-- Repeat   idempotent: the second call returns UNCHANGED. Works when memory is full
 -- @include _ids
 
 local trim, id, dead = KEYS[1], ARGV[1], ARGV[2]
@@ -20,7 +20,7 @@ local trim, id, dead = KEYS[1], ARGV[1], ARGV[2]
 local field = dead == '1' and 'dead_archived' or 'archived'
 local archived = redis.call('HGET', trim, field)
 if is_id(archived) and not older(archived, id) then
-  return {'BEHIND', archived}
+  return {'UNCHANGED', archived}
 end
 
 -- No writes above this line

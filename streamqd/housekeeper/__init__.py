@@ -116,7 +116,7 @@ class Housekeeper:
         store, view = self._store, self.view
         isolate = self._isolation.of
         retries = retry_promoter(store, view, isolate("promote_retries"))
-        sends = send_promoter(store, view, isolate("promote_scheduled"))
+        sends = send_promoter(store, view, isolate("promote_delayed"))
         reclaimer = Reclaimer(store, self._settings.consumers, isolate("reclaim"))
         listener = Listener(store, self._wake_supervisor, isolate("listen"))
         trimmer = Trimmer(store, view, self._settings, isolate("trim"))
@@ -127,7 +127,7 @@ class Housekeeper:
                 lambda: {unit: slot.next_due_unix_ms for slot, unit in view.owned()}
             )
 
-        def promote_scheduled() -> float:
+        def promote_delayed() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
         scheduler = Scheduler(store, view, self._settings, isolate)
@@ -137,7 +137,7 @@ class Housekeeper:
             Task("listen", LISTENER_INTERVAL_SECONDS, lambda: listener.run(view.owned())),
             # These tasks return when they are due again, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
-            Task("promote_scheduled", 2.0, promote_scheduled),
+            Task("promote_delayed", 2.0, promote_delayed),
             Task("declare_schedules", RECONCILE_SECONDS, scheduler.declare),
             Task("move_schedules", MOVES_SECONDS, scheduler.finish_moves),
             Task("fire_schedules", 1.0, scheduler.fire),

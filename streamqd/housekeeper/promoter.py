@@ -231,7 +231,7 @@ def send_promoter(
         view.count("sent", (place[0], str(place[1])), count)
 
     def call(place: tuple[str, int]) -> Call:
-        return messages.promote_scheduled(store.keys, *place, PAGE)
+        return messages.promote_delayed(store.keys, *place, PAGE)
 
     # Without hints, it looks only at new figures and due times.
     return Promoter(store, view, call, measured, moved, look=POLL_SECONDS, isolate=isolate)

@@ -362,7 +362,7 @@ def promote_retries(keys: Keys, unit: Unit, count: int) -> Call:
     return scripts.on("message_promote", keys, unit, count=_page(count))
 
 
-def promote_scheduled(keys: Keys, topic: str, partition: int, count: int) -> Call:
+def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
     """Move due delayed sends into the partition."""
     return scripts.on("message_promote", keys, (topic, partition), count=_page(count))
 

@@ -81,7 +81,7 @@ def due(harness: Harness, body: str, most: int) -> list[str]:
 def promote(harness: Harness, body: str) -> Iterator[Call]:
     due(harness, body, promoter.PAGE)
     yield messages.promote_retries(harness.keys, harness.unit, promoter.PAGE)
-    yield messages.promote_scheduled(harness.keys, *PATH, promoter.PAGE)
+    yield messages.promote_delayed(harness.keys, *PATH, promoter.PAGE)
 
 
 def settle(harness: Harness, body: str) -> Iterator[Call]:

@@ -21,7 +21,7 @@ from streamqd.outbox.rows import new_uid  # noqa: E402
 from streamqd.producer import Outgoing  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
 from streamqd.store import topics  # noqa: E402
-from streamqd.store.messages import promote_scheduled  # noqa: E402
+from streamqd.store.messages import promote_delayed  # noqa: E402
 from tests.console.conftest import HOSTILE  # noqa: E402
 
 MANY, QUIET, WIDE = "many", "quiet", "wide"  # topics that no group reads
@@ -191,7 +191,7 @@ def test_a_message_names_what_sent_it(console, browse, fleet, messages):
     page.goto(f"{console.url}topics/{QUIET}/message?uid={later}")
     assert "Waiting for its due time" in page.inner_text("main")
     delayed.make_due(fleet.store, QUIET, [str(later)])
-    fleet.store.run(promote_scheduled(fleet.keys, QUIET, later.partition, 1))
+    fleet.store.run(promote_delayed(fleet.keys, QUIET, later.partition, 1))
     send_id = str(later).rpartition("/")[2]
     assert origin(later) == {"Send ID": f"{send_id}, from a delayed send or an outbox"}
 

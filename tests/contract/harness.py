@@ -25,7 +25,7 @@ REFUSALS = frozenset(
     (
         *("CHANGED", "DELETING", "MISSING", "OWNED", "UNSETTLED"),
         *(
-            "BEHIND",
+            "UNCHANGED",
             "DUP",
             "EXISTS",
             "FENCED",

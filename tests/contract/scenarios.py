@@ -212,11 +212,11 @@ def message_promote_orphan(harness: Harness) -> Call:
     return call
 
 
-def message_promote_scheduled(harness: Harness) -> Call:
+def message_promote_delayed(harness: Harness) -> Call:
     harness.add("1-0")
     harness.do("ZADD", harness.scheduled, 1, "send")
     harness.do("HSET", harness.scheduled_items, "send", b"\x92\xa7payload\xa1x")
-    return messages.promote_scheduled(harness.keys, harness.unit.topic, harness.unit.partition, 10)
+    return messages.promote_delayed(harness.keys, harness.unit.topic, harness.unit.partition, 10)
 
 
 def stream_trim(harness: Harness) -> Call:
@@ -720,7 +720,7 @@ WHEN_FULL: dict[Scenario, str] = {
     quarantine_mark_first: "OK",
     message_promote: "OOM",
     message_promote_orphan: "OK",
-    message_promote_scheduled: "OOM",
+    message_promote_delayed: "OOM",
     stream_trim: "OK",
     stream_trim_retry: "OK",
     stream_drop: "OK",

@@ -64,7 +64,7 @@ def test_promoting_moves_one_item_above_the_bound(harness: Harness) -> None:
     for name in ("s1", "s2"):
         fields = ["payload", 2 * BYTES_MAX * b"x"]
         harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, name, fields))
-    call = messages.promote_scheduled(harness.keys, "access", 0, 100)
+    call = messages.promote_delayed(harness.keys, "access", 0, 100)
     for left in (1, 0):
         done = messages.Promoted.parse(harness.link.run(call))
         assert (done.moved, done.more) == (1, bool(left))

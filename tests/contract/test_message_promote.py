@@ -100,7 +100,7 @@ def test_scheduled_sends_reach_every_group(harness: Harness) -> None:
     other.groups()
     fields = [b"payload", b"x"]
     harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "send-1", fields))
-    due = messages.promote_scheduled(harness.keys, "access", 0, 10)
+    due = messages.promote_delayed(harness.keys, "access", 0, 10)
     assert run(harness, due) == (1, 0, None, 0, False)
     assert len(harness.fetch()) == len(other.fetch()) == 1
     entry = next(iter(harness.state()["stream"].entries.values()))

@@ -51,7 +51,7 @@ def test_scripts_write_the_published_vectors(
     item: Outgoing = outgoing(vector["send"])
     with Producer(server.url) as producer:
         [told] = producer.send_many(UNIT.topic, [item])
-    due = messages.promote_scheduled(harness.keys, UNIT.topic, 0, 10)
+    due = messages.promote_delayed(harness.keys, UNIT.topic, 0, 10)
     harness.expect("message_promote", "OK", due)
 
     [(found, fields)] = harness.do("XRANGE", harness.keys.stream(UNIT.topic, 0), "-", "+")

@@ -23,7 +23,7 @@ from tests.support.proxy import Fault, FaultProxy
 
 # Answers of a second call that differ from the first answer.
 AGAIN: dict[Scenario, str] = {
-    scenarios.archive_advance: "BEHIND",
+    scenarios.archive_advance: "UNCHANGED",
     scenarios.dead_deliver: "DUP",
     scenarios.dead_replay: "GONE",
     scenarios.dead_replay_everyone: "GONE",

@@ -78,7 +78,7 @@ def test_all_renewals_cost_one_round_trip(
             with meter.measuring() as cost:
                 tick()
         assert (cost.trips, cost.scripts) == (1, UNITS)
-        page.holds("Renewal of all leases, every 3 s", cost, per="32 assignments")
+        page.holds("Renewal of all leases, every 2.4 to 3 s", cost, per="32 assignments")
         with meter.measuring() as cost:
             tick()
         assert cost == Cost(), "nothing is due"
@@ -97,7 +97,7 @@ def test_all_renewals_cost_one_round_trip(
             tick()
             tick()  # checks the units of other instances: none
         assert (cost.trips, cost.scripts) == (1, 1)
-        page.holds("Heartbeat of an instance, every 3 s", cost, per="instance")
+        page.holds("Heartbeat of an instance, every 2.4 to 3 s", cost, per="instance")
     finally:
         exchange.close()
 
@@ -109,7 +109,7 @@ TASKS = {
     "probe": (0, 1),
     "listen": (0, 1),
     "promote_retries": (0, 0),
-    "promote_scheduled": (0, 0),
+    "promote_delayed": (0, 0),
     "declare_schedules": (0, 0),
     "move_schedules": (0, 1),
     "fire_schedules": (0, 1),
