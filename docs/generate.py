@@ -149,7 +149,8 @@ def lua() -> str:
         columns = 4 if any(remark for *_, remark in keys) else 3
         arguments = ((f"`{arg.name}`", arg.type, arg.meaning) for arg in script.args)
         parts.append(f"## {script.name}")
-        parts.append(f"{script.summary}")
+        if script.summary != "any -> any":
+            parts.append(_transition(script.summary))
         parts.append(script.prose)
         head = ("Key", "Type", "Name", "Contents or condition")[:columns]
         parts.append(_table(head, (row[:columns] for row in keys)))
@@ -166,7 +167,7 @@ def lua() -> str:
         "the headers of lua/*.lua",
         """
 Each transition of a message or a lease is one Lua script. A script completes the transition, or
-refuses it and writes nothing. A reply is a word with its values, and `[2]` is the second element.
+rejects it and writes nothing. A reply is a word with its values, and `[2]` is the second element.
 
 In key names, the letter `p` and the prefixes are literal (the prefixes are
 [settings](../reference/keys.md)). The rest stands for a value: `T` is the topic, `i` the partition,
@@ -178,6 +179,12 @@ A script with a new meaning gets a new name, so that old and new daemons can run
 """,
         *parts,
     )
+
+
+def _transition(summary: str) -> str:
+    if summary == "read-only":
+        return "Reads only."
+    return f"Transition: {summary.replace('->', '→')}"
 
 
 _KEY_NAME = re.compile(r"(?:streaming:mq|stream:topic):\S*[^\s,]")

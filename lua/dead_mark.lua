@@ -8,7 +8,7 @@
 -- KEYS[2]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  dead_letter_id  id   the dead letter
--- ARGV[2]  target          str  its destination, '' = clear the mark, because the target refused it
+-- ARGV[2]  target          str  its destination, '' = clear the mark: the target rejected it
 --
 -- Returns  OK    marked, now or before     [2] destination [3] ms since it was marked
 -- Returns  GONE  no such dead letter: already replayed or purged

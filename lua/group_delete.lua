@@ -2,7 +2,7 @@
 --
 -- Remove a group with all its state: position, pending entries, retry stream, waiting retries,
 -- counters, fence, lease and earlier owners. Dead letters stay. Later calls of the owner's worker
--- are refused.
+-- are rejected.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G

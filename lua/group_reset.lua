@@ -2,7 +2,7 @@
 --
 -- Move a group to another position. Its pending entries are forgotten: after the new position they
 -- are unread again, and before it they count as finished. Crash counts restart at 0. An owner loses
--- the partition in the same step, so every later write of its worker is refused.
+-- the partition in the same step, so every later write of its worker is rejected.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G

@@ -1,7 +1,7 @@
 -- growth_switch: growing -> grown, for producers
 --
 -- From here on every message is routed by the new count. Writes that were routed by the old count
--- are transactions under WATCH of this key, and are refused.
+-- compare it with this key, and are rejected.
 --
 -- KEYS[1]  meta        HASH   streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET    streaming:mq:topic:{T}:partitions

@@ -1,7 +1,7 @@
 -- lease_refence: held -> held (epoch + 1 or later), for the successor of an exited worker
 --
 -- Replace the token of a worker process that has exited. After this call, late packets of that
--- worker are refused. The same step acknowledges the entries that it finished and charges the
+-- worker are rejected. The same step acknowledges the entries that it finished and charges the
 -- running one. As three calls, a lost reply would charge twice, and a crash between the calls would
 -- charge no entry.
 --

@@ -12,8 +12,8 @@
 -- ARGV[3..] messages   list    the payloads; without `alone`, for each message: the number
 --                              of its names and values, then the names and values
 --
--- Returns  OK     written     [2..] ids; if the server refused a message, one list of them with the
---                 error last, and no later message is written
+-- Returns  OK     written     [2..] ids; if the server rejected a message, one list of them with
+--                 the error last, and no later message is written
 -- Returns  MOVED  the topic has a different partition count, or none    [2] the count, or ''
 --
 -- Cost     O(m) + size of the bodies, m = messages

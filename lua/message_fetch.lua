@@ -1,10 +1,10 @@
 -- message_fetch: unread -> in-flight, while the server's memory is full
 --
 -- Read retries and new entries for the owner. Usually a transaction under WATCH does that, which is
--- faster. But most servers refuse to queue any command while their memory is full, and only further
--- reading allows entries to be trimmed. The session is compared because a late copy from an
--- abandoned connection would move entries that no worker looks for. A missing group raises the
--- server's own error NOGROUP, as a read does.
+-- faster. But most servers reject every command of a transaction while their memory is full, and
+-- only further reading allows entries to be trimmed. The session is compared because a late copy
+-- from an abandoned connection would move entries that no worker looks for. A missing group raises
+-- the server's own error NOGROUP, as a read does.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}

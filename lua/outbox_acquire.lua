@@ -2,7 +2,7 @@
 --
 -- Give an outbox to one relay. Every call sets a new epoch, even for the relay that holds the
 -- outbox. A relay that lost a reply takes its outbox again and fences its records with the new
--- epoch, so a late copy of the lost call is refused.
+-- epoch, so a late copy of the lost call is rejected.
 --
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease

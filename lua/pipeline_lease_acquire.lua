@@ -1,7 +1,7 @@
 -- pipeline_lease_acquire: free -> held
 --
 -- Ensure that only one run of a pipeline is active. The lease has no fence: if another run has
--- published a part, the archive itself refuses to publish it again.
+-- published a part, the archive itself rejects a second publication.
 --
 -- KEYS[1]  lease   STRING  streaming:mq:pipeline:{T}:N
 --

@@ -1,4 +1,4 @@
--- quarantine_mark: inherited entries, one round at a time
+-- quarantine_mark: inherited -> recorded, one round at a time
 --
 -- Record the entries about to run, so that the next owner can identify an entry that takes down the
 -- whole host. Acknowledges the previous entries in the same step. Without places, the quarantine is

@@ -1,7 +1,7 @@
 -- settle_retry: in-flight -> waiting
 --
 -- Move failed entries to the retry set, each with its delay. policy/settlement.py decides, and this
--- script executes the decision or refuses. The body moves from the stream to the retry set inside
+-- script executes or rejects the decision. The body moves from the stream to the retry set inside
 -- the server. The attempts of the entry are removed: its crash count continues in its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
