@@ -188,7 +188,9 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
 @click.option(
-    "--force", is_flag=True, help="Delete it even if it is owned or has unfinished messages."
+    "--force",
+    is_flag=True,
+    help="Delete it even if it is owned, has unfinished messages, or its topic is growing.",
 )
 @yes_option
 @answering

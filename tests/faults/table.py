@@ -69,7 +69,7 @@ ROWS = (
     Row(
         "F5",
         "The kernel kills a worker because memory is short.",
-        "The kernel chooses a worker, not the supervisor. The partition continues with a new"
+        "The kernel kills a worker and not the supervisor. The partition continues with a new"
         " process, and the crash record names the kernel as the cause.",
         no_speed="as F1",
     ),
@@ -79,18 +79,18 @@ ROWS = (
         "All its processes exit within a second, even a process that cannot react. A successor on"
         " the host continues with its leases immediately: finished messages are acknowledged,"
         " and a message that ran alone is charged. Other instances take the leases over within"
-        " one TTL. Nothing is lost.",
+        " 1.6 times `lease_ttl`. Nothing is lost.",
     ),
     Row(
         "F7",
         "A host is lost with all its processes, including the server.",
-        "Another instance takes over within one TTL. Pending messages run in rounds under a"
-        " durable mark. Nothing that the server wrote to disk is lost.",
+        "Another instance takes over within 1.6 times `lease_ttl`. Pending messages run in rounds"
+        " under a durable mark. Nothing that the server wrote to disk is lost.",
     ),
     Row(
         "F8",
         "A worker or a whole instance pauses for longer than the TTL and resumes.",
-        "Every call of the old owner is refused and changes nothing. The old"
+        "Every call of the old owner is rejected and changes nothing. The old"
         " owner starts no message and exits.",
     ),
     Row(
@@ -187,7 +187,7 @@ ROWS = (
     ),
     Row(
         "F22",
-        "The server refuses all writes: its disk is full (MISCONF), replicas are missing"
+        "The server rejects all writes: its disk is full (MISCONF), replicas are missing"
         " (NOREPLICAS).",
         "Nothing is read, running messages finish, and acknowledgments are repeated until they"
         " are answered. When writes are accepted again, everything continues without a repeated"
@@ -221,7 +221,7 @@ ROWS = (
         "An operator deletes a group (`XGROUP DESTROY`), moves its position, or deletes its"
         " consumer under load.",
         "A destroyed group is created again without skipping unread messages, and work"
-        " continues without a crash. The streamqd commands for these actions are refused"
+        " continues without a crash. The streamqd commands for these actions are rejected"
         " while the partition is owned or has pending entries.",
         no_speed="not measured: it depends on the command",
     ),

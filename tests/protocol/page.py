@@ -45,13 +45,13 @@ Spin visits every reachable state and checks these invariants in each:
 The bounds are small, so this is evidence and not a proof. The model leaves out a second group,
 trimming, and time itself: the deadline until which a worker trusts its lease, and the second look
 before a takeover. It also leaves out a mark without suspects, retries that wait in place, adoption,
-a server that restarts without its last writes, and more than one late call at a time. The contract
-tests and the fault battery cover these. In this model, a mark charges its message after the first
-lost owner. The model of rounds below also covers isolation, which comes before the charge.
+a server that restarts without its last writes, and several late calls at the same time. The
+contract tests and the fault battery cover these. In this model, a mark charges its message after
+the first lost owner. The model of rounds below also covers isolation, which precedes the charge.
 
 `tests/protocol/rounds.pml` models
 [recovery in rounds](../explanation/decisions/0029-run-suspects-in-rounds.md): one or two partitions
-of a host, and several runs at a time in each worker. Any message may be a poison message: it
+of a host, and several concurrent runs in each worker. Any message may be a poison message: it
 crashes its process whenever it runs, or takes down its host (a *killer* in the model). A budget
 pays for external kills of a process and for other losses of a host. Spin checks:
 
@@ -87,8 +87,8 @@ executed late. Spin checks:
 3. No row is deleted that is not in the topic.
 4. In every final state, each committed row is in the topic and the table is empty.
 
-The model leaves out delayed rows, dead rows, refused writes and a server that restarts without its
-last writes. The contract tests and the acceptance tests cover the first three.
+The model leaves out rows of delayed sends, dead rows, rejected writes, and a server that restarts
+without its last writes. The contract tests and the acceptance tests cover the first three.
 
 `make verify NAME=model` runs the small scopes and all mutations. CI runs it for every change. The
 figures belong to the model with the digest {digest}.
