@@ -253,7 +253,7 @@ def _of_outbox(
     name = f"outbox {view.name}, which feeds {topic}"
     if not view.relayed:
         if view.rows:
-            text = f"no relay holds {name}; it had {waiting}"
+            text = f"no relay owns {name}; it had {waiting}"
         elif view.name in configured:
             # Rows that were committed since then are not known here.
             text = f"no relay owns outbox {view.name}, so rows for {topic} may wait in its table"

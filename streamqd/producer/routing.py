@@ -196,7 +196,7 @@ class Router:
         stated = self._settings.topics.get(topic)
         if stated and "partitions" in stated.stated and stated.partitions != count:
             _log.warning(
-                "the topic %s has %d partitions; the configured %d do not change that",
+                "topic %s has %d partitions; the configured %d do not change that",
                 topic,
                 count,
                 stated.partitions,

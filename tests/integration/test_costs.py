@@ -149,7 +149,7 @@ def test_idle_worker_costs_six_commands_for_each_long_poll(
     with meter.measuring() as cost:
         for _ in range(10):
             one._start_poll()
-            while (answer := one._answer()) is None:
+            while (answer := one._await_poll()) is None:
                 pass
             assert not answer.main
     each = ("xread", "multi", "xreadgroup", "exec", "watch", "hget")

@@ -306,7 +306,7 @@ def test_cancel_and_promoter_never_both_win(
     ("words", "code", "said"),
     [
         (("cancel", "access"), 2, "--all"),
-        (("cancel", "access", "0:x", "--all"), 2, "not both"),
+        (("cancel", "access", "0:x", "--all"), 2, "cannot be used with --all"),
         (("now", "access", "nope"), 2, "PARTITION:SEND-ID"),
         (("show", "access", "x:y"), 2, "PARTITION:SEND-ID"),
         (("list", "access", "--cursor", "x"), 2, "cursor"),

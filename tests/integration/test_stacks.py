@@ -44,7 +44,7 @@ def test_a_stack_needs_a_live_owner(fleet: Fleet, run: Run, link: Connection, ke
     assert "no instance owns orders/2/bill" in run("stack", "orders/2/bill", code=8).stderr
     assert "b is not in this fleet" in run("stack", "orders/1/bill", code=8).stderr
     assert "numbered 0 to 2" in run("stack", "orders/3/bill", code=8).stderr
-    assert "is not one partition" in run("stack", "orders/*/bill", code=2).stderr
+    assert "is not a valid assignment" in run("stack", "orders/*/bill", code=2).stderr
     assert ordered(link, keys).stacks == {}
 
 
