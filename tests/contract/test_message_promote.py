@@ -82,7 +82,7 @@ def test_message_promote_removes_a_member_without_an_item(harness: Harness) -> N
     assert "delayed" not in harness.state()
 
 
-def test_reaches_only_the_group_that_failed(harness: Harness) -> None:
+def test_promoted_retry_reaches_only_its_group(harness: Harness) -> None:
     """A retry is written to the stream of its group. Other groups never see it."""
     other = Harness(harness.link, harness.keys, Unit("access", 0, "audit"))
     harness.groups()

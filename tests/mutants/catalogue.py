@@ -681,7 +681,7 @@ SETTLING = (
             '"target": Keys.retry_stream,',
             '"target": lambda keys, topic, partition, _: keys.stream(topic, partition),',
         ),
-        tests={"contract/test_message_promote.py": "test_reaches_only_the_group_that_failed"},
+        tests={"contract/test_message_promote.py": "test_promoted_retry_reaches_only_its_group"},
     ),
     mutant(
         "retries that do not wait",
