@@ -638,6 +638,8 @@ def test_survey_counts_causes_and_returns_the_first_page(store: Store, at: At) -
     causes, ids = survey(20, 60, "dead")
     assert (causes.examined, causes.looked_at, causes.complete) == (60, 5, False)
     assert sorted(ids) == sorted(f"1:{number}-0" for number in range(1, 51))
+    late = dead_letters.survey(store, TOPIC, limit=20, stop=lambda: True)
+    assert (late.causes.examined, len(late.page.rows)) == (64, 20), "the first batch is read"
 
 
 def test_partition_in_the_filter_limits_plan_purge_and_replay(

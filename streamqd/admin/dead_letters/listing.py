@@ -353,7 +353,7 @@ def survey(
     place: MessagePosition | None = None
     bounds = [each for each in (last, budget) if each is not None]
     for each in letters.examine(choice, min(bounds) + 1 if bounds else _EVERY):
-        if examined == budget or (examined % PAGE_MAX == 0 and stop()):
+        if examined == budget or (examined and examined % PAGE_MAX == 0 and stop()):
             complete = False
             break
         if choice.takes(each.unix_ms, each.fields):
