@@ -367,8 +367,13 @@ class ConsoleApp:
         values: Mapping[str, str],
         status: HTTPStatus = HTTPStatus.OK,
         problem: str = "",
+        *,
+        changed: bool = False,
     ) -> Response:
-        """Return the form of an act with the dry run of some values."""
+        """Return the form of an act with the dry run of some values.
+
+        `changed` means that the person has not seen this dry run yet.
+        """
         person: Person = request.state.person
         path, here, theme = request.path_params, _here(request), _theme(request)
 
@@ -393,6 +398,7 @@ class ConsoleApp:
                 destructive=bool(act.typed(visit)),
                 typed=act.typed(visit) or preview.typed,
                 problem=problem,
+                changed=changed,
                 request_id=forms.new_request(),
                 action=self._pages.to(act.name, **path),
             )
@@ -408,8 +414,7 @@ class ConsoleApp:
         if values.pop(DRY, ""):
             return await self._shown(act, request, values)
         if seen not in (None, forms.digest(forms.chosen(values))):
-            text = "Nothing was changed yet. This is the dry run of the new values."
-            return await self._shown(act, request, values, problem=text)
+            return await self._shown(act, request, values, changed=True)
 
         def run(desk: Desk) -> ActResult:
             visit = Visit(desk, person, path, values, typed)

@@ -27,6 +27,7 @@ FIELDS_MAX = 200
 REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
 OWN = "dry-run-"  # start of the names of fields that a dry run fills, and not a person
 SEEN = f"{OWN}of"
+WHY = "why"  # the field with the reason of a directive, which no dry run depends on
 NOT_AUDITED = "The audit log could not be written, so it does not contain this change."
 
 
@@ -63,8 +64,9 @@ def values_of(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str
 
 
 def digest(values: Mapping[str, str]) -> str:
-    """Return a digest of values, by which a dry run is recognised."""
-    return hashlib.sha256(json.dumps(sorted(values.items())).encode()).hexdigest()[:32]
+    """Return a digest of the values that a dry run depends on, by which it is recognised."""
+    stated = sorted(each for each in values.items() if each[0] != WHY)
+    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
 
 def previewed(function: Callable[[], Preview]) -> Preview:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from streamqd.errors import Refused, StreamqdError
@@ -26,7 +26,8 @@ class ConsoleJob:
     known. `done` are changed, and `examined` of `letters` are read. `result` is a sentence once it
     has finished. `failed` means that it did not do its work. `started_unix_ms` is its start by the
     clock of this host. `replayed_since_unix_ms` is the start of a replay by the clock of Redis,
-    None for other jobs: replayed messages can die again only later.
+    None for other jobs: replayed messages can die again only later. `rest` are the values of the
+    form that replays the dead letters beyond the limit of this job, None or empty without one.
     """
 
     person: str
@@ -35,6 +36,7 @@ class ConsoleJob:
     total: int | None = None
     letters: int = 0
     replayed_since_unix_ms: int | None = None
+    rest: Mapping[str, str] | None = None
     id: str = ""
     started: float = field(default_factory=time.monotonic)
     started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)

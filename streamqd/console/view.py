@@ -250,7 +250,7 @@ class Act(PageEntry):
     `streamqd.admin` and returns the note for the audit log. `submit` is the text of the button.
     `fields` and `preview` get the values of the URL, `run` those of the form. `typed` returns the
     name that a person must type to confirm a destructive act, '' for other acts. It reads nothing.
-    `back` is the view to which "Cancel" leads, with the parameters of the path.
+    `back` is the view to which "Back" leads, with the parameters of the path.
     """
 
     submit: str

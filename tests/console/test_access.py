@@ -342,7 +342,7 @@ def test_add_user_writes_a_private_file(tmp_path):
 
 def test_double_click_acts_once_and_is_audited(fleet, console):
     client = logged_in(console, "otto")
-    form = {"request-id": "double", "reason": "a test"}
+    form = {"request-id": "double", "why": "a test"}
 
     first = client.post(PAUSE, form, OWN)
     second = client.post(PAUSE, form, OWN)
@@ -366,7 +366,7 @@ def test_double_click_acts_once_and_is_audited(fleet, console):
 def test_a_form_without_a_request_id_changes_nothing(console):
     client = logged_in(console, "otto")
 
-    answer = client.post(PAUSE, {"reason": "x"}, OWN)
+    answer = client.post(PAUSE, {"why": "x"}, OWN)
 
     assert answer.status == 409
     assert "The form has no request ID" in answer.text

@@ -162,11 +162,11 @@ BEFORE: dict[str, Callable[[Busy], object]] = {
     "job_stop": with_job,
 }
 QUERY = {
-    "pause": {"reason": "because of a test"},
+    "pause": {"why": "because of a test"},
     "send": {"payload": "ok", "key": "by hand"},
     "replay": {"group": "bill"},
-    "stop": {"reason": "because of a test"},
-    "move": {"reason": "because of a test"},
+    "stop": {"why": "because of a test"},
+    "move": {"why": "because of a test"},
     "reset": {"to": "earliest"},
     "delete_group": {"discard": "yes"},
 }
@@ -324,8 +324,8 @@ def test_act_does_its_change_once_and_is_audited(busy: Busy, act: Act):
     shown = client.get("/audit?topic=orders").text
     assert ACTOR in shown
     assert f">{entry.command}<" in shown
-    if "reason" in QUERY.get(act.name, {}):
-        assert entry.arguments["reason"] == QUERY[act.name]["reason"]
+    if "why" in QUERY.get(act.name, {}):
+        assert entry.arguments["reason"] == QUERY[act.name]["why"]
 
 
 def test_change_without_effect_is_not_audited(busy: Busy):

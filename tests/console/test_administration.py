@@ -65,7 +65,7 @@ def stopped(fleet, there):
 def test_an_operator_stops_and_starts_a_group(console, fleet, there):
     assert act(console, "vera", "/groups/orders/bill/stop").status == 403
 
-    assert act(console, "otto", "/groups/orders/bill/stop", reason="prices").status == 303
+    assert act(console, "otto", "/groups/orders/bill/stop", why="prices").status == 303
     [row] = directives.view(there).directives
     wait_until(lambda: not directives.not_stopped(there, TOPIC, "bill"), timeout=30)
     pages = ("/fleet", "/topics/orders", "/topics/orders/data", "/topics/orders/partitions/0/bill")
@@ -83,6 +83,21 @@ def test_an_operator_stops_and_starts_a_group(console, fleet, there):
     assert start.who == "otto (console)"
 
 
+def test_a_pause_with_a_reason_needs_one_dry_run(console, fleet, there):
+    path = "/groups/orders/ship/pause"
+    seen = re.search(r'name="dry-run-of" value="(\w+)"', shown(console, path))[1]
+    try:
+        part = act(console, "otto", path, dry_run_of=seen, why="a deploy", partition="1")
+        assert (part.status, directives.view(there).directives) == (200, [])
+
+        whole = act(console, "otto", path, dry_run_of=seen, why="a deploy", partition="")
+
+        assert whole.status == 303
+        assert [each.why for each in directives.view(there).directives] == ["a deploy"]
+    finally:
+        directives.resume(there, Scope(TOPIC, None, "ship"))
+
+
 def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there):
     url = fleet.tables["redis"]["url"]
     unit = Unit(TOPIC, 0, "bill")
@@ -91,7 +106,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         owner = wait_until(lambda: directives.owners_of(there, [unit]).get(unit))
         to = {"one": "web-2", "web-2": "one"}[owner]
         wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
-        answer = act(console, "otto", f"{path}/move", to=to, reason="a <b>test</b>")
+        answer = act(console, "otto", f"{path}/move", to=to, why="a <b>test</b>")
         wait_until(lambda: not directives.not_moved(there, unit, to), timeout=60)
 
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, path)
@@ -142,6 +157,7 @@ def test_the_pages_show_the_memory_and_the_process_of_workers(console, fleet):
 def test_a_reset_needs_a_stopped_group_and_its_name(console, fleet, there):
     path = "/groups/orders/bill/reset"
     assert act(console, "otto", path, to="earliest").status == 403
+    assert "Stop the group first" in shown(console, path), "before a position is entered"
     text = shown(console, f"{path}?to=earliest")
     assert "Stop the group first" in text
     assert act(console, "anna", path, to="earliest", typed_name="bill").status == 409

@@ -6,6 +6,8 @@ import http.client
 import itertools
 import json
 import re
+from html import unescape
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -23,6 +25,7 @@ from streamqd.admin.published import Fleet  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
 from streamqd.store import topics  # noqa: E402
 from tests.console.conftest import HOSTILE  # noqa: E402
+from tests.console.test_access import OWN, logged_in  # noqa: E402
 
 EXACT = '{"n":9007199254740993,"x":1e400,"text":"世界"}'
 
@@ -70,7 +73,7 @@ def test_replay_does_what_its_dry_run_shows(console, browse, fleet, died):
 
     page.fill("input[name=canary]", "2")
     confirm(page, "Replay")
-    assert "Nothing was changed yet" in page.inner_text("main .problem")
+    assert "Nothing was changed yet" in page.inner_text("main .done")
     assert "2 dead letters of orders would be replayed" in page.inner_text(".dry")
     page.get_by_role("button", name="Replay", exact=True).dblclick()
 
@@ -164,7 +167,7 @@ def test_changed_values_want_no_name_before_their_dry_run(console, browse, died,
         assert "first shows the dry run of the new values" in page.inner_text(".confirm")
     confirm(page, "Replay")
 
-    assert "Nothing was changed yet" in page.inner_text("main .problem")
+    assert "Nothing was changed yet" in page.inner_text("main .done")
     assert page.locator("input[name=typed-name]").count() == 0
     confirm(page, "Replay")
     if not javascript:
@@ -204,6 +207,21 @@ def test_replay_includes_only_dead_letters_of_its_dry_run(console, browse, fleet
 
     assert re.search(r"2 dead letters replayed to .*; the dry run counted 3\.", ended(page))
     assert later.id in {each.id for each in letters(fleet, group="bill")}
+
+
+def test_a_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
+    died(3, key="canary")
+    otto, anna = logged_in(console, "otto"), logged_in(console, "anna")
+    form = {"group": "bill", "key": "canary", "canary": "1", "rate": "50", "request-id": "few"}
+    started = otto.post(f"/topics/{TOPIC}/dead-replay", form, OWN)
+    job = urlsplit(started.headers["location"]).path
+    wait_until(lambda: "1 dead letter replayed" in otto.get(job).text, timeout=60)
+
+    [link] = re.findall(r'href="([^"]+)">Replay the rest…', otto.get(job).text)
+
+    rest = parse_qs(urlsplit(unescape(link)).query)
+    assert rest == {"group": ["bill"], "key": ["canary"], "rate": ["50"]}
+    assert "Replay the rest…" not in anna.get(job).text, "the link contains the key that otto chose"
 
 
 def test_a_dry_run_states_how_much_it_examined(console, browse, fleet, died):
@@ -300,7 +318,7 @@ def test_what_was_edited_is_sent_and_nothing_else(console, browse, fleet, died, 
 
     page.fill("textarea", f"dead {EXACT}\n{HOSTILE}")
     confirm(page, "Send")
-    assert "Nothing was changed yet" in page.inner_text("main .problem")
+    assert "Nothing was changed yet" in page.inner_text("main .done")
     confirm(page, "Send")
 
     assert "Sent as " in page.inner_text("main")

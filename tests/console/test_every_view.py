@@ -256,7 +256,7 @@ def test_login_form_stream_and_logout_work_below_a_prefix(prefixed, browse, flee
     assert page.url == f"{prefixed.url}topics/{TOPIC}?group=bill"
 
     page.locator("tr#g-bill").get_by_role("link", name="Pause").click()
-    page.fill("input[name=reason]", "a prefix")
+    page.fill("input[name=why]", "a prefix")
     page.get_by_role("button", name="Update the dry run").click()
     assert urlsplit(page.url).path == f"/q/groups/{TOPIC}/bill/pause"
     there = Fleet(fleet.store, "default", 60.0)

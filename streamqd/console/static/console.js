@@ -131,7 +131,7 @@
     return Boolean(shown) && !shown.selected;
   };
   const markStale = () => document.querySelectorAll("form.act").forEach((form) => {
-    const changed = [...form.querySelectorAll(".fields input, .fields select, .fields textarea")].some(isChanged);
+    const changed = [...form.querySelectorAll(".fields input:not([name=why]), .fields select, .fields textarea")].some(isChanged);
     form.toggleAttribute("data-stale", changed);
   });
   document.addEventListener("input", markStale);

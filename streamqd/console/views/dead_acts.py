@@ -7,7 +7,7 @@ its dry run, so the job applies to the dead letters that existed then. It reads 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -82,10 +82,10 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
     receivers = (("", "the original group"), ("all", "every group"))
     return [
         visit.field("to", "To", choices=receivers),
-        visit.field("to_topic", "To topic", "Another topic, for all its groups."),
-        visit.field("to_partition", "To partition", "Default: the partition of each message."),
         visit.field("canary", "At most", "To test a fix, replay a few first."),
         visit.field("rate", "Per second", "Default: as fast as possible."),
+        visit.field("to_topic", "To topic", "Another topic, for all its groups."),
+        visit.field("to_partition", "To partition", "Default: the partition of each message."),
         *_purge_fields(visit),
     ]
 
@@ -254,7 +254,16 @@ def replay(visit: Visit) -> ActResult:
         change,
         _replayed,
         replayed_since_unix_ms=_present(visit),
+        rest=_rest(visit),
     )
+
+
+def _rest(visit: Visit) -> dict[str, str]:
+    """Return the form of the dead letters beyond its limit, empty without a limit or with IDs."""
+    stated = {each.name: each.value for each in _replay_fields(visit) if each.value}
+    if not stated.pop("canary", "") or "id" in stated:
+        return {}
+    return stated
 
 
 def _replayed(done: ReplayResult) -> tuple[int, list[str]]:
@@ -318,6 +327,7 @@ def _started(
     clauses: Callable[[Result], tuple[int, list[str]]],
     *,
     replayed_since_unix_ms: int | None = None,
+    rest: Mapping[str, str] | None = None,
 ) -> ActResult:
     """Start a job on the chosen dead letters, in the name of the person.
 
@@ -344,7 +354,7 @@ def _started(
         return "; ".join(parts) + "."
 
     letters = dead_letters.total(store, topic)
-    job = ConsoleJob(visit.person.name, title, topic, stated, letters, replayed_since_unix_ms)
+    job = ConsoleJob(visit.person.name, title, topic, stated, letters, replayed_since_unix_ms, rest)
     return ActResult.started(visit.desk.backend.start_job(job, work))
 
 

@@ -22,8 +22,19 @@ def show_job(visit: Visit) -> Context:
         "job": job,
         "again": again,
         "again_complete": complete,
+        "rest": _rest(visit, job),
         "host_unix_ms": time.time_ns() // 1_000_000,
     }
+
+
+def _rest(visit: Visit, job: ConsoleJob) -> dict[str, str]:
+    """Return the form of the other dead letters after a replay of a few, {} if there is none.
+
+    It is for the person who started the replay: others may not see the key that it filters by.
+    """
+    if job.running or not job.rest or job.person != visit.person.name:
+        return {}
+    return {**job.rest, "topic": job.topic}
 
 
 def _again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:

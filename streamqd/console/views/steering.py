@@ -10,6 +10,7 @@ from streamqd.admin import directives, stacks
 from streamqd.admin.directives import DepartingUnit, PlannedMove, Steered
 from streamqd.console.access import Role
 from streamqd.console.formats import sentence
+from streamqd.console.forms import WHY
 from streamqd.console.view import (
     PARTITION_MAX,
     Act,
@@ -67,11 +68,11 @@ class Steering(Generic[Target]):
 
 
 def _why(visit: Visit) -> dict[str, str]:
-    return {"reason": visit.text("reason")} if visit.text("reason") else {}
+    return {"reason": visit.text(WHY)} if visit.text(WHY) else {}
 
 
 def _reason(visit: Visit) -> Sequence[FormField]:
-    return (visit.field("reason", "Reason", "Shown in the overview."),)
+    return (visit.field(WHY, "Reason", "Shown in the overview."),)
 
 
 def _partition(visit: Visit) -> Sequence[FormField]:
@@ -115,7 +116,7 @@ PAUSE = Steering(
     "pause",
     _group_scope,
     lambda visit, scope, dry_run: directives.pause(
-        visit.desk.fleet, scope, visit.text("reason"), dry_run=dry_run
+        visit.desk.fleet, scope, visit.text(WHY), dry_run=dry_run
     ),
     lambda _visit, scope: (
         f"{_name(scope)} would fetch no more messages. Running messages finish, the partitions keep"
@@ -142,7 +143,7 @@ STOP = Steering(
     "group stop",
     _stop_scope,
     lambda visit, _scope, dry_run: directives.stop(
-        visit.desk.fleet, *_group(visit), visit.text("reason"), dry_run=dry_run
+        visit.desk.fleet, *_group(visit), visit.text(WHY), dry_run=dry_run
     ),
     lambda _visit, scope: (
         f"No instance would own partitions of {scope.topic}/{scope.group}. Workers finish their"
@@ -205,7 +206,7 @@ def _move(visit: Visit, unit: Unit, dry_run: bool) -> Steered:
         raise Refused(f"no live instance has a consumer for {unit.topic}/{unit.group}")
     if not dry_run and not visit.text("to"):
         raise Malformed("to must be the name of an instance")
-    return directives.move(visit.desk.fleet, unit, to, visit.text("reason"), dry_run=dry_run)
+    return directives.move(visit.desk.fleet, unit, to, visit.text(WHY), dry_run=dry_run)
 
 
 def _moved(visit: Visit, unit: Unit) -> str:
@@ -263,7 +264,7 @@ DRAIN = Steering(
     "drain",
     _instance,
     lambda visit, name, dry_run: directives.drain(
-        visit.desk.fleet, name, visit.text("reason"), dry_run=dry_run
+        visit.desk.fleet, name, visit.text(WHY), dry_run=dry_run
     ),
     lambda _visit, name: (
         f"{name} would hand over its partitions and take no new ones until it is undrained."
@@ -300,7 +301,7 @@ def preview_drain(visit: Visit) -> Preview:
 
 def preview_rebalance(visit: Visit) -> Preview:
     """Return the moves that a rebalance would start."""
-    plan = directives.rebalance(visit.desk.fleet, visit.text("reason"), dry_run=True)
+    plan = directives.rebalance(visit.desk.fleet, visit.text(WHY), dry_run=True)
     if not plan.moves and not plan.forgotten:
         return Preview(["The fleet is balanced: no partition would move."])
     sentences = [f"{plural(len(plan.moves), 'partition')} would move now, without waiting times."]
@@ -315,7 +316,7 @@ def preview_rebalance(visit: Visit) -> Preview:
 def rebalance(visit: Visit) -> ActResult:
     """Rebalance."""
     topics = visit.now.topics
-    done = directives.rebalance(visit.desk.fleet, visit.text("reason"))
+    done = directives.rebalance(visit.desk.fleet, visit.text(WHY))
     note = AuditNote(topics, "rebalance", _why(visit), {"moves": len(done.moves)})
     return ActResult(f"{plural(len(done.moves), 'partition')} move.", note)
 
@@ -354,7 +355,7 @@ ACTS = (
         STOP.preview,
         STOP.run,
         _reason,
-        back="topic",
+        back="topic_data",  # has the buttons Reset and Delete
     ),
     Act(
         "start",

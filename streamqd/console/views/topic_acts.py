@@ -194,7 +194,9 @@ def _reset(visit: Visit, *, dry_run: bool) -> GroupReset:
 def preview_reset(visit: Visit) -> Preview:
     """Return the positions that a reset would set."""
     if not visit.text("to"):
-        return Preview([], refusal="Enter the first message to read, then update the dry run.")
+        owned = _owned(visit)
+        text = "Enter the first message to read, then update the dry run."
+        return Preview([], refusal=text, warnings=[owned] if owned else [])
     done = _reset(visit, dry_run=True)
     rows = [
         (each.partition, groups.in_words(each.before), each.reached, each.unread, each.pending)
@@ -216,12 +218,15 @@ def preview_reset(visit: Visit) -> Preview:
 
 def _stop_first(visit: Visit, obstacle: str) -> str:
     """Return a refusal that names the way in the console, '' without an obstacle."""
-    if not obstacle:
-        return ""
+    return obstacle and (_owned(visit) or sentence(obstacle))
+
+
+def _owned(visit: Visit) -> str:
+    """Return which partitions of the group have an owner, '' if none has one."""
     rows = visit.now.rows(visit.path["topic"], visit.path["group"])
     owned = [each for each in rows if each.owner]
     if not owned:
-        return sentence(obstacle)
+        return ""
     where = spans(each.partition for each in owned)
     return f"Instances own {where} of {owned[0].topic}/{owned[0].group}. Stop the group first."
 
