@@ -87,6 +87,7 @@ NEED_NO_SCENARIO = {
     "discard": "discards the transaction with which doctor tests permissions",
     "expire": "the life of a figure that a person sees while Spark reads; each report renews it",
     "hvals": "reads that figure",
+    "lrange": "reads the last owners of an assignment for a person",
 }
 
 
