@@ -50,7 +50,7 @@ def full_speed(times: Sequence[float]) -> int:
         count for at, count in zip(times, windows, strict=True) if at + WINDOW_SECONDS <= times[-1]
     ]
     mean = len(times) / (times[-1] - times[0]) * WINDOW_SECONDS
-    return max(1, int(LEAST * mean), min(int(FULL * mean), *whole))
+    return max(1, int(LEAST * mean), min([int(FULL * mean), *whole]))
 
 
 def seconds_until_full(times: Sequence[float], fault: float, wanted: int) -> float | None:

@@ -56,3 +56,7 @@ def test_full_speed_is_that_of_the_slowest_window_before() -> None:
     assert full_speed(stopped) == pytest.approx(0.3 * RATE, abs=1)
     hardly = runs(0, 1) + runs(1.49, 3)
     assert full_speed(hardly) == int(LEAST * len(hardly) / (hardly[-1] - hardly[0]) / 2)
+
+
+def test_runs_of_less_than_a_window_give_a_full_speed() -> None:
+    assert full_speed(runs(0, WINDOW_SECONDS / 2)) >= 1
