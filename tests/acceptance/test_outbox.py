@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.promise, pytest.mark.timeout(400)]
 
 WRITERS = 8
 RELAYS = 3
-KILL_SECONDS = 0.3
 NewSite = Callable[..., OutboxSite]
 
 
@@ -72,10 +71,10 @@ def away(server: ProcessServer, seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("transactions", "seconds"),
+    ("transactions", "seconds", "kill_seconds"),
     [
-        pytest.param(100, 1.5, id="quick"),
-        pytest.param(1250, 30.0, id="full", marks=pytest.mark.slow),
+        pytest.param(100, 1.5, 0.3, id="quick"),
+        pytest.param(1250, 30.0, 1.0, id="full", marks=pytest.mark.slow),
     ],
 )
 def test_a_storm_of_faults_sends_each_committed_row_once(
@@ -85,6 +84,7 @@ def test_a_storm_of_faults_sends_each_committed_row_once(
     chance: random.Random,
     transactions: int,
     seconds: float,
+    kill_seconds: float,
 ) -> None:
     site = new_site(batch=50)
     for _ in range(RELAYS):
@@ -96,7 +96,7 @@ def test_a_storm_of_faults_sends_each_committed_row_once(
         victim = chance.choice(site.processes)
         site.kill(victim)
         site.start()
-        time.sleep(KILL_SECONDS)
+        time.sleep(kill_seconds)
         due = min(planned, default=2.0)
         if writers.share < due:
             continue
