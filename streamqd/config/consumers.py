@@ -40,7 +40,7 @@ class Breaker:
     failures: int = setting(
         0,
         "Number of failures within `window` that open the circuit of a partition. Only the"
-        " exceptions in `on` count. 0: the circuit never opens.",
+        " exceptions in `on` count. With 0, the circuit never opens.",
         min=0,
         max=10_000,
     )
@@ -56,7 +56,7 @@ class Breaker:
     on: tuple[str, ...] = setting(
         (),
         'Exception classes that mean a dependency is down, such as "ConnectionError" or'
-        ' "requests.ConnectionError", including subclasses. Empty: all retried exceptions.',
+        ' "requests.ConnectionError", including subclasses. Empty means all retried exceptions.',
         shape=_CLASS,
     )
 
@@ -67,7 +67,7 @@ class FloodGuard:
 
     dead_letters: int = setting(
         0,
-        "Number of dead letters within `window` that pauses the partition. 0: never.",
+        "Number of dead letters within `window` that pauses the partition. 0 means never.",
         min=0,
         max=100_000,
     )
@@ -76,7 +76,7 @@ class FloodGuard:
     )
     share: float = setting(
         0.5,
-        "Minimum share of dead letters among the messages handled within `window`, from 0 to 1.",
+        "Minimum share of dead letters among the messages handled within `window`.",
         min=0,
         max=1,
     )
@@ -94,7 +94,7 @@ class Consumer:
     )
     handler: str = setting(
         "",
-        'The function, as "module:function". Empty: the function with @handler.',
+        'The function, as "module:function". Empty means the function with @handler.',
         empty_is_default=True,
         shape=_HANDLER,
     )
@@ -119,7 +119,7 @@ class Consumer:
     batch: int | None = setting(
         None,
         "Maximum number of messages per call of a batch handler (list[Message]), which does not"
-        " wait for a full batch. none: 100.",
+        ' wait for a full batch. "none" means 100.',
         min=1,
         max=256,
     )
@@ -150,7 +150,7 @@ class Consumer:
     )
     rate: str | None = setting(
         None,
-        'Maximum rate of runs, including retries, such as "100/s", "5/m" or "0.5/s". Empty: no'
+        'Maximum rate of runs, including retries, such as "100/s", "5/m" or "0.5/s". Empty means no'
         " limit.",
         shape=_RATE,
     )
@@ -164,29 +164,31 @@ class Consumer:
     rate_burst: int | None = setting(
         None,
         "Maximum number of runs that start back to back after an idle period, and maximum batch"
-        " size. none: 20 ms worth of rate, at least 1. For a batch handler: the batch size.",
+        ' size. "none" means 20 ms worth of rate, at least 1. For a batch handler: the batch size.',
         min=1,
         max=1_000_000,
     )
     max_attempts: int = setting(
         5,
         "Number of failed runs after which a message is dead-lettered. With 5, there are 4 retries."
-        " 0: retried without limit.",
+        " 0 means no limit.",
         min=0,
     )
     max_crashes: int = setting(
-        3, "Number of crashes after which a message is dead-lettered. 0: no limit.", min=0
+        3, "Number of crashes after which a message is dead-lettered. 0 means no limit.", min=0
     )
     backoff: Backoff = setting(Backoff(), "Delay before a failed message is retried.")
     retry_max_age: Seconds | None = setting(
         None,
-        "Messages that fail when they are older than this are dead-lettered. none: no limit.",
+        "Messages that fail when they are older than this are dead-lettered."
+        ' "none" means no limit.',
         min=0.001,
     )
     retry_on: tuple[str, ...] = setting(
         (),
         'Exception classes that are retried, such as "OSError" or "requests.HTTPError", including'
-        " subclasses. Others are dead-lettered immediately. Empty: every class not in dead_on.",
+        " subclasses. Others are dead-lettered immediately. Empty means every class that is not in"
+        " dead_on.",
         shape=_CLASS,
     )
     dead_on: tuple[str, ...] = setting(
@@ -217,24 +219,27 @@ class Consumer:
     )
     timeout: Seconds | None = setting(
         None,
-        "Soft time limit of one run: an exception is raised in the handler. none: no limit.",
+        'Soft time limit of one run: an exception is raised in the handler. "none" means no limit.',
         min=0.001,
     )
     hard_timeout: Seconds | None = setting(
         None,
         "Hard time limit of one run: the worker is killed, and a crash is counted against the"
-        " message. Must be longer than timeout. none: no limit.",
+        ' message. Must be longer than timeout. "none" means no limit.',
         min=0.001,
     )
     max_messages: int = setting(
-        0, "Number of messages after which a worker is replaced. 0: never.", min=0
+        0, "Number of messages after which a worker is replaced. 0 means never.", min=0
     )
     max_rss: Bytes = setting(
         0,
-        "Growth of a worker's memory since it became ready after which it is replaced. 0: never.",
+        "Growth of a worker's memory since it became ready after which it is replaced."
+        " 0 means never.",
         min=0,
     )
-    max_age: Seconds = setting(0.0, "Age at which a worker is replaced, at least 1s. 0: never.")
+    max_age: Seconds = setting(
+        0.0, "Age at which a worker is replaced, at least 1s. 0 means never."
+    )
     handover: str = setting(
         "warm",
         "How a worker is replaced. warm: the next worker boots, including `on_start`, before the"

@@ -48,7 +48,7 @@ class OutboxSettings:
     )
     password_file: Path | None = setting(
         None,
-        "File with the password, readable only by its owner. Empty: the systemd credential"
+        "File with the password, readable only by its owner. Empty means the systemd credential"
         ' "outbox-NAME-password", if it exists.',
     )
     table: str = setting(
@@ -66,8 +66,8 @@ class OutboxSettings:
     )
     max_backlog: int | None = setting(
         None,
-        "Stop sending to a partition where this many messages wait, until it has room. none: no"
-        " limit.",
+        "Stop sending to a partition where this many messages wait, until it has room."
+        ' "none" means no limit.',
         min=1,
     )
     wait_replicas: int = setting(

@@ -19,18 +19,19 @@ _EXTRA = Shape(
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Settings of `streamqd pipeline` for a topic, named by its table. The daemon ignores them."""
+    """Settings of `streamqd pipeline` for one topic. The daemon ignores them."""
 
     schema: str | None = setting(
         None,
         "Columns of the topic's payloads, written as in Spark SQL's CREATE TABLE:"
         ' "id long, amount decimal(10,2), at timestamp". `pipeline archive` then also writes a'
-        " parsed table, and `pipeline report` describes its columns. Empty: payloads stay bytes.",
+        " parsed table, and `pipeline report` describes its columns."
+        " If empty, payloads stay bytes.",
     )
     event_time: str | None = setting(
         None,
-        "Timestamp or date column by which the parsed table is partitioned, by UTC date. Empty: the"
-        " time of the entry.",
+        "Timestamp or date column by which the parsed table is partitioned, by UTC date."
+        " Empty means the time of the entry.",
     )
     times: tuple[str, ...] = setting(
         (),

@@ -133,12 +133,17 @@ def _allowed(setting: Setting) -> str:
     if setting.choices:
         return " One of " + ", ".join(f'"{each}"' for each in setting.choices) + "."
     if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER, Kind.NUMBER):
-        low, high = bounds(setting)
-        least = f" from {written(setting, low)}" if low else ""
-        upto = " to" if low else " up to"
-        most = f"{upto} {written(setting, high)}" if setting.max is not None else ""
+        low, high = (_bound(setting, number) for number in bounds(setting))
+        least = f" from {low}" if setting.min or setting.max is not None else ""
+        most = f" to {high}" if setting.max is not None else ""
         return f" {setting.kind.value.capitalize()}{least}{most}."
     return " Required." if setting.required else ""
+
+
+def _bound(setting: Setting, number: float) -> str:
+    if number == 0:
+        return "0"
+    return f"{number:,}" if setting.kind is Kind.INTEGER else written(setting, number)
 
 
 def _doc_of(section: type) -> str:

@@ -49,10 +49,12 @@ class Schedule:
     at: str | None = setting(
         None, "A time with its offset from UTC, such as 2027-01-01T08:00:00+01:00."
     )
-    timezone: str | None = setting(None, 'Time zone of cron, such as "Europe/Berlin". Empty: UTC.')
-    key: str | None = setting(None, "Key of the messages. Empty: the name.", shape=_KEY)
+    timezone: str | None = setting(
+        None, 'Time zone of cron, such as "Europe/Berlin". Empty means UTC.'
+    )
+    key: str | None = setting(None, "Key of the messages. Empty means the name.", shape=_KEY)
     partition: int | None = setting(
-        None, "Partition of the messages. none: set by the key.", min=0, max=4_095
+        None, 'Partition of the messages. With "none", the key selects it.', min=0, max=4_095
     )
     payload: JsonText = setting(
         "{}", "Payload, sent as JSON. A string is sent unchanged. At most 64 KiB."
@@ -78,8 +80,8 @@ class Schedule:
     )
     jitter: Seconds = setting(
         0.0,
-        "Spread schedules over this time: all ticks are delayed by the same part of it, derived"
-        " from the name. Otherwise, schedules that are due in one minute all fire at its start.",
+        "Delay every tick of a schedule by a fixed offset between 0 and this duration, derived from"
+        " its name. With 0, schedules that are due in the same minute all fire at its start.",
         min=0,
         max=JITTER_MAX,
     )

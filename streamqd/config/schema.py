@@ -70,19 +70,19 @@ class Redis:
         " password in the URL is accepted only if only the owner may read this file.",
         secret=True,
     )
-    username: str | None = setting(None, "ACL user. Empty: the default user.")
+    username: str | None = setting(None, "ACL user. Empty means the default user.")
     password_file: Path | None = setting(
         None,
-        "File with the password, readable only by its owner. Empty: the systemd credential"
+        "File with the password, readable only by its owner. Empty means the systemd credential"
         ' "redis-password", if it exists.',
     )
     sentinel_username: str | None = setting(
-        None, "ACL user on the sentinels. Empty: the default user."
+        None, "ACL user on the sentinels. Empty means the default user."
     )
     sentinel_password_file: Path | None = setting(
         None,
-        "File with the password for the sentinels, readable only by its owner. Empty: the systemd"
-        ' credential "redis-sentinel-password", if it exists, otherwise no password.',
+        "File with the password for the sentinels, readable only by its owner. Empty means the"
+        ' systemd credential "redis-sentinel-password", if it exists, otherwise no password.',
     )
     ca_file: Path | None = setting(
         None,
@@ -118,7 +118,7 @@ class Daemon:
     instance: str = field(
         default_factory=socket.gethostname,
         metadata=described(
-            "Name of this instance, unique in the fleet. Empty: the host name.",
+            "Name of this instance, unique in the fleet. Empty means the host name.",
             empty_is_default=True,
             shape=NAMED,
         ),
@@ -169,7 +169,7 @@ class Daemon:
     loop_blocked_after: Seconds = setting(
         1.0,
         "Log a loop.blocked event when a coroutine blocks its worker's event loop for this long."
-        " 0: never.",
+        " 0 means never.",
         min=0,
         max=3_600,
     )
@@ -181,7 +181,8 @@ class Daemon:
     )
     max_partitions: int = setting(
         0,
-        "Maximum number of assignments (worker processes) that this instance owns. 0: no limit.",
+        "Maximum number of assignments (worker processes) that this instance owns."
+        " 0 means no limit.",
         min=0,
         max=4_096,
     )
@@ -195,7 +196,7 @@ class Daemon:
         10.0, "Minimum time between two moves of a partition.", min=0, max=86_400
     )
     rebalance_moves: int = setting(
-        4, "Maximum number of partitions that this instance hands over at a time.", min=1, max=4_096
+        4, "Maximum number of partitions that this instance releases at a time.", min=1, max=4_096
     )
     crash_backoff: Backoff = setting(_CRASH_BACKOFF, "Delay before a crashed worker is restarted.")
     crash_loop: int = setting(
@@ -213,7 +214,7 @@ class Daemon:
         86_400.0,
         "How long the statistics of each minute are kept in Redis, for the console's charts and"
         " for `streamqd pipeline archive`. They use about 80 bytes per minute, instance, topic and"
-        " group, and 110 bytes per partition with messages. 0: no statistics are written.",
+        " group, and 110 bytes per partition with messages. With 0, no statistics are written.",
         min=0,
         max=7 * 86_400,
     )
@@ -238,7 +239,7 @@ class Http:
     token_file: Path | None = setting(
         None,
         "File with the token that all endpoints except the health checks require"
-        ' ("Authorization: Bearer TOKEN"), readable only by its owner. Empty: the systemd'
+        ' ("Authorization: Bearer TOKEN"), readable only by its owner. Empty means the systemd'
         ' credential "http-token" if it exists, otherwise no token.',
     )
     allow_public: bool = setting(
@@ -268,8 +269,8 @@ class Console:
 
     bind: str = setting(
         "127.0.0.1:9466",
-        'Address of the console: "HOST:PORT". Port 0: a free port. An address that other hosts can'
-        " reach requires users_file or proxy_header.",
+        'Address of the console: "HOST:PORT". Port 0 selects a free port. An address that other'
+        " hosts can reach requires users_file or proxy_header.",
     )
     prefix: str = setting("/", "Path under which a proxy serves the console.", shape=_PATH_PREFIX)
     read_only: bool = setting(
@@ -278,7 +279,7 @@ class Console:
     users_file: Path | None = setting(
         None,
         "File with the users who can log in, written by `streamqd console --add-user` and readable"
-        " only by its owner. Empty: a link with a one-time token logs in an admin.",
+        " only by its owner. Empty means a link with a one-time token logs in an admin.",
     )
     proxy_header: str | None = setting(
         None,

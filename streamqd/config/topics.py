@@ -12,23 +12,23 @@ class Retention:
     """Limits on the acknowledged entries that a partition keeps."""
 
     max_age: Seconds | None = setting(
-        None, "Acknowledged entries older than this are trimmed. none: no limit.", min=1
+        None, 'Acknowledged entries older than this are trimmed. "none" means no limit.', min=1
     )
     max_length: int | None = setting(
         None,
-        "Acknowledged entries beyond this number per partition are trimmed. none: no limit.",
+        'Acknowledged entries beyond this number per partition are trimmed. "none" means no limit.',
         min=0,
     )
     max_bytes: Bytes | None = setting(
         None,
         "Acknowledged entries are trimmed while a partition uses more than approximately this"
-        " much memory. none: no limit.",
+        ' much memory. "none" means no limit.',
         min=1,
     )
     shrink_every: Seconds | None = setting(
         None,
         "Trim at this interval, removing acknowledged entries that were already there at the"
-        " previous trim. Entries are kept for one to two intervals. none: off.",
+        ' previous trim. Entries are kept for one to two intervals. "none" disables it.',
         min=1,
     )
     ack_policy: str = setting(
@@ -45,13 +45,13 @@ class Retention:
     drop_unacked_after: Seconds | None = setting(
         None,
         "Loses messages: entries older than this are removed and counted, acknowledged or not."
-        " none: unacknowledged entries are kept.",
+        ' With "none", unacknowledged entries are kept.',
         min=1,
     )
     drop_unacked_above: int | None = setting(
         None,
         "Loses messages: entries beyond this number per partition are removed and counted,"
-        " oldest first, acknowledged or not. none: unacknowledged entries are kept.",
+        ' oldest first, acknowledged or not. With "none", unacknowledged entries are kept.',
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.
@@ -71,7 +71,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic, named by its table. Used when the topic is registered first, and to trim it."""
+    """Settings of one topic. They apply when the topic is created and when it is trimmed."""
 
     partitions: int = setting(
         1,
@@ -90,9 +90,9 @@ class Topic:
     )
     dlq_retention: Seconds | None = setting(
         None,
-        "Dead letters older than this are deleted and counted. none: dead letters are kept until"
-        ' they are replayed or purged. With archive = "required", a dead letter is never deleted'
-        " before it is archived.",
+        'Dead letters older than this are deleted and counted. With "none", dead letters are kept'
+        ' until they are replayed or purged. With archive = "required", a dead letter is never'
+        " deleted before it is archived.",
         min=1,
     )
     # The explicit settings. A topic that only a consumer names has none, so its partition count is
