@@ -257,10 +257,15 @@ def error_tree() -> str:
     return _page(
         "Errors",
         "streamqd/errors.py",
-        "streamqd raises these exceptions. To catch a whole family, catch its base class.",
+        "These exceptions are in `streamqd.errors`. To catch a whole family, catch its base class.",
         _table(("Error", "Base class", "Meaning"), rows),
         """
-`Retry` and `Dead`, which handlers raise to choose the outcome, are not errors: see
+Subclasses of these exceptions are in other modules. Spark raises `DataLossError`, `ArchiveError`,
+`ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
+`SparkMissingError`: catch `SparkError`. A daemon with a bundled server raises `AlreadyRunning`:
+catch `Refused`.
+
+Handlers raise `Retry`, `Dead` and `Release` to choose the outcome. These are not errors: see
 [Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
 """,
     )
@@ -358,7 +363,7 @@ def _option_names(option: click.Option) -> str:
     if option.is_flag:
         return names
     if isinstance(option.type, click.Choice):
-        return f"{names} {' or '.join(f'`{choice}`' for choice in option.type.choices)}"
+        return f"{names} {'|'.join(option.type.choices)}"
     kind = "N" if isinstance(option.type, click.IntRange) else option.type.name.upper()
     return f"{names} {option.metavar or kind}"
 

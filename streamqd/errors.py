@@ -112,8 +112,8 @@ class ChunkUnknown(UnknownOutcome):
     """The connection was lost in the middle of `send_many`.
 
     `ids` contains the confirmed uids, in the order of the items and starting with the first. None
-    stands for a message that Redis rejected. Of the items after `ids`, the first `unknown` may
-    or may not have been written, and the others were not sent.
+    stands for a message that Redis rejected. `unknown` is the number of items after `ids` that may
+    have been written. Later items were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None], unknown: int) -> None:

@@ -45,10 +45,11 @@ class CheckReport:
 @click.command(short_help="Check that the daemon can start and work.")
 @answering
 def check(session: Session) -> CommandResult:
-    """Check that the daemon can start and handle messages, without starting it.
+    """Check that the daemon can start and handle messages.
 
-    The command checks the configuration, the handlers, Redis, the permissions and the HTTP address.
-    The exit code is 1 if the daemon could not start or handle messages.
+    The command does not start the daemon. It checks the configuration, the handlers, Redis, the
+    permissions and the HTTP address. The exit code is 1 if the daemon could not start or handle
+    messages.
     """
     findings = [CheckFinding("config", "ok", _source(session))]
     prepared = startup.prepare(session.settings, slow=session.note)

@@ -17,7 +17,7 @@ from streamqd.cli.session import Session
 
 @click.group()
 def config() -> None:
-    """Show the effective settings and the schema of the configuration file."""
+    """Show the settings and the schema of the configuration file."""
 
 
 @config.command()
@@ -37,7 +37,10 @@ def show(session: Session) -> CommandResult:
 @config.command()
 @json_option
 def schema(as_json: bool) -> None:  # noqa: ARG001 - accepted as in other commands, but always JSON
-    """Print the JSON schema of the file, for TOML completion in editors."""
+    """Print the JSON schema of the configuration file.
+
+    Editors use it to complete and check TOML.
+    """
     emit(configuration.json_schema())
 
 

@@ -55,11 +55,11 @@ def scoped(command: Callable[..., int]) -> Callable[..., int]:
 @reason_option
 @directing
 def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> DirectiveResult:
-    """Stop fetching messages of a topic, group or partition until `streamqd resume`.
+    """Stop fetching messages of a topic, group or partition.
 
     Workers finish their current messages, and the partitions keep their owners. The pause is stored
-    in Redis. It survives restarts and applies to instances that start later. `status` shows it at
-    the top.
+    in Redis until `streamqd resume`. It survives restarts and applies to instances that start
+    later. `status` shows it at the top.
     """
     fleet = session.fleet
     done = directives.pause(fleet, scope, reason, dry_run=dry_run)
@@ -207,13 +207,14 @@ def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
 def drain(
     session: Session, *, instance: str, undo: bool, reason: str, dry_run: bool
 ) -> DirectiveResult:
-    """Move all partitions off an instance, and assign none to it until --undo.
+    """Move all partitions off an instance.
 
-    The instance finishes its current messages and then stays on standby, even after a restart.
+    The instance finishes its current messages and then stays on standby until --undo, even after a
+    restart.
     Partitions that no other instance has a consumer for wait until the drain is undone. --dry-run
     shows the new owner of each partition, and the partitions without one.
 
-    To stop a daemon, you do not need a drain: SIGTERM also hands over its partitions.
+    To stop a daemon, you do not need a drain: SIGTERM also releases its partitions.
     """
     fleet = session.fleet
     if undo:
@@ -231,7 +232,7 @@ def drain(
         )
     return DirectiveResult(
         done,
-        f"{instance} hands over its partitions",
+        f"{instance} releases its partitions",
         lambda: directives.not_drained(fleet, instance),
     )
 
@@ -328,11 +329,12 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
 def reload(
     session: Session, *, instance: str | None, reason: str, dry_run: bool
 ) -> DirectiveResult:
-    """Reload configuration and handlers of one instance, or of all instances in turn.
+    """Reload configuration and handlers.
 
-    The effect is the same as SIGHUP. An instance replaces its workers one by one, after their
-    current messages. An instance that finds an error in the new files changes nothing. With --wait,
-    the exit code is 1 if an instance rejected the reload.
+    Without INSTANCE, all instances reload in turn. The effect is the same as SIGHUP. An instance
+    replaces its workers one by one, after their current messages. An instance that finds an error
+    in the new files changes nothing. With --wait, the exit code is 1 if an instance rejected the
+    reload.
     """
     fleet = session.fleet
     sight = published.fleet_state(fleet)

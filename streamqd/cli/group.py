@@ -195,10 +195,11 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @yes_option
 @answering
 def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -> CommandResult:
-    """Delete a group: its position, retries and counters, but not its dead letters.
+    """Delete a group with its position, retries and counters.
 
-    A daemon whose configuration still names the group creates it again, at the `start` of its
-    consumer. If the topic is growing, the growth no longer waits for the group.
+    Its dead letters are kept. A daemon whose configuration still names the group creates it again,
+    at the `start` of its consumer. If the topic is growing, the growth no longer waits for the
+    group.
     """
     if name not in groups.names(session.store, topic):
         groups.known(session.store, topic, name)  # raises Refused for an unknown group
@@ -222,7 +223,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
 @yes_option
 @answering
 def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) -> CommandResult:
-    """Take over all pending messages of a group from other clients.
+    """Take over a group's pending messages from other clients.
 
     Stop those clients first. Otherwise, messages that they are handling are handled twice. The
     command fails if an instance of streamqd owns a partition of the group. The first owner of a
@@ -255,12 +256,13 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
 @reason_option
 @directing
 def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool) -> DirectiveResult:
-    """Stop handling for one group on all instances, until it is started again.
+    """Stop handling for one group on all instances.
 
-    Workers finish their current messages and exit, and their partitions are released. You can then
-    run `group reset` and `group delete`. New messages wait in the topic. The directive is stored in
-    Redis. It survives restarts and applies to instances that start later. With --wait, the command
-    returns when no instance owns a partition of the group. After --timeout, it exits with code 1.
+    The group stays stopped until `streamqd group start`. Workers finish their current messages and
+    exit, and their partitions are released. You can then run `group reset` and `group delete`. New
+    messages wait in the topic. The directive is stored in Redis. It survives restarts and applies
+    to instances that start later. With --wait, the command returns when no instance owns a
+    partition of the group. After --timeout, it exits with code 1.
 
     \b
     Examples:
@@ -276,15 +278,15 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
     )
 
 
-@group.command(short_help="Start a stopped group again.")
+@group.command(short_help="Start a stopped group.")
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
 @directing
 def start(session: Session, *, topic: str, name: str, dry_run: bool) -> DirectiveResult:
-    """Start a stopped group again: instances take its partitions within seconds.
+    """Start a stopped group.
 
-    With --wait, the command returns when every partition has an owner. After --timeout, it exits
-    with code 1.
+    Instances acquire its partitions within seconds. With --wait, the command returns when every
+    partition has an owner. After --timeout, it exits with code 1.
 
     \b
     Example:

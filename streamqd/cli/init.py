@@ -46,14 +46,14 @@ EXAMPLE_CONFIG = """\
 partitions = 1
 
 [[schedules]]                  # `streamqd schedule next minutely` prints its next ticks
-name = "minutely"              # the header x-schedule of its messages
+name = "minutely"              # sent as the x-schedule header
 topic = "reports"
 every = "1m"
 payload = { kind = "short" }
 """
 
 EXAMPLE = '''\
-"""A handler of scheduled messages."""
+"""Handler for scheduled messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def nightly(msg: Message) -> None:
 '''
 
 HANDLER = '''\
-"""Handlers of this project. Each partition has its own process for them."""
+"""Handlers of this project. Each partition runs in its own process."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ if __name__ == "__main__":
 '''
 
 BILLING = '''\
-"""A handler of the orders that shop.py places."""
+"""Handler for the orders that shop.py places."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ HEAD = """\
 
 ADAPTED = """\
 ExecStart={command} --config {config}
-# The account, and the directory that it may write. The rest of the system is read-only.
+# The user that runs streamqd, and the only directory it can write to.
 User={user}
 WorkingDirectory={directory}
 BindPaths={writable}
@@ -206,8 +206,8 @@ class InitResult:
     is_flag=False,
     flag_value="schedules",
     type=click.Choice(["schedules", "outbox"]),
-    help="Add an example. schedules, the default if the option has no value: two schedules and"
-    " their handler. outbox: a shop that commits orders and messages in one SQLite transaction.",
+    help="Add an example. schedules (without a value): two schedules and a handler. outbox: a"
+    " shop that commits an order and its message in one SQLite transaction.",
 )
 @json_option
 @pass_session

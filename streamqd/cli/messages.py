@@ -71,13 +71,13 @@ def tail(
     partition: int | None,
     as_json: bool,
 ) -> None:
-    """Show the last messages of a topic, merged over all partitions.
+    """Show the last messages of a topic.
 
     \b
       streamqd tail orders --since 10m --follow
 
-    The command changes nothing and needs no group. Each line contains PARTITION:ID, the key and the
-    payload. With --json, each line is a JSON object.
+    All partitions are merged. The command changes nothing and needs no group. Each line contains
+    PARTITION:ID, the key and the payload. With --json, each line is a JSON object.
     """
     watched = admin_tail.Tail(session.store, topic, partition)
     if since is None:
@@ -125,7 +125,7 @@ def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) ->
 def pending(
     session: Session, *, topic: str, group: str | None, sort: str, limit: int, cursor: str
 ) -> CommandResult:
-    """Show the pending messages of a group: delivered, but not acknowledged.
+    """Show the delivered, unacknowledged messages of a group.
 
     All partitions are merged. With the sort order `id`, pages have no gaps and no overlaps. The
     other sort orders rank the messages again for each page, so a message can appear twice or not at

@@ -168,7 +168,7 @@ def _printed(found: OutboxSettings, *, notify: bool) -> CommandResult:
 def check(
     session: Session, *, name: str | None, database: str | None, table: str | None
 ) -> CommandResult:
-    """Check the tables, their columns and the permissions of the relay.
+    """Check the tables, columns and permissions of an outbox.
 
     The relay's statements run on no rows, so nothing changes. The exit code is 1 if the outbox
     cannot be used.

@@ -244,7 +244,7 @@ def reparse(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Parse archived entries of TOPIC again with its current schema.
+    """Parse archived entries again with the topic's current schema.
 
     Without --quarantine-only, both derived tables are written again, also with columns of other
     types. The first commit replaces all rows, and readers see the tables grow. If the command is
@@ -323,7 +323,10 @@ def replay(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Send messages of TOPIC again. The x-replay-of header contains the original entry ID."""
+    """Send messages of a topic again.
+
+    The x-replay-of header contains the original entry ID.
+    """
     from streamqd.spark.pipelines import replay as replays
 
     choice = replays.ReplayFilter(

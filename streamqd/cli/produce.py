@@ -139,16 +139,16 @@ def produce(
     create: bool | None,
     as_json: bool,
 ) -> int:
-    """Send PAYLOAD, or one message for each line of a file or of standard input.
+    """Send one message, or one for each line of a file.
 
     \b
       streamqd produce orders '{"id": 1}' --key customer-7
       streamqd produce access --from access.log --key-regex '^(\\S+)'
       streamqd produce images --from cat.png --format file --dedup-id cat-7
 
-    Empty lines are skipped. At the first line that cannot be sent, the command prints the number of
-    sent messages and exits with code 2. A topic that neither exists nor is configured may be a
-    typo, so it is only created after a confirmation, or with --create.
+    Without PAYLOAD, each line of --from or standard input is a message. Empty lines are skipped. At
+    the first line that cannot be sent, the command prints the number of sent messages and exits
+    with code 2. An unknown topic may be a typo, so it needs a confirmation or --create.
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD cannot be used with --from")

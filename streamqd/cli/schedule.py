@@ -229,7 +229,7 @@ def add(session: Session, *, name: str, dry_run: bool, **given: Any) -> CommandR
 @yes_accepted
 @answering
 def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> CommandResult:
-    """Change settings of a schedule that was added by `streamqd schedule add`.
+    """Change a schedule that `streamqd schedule add` created.
 
     \b
       streamqd schedule edit nightly --cron "0 4 * * *"
@@ -252,10 +252,10 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
 @yes_accepted
 @answering
 def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
-    """Pause schedules until `streamqd schedule resume`, even across deploys.
+    """Pause schedules until `streamqd schedule resume`.
 
-    Each schedule keeps its due time. If one schedule cannot be paused, the command pauses none and
-    exits with code 8.
+    A pause also survives deploys. Each schedule keeps its due time. If one schedule cannot be
+    paused, the command pauses none and exits with code 8.
     """
     done = schedules.pause(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "pause", "paused")
@@ -267,9 +267,10 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
 @yes_accepted
 @answering
 def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
-    """Resume paused schedules. Missed ticks are handled as `misfire` sets.
+    """Resume paused schedules.
 
-    If a schedule is held for another reason, the command resumes none and exits with code 8.
+    `misfire` decides which missed ticks are sent. If a schedule is held for another reason, the
+    command resumes none and exits with code 8.
     """
     done = schedules.resume(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "resume", "resumed")
@@ -281,10 +282,10 @@ def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Comman
 @yes_accepted
 @answering
 def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
-    """Send a message of a schedule now, even if the schedule is paused.
+    """Send a message of a schedule now.
 
-    The due time does not change. The x-scheduled-for header contains the time of this command. The
-    `overlap` setting is ignored.
+    This also works while the schedule is paused. The due time does not change. The x-scheduled-for
+    header contains the time of this command. The `overlap` setting is ignored.
     """
     done = schedules.run(session.store, name, dry_run=dry_run)
     if dry_run:
@@ -301,10 +302,11 @@ def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
 @yes_option
 @answering
 def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool) -> CommandResult:
-    """Remove schedules and their counts, but not the sent messages.
+    """Remove schedules and their counts.
 
-    A schedule that an instance declares cannot be removed: remove it from the configuration and
-    reload first. If you pass such a schedule, the command removes none and exits with code 8.
+    Sent messages are kept. A schedule that an instance declares cannot be removed: remove it from
+    the configuration and reload first. If you pass such a schedule, the command removes none and
+    exits with code 8.
     """
     rows = schedules.removable(session.store, names)
     return _remove(session, rows, "remove", dry_run, yes)
@@ -315,10 +317,10 @@ def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool
 @yes_option
 @answering
 def prune(session: Session, *, dry_run: bool, yes: bool) -> CommandResult:
-    """Remove schedules that no instance has declared for 10 minutes.
+    """Remove schedules that no instance declares.
 
-    It also removes schedules of deleted topics. Paused schedules are kept, and so are schedules
-    that an operator added.
+    The command removes schedules that were not declared for 10 minutes. It also removes schedules
+    of deleted topics. Paused schedules are kept, and so are schedules that an operator added.
     """
     rows = schedules.prunable(session.store)
     return _remove(session, rows, "prune", dry_run, yes)

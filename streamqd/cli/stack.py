@@ -28,16 +28,16 @@ EXIT_NO_STACK = 1
 )  # fmt: skip
 @answering
 def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
-    """Print the stack of the worker of a partition, which keeps running.
+    """Print the stack trace of a partition's worker.
 
     \b
       streamqd stack orders/3/bill
 
-    The owner reads the stacks of all threads, innermost frame first, with files, lines and
-    functions, but without values. If C code holds the interpreter, only the main thread and that
-    of the event loop answer. The owner also logs the stack (`stack.dumped`) and keeps it in Redis
-    for 5 minutes, at most 32 KiB. The exit code is 1 if no stack arrives, for example because the
-    owner runs an older version.
+    The worker keeps running. The owner reads the stacks of all threads, innermost frame first, with
+    files, lines and functions, but without values. If C code holds the interpreter, only the main
+    thread and that of the event loop answer. The owner also logs the stack (`stack.dumped`) and
+    keeps it in Redis for 5 minutes, at most 32 KiB. The exit code is 1 if no stack arrives, for
+    example because the owner runs an older version.
     """
     unit, fleet, reader = read_unit(name), session.fleet, ViewReader(session.store)
     at = stacks.request(fleet, unit).at_unix_ms or 0

@@ -21,13 +21,14 @@ from streamqd.words import age, count
 @click.argument("topic", required=False)
 @answering
 def status(session: Session, *, topic: str | None) -> CommandResult:
-    """Show instances, groups and problems. With TOPIC, show its groups and partitions.
+    """Show instances, groups and problems.
 
-    There is a row for each group, with totals. STATE is the worst state of its partitions, with
-    their number. `running 12s` means that one message has been running for 12 seconds. MSG/S is an
-    average of about the last 10 seconds. DLQ counts the group's dead letters (`-`: not counted).
-    LAG, PENDING, RETRIES and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's
-    last heartbeat, and UPTIME the time since its start.
+    With TOPIC, the command shows its groups and partitions. There is a row for each group, with
+    totals. STATE is the worst state of its partitions, with their number. `running 12s` means that
+    one message has been running for 12 seconds. MSG/S is an average of about the last 10 seconds.
+    DLQ counts the group's dead letters (`-`: not counted). LAG, PENDING, RETRIES and OLDEST are as
+    in `partitions`. HEARTBEAT is the age of an instance's last heartbeat, and UPTIME the time since
+    its start.
 
     \b
     Examples:
@@ -221,11 +222,11 @@ _DIRECTIVES = {
 def partitions(
     session: Session, *, topic: str | None, group: str | None, partition: int | None
 ) -> CommandResult:
-    """Show owner, epoch, lag and pending messages of every partition and group.
+    """Show owner, lag and pending messages of each partition.
 
-    LAG counts unread messages, PENDING counts messages delivered but not acknowledged, and RETRIES
-    counts messages that wait for their next attempt. OLDEST is the age of the oldest unread or
-    pending message.
+    There is a row for each partition and group. LAG counts unread messages, PENDING counts messages
+    delivered but not acknowledged, and RETRIES counts messages that wait for their next attempt.
+    OLDEST is the age of the oldest unread or pending message.
     """
     if partition is not None and topic is None:
         raise click.UsageError("--partition requires TOPIC")

@@ -55,7 +55,7 @@ WIDTH_ELSEWHERE = 132  # columns of --once without a terminal
 @json_option
 @connected
 def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int | None:
-    """Watch partitions, owners, rates, lag, slow handlers and failures.
+    """Watch partitions, rates, lag, slow handlers and failures.
 
     Keys: q quits, s sorts by the next column, / filters, p and the arrows scroll, space freezes,
     and ? explains the columns. The command changes nothing. NO_COLOR or --no-color disables colors.

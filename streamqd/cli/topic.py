@@ -37,7 +37,10 @@ def topic() -> None:
 )
 @answering
 def create(session: Session, *, name: str, partitions: int | None) -> CommandResult:
-    """Create a topic. Its number of partitions can grow but never shrink."""
+    """Create a topic.
+
+    Its number of partitions can grow but never shrink.
+    """
     wanted = session.settings.topics.get(name, Topic())
     if partitions is not None:
         wanted = dataclasses.replace(wanted, partitions=partitions)
@@ -69,7 +72,7 @@ def _show_topics(rows: list[topics.TopicRow]) -> None:
 @click.argument("name", metavar="TOPIC")
 @answering
 def describe(session: Session, *, name: str) -> CommandResult:
-    """Show one topic: settings, partitions, and the lag of its groups.
+    """Show the settings, partitions and group lag of a topic.
 
     LAG is the number of unread messages of each group, in the order of the `groups` line. A `+`
     after a number means at least that many. The settings are the effective ones with this
@@ -139,11 +142,11 @@ def _lags(groups: list[topics.GroupLag]) -> str:
 @click.argument("assignments", metavar="[NAME=VALUE]...", nargs=-1)
 @answering
 def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> CommandResult:
-    """Show the settings of a topic, or change its registered settings.
+    """Show or change the settings of a topic.
 
-    For example: `streamqd topic settings access retention.max_age=24h archive=required`. The value
-    `none` removes a limit. A registered setting applies to every daemon whose configuration does
-    not set it.
+    A change applies to the registered settings. For example: `streamqd topic settings access
+    retention.max_age=24h archive=required`. The value `none` removes a limit. A registered setting
+    applies to every daemon whose configuration does not set it.
     """
     configured = session.settings.topics.get(name)
     topics.partition_count(session.store, name)

@@ -20,7 +20,7 @@ from streamqd.errors import Refused, SparkError
 from streamqd.words import age, count
 
 
-@click.command(short_help="Show where one message is, in every group.")
+@click.command()
 @click.argument("uid")
 @click.option(
     "-a", "--archive", "folder", type=DIRECTORY,
@@ -28,15 +28,17 @@ from streamqd.words import age, count
 )  # fmt: skip
 @answering
 def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandResult:
-    """Show where one message is: in its partition and in every group.
+    """Show the state of one message in every group.
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
-    shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written,
-    and an outbox message by TOPIC/outbox/UID, as returned by `Outbox.send`. For these two, the
-    command searches 20,000 entries of each partition after the time of the send, and the newest
-    10,000. In each group, the message is unread, pending, running, waiting for its next attempt, a
-    dead letter, or acknowledged. Without proof that it was ever written, the output is "handled, or
-    never written". For its copies, the command searches up to 20,000 later entries of each retry
+    shown by `dlq` and `retry`. A delayed send keeps its own uid after it was written. An outbox
+    message has the uid TOPIC/outbox/UID, as returned by `Outbox.send`. To find a delayed send or an
+    outbox message, the command searches 20,000 entries of each partition after the time of the
+    send, and the newest 10,000.
+
+    In each group, the message is unread, pending, running, waiting for its next attempt, a dead
+    letter, or acknowledged. If nothing proves that the message was written, the output is "handled,
+    or never written". To find copies, the command searches up to 20,000 later entries of each retry
     and dead-letter stream.
 
     The exit code is 0 if the message was found or may have been trimmed, 2 for an invalid uid, and

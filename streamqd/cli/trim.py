@@ -39,7 +39,7 @@ def trim(
     dry_run: bool,
     yes: bool,
 ) -> CommandResult:
-    """Remove the oldest entries of TOPIC that are no longer needed.
+    """Remove the oldest entries that are no longer needed.
 
     Without a limit option, the topic's retention applies. Entries that a group has not acknowledged
     are kept, and so are unarchived entries with archive = "required". NEEDED BY shows the group (or
