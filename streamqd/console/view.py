@@ -103,14 +103,24 @@ class Visit:
         """The text of the search field: `q` in the URL."""
         return self.text("q")
 
-    def number(self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
-        """Return an integer parameter of the URL. Raises Malformed."""
-        text = self.text(name)
-        return integer(text, name, least=least, most=most) if text else default
+    def number(
+        self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
+    ) -> int:
+        """Return an integer parameter of the URL. Raises Malformed.
 
-    def given(self, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int | None:
+        `label` is the label of its field, by default the name with a capital letter.
+        """
+        text = self.text(name)
+        quoted = f'"{label or name.replace("_", " ").capitalize()}"'
+        return integer(text, quoted, least=least, most=most) if text else default
+
+    def given(
+        self, name: str, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
+    ) -> int | None:
         """Return an integer parameter of the URL, None without it. Raises Malformed."""
-        return self.number(name, 0, least=least, most=most) if self.text(name) else None
+        if not self.text(name):
+            return None
+        return self.number(name, 0, least=least, most=most, label=label)
 
     @property
     def limit(self) -> int:

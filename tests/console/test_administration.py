@@ -124,7 +124,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         text = shown(console, path, "vera")
         assert "Recent moves (console only)" in text
         assert "a &lt;b&gt;test&lt;/b&gt;" in text
-        assert "must be the name of an instance" in act(console, "otto", f"{path}/move").text
+        assert "must be the name of a live instance" in act(console, "otto", f"{path}/move").text
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
         assert "Instance nowhere is not in this fleet" in refused
         directives.clear(there, [f"move:{unit}"])

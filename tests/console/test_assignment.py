@@ -45,9 +45,9 @@ def test_an_operator_sees_the_stack_of_a_running_worker(
     page = browse(console, "otto", javascript=javascript)
     page.goto(console.url + PAGE)
 
-    page.click("#stack >> text=Request the stack")
+    page.click("#stack >> text=Request stack trace")
     assert "worker keeps running" in page.inner_text("main")
-    page.click("main button >> text=Request the stack")
+    page.click("main button >> text=Request stack trace")
 
     if javascript:  # the answer arrives over the stream
         page.wait_for_selector("#stack pre >> text=in _await", timeout=60_000)
@@ -79,7 +79,7 @@ def test_a_viewer_reads_the_stack_and_cannot_request_it(
     assert "line of a stack" in text
     assert "outdated" in text  # of another epoch
     assert "The epoch is now" in text
-    assert page.locator("text=Request the stack").count() == 0
+    assert page.locator("text=Request stack trace").count() == 0
     assert f"streamqd why {UNIT}" in page.inner_text("main")
 
 

@@ -266,7 +266,7 @@ def test_a_message_is_sent_once_with_its_dry_run_first(console, browse, fleet, m
     page.fill("textarea", '{"n":9007199254740993}')
     page.fill("input[name=headers]", "{")
     page.get_by_role("button", name="Update the dry run").click()
-    assert "Headers must be a JSON object" in page.inner_text(".dry")
+    assert '"Headers" must be a JSON object' in page.inner_text(".dry")
     page.fill("input[name=headers]", '{"tenant":"世界"}')
     page.get_by_role("button", name="Update the dry run").click()
     assert "A message of 22 bytes would be sent" in page.inner_text(".dry")

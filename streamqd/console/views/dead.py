@@ -33,7 +33,7 @@ def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
     if stated_header and visit.person.bodies != "show":
         raise Refused("headers are hidden from your role, so you cannot filter by header")
     if stated_header and not (header and equals):
-        raise Malformed("header must be NAME=VALUE, such as tenant=acme")
+        raise Malformed('"Header" must be NAME=VALUE, such as tenant=acme')
     return MessageFilter(
         ids=tuple(visit.text("id").split()),
         group=visit.text("group") or None,

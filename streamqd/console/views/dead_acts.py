@@ -42,6 +42,7 @@ EXAMINED_MAX = 100_000
 EXAMINING_SECONDS = 5.0  # after which a dry run stops anyway
 ROWS = 20  # causes in a dry run
 AT, COUNT = f"{OWN}at", f"{OWN}letters"  # unix ms and number of dead letters of the dry run
+_LIMIT, _SCAN = "Limit", "Scan at most"  # labels of the fields `canary` and `examine`
 _FILTERS = (
     ("group", "Group", "Default: all groups."),
     ("fingerprint", "Fingerprint", "One cause."),
@@ -51,7 +52,7 @@ _FILTERS = (
     ("header", "Header", "NAME=VALUE."),
     ("partition", "Partition", "Default: all partitions."),
     ("since", "Since", "An age such as 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)."),
-    ("until", "Until", "The same."),
+    ("until", "Until", "An age such as 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)."),
     ("id", "IDs", "PARTITION:MS-SEQ, separated by spaces."),
 )
 
@@ -75,15 +76,15 @@ def _choices(visit: Visit) -> list[tuple[str, str]]:
 
 def _purge_fields(visit: Visit) -> Sequence[FormField]:
     hint = f"Dead letters that the dry run reads, up to {EXAMINED_MAX:,}. Default: {EXAMINED:,}."
-    return [*_filter_fields(visit), visit.field("examine", "Examine", hint)]
+    return [*_filter_fields(visit), visit.field("examine", _SCAN, hint)]
 
 
 def _replay_fields(visit: Visit) -> Sequence[FormField]:
     receivers = (("", "the original group"), ("all", "every group"))
     return [
-        visit.field("to", "To", choices=receivers),
-        visit.field("canary", "At most", "To test a fix, replay a few first."),
-        visit.field("rate", "Per second", "Default: as fast as possible."),
+        visit.field("to", "Deliver to", choices=receivers),
+        visit.field("canary", _LIMIT, "Dead letters. To test a fix, replay a few first."),
+        visit.field("rate", "Rate", "Messages per second. Default: as fast as possible."),
         visit.field("to_topic", "To topic", "Another topic, for all its groups."),
         visit.field("to_partition", "To partition", "Default: the partition of each message."),
         *_purge_fields(visit),
@@ -95,13 +96,14 @@ def _target(visit: Visit) -> Target:
     everyone, topic = visit.text("to") == "all", visit.text("to_topic")
     if everyone and topic:
         raise Malformed(
-            "To topic already sends to all groups of that topic; set To to the original group"
+            '"To topic" already sends to all groups of that topic; set "Deliver to" to the original'
+            " group"
         )
     return Target(everyone, visit.given("to_partition", most=PARTITION_MAX), topic or None)
 
 
 def _canary(visit: Visit) -> int | None:
-    return visit.given("canary", least=1)
+    return visit.given("canary", least=1, label=_LIMIT)
 
 
 def _rate(visit: Visit) -> float | None:
@@ -113,7 +115,7 @@ def _rate(visit: Visit) -> float | None:
     except ValueError:
         rate = 0.0
     if not 0.01 <= rate <= 1e6:
-        raise Malformed("Per second must be a number from 0.01 to 1,000,000")
+        raise Malformed('"Rate" must be a number from 0.01 to 1,000,000')
     return rate
 
 
@@ -143,7 +145,7 @@ def _stated_count(visit: Visit) -> int | None:
 
 
 def _budget(visit: Visit) -> int:
-    return visit.number("examine", EXAMINED, least=1, most=EXAMINED_MAX)
+    return visit.number("examine", EXAMINED, least=1, most=EXAMINED_MAX, label=_SCAN)
 
 
 def _stated(at_unix_ms: int, letters: int, *, complete: bool) -> dict[str, str]:
@@ -160,7 +162,7 @@ def _examined(seen: ReplayPlan | LetterCount, act: str) -> str:
     """Return the sentences about the dead letters that a dry run has not examined."""
     return (
         f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
-        " examines the others too. To get the exact number, narrow the filter or raise Examine."
+        f' examines the others too. To get the exact number, narrow the filter or raise "{_SCAN}".'
     )
 
 
@@ -210,7 +212,7 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
         sentences.append(_examined(plan, "replay"))
         if plan.dead_letters:
             sentences.append(
-                f"To replay only the {plan.dead_letters:,} found, set At most to"
+                f'To replay only the {plan.dead_letters:,} found, set "{_LIMIT}" to'
                 f" {plan.dead_letters}."
             )
     for why, number in plan.refused.items():

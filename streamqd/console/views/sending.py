@@ -37,7 +37,7 @@ def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
     except ValueError:
         delay = -1.0
     if delay is not None and not 0 <= delay <= DELAY_MAX:
-        raise Malformed(f"delay must be a number of seconds from 0 to {DELAY_MAX:,}")
+        raise Malformed(f'"Delay" must be a number of seconds from 0 to {DELAY_MAX:,}')
     return headers, delay
 
 
@@ -90,9 +90,9 @@ def stated_headers(visit: Visit) -> dict[str, str]:
     try:
         found = json.loads(visit.text("headers") or "{}")
     except (ValueError, RecursionError):
-        raise Malformed("headers must be a JSON object of strings") from None
+        raise Malformed('"Headers" must be a JSON object of strings') from None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise Malformed("headers must be a JSON object of strings")
+        raise Malformed('"Headers" must be a JSON object of strings')
     return found
 
 

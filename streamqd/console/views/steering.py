@@ -205,7 +205,7 @@ def _move(visit: Visit, unit: Unit, dry_run: bool) -> Steered:
     if not to:
         raise Refused(f"no live instance has a consumer for {unit.topic}/{unit.group}")
     if not dry_run and not visit.text("to"):
-        raise Malformed("to must be the name of an instance")
+        raise Malformed('"To" must be the name of a live instance')
     return directives.move(visit.desk.fleet, unit, to, visit.text(WHY), dry_run=dry_run)
 
 
@@ -240,7 +240,7 @@ STACK = Steering(
         f"The owner of {unit} would read the stacks of its worker, log them, and publish them for"
         " 5 minutes. Everyone who may open the console can see them. The worker keeps running."
     ),
-    lambda _visit, unit: f"The stack of {unit} is requested.",
+    lambda _visit, unit: f"The stack trace of {unit} was requested.",
 )
 
 
@@ -255,8 +255,8 @@ UNDRAIN = Steering(
     "drain --undo",
     _instance,
     lambda visit, name, dry_run: directives.undrain(visit.desk.fleet, name, dry_run=dry_run),
-    lambda _visit, name: f"{name} would take partitions again.",
-    lambda _visit, name: f"{name} takes partitions again.",
+    lambda _visit, name: f"{name} would accept partitions again.",
+    lambda _visit, name: f"{name} accepts partitions again.",
 )
 
 
@@ -267,9 +267,9 @@ DRAIN = Steering(
         visit.desk.fleet, name, visit.text(WHY), dry_run=dry_run
     ),
     lambda _visit, name: (
-        f"{name} would hand over its partitions and take no new ones until it is undrained."
+        f"{name} would release its partitions and accept no new ones until it is undrained."
     ),
-    lambda _visit, name: f"{name} hands over its partitions.",
+    lambda _visit, name: f"{name} releases its partitions.",
 )
 
 
@@ -281,16 +281,18 @@ def preview_drain(visit: Visit) -> Preview:
     """Return the instances that would take over the partitions of an instance."""
     base = DRAIN.preview(visit)
     plan = directives.departure(visit.desk.fleet, _instance(visit))
-    sentences = [*base.sentences, f"It owns {plural(len(plan.assignments), 'partition')}."]
+    owned = plural(len(plan.assignments), "assignment")
+    sentences = [*base.sentences, f"{_instance(visit)} owns {owned}."]
     if plan.longest_run_seconds:
         ran = age(plan.longest_run_seconds * 1000)
         sentences.append(
-            f"A message of {plan.longest_run} has been running for {ran}. It may finish."
+            f"A message of {plan.longest_run} has been running for {ran}. The drain waits"
+            " until it has finished."
         )
     if plan.last:
-        sentences.append("No other instance is live, so all its partitions would wait.")
+        sentences.append("No other instance is live, so all its assignments would wait.")
     elif plan.stranded:
-        sentences.append(f"{plural(len(plan.stranded), 'partition')} would wait without an owner.")
+        sentences.append(f"{plural(len(plan.stranded), 'assignment')} would wait without an owner.")
     rows = [
         (_unit(each), each.to or f"none ({each.stranded})", each.lag)
         for each in plan.assignments[:MOVES_SHOWN]
@@ -381,8 +383,8 @@ ACTS = (
     Act(
         "stack",
         f"{_UNIT}/stack",
-        "Stack of a worker",
-        "Request the stack",
+        "Stack trace",
+        "Request stack trace",
         Role.OPERATOR,
         STACK.preview,
         STACK.run,

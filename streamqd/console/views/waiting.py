@@ -79,7 +79,8 @@ def _sends(visit: Visit) -> list[str]:
 
 
 def _preview(number: int, noun: str, text: str) -> Preview:
-    more = ["More may be waiting. To change them too, repeat this."] if number == CHOSEN_MAX else []
+    repeat = "More messages may be waiting. Run the action again to include them."
+    more = [repeat] if number == CHOSEN_MAX else []
     refusal = "" if number else f"No {noun} is waiting."
     return Preview([f"{plural(number, noun)} would {text}.", *more], refusal=refusal)
 
