@@ -30,7 +30,7 @@ EVENTS: dict[str, str] = {
     " again on the next owner.",
     "drain.finished": "All running messages were finished and their partitions released.",
     "drain.removed": "A drain was undone. The instance can own partitions again.",
-    "drain.requested": "An operator drains an instance: it hands over its partitions.",
+    "drain.requested": "An operator drains an instance: it releases its partitions.",
     "drain.started": "The daemon stops fetching and finishes running messages.",
     "due_time.removed": "A due time without a stored message was removed.",
     "duplicate_instance.exited": "Another live instance (`other_host`, `other_pid`) has the same"
@@ -123,11 +123,11 @@ EVENTS: dict[str, str] = {
     "quarantine.unlocked": "The state directory does not support locks. A suspect message of a lost"
     " host may run at the same time as others.",
     "rebalance.requested": "An operator requested a rebalance of the fleet.",
-    "reclaim.requested": "Entries read by another client are idle. The worker will claim them.",
+    "reclaim.requested": "Entries read by another client are idle. The worker will reclaim them.",
     "redis.bad_value": "A value in Redis is not valid for its key. The affected partition, group"
     " or topic is suspended and checked again later, and everything else continues. `streamqd"
-    " doctor` prints the fix. At level `error`, a key of the whole fleet has another type. No"
-    " instance owns anything until the command in `fix` is run.",
+    " doctor` prints the fix. At level `error`, a fleet-wide key has the wrong type. All"
+    " partitions stop until an operator runs the command in `fix`.",
     "redis.lost": "Redis does not answer. The daemon retries until it does.",
     "redis.recovered": "Redis answers again.",
     "redis.refused": "Redis rejected a command of the supervisor, which is retried.",

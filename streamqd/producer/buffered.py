@@ -77,7 +77,10 @@ class Receipt(Future[Uid]):
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             # It would wait forever, because the writing thread is in the other process.
-            raise UnknownOutcome(f"the message was sent by another process, {self._pid}")
+            raise UnknownOutcome(
+                f"the message belongs to process {self._pid}, so its outcome is unknown here;"
+                " wait for it in that process"
+            )
 
     if not TYPE_CHECKING:  # type checkers see the attributes of Future
 
@@ -108,15 +111,14 @@ class BufferedProducer:
     """A thread-safe producer with its own buffer and writing thread.
 
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
-    2. The thread waits `linger` ("5ms") after the first message, or until `max_batch` (512) wait.
+    2. The thread waits for `linger` after the first message, or until `max_batch` messages wait.
     3. It writes the buffered messages, in one transaction per topic, and sets the receipts' uids.
     4. `flush` waits for all earlier messages. `close` and the exit of the `with` block flush too.
 
-    The buffer takes at most `max_messages` (100,000) with `max_bytes` ("64MiB") in total. When it
-    is full, `send` waits for room, for `block` ("1m") at most, and then raises BufferFull. With
-    `block=0` it raises immediately. All other options are those of `Producer`. The writing thread
-    calls the `partitioner`. A message that waits `backlog_wait` for room delays only its own
-    partition.
+    The buffer takes at most `max_messages` with `max_bytes` in total. When it is full, `send` waits
+    for room, for `block` at most, and then raises BufferFull. With `block=0` it raises immediately.
+    All other options are those of `Producer`. The writing thread calls the `partitioner`. A message
+    that waits `backlog_wait` for room delays only its own partition.
 
     It is thread-safe. In a forked child it is empty, and works with a connection and a thread of
     the child. Unsent messages stay with the parent, and the child logs a warning.

@@ -34,21 +34,25 @@ class Producer:
 
     `url` is the Redis server, and `settings` (from `config.load`) are all other settings. Without
     both, the producer uses the settings of the command line: the file in STREAMQ_CONFIG, or else
-    ./streamq.toml if it exists, overridden by the variables STREAMQ_SECTION__KEY. With `create`
-    (True) the first send to a topic registers it, with the partition count of the settings, or else
-    one partition. With `create=False`, sending to an unknown topic raises TopicMissing. `timeout`
-    (5) limits a whole `send`: connecting, all repetitions and the wait for other threads.
-    `backlog_wait` is added to it. `dedup_window` (600) is how long a `dedup_id` is remembered. A
-    duration is a number of seconds, a string such as "5m" or a timedelta.
+    ./streamq.toml if it exists, overridden by the variables STREAMQ_SECTION__KEY.
 
-    `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
-    "consistent", or a function of the key (bytes or None) and the number of partitions. Pass a
-    mapping to set it per topic. Other topics use "hash". With `max_backlog`, no message is written
-    to a partition where that many messages wait: after `backlog_wait` (0) BacklogFull is raised.
+    Options (a duration is a number of seconds, a string such as "5m" or a timedelta):
 
-    With `traces`, each call of `send`, `send_many` or `send_chunks` has an OpenTelemetry span,
-    whose context travels in the headers. This needs the extra otel. None means the setting
-    `telemetry.traces`.
+    - `create`: Register a topic at the first send, with the partition count of the settings, or
+      else one partition. With False, sending to an unknown topic raises TopicMissing. Default:
+      True.
+    - `timeout`: Time limit of one `send`: connecting, all repetitions and the wait for other
+      threads. `backlog_wait` is added to it. Default: 5 seconds.
+    - `dedup_window`: Time for which a `dedup_id` is remembered. Default: 600 seconds.
+    - `partitioner`: "hash" (CRC-32 of the key), "round-robin", "sticky", "consistent", or a
+      function of the key (bytes or None) and the number of partitions. A mapping sets it per topic,
+      and other topics use "hash". Default: "hash".
+    - `max_backlog`: Number of waiting messages at which a partition accepts no more. A send then
+      raises BacklogFull. Default: None, no limit.
+    - `backlog_wait`: Time that a send waits for room ahead of BacklogFull. Default: 0.
+    - `traces`: Create an OpenTelemetry span for each call of `send`, `send_many` or `send_chunks`,
+      and send its context in the headers. This needs the extra otel. Default: None, the setting
+      `telemetry.traces`.
 
     Raises TypeError or ValueError, with the option's name, for an invalid option.
     """

@@ -221,7 +221,7 @@ def test_two_relays_of_one_table_are_a_problem(clinic: Clinic) -> None:
     clinic.silent("outboxes.shared-table")
     clinic.relay("copy", table="a")
     found = clinic.finding("outboxes.shared-table")
-    assert "the outboxes copy and shop have one table" in found["text"]
+    assert "the outboxes copy and shop use the same table" in found["text"]
 
 
 def test_deleted_rows_that_are_not_vacuumed_are_a_warning(

@@ -147,7 +147,10 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     one = [{"key": "k", "crc32": 0, "entries": 900, "keys": 3}]
     full = topic("orders", 1000, 100, 100, 100, keys=one)
     assert wrong(living(GROUP), full) == [
-        "note: orders: partition 0 of 4 holds 77% of the entries, one key 69%: divide that key"
+        (
+            "note: orders: partition 0 of 4 has 77% of the entries, and one key has 69%; use finer"
+            " keys, such as user-7/orders"
+        )
     ]
     # Eight keys that share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
@@ -155,8 +158,8 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     assert [(each["text"], each["command"]) for each in uneven] == [
         (
             (
-                "partition 0 of 2 holds 82% of the entries."
-                " With 4 partitions, the fullest would hold 43%"
+                "partition 0 of 2 has 82% of the entries."
+                " With 4 partitions, the fullest would have 43%"
             ),
             "streamqd topic grow orders 4",
         )

@@ -191,12 +191,12 @@ def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("outboxes.shared-table", Severity.PROBLEM, Need.OUTBOXES)
 def _shared(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Two outboxes have the same table, and each has a relay: rows are sent twice."""
+    """Two outboxes use the same table, so the relay that started later is blocked."""
     views: list[OutboxView] = [each.view for each in facts.outboxes]
     for some in outboxes.shared(views):
         names = " and ".join(each.name for each in some)
         yield CheckResult(
-            f"the outboxes {names} have one table, and each has a relay: rows are sent twice",
+            f"the outboxes {names} use the same table; the relay that started later is blocked",
             "remove all but one of them; `streamqd config show` on each host lists them",
             about=some[0].name,
             evidence={"relays": [each.owner for each in some]},

@@ -174,13 +174,13 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
     most = full["entries"]
     if total < ENTRIES_MIN or size < 2 or most < _UNEVEN * total / size:
         return
-    what = f"partition {full['partition']} of {size} holds {most / total:.0%} of the entries"
+    what = f"partition {full['partition']} of {size} has {most / total:.0%} of the entries"
     then, command = _fullest(topic, 2 * size), f"partitions {name}"
     hottest = topic["keys"][0]["entries"] if topic["keys"] else 0
     if hottest >= max(_SHARE * total, then / 2):
-        what += f", one key {hottest / total:.0%}: divide that key"
+        what += f", and one key has {hottest / total:.0%}; use finer keys, such as user-7/orders"
     elif then <= _RELIEF * most:
-        what += f". With {2 * size} partitions, the fullest would hold {then / total:.0%}"
+        what += f". With {2 * size} partitions, the fullest would have {then / total:.0%}"
         command = f"topic grow {name} {2 * size}"
     yield _finding(Severity.NOTE, name, what, most, command)
 
