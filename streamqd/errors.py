@@ -183,7 +183,7 @@ class BacklogFull(StreamqdError):
 
 
 class BufferFull(StreamqdError):
-    """The buffer of the producer is full, and the message was not accepted. Send it again later."""
+    """The producer's buffer is full, and the message was not accepted. Send it again later."""
 
 
 class DatabaseUnavailable(StreamqdError):

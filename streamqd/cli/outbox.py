@@ -29,11 +29,11 @@ def chosen(command: Command) -> Command:
     for add in (
         click.option(
             "--table", metavar="NAME",
-            help="Table. Default: the table of the outbox, or streamqd_outbox.",
+            help="Table. Default: the outbox's table, or streamqd_outbox.",
         ),
         click.option(
             "--database", metavar="URL",
-            help="Address of a database, instead of an outbox of the configuration. Pass a password"
+            help="Database address, instead of a configured outbox. Pass a password"
             " as '${VARIABLE}'.",
         ),
         click.argument("name", metavar="[NAME]", required=False),

@@ -80,7 +80,7 @@ EVENTS: dict[str, str] = {
     "log.dropped": "Log lines were dropped because their reader was too slow.",
     "loop.blocked": "A coroutine blocks the event loop of its worker for `seconds`: no other"
     " coroutine of the partition continues. `file`, `line` and `function` identify the code."
-    " Without them, another thread of the worker holds the GIL, or the process is stopped."
+    " Without them, another of the worker's threads holds the GIL, or the process is stopped."
     " `running` is the number of running messages, and `messages` lists the oldest. The stack of"
     " the loop follows. The event is repeated after twice the time.",
     "loop.resumed": "A blocked event loop runs again, after `seconds`.",

@@ -252,7 +252,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "assignment_errors",
         _slot("assignment_errors"),
-        "Internal errors of the supervisor on the partition and group, which it then released.",
+        "The supervisor's internal errors on the partition and group, which it then released.",
     ),
     _counter(
         "loop_blocked",
@@ -461,7 +461,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "worker_resident_memory_bytes",
         _owned(lambda slot: slot.rss),
-        "Resident memory of the worker.",
+        "The worker's resident memory.",
     ),
     _gauge(
         "partitions_owned",
@@ -530,13 +530,13 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "circuit_open",
         _waits(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
-        "1 while the circuit of the partition is open or half-open, because a dependency is down"
+        "1 while the partition's circuit is open or half-open, because a dependency is down"
         " (setting breaker).",
     ),
     _counter(
         "circuit_openings",
         _slots(lambda slot: waiting(slot).opened),
-        "Number of times that the circuit of the partition opened.",
+        "Number of times that the partition's circuit opened.",
     ),
     _counter(
         "flood_stops",

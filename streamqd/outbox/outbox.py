@@ -72,7 +72,7 @@ class Outbox:
 
         Raises Refused when the connection commits each statement, MessageTooLarge, and TypeError
         or ValueError for a message that cannot be encoded. In these cases, nothing was
-        inserted. Errors of the database are raised unchanged, in the classes of its driver.
+        inserted. Database errors are raised unchanged, in the classes of its driver.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires)
         with self._span(topic) as span:

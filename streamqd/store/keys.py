@@ -191,7 +191,7 @@ class Keys:
         return f"{self.control}:epochs:{{{topic}:p:{partition}}}:{group}"
 
     def stack(self, topic: str, partition: int, group: str) -> str:
-        """STRING + PX: JSON, the stack of the worker, after a person requested it."""
+        """STRING + PX: JSON, the worker's stack, after a person requested it."""
         return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
 
 
