@@ -51,7 +51,7 @@ def test_serve_runs_until_interrupted_and_leaves_no_process(tmp_path: Path):
         )
     try:
         wait_until(
-            lambda: "The daemon stays" in output.read_text() or process.poll() is not None,
+            lambda: "The daemon keeps running" in output.read_text() or process.poll() is not None,
             timeout=150,
             what="the demonstration serves",
         )

@@ -62,7 +62,7 @@ def test_demo_finds_a_lost_message(tally: DemoTally):
     store(tally.folder, "agents", 2, handled=EACH - 2)
     tally.look()
 
-    assert wrong(tally) == ["agents: handled + dead = produced, in every partition"]
+    assert wrong(tally) == ["agents: handled + dead-lettered = produced, in every partition"]
 
 
 def test_demo_finds_a_message_in_the_wrong_partition(tally: DemoTally):
@@ -70,8 +70,8 @@ def test_demo_finds_a_message_in_the_wrong_partition(tally: DemoTally):
     tally.added[1] -= 1
 
     assert wrong(tally) == [
-        "hits: handled + dead = produced, in every partition",
-        "agents: handled + dead = produced, in every partition",
+        "hits: handled + dead-lettered = produced, in every partition",
+        "agents: handled + dead-lettered = produced, in every partition",
     ]
 
 
@@ -94,7 +94,7 @@ def test_demo_finds_an_unsent_line(tally: DemoTally):
 def test_unfinished_work_is_seen(tally: DemoTally, unsettled: int | None):
     tally.unsettled = unsettled
 
-    assert wrong(tally) == ["nothing is unread, pending or waiting any more"]
+    assert wrong(tally) == ["no message is unread, pending or waiting"]
 
 
 def test_folder_is_recreated_for_each_run(tmp_path: Path):

@@ -32,25 +32,25 @@ def run(folder: Folder, *, serve: bool) -> int:
 
 def _run(folder: Folder, lines: int, *, serve: bool) -> int:
     units = len(GROUPS) * len(PARTITIONS)
-    print(f"Starting the daemon ({folder.config}): its own server, and {units} workers,")
+    print(f"Starting the daemon ({folder.config}) with an embedded server and {units} workers,")
     print(f"one for each of {len(PARTITIONS)} partitions and 2 groups ({', '.join(GROUPS)}).")
     with DemoDaemon(folder) as daemon:
         daemon.wait_ready()
-        print(f"Feeding it {number(lines)} real lines of a web server's log, keyed by client.\n")
+        print(f"Sending {number(lines)} lines of a real web server log, keyed by client address.\n")
         tally = DemoTally(folder, lines)
         good = summary.print_summary(tally, *_feed_and_watch(tally, daemon))
         summary.where_to_look(folder, tally, serving=serve)
         if serve:
-            print("\nThe daemon stays. Ctrl-C drains it.", flush=True)
+            print("\nThe daemon keeps running. Press Ctrl-C to drain it.", flush=True)
             code = _wait_for_the_end(daemon)
-            print(f"\nThe daemon exited (exit code {code}); {folder.log} says how.")
+            print(f"\nThe daemon exited with code {code}; see {folder.log}.")
             return 0 if code == 0 and good else 1
         code = daemon.drain()
-        print(f"\nThe daemon was asked to end, and drained (exit code {code}).")
+        print(f"\nSent SIGTERM: the daemon drained and exited with code {code}.")
     if code == 0:
         with DemoDaemon(folder, "--burst") as again:
             code = again.process.wait(STALL_SECONDS)
-        print(f"Started again with --burst, it found everything settled (exit code {code}).")
+        print(f"Started it again with --burst: nothing was left, and it exited with code {code}.")
     return 0 if good and code == 0 else 1
 
 

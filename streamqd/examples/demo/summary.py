@@ -15,20 +15,20 @@ DEAD_LETTERS_SHOWN = 4
 
 
 def print_summary(tally: DemoTally, fed_seconds: float, all_seconds: float) -> bool:
-    """Print the results. Return True if all figures agree."""
+    """Print the results. Return True if all counts match."""
     runs = tally.handled.total() + tally.dead.total()
-    _head("What happened")
+    _head("Results")
     print(
-        f"  {number(tally.lines)} lines were sent into {len(PARTITIONS)} partitions in"
+        f"  {number(tally.lines)} lines were sent to {len(PARTITIONS)} partitions in"
         f" {fed_seconds:.1f} s.\n"
-        f"  Both groups had handled all of them {all_seconds:.1f} s after the start of the feed:\n"
-        f"  {number(runs / all_seconds)} handler runs a second, each with its own transaction.\n"
+        f"  Both groups handled all of them within {all_seconds:.1f} s of the first send:\n"
+        f"  {number(runs / all_seconds)} handler runs per second, each in its own transaction.\n"
     )
     groups = [
         (group, tally.of_group(tally.handled, group), tally.of_group(tally.dead, group))
         for group in GROUPS
     ]
-    print(table(("group", "handled", "dead"), groups), end="\n\n")
+    print(table(("group", "handled", "dead-lettered"), groups), end="\n\n")
     partitions = [
         (str(each), tally.added[each], *(tally.handled[group, each] for group in GROUPS))
         for each in PARTITIONS
@@ -53,12 +53,12 @@ def _print_dead_letters(tally: DemoTally) -> None:
     for payload in dict.fromkeys(
         letter["payload"] for letter in tally.letters[:DEAD_LETTERS_SHOWN]
     ):
-        print(f"\n  The line, cut off at its end:\n    {payload}")
+        print(f"\n  The payload, a truncated line of the log:\n    {payload}")
 
 
 def _print_checks(judged: list[tuple[bool, str]]) -> bool:
     good = all(ok for ok, _ in judged)
-    _head("The figures agree" if good else "The figures DO NOT agree")
+    _head("The counts match" if good else "The counts DO NOT match")
     for ok, sentence in judged:
         print(f"  {'✓' if ok else '✗'} {sentence}")
     return good
@@ -68,15 +68,15 @@ def where_to_look(folder: Folder, tally: DemoTally, *, serving: bool) -> None:
     """Print commands that work with this run's data."""
     command = _near(Path(sys.executable).with_name("streamqd"))
     start = f"{shlex.quote(str(command))} -c {shlex.quote(str(_near(folder.config)))}"
-    _head("Where to look next")
+    _head("Next steps")
     if not serving:
-        print(f"  {start}\n      the daemon again, with the data of this run; while it runs:")
+        print(f"  {start}\n      start the daemon again with this data; while it runs:")
     verbs = ["status", "partitions", f"tail {TOPIC}"]
     verbs += [f"dlq show {TOPIC} {letter['id']}" for letter in tally.letters[:1]]
     for verb in verbs:
         print(f"  {start} {verb}")
-    print(f"  http://127.0.0.1:{folder.port}/    one page for people; /metrics for Prometheus")
-    print(f"  {_near(folder.log)}    log of the daemon")
+    print(f"  http://127.0.0.1:{folder.port}/    status page; metrics at /metrics")
+    print(f"  {_near(folder.log)}    daemon log")
 
 
 def _near(path: Path) -> Path:

@@ -83,7 +83,7 @@ class DemoTally:
         """
         judged = [
             (self.added.total() == self.lines, "every line of the file is in Redis"),
-            (self.unsettled == 0, "nothing is unread, pending or waiting any more"),
+            (self.unsettled == 0, "no message is unread, pending or waiting"),
         ]
         for group in GROUPS:
             whole = all(
@@ -92,7 +92,9 @@ class DemoTally:
             )
             stored = sum(row[-1] for row in self.top(group))
             once = stored == self.of_group(self.handled, group)
-            judged.append((whole, f"{group}: handled + dead = produced, in every partition"))
+            judged.append(
+                (whole, f"{group}: handled + dead-lettered = produced, in every partition")
+            )
             judged.append((once, f"{group}: each handled message is counted exactly once"))
         return judged
 
