@@ -365,7 +365,7 @@ def test_forked_child_discards_the_parents_buffer(server, link, keys, caplog, tm
         def child() -> None:
             said.write_text(caplog.text)
             assert not receipt.done()
-            with pytest.raises(UnknownOutcome, match="another process"):
+            with pytest.raises(UnknownOutcome, match="belongs to process"):
                 receipt.result(0)
             own = producer.send("access", b"child")
             assert producer.flush(10)

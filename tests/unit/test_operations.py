@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from streamqd import config, logs
 from streamqd.admin import as_json
 from streamqd.admin.diagnosis.host import STOP_MARGIN_SECONDS
 from streamqd.admin.scaling import GroupScale, ScaleView
+from streamqd.cli import cli
 from streamqd.cli.init import shipped_unit
 from streamqd.cli.scale import scale
 from streamqd.config.values import parse_duration
@@ -501,7 +503,9 @@ def test_the_scaling_pod_has_the_configuration_of_the_daemon(
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     _, config_path, command, *options = container["args"]
     assert config_path == other["args"][1]
-    params = scale.make_context(command, options).params
+    # Click keeps the help options of a command's first context, so it needs those of the root.
+    root = click.Context(cli, **cli.context_settings)
+    params = scale.make_context(command, options, parent=root).params
     loaded = config.load(path, {"http.bind": params["bind"]})
     assert loaded.http.address == ("0.0.0.0", container["ports"][0]["containerPort"])
 
