@@ -23,17 +23,16 @@
 local fence, lease, epochs = KEYS[1], KEYS[2], KEYS[3]
 local token, reason = ARGV[1], ARGV[2]
 
-local refusal = superseded(fence, token)
+local refusal, held = superseded(fence, token)
 if refusal then
   return refusal
 end
 local leased = redis.call('GET', lease)
-local held = redis.call('HMGET', fence, 'epoch', 'owner')
 
 -- No writes above this line
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 if leased == token then
   redis.call('DEL', lease)
 end
-note_change(epochs, 'released', held[1] or '0', held[2] or '', reason)
+note_change(epochs, 'released', held[2] or '0', held[3] or '', reason)
 return {'OK'}
