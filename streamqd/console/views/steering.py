@@ -25,6 +25,7 @@ from streamqd.errors import Malformed, Refused
 from streamqd.model import Unit
 from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
+from streamqd.store.stacks import KEPT_SECONDS
 from streamqd.words import age, plural
 
 MOVES_SHOWN = 50
@@ -238,7 +239,8 @@ STACK = Steering(
     lambda visit, unit, dry_run: stacks.request(visit.desk.fleet, unit, dry_run=dry_run),
     lambda _visit, unit: (
         f"The owner of {unit} would read the stacks of its worker, log them, and publish them for"
-        " 5 minutes. Everyone who may open the console can see them. The worker keeps running."
+        f" {KEPT_SECONDS // 60} minutes. Everyone who may open the console can see them."
+        " The worker keeps running."
     ),
     lambda _visit, unit: f"The stack trace of {unit} was requested.",
 )

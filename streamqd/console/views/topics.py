@@ -21,6 +21,7 @@ from streamqd.console.views.steering import unit_of, wider_pause
 from streamqd.errors import Malformed
 from streamqd.model import Unit
 from streamqd.store.directives import Scope
+from streamqd.store.stacks import KEPT_SECONDS
 
 AUDIT_READ, MOVES_SHOWN = 100, 5  # entries of the audit log that an assignment reads and shows
 CELLS_MAX = 1_024  # partitions of one group that a map shows
@@ -223,6 +224,7 @@ def show_stack(visit: Visit) -> Context:
         "stack": stacks.read(reader, now.seen.state, place, now.now_unix_ms),
         "unreadable_stack": reader.rows,
         "answer_seconds": round(stacks.ANSWER_SECONDS),
+        "kept_minutes": KEPT_SECONDS // 60,
     }
 
 
