@@ -20,8 +20,8 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.loop_watch import LoopWatch
 from streamqd.supervisor.partition import AssignmentState
 
-LOOK_SECONDS = 0.2  # between two checks for a stack, which is complete once it stops growing
-AGAIN_SECONDS = 1.5  # silence after which a worker is asked again
+CHECK_INTERVAL_SECONDS = 0.2  # a stack is complete once it does not grow between two checks
+RETRY_SECONDS = 1.5  # silence after which a worker is asked again
 SILENCE_SECONDS = 8.0  # silence after which the request is answered without a stack
 
 
@@ -49,7 +49,7 @@ class StackRequests:
         """Accept new directives. A later one for the same assignment replaces the earlier one."""
         self._open |= {unit: _Request(directive, now) for unit, directive in wanted.items()}
 
-    def asks(self, unit: Unit) -> bool:
+    def is_asked(self, unit: Unit) -> bool:
         """Return True if `observe` will take the next stack of the worker of a unit."""
         return unit in self._open
 
@@ -59,11 +59,11 @@ class StackRequests:
             partition = partitions.get(unit)
             if partition is None or not partition.owned:
                 del self._open[unit]  # the owner has read the same directive
-            elif self.isolate(unit, self._look, partition, self._open[unit], now) is not False:
+            elif self.isolate(unit, self._advance, partition, self._open[unit], now) is not False:
                 self._open.pop(unit, None)  # answered, or failed
-        return now + LOOK_SECONDS if self._open else math.inf
+        return now + CHECK_INTERVAL_SECONDS if self._open else math.inf
 
-    def _look(self, partition: AssignmentState, request: _Request, now: float) -> bool:
+    def _advance(self, partition: AssignmentState, request: _Request, now: float) -> bool:
         """Take the next step of a request. Return True if it is answered."""
         child, silent = partition.child, now - request.since >= SILENCE_SECONDS
         if child is None:
@@ -81,7 +81,7 @@ class StackRequests:
         if silent:
             problem = f"the process wrote no stack within {SILENCE_SECONDS:.0f} s"
             return self._answer(partition, request, problem=problem)
-        if not request.asked_at or now - request.asked_at >= AGAIN_SECONDS:
+        if not request.asked_at or now - request.asked_at >= RETRY_SECONDS:
             # The thread of the loop first: while the main thread waits for it, it may not answer
             # for the others.
             loop = partition.slot.loop_thread

@@ -643,7 +643,7 @@ class Supervisor:
             self.isolation.run(unit, self._log_stack, unit, child)
 
     def _log_stack(self, unit: Unit, child: Child) -> None:
-        if not (self.loop_watch.is_asked(unit) or self.stack_requests.asks(unit)):
+        if not (self.loop_watch.is_asked(unit) or self.stack_requests.is_asked(unit)):
             logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
     def _reap_children(self, partition: AssignmentState, now: float) -> None:
