@@ -96,8 +96,8 @@ MUTATIONS = {
     ),
     "a release that frees another's unit": (
         "lease_release",
-        "if refusal then",
-        "if false then",
+        "= superseded(fence, token)",
+        "= superseded(fence, redis.call('HGET', fence, 'token'))",
     ),
     "a floor without the pending entries": (
         "stream_trim",
