@@ -45,7 +45,7 @@ def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
     assert_idempotent(
         write_invoice,
         ORDER,
-        observe=lambda: {each.name: each.read_text() for each in folder.iterdir()},
+        observe=lambda: {path.name: path.read_text() for path in folder.iterdir()},
         reset=reset,
         state_dir=tmp_path,
     )
