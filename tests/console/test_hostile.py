@@ -5,6 +5,7 @@ For all entries of the registry, at 360 px.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -144,12 +145,12 @@ def filled(daemon: Any, console: ConsoleProcess, uid: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def context(browser, evil):
+def page(browser, evil):
     console, _ = evil
-    opened = browser.new_context(viewport={"width": 360, "height": 800})
-    log_in(opened, console, "anna")
-    yield opened
-    opened.close()
+    context = browser.new_context(viewport={"width": 360, "height": 800})
+    log_in(context, console, "anna")
+    yield context.new_page()
+    context.close()
 
 
 # Text outside of payloads, in which order marks and the like are escaped.
@@ -158,23 +159,20 @@ PLAIN_TEXT = """[...document.querySelectorAll('pre, textarea, input')].forEach(e
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_hostile_data_is_only_text(context, evil, name):
+def test_hostile_data_is_only_text(page, evil, name):
     console, path_with = evil
-    page = context.new_page()
-    page.seen = Seen(page)
+    with contextlib.closing(Seen(page)) as seen:
+        answer = page.goto(console.url + path_with(PATHS[name]))
+        page.wait_for_load_state()
 
-    answer = page.goto(console.url + path_with(PATHS[name]))
-    page.wait_for_load_state()
-
-    assert answer.status == 200, page.inner_text("main")
-    if name in {each.name for each in VIEWS if each.live}:
-        page.wait_for_selector("#pulse[data-state=live]")
-    assert page.seen.dialogs == []
-    assert page.seen.errors == []
+        assert answer.status == 200, page.inner_text("main")
+        if name in {each.name for each in VIEWS if each.live}:
+            page.wait_for_selector("#pulse[data-state=live]")
+        assert seen.dialogs == []
+        assert seen.errors == []
     assert page.locator("main img, main script, main iframe").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     content = page.content()
     assert "&lt;img src=x onerror=alert(1)&gt;" in content or name not in SHOWN
     text = page.evaluate(PLAIN_TEXT)
     assert [each for each in BIDI if each in text] == []
-    page.close()

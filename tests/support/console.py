@@ -92,10 +92,20 @@ class Seen:
         self.requests: list[str] = []
         self.errors: list[str] = []
         self.dialogs: list[str] = []
-        page.on("request", lambda each: self.requests.append(each.url))
-        page.on("pageerror", lambda each: self.errors.append(str(each)))
-        page.on("console", self._message)  # chromium writes violations there too
-        page.on("dialog", self._dialog)
+        self._page = page
+        self._listeners = {
+            "request": lambda each: self.requests.append(each.url),
+            "pageerror": lambda each: self.errors.append(str(each)),
+            "console": self._message,  # chromium writes violations there too
+            "dialog": self._dialog,
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
+
+    def close(self) -> None:
+        """Stop watching the page."""
+        for event, listener in self._listeners.items():
+            self._page.remove_listener(event, listener)
 
     def _message(self, message: Any) -> None:
         if message.type in ("error", "warning"):
