@@ -262,8 +262,8 @@ def error_tree() -> str:
         """
 Subclasses of these exceptions are in other modules. Spark raises `DataLossError`, `ArchiveError`,
 `ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
-`SparkMissingError`: catch `SparkError`. A daemon with a bundled server raises `AlreadyRunning`:
-catch `Refused`.
+`SparkMissingError`: catch `SparkError`. A daemon with a bundled server raises
+`AlreadyRunningError`: catch `RequestRefusedError`.
 
 Handlers raise `Retry`, `Dead` and `Release` to choose the outcome. These are not errors: see
 [Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).

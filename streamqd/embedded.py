@@ -28,7 +28,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from streamqd import config, extras
-from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable, Refused
+from streamqd.errors import (
+    ConfigError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RequestRefusedError,
+)
 from streamqd.store.client import connect
 
 URL = "embedded:"
@@ -60,7 +65,7 @@ user default on nopass sanitize-payload ~* &* +@all -acl -cluster -config +confi
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class AlreadyRunning(Refused):
+class AlreadyRunningError(RequestRefusedError):
     """Another daemon uses this state directory. Stop it, or set another `state_dir`."""
 
 
@@ -137,10 +142,9 @@ class EmbeddedServer:
 
         Waits up to `patience` seconds until the server of a killed predecessor has exited.
 
-        Raises ConfigError if there is no server program or the directory is unusable.
-        Raises AlreadyRunning if another daemon uses the directory.
-        Raises RedisUnavailable if the operating system refuses the start, for example because the
-        disk is full.
+        Raises ConfigError if there is no server program or the directory is unusable. Raises
+        AlreadyRunningError if another daemon uses the directory. Raises RedisUnavailableError if
+        the operating system refuses the start, for example because the disk is full.
         """
         if self.running:
             return
@@ -157,7 +161,7 @@ class EmbeddedServer:
             if not holding:
                 self._unlock()
             if isinstance(error, OSError):
-                raise RedisUnavailable(
+                raise RedisUnavailableError(
                     f"the embedded server cannot be started: {error}", sent=False
                 ) from error
             raise
@@ -167,7 +171,7 @@ class EmbeddedServer:
         link = connect(self.settings, timeout=1.0, name="streamqd:embedded")
         try:
             return bool(link.execute("PING") == b"PONG")
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             return False
         finally:
             link.close()
@@ -175,16 +179,16 @@ class EmbeddedServer:
     def wait_ready(self, timeout: float) -> None:
         """Wait until the server answers.
 
-        Raises RedisUnavailable when the process exits, or after `timeout` seconds.
+        Raises RedisUnavailableError when the process exits, or after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while True:
             if not self.running:
-                raise RedisUnavailable(f"the embedded server {self.ending}", sent=False)
+                raise RedisUnavailableError(f"the embedded server {self.ending}", sent=False)
             if self.ready():
                 return
             if time.monotonic() > deadline:
-                raise RedisUnavailable(
+                raise RedisUnavailableError(
                     f"the embedded server does not answer after {timeout:g} s; see {self.log_path}",
                     sent=False,
                 )
@@ -283,14 +287,14 @@ class EmbeddedServer:
         self._locks.append(daemon)
         if not _try_lock(daemon):
             self._unlock()
-            raise AlreadyRunning(f"another daemon uses {self.state_dir}")
+            raise AlreadyRunningError(f"another daemon uses {self.state_dir}")
         server = _private(self.folder / "server.lock", os.O_RDWR | os.O_CREAT)
         self._locks.append(server)
         deadline = time.monotonic() + patience
         while not _try_lock(server):
             if time.monotonic() > deadline:
                 self._unlock()
-                raise AlreadyRunning(
+                raise AlreadyRunningError(
                     f"the server of an earlier daemon still uses {self.folder} after"
                     f" {patience:g} s; stop it"
                 )
@@ -302,9 +306,10 @@ class EmbeddedServer:
         self._locks = []
 
     def _clear_socket(self) -> None:
-        """Remove the socket of a killed server. Raises AlreadyRunning if a process listens on it.
+        """Remove the socket of a killed server.
 
-        Raises ConfigError when the path cannot be used.
+        Raises AlreadyRunningError if a process listens on it. Raises ConfigError when the path
+        cannot be used.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
@@ -322,7 +327,7 @@ class EmbeddedServer:
                 return
             except OSError as error:
                 raise ConfigError([f"daemon.state_dir: {self.socket_path}: {error}"]) from error
-        raise AlreadyRunning(f"another program listens on {self.socket_path}")
+        raise AlreadyRunningError(f"another program listens on {self.socket_path}")
 
     def _rotate_log(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -31,7 +31,7 @@ class HandlerLoadError(StreamqdError):
     """A handler module cannot be imported, or does not contain a handler of the configuration."""
 
 
-class RedisUnavailable(StreamqdError):
+class RedisUnavailableError(StreamqdError):
     """Redis did not answer. Wait and try again.
 
     With `sent` False, the command never left this process, so nothing happened. With `sent` True,
@@ -43,14 +43,14 @@ class RedisUnavailable(StreamqdError):
         self.sent = sent
 
 
-class SilentConnection(RedisUnavailable):
+class SilentConnectionError(RedisUnavailableError):
     """A connection is dead: it got no answer, but the server answered a new one.
 
-    `sent` shows whether the command may have run, as for `RedisUnavailable`.
+    `sent` shows whether the command may have run, as for `RedisUnavailableError`.
     """
 
 
-class UnknownOutcome(RedisUnavailable):
+class OutcomeUnknownError(RedisUnavailableError):
     """The message may or may not have been written. With a `dedup_id` you can safely resend it."""
 
     def __init__(self, message: str) -> None:
@@ -91,7 +91,7 @@ _TRANSIENT = (
 )
 
 
-class RedisRefused(StreamqdError):
+class RedisResponseError(StreamqdError):
     """Redis returned an error, and nothing was done. `code` is its first word, such as `OOM`.
 
     `kind` classifies this word (`streamqd.errors.RefusalKind`).
@@ -108,7 +108,7 @@ class RedisRefused(StreamqdError):
         return self.kind in _TRANSIENT
 
 
-class ChunkUnknown(UnknownOutcome):
+class BatchOutcomeUnknownError(OutcomeUnknownError):
     """The connection was lost in the middle of `send_many`.
 
     `ids` contains the confirmed uids, in the order of the items and starting with the first. None
@@ -122,7 +122,7 @@ class ChunkUnknown(UnknownOutcome):
         self.unknown = unknown
 
 
-class ChunkRefused(RedisRefused):
+class BatchRejectedError(RedisResponseError):
     """Redis rejected messages of `send_many`, for example because its memory is full.
 
     `ids` contains the uids, in the order of the items and starting with the first. None stands for
@@ -138,7 +138,7 @@ class ContractError(StreamqdError):
     """A script's reply violates its contract. This is a bug in streamqd. Please report it."""
 
 
-class BadValue(StreamqdError):
+class InvalidValueError(StreamqdError):
     """A value in Redis is not valid for its key and field: another client wrote it.
 
     `key` and `field` name the location. `field` is '' if the key has no fields. `found` is the
@@ -154,23 +154,23 @@ class BadValue(StreamqdError):
         self.wanted = wanted
 
 
-class Refused(StreamqdError):
+class RequestRefusedError(StreamqdError):
     """The request names something that does not exist, or is not allowed in the current state."""
 
 
-class Malformed(Refused):
+class InvalidRequestError(RequestRefusedError):
     """The request is not valid in any state. Correct it as the message describes."""
 
 
-class TopicMissing(Refused):
+class TopicNotFoundError(RequestRefusedError):
     """The topic is not registered. Create it with `streamqd topic create`."""
 
 
-class MessageTooLarge(StreamqdError):
+class MessageTooLargeError(StreamqdError):
     """The message exceeds `max_message_bytes`. Store the body elsewhere and send a reference."""
 
 
-class BacklogFull(StreamqdError):
+class BacklogFullError(StreamqdError):
     """Too many messages wait in the partition (`max_backlog`). Consume them, or send later.
 
     After `send_many`, `ids` contains the uids, in the order of the items and starting with the
@@ -182,18 +182,18 @@ class BacklogFull(StreamqdError):
         self.ids: list[str | None] = [] if ids is None else ids
 
 
-class BufferFull(StreamqdError):
+class BufferFullError(StreamqdError):
     """The producer's buffer is full, and the message was not accepted. Send it again later."""
 
 
-class DatabaseUnavailable(StreamqdError):
+class DatabaseUnavailableError(StreamqdError):
     """The database of an outbox did not answer. Wait and try again.
 
     A write may or may not have been committed.
     """
 
 
-class DatabaseRefused(DatabaseUnavailable):
+class DatabaseResponseError(DatabaseUnavailableError):
     """The database of an outbox returned an error, and nothing was done.
 
     The message contains the remedy.
@@ -204,7 +204,7 @@ class SparkError(StreamqdError):
     """A Spark job lacks a requirement or cannot continue. The message contains the remedy."""
 
 
-class StartRefused(StreamqdError):
+class StartupError(StreamqdError):
     """The daemon cannot start. `code` is the exit code. `problems` has one sentence per problem."""
 
     def __init__(self, code: int, problems: list[str]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from streamqd.config import Settings, topology
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store.client import Connection, ServerFacts, server_facts
 
 _STARTING = (RefusalKind.NOT_READY, RefusalKind.BUSY)  # the server may be ready soon
@@ -21,7 +21,7 @@ def ask_servers(
     """Return the facts of each master, waiting up to `patience` seconds while they start.
 
     `waits` is called once, with the first error, if there is still time to try again. Raises
-    RedisUnavailable.
+    RedisUnavailableError.
     """
     deadline, waiting = time.monotonic() + patience, False
     while True:
@@ -29,15 +29,15 @@ def ask_servers(
             found = [server_facts(node) for node in link.masters()]
             if not any(facts.loading for facts in found):
                 return found
-            error: Exception = RedisUnavailable("it is still loading its data", sent=False)
-        except RedisUnavailable as unavailable:
+            error: Exception = RedisUnavailableError("it is still loading its data", sent=False)
+        except RedisUnavailableError as unavailable:
             error = unavailable
-        except RedisRefused as refused:
+        except RedisResponseError as refused:
             error = refused
             if refused.kind not in _STARTING:
-                raise RedisUnavailable(str(refused), sent=False) from refused
+                raise RedisUnavailableError(str(refused), sent=False) from refused
         if time.monotonic() > deadline or interrupted():
-            raise RedisUnavailable(str(error), sent=False)
+            raise RedisUnavailableError(str(error), sent=False)
         if not waiting:
             waiting = True
             waits(error)

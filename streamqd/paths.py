@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 
 # `Path` turns `s3a://bucket` into `s3a:/bucket`. A one-letter scheme is a path, as on Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -29,8 +29,9 @@ _OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # a part of an object's name, withou
 def store_url(named: str | Path) -> str | None:
     """Return the URL of a directory in an object store, None for any other name.
 
-    `s3a` becomes `s3`, and the URL has no slash at its end. Raises Malformed for a URL that cannot
-    be used. Its message repeats neither a password nor a query, which may be a signature.
+    `s3a` becomes `s3`, and the URL has no slash at its end. Raises InvalidRequestError for a URL
+    that cannot be used. Its message repeats neither a password nor a query, which may be a
+    signature.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -39,7 +40,7 @@ def store_url(named: str | Path) -> str | None:
         return None
     bucket, *parts = text[found.end() :].removeprefix("/").rstrip("/").split("/")
     if ":" in bucket:
-        raise Malformed(
+        raise InvalidRequestError(
             f"a {scheme}:// address must not contain a password or a port; set credentials and the"
             " endpoint in the environment, the profile or [archive.options]"
         )
@@ -49,7 +50,7 @@ def store_url(named: str | Path) -> str | None:
         or ("@" in bucket) != (scheme == "abfss")
         or any(not _OBJECT.fullmatch(each) or set(each) == {"."} for each in parts)
     ):
-        raise Malformed(
+        raise InvalidRequestError(
             f"{text.partition('?')[0]} is not a valid directory URL; use {_STORE_FORMS}. Its parts"
             " can contain only A-Z a-z 0-9 . _ - = +, and no query is allowed"
         )
@@ -59,7 +60,8 @@ def store_url(named: str | Path) -> str | None:
 def local_folder(named: str | Path) -> Path:
     """Return the directory of a path or a URI `file:///…`, without accessing it.
 
-    Raises Malformed for any other URI, which would become a local directory with the URI's name.
+    Raises InvalidRequestError for any other URI, which would become a local directory with the
+    URI's name.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -70,7 +72,7 @@ def local_folder(named: str | Path) -> Path:
         return Path(unquote(rest))
     if found[1].lower() == "file" and rest.startswith(("///", "//localhost/")):
         return Path(unquote("/" + rest.removeprefix("//").partition("/")[2]))
-    raise Malformed(
+    raise InvalidRequestError(
         f"{text.partition('?')[0]} is not a directory of this machine, so nothing was written; pass"
         " a path or file:///PATH. Only --archive and --out take an object store"
     )
@@ -79,21 +81,21 @@ def local_folder(named: str | Path) -> Path:
 def below(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts, which need not exist.
 
-    Raises Refused if the result is not below `root`: for an absolute part, `..`, no parts or a NUL
-    byte. Raises Refused for a symbolic link at any level below `root`, whatever its target. `root`
-    itself may be or contain a link.
+    Raises RequestRefusedError if the result is not below `root`: for an absolute part, `..`, no
+    parts or a NUL byte. Raises RequestRefusedError for a symbolic link at any level below `root`,
+    whatever its target. `root` itself may be or contain a link.
     """
     # PurePosixPath drops `.` and empty parts. An absolute part replaces all parts before it.
     joined = PurePosixPath(*parts)
     if joined.is_absolute() or not joined.parts or ".." in joined.parts:
-        raise Refused(f"{str(joined)!r} is not a path below {root}")
+        raise RequestRefusedError(f"{str(joined)!r} is not a path below {root}")
     try:
         real_root = os.path.realpath(root)
         real = os.path.realpath(root / joined)
     except ValueError as error:  # a NUL byte, or a string that is not a valid file name
-        raise Refused(f"{str(joined)!r} is not a path below {root}") from error
+        raise RequestRefusedError(f"{str(joined)!r} is not a path below {root}") from error
     if Path(real) != Path(real_root, joined):
-        raise Refused(
+        raise RequestRefusedError(
             f"{root / joined} contains a symbolic link below {root}; remove the link (nothing was"
             " done)"
         )
@@ -118,13 +120,17 @@ def write_whole(path: Path, text: str, mode: int | None = None) -> None:
 def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
     """Remove a directory below `root` with its content. Does nothing if it is missing.
 
-    Raises Refused as `below` does, and when a file cannot be removed.
+    Raises RequestRefusedError as `below` does, and when a file cannot be removed.
     """
     folder = below(root, *parts)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         if folder.exists():  # another process removed one of its files at the same time
-            raise Refused(f"{folder} is being removed by another process; try again") from None
+            raise RequestRefusedError(
+                f"{folder} is being removed by another process; try again"
+            ) from None
     except OSError as error:
-        raise Refused(f"{folder} cannot be removed ({error.strerror}): {error.filename}") from error
+        raise RequestRefusedError(
+            f"{folder} cannot be removed ({error.strerror}): {error.filename}"
+        ) from error

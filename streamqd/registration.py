@@ -13,11 +13,11 @@ from types import MappingProxyType
 from streamqd import logs
 from streamqd.config import Consumer, Settings, Topic
 from streamqd.errors import (
-    BadValue,
     ConfigError,
     ContractError,
-    RedisRefused,
-    RedisUnavailable,
+    InvalidValueError,
+    RedisResponseError,
+    RedisUnavailableError,
     RefusalKind,
 )
 from streamqd.model import Unit
@@ -57,9 +57,9 @@ def ensure_topics(
     for topic in sorted({consumer.topic for consumer in settings.consumers}):
         try:
             count = _created(store, settings, topic, known.get(topic, 0))
-        except BadValue as error:
+        except InvalidValueError as error:
             logs.bad_value(error, topic=topic)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             mistyped = _mistyped(store, topic) if key_types.is_of_type(error) else []
             for bad in mistyped:
                 logs.bad_value(bad, topic=topic, fix=key_types.remedy(bad.key))
@@ -69,7 +69,7 @@ def ensure_topics(
             # Views read the topics of the registry, and name the keys that they cannot read.
             try:
                 topics.register(store, topic)
-            except RedisRefused as refused:
+            except RedisResponseError as refused:
                 _set_aside(refused, topic=topic)
         else:
             problems += _count_problems(settings, topic, count)
@@ -126,7 +126,7 @@ def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
 
 
 def _created(store: Store, settings: Settings, topic: str, known: int) -> int | None:
-    """Create a topic unless it exists, and return its partition count. Raises BadValue.
+    """Create a topic unless it exists, and return its partition count. Raises InvalidValueError.
 
     `known` is the previous partition count, 0 if unknown. Return None for a missing topic that only
     readers of dead letters name, which is not created.
@@ -144,14 +144,16 @@ def _created(store: Store, settings: Settings, topic: str, known: int) -> int | 
     return count
 
 
-def _mistyped(store: Store, topic: str) -> list[BadValue]:
+def _mistyped(store: Store, topic: str) -> list[InvalidValueError]:
     """Return the keys of a topic that have a wrong type."""
     meta, partitions = store.keys.meta(topic), store.keys.partitions(topic)
     wanted = {meta: key_types.HASH, partitions: key_types.SET}
     return key_types.mistyped(store.connection, wanted)
 
 
-def _set_aside(error: RedisRefused, topic: str | None = None, unit: Unit | None = None) -> None:
+def _set_aside(
+    error: RedisResponseError, topic: str | None = None, unit: Unit | None = None
+) -> None:
     """Log an error that concerns one key. Raises all other errors, which concern the server."""
     if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
         raise error
@@ -201,7 +203,7 @@ def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool
         batch = units[first : first + 256]
         calls = [messages.ensure_group(store.keys, unit, start) for unit in batch]
         for unit, reply in zip(batch, store.run_each(calls), strict=True):
-            if isinstance(reply, RedisUnavailable):
+            if isinstance(reply, RedisUnavailableError):
                 raise reply
             if isinstance(reply, ContractError):
                 # The supervisor asks again when it owns the unit, and leaves only that unit alone.
@@ -209,7 +211,7 @@ def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool
                     "redis.refused", logging.ERROR, request="group", error=str(reply), unit=unit
                 )
                 whole = False
-            elif isinstance(reply, RedisRefused):
+            elif isinstance(reply, RedisResponseError):
                 _set_aside(reply, unit=unit)
                 whole = False
             elif not new and log_restored(unit, reply):

@@ -27,11 +27,11 @@ from streamqd.config import Settings
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import (
     ConfigError,
-    RedisRefused,
-    RedisUnavailable,
+    RedisResponseError,
+    RedisUnavailableError,
     RefusalKind,
-    Refused,
-    StartRefused,
+    RequestRefusedError,
+    StartupError,
 )
 from streamqd.inspection import ask_servers, check_servers
 from streamqd.model import Unit
@@ -132,19 +132,19 @@ def everything_wrong(error: ConfigError) -> ConfigError:
         with _connected(settings) as link:
             try:
                 problems += check_servers(ask_servers(link, 0.0), settings)[0]
-            except RedisUnavailable as unavailable:
+            except RedisUnavailableError as unavailable:
                 problems.append(_unavailable(link.address, unavailable))
     return ConfigError(problems)
 
 
-def _unavailable(address: str, error: RedisUnavailable, seconds: float = 0.0) -> str:
+def _unavailable(address: str, error: RedisUnavailableError, seconds: float = 0.0) -> str:
     """Return a sentence that contains the address once."""
     text = str(error)
     named = text if address in text else f"{address}: {text}"
     return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
 
 
-def _rejected(address: str, error: RedisRefused) -> str:
+def _rejected(address: str, error: RedisResponseError) -> str:
     """Return a sentence about a command that Redis rejects."""
     advice = "; run `streamqd check`, which lists missing permissions"
     return f"redis: {address}: {error}{advice if error.kind is RefusalKind.FORBIDDEN else ''}"
@@ -234,7 +234,7 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
             partitions = register(prepared.settings, restored)
         except ConfigError as error:
             problems = error.problems
-        except (RedisUnavailable, RedisRefused) as error:
+        except (RedisUnavailableError, RedisResponseError) as error:
             problems = [f"redis: {error}; send the signal again when it answers"]
     return Renewal(found.declared, problems, partitions, found.sources, len(restored))
 
@@ -248,7 +248,7 @@ def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dic
     problem, restored, partitions = "", list[Unit](), dict[str, int]()
     try:
         partitions = register(settings, restored, known, emptied=True)
-    except (ConfigError, RedisUnavailable, RedisRefused) as error:
+    except (ConfigError, RedisUnavailableError, RedisResponseError) as error:
         problem = str(error)
     return problem, len(restored), partitions
 
@@ -268,18 +268,18 @@ def register(
 def preload(settings: Settings) -> None:
     """Import the libraries that workers share by copy-on-write, but no handler modules.
 
-    Raises StartRefused when an import fails or starts a thread.
+    Raises StartupError when an import fails or starts a thread.
     """
     for name in settings.daemon.preload:
         try:
             importlib.import_module(name)
         except Exception as error:
             problem = f"daemon.preload: cannot import {name}: {type(error).__name__}: {error}"
-            raise StartRefused(3, [problem]) from error
+            raise StartupError(3, [problem]) from error
     others = ", ".join(thread.name for thread in threading.enumerate()[1:])
     if others:
         problem = f"daemon.preload: a library started a thread ({others}); a process with threads"
-        raise StartRefused(3, [f"{problem} cannot be forked safely; remove the library"])
+        raise StartupError(3, [f"{problem} cannot be forked safely; remove the library"])
 
 
 def raise_descriptor_limit() -> None:
@@ -301,7 +301,7 @@ def begin(
 
     `prepared` is an earlier result of `prepare`, possibly from before the server's address was
     known. Waits up to `patience` seconds for the server. Returns the complete settings and the
-    registered partition count of every consumed topic. Raises StartRefused with all problems and
+    registered partition count of every consumed topic. Raises StartupError with all problems and
     the matching exit code.
     """
     prepared = prepared or prepare(settings, only, interrupted)
@@ -323,16 +323,16 @@ def begin(
                 logs.event("config.warning", logging.WARNING, about=warning)
             if not problems:
                 return settings, ensure_topics(link, settings)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if not problems:
                 code = 4
             problems.append(_unavailable(link.address, error, time.monotonic() - began))
-        except RedisRefused as error:
+        except RedisResponseError as error:
             code = 4
             problems.append(_rejected(link.address, error))
         except ConfigError as error:
             problems += error.problems
-    raise StartRefused(code, problems)
+    raise StartupError(code, problems)
 
 
 def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[str]]:
@@ -350,7 +350,7 @@ def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[
 def start_embedded(settings: Settings) -> EmbeddedServer | None:
     """Start the embedded server and wait until it answers. Return None if it is not configured.
 
-    Raises StartRefused.
+    Raises StartupError.
     """
     if settings.redis.url != embedded.URL:
         return None
@@ -360,13 +360,13 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
         server.start()
         server.wait_ready(30.0)
     except ConfigError as error:
-        raise StartRefused(3, error.problems) from error
-    except Refused as error:
-        raise StartRefused(5, [str(error)]) from error
-    except RedisUnavailable as error:
+        raise StartupError(3, error.problems) from error
+    except RequestRefusedError as error:
+        raise StartupError(5, [str(error)]) from error
+    except RedisUnavailableError as error:
         if server is not None:
             server.stop(2.0)
-        raise StartRefused(4, [f"redis: the embedded server does not start: {error}"]) from error
+        raise StartupError(4, [f"redis: the embedded server does not start: {error}"]) from error
     logs.event("embedded.started", child=server.pid)
     return server
 
@@ -378,17 +378,17 @@ class InstanceLock:
     """
 
     def __init__(self, state_dir: Path, instance: str) -> None:
-        """Compute the lock's path. Raises StartRefused when it is not inside `state_dir`."""
+        """Compute the lock's path. Raises StartupError when it is not inside `state_dir`."""
         try:
             self.path = below(state_dir, f"{instance}.lock")
-        except Refused as error:
-            raise StartRefused(3, [f"daemon.state_dir: {error}"]) from error
+        except RequestRefusedError as error:
+            raise StartupError(3, [f"daemon.state_dir: {error}"]) from error
         self._file: IO[str] | None = None
 
     def acquire(self) -> int | None:
         """Take the lock. Return None, or the pid of the instance that holds it (0 if unknown).
 
-        Waits up to 5 s for the children of a killed supervisor. Raises StartRefused when the
+        Waits up to 5 s for the children of a killed supervisor. Raises StartupError when the
         state directory cannot be written.
         """
         try:
@@ -396,7 +396,7 @@ class InstanceLock:
             file = _opened_by_us_alone(self.path)
         except OSError as error:
             problem = f"daemon.state_dir: cannot write to {self.path.parent} ({error.strerror})"
-            raise StartRefused(3, [f"{problem}; name a directory that this user owns"]) from error
+            raise StartupError(3, [f"{problem}; name a directory that this user owns"]) from error
         deadline = time.monotonic() + CORPSE_SECONDS
         while True:
             try:

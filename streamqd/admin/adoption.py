@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from streamqd.admin import backlog, groups, topics
 from streamqd.admin.reading import Unreadable, ViewReader, ask, lease_views, pairs
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import Unit
 from streamqd.store import adoption
 from streamqd.store.adoption import Adopted
@@ -44,7 +44,7 @@ class AdoptedGroup:
 def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Return the other clients' consumers of a group.
 
-    Raises Refused while streamqd owns a partition of the group.
+    Raises RequestRefusedError while streamqd owns a partition of the group.
     """
     count = groups.known(store, topic, group)
     units = [Unit(topic, number, group) for number in range(count)]
@@ -71,8 +71,8 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Hand all pending entries of other clients to streamqd, whose next owner handles them first.
 
-    Raises Refused while streamqd owns a partition of the group. Entries adopted until then stay
-    adopted.
+    Raises RequestRefusedError while streamqd owns a partition of the group. Entries adopted until
+    then stay adopted.
     """
     seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:
@@ -101,8 +101,8 @@ def _stream(keys: Keys, unit: Unit, kind: str) -> str:
     return keys.source(*unit) if kind == "m" else keys.retry_stream(*unit)
 
 
-def _owned(unit: Unit, owner: str) -> Refused:
-    return Refused(
+def _owned(unit: Unit, owner: str) -> RequestRefusedError:
+    return RequestRefusedError(
         f"{owner} owns {unit}; stop it, or remove the consumer from its configuration. While it"
         " runs, it takes over idle entries of other clients after reclaim_idle"
     )

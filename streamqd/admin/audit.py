@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin.reading import pairs, read_id
-from streamqd.errors import Malformed
+from streamqd.errors import InvalidRequestError
 from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
@@ -68,7 +68,7 @@ def record(
     last_id: str = "",
     note: str = "",
 ) -> str:
-    """Write one entry and return its id. Raises RedisUnavailable, RedisRefused.
+    """Write one entry and return its id. Raises RedisUnavailableError, RedisResponseError.
 
     `command` is the command without `streamqd`, such as "dlq replay". The topic need not exist.
     """
@@ -93,7 +93,7 @@ def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Audi
         try:
             upper = f"({read_id(cursor)}"
         except ValueError as error:
-            raise Malformed(str(error)) from None
+            raise InvalidRequestError(str(error)) from None
     found = store.execute("XREVRANGE", store.keys.audit(topic), upper, "-", "COUNT", limit + 1)
     entries = [_entry(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
     return AuditLog(topic, entries, entries[-1].id if len(found) > limit else "")

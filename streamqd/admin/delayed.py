@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from streamqd.admin import due, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList
 from streamqd.admin.reading import PAGE_MAX, ask, backwards, headers_of
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store import retries, scheduled
 from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
@@ -75,27 +75,30 @@ class DelayedChanged:
 
 
 def messages(store: Store, topic: str) -> MessageList[Delayed, DelayedRow]:
-    """Return the delayed sends of a topic by due time. Raises TopicMissing."""
+    """Return the delayed sends of a topic by due time. Raises TopicNotFoundError."""
     return due.messages(store, topic, "", topics.partition_count(store, topic), _row)
 
 
 def chosen(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
     """Yield the IDs of the matching delayed sends, page by page.
 
-    Raises TopicMissing, Refused.
+    Raises TopicNotFoundError, RequestRefusedError.
     """
     return (each.position.name for each in messages(store, topic).every(choice))
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:
-    """Return a delayed send. If it no longer waits, raises Refused with the uid of its message."""
+    """Return a delayed send.
+
+    If it no longer waits, raises RequestRefusedError with the uid of its message.
+    """
     [(partition, send_id)] = _read(store, topic, [name])
     score = store.execute("ZSCORE", store.keys.scheduled(topic, partition), send_id)
     items = store.keys.scheduled_items(topic, partition)
     raw = None if score is None else store.execute("HGET", items, send_id)
     if score is None or raw is None:
         missed = look_for(store, topic, [f"{partition}:{send_id}"])
-        raise Refused(
+        raise RequestRefusedError(
             f"{name} was already sent, as {missed.sent[0].uid}"
             if missed.sent
             else (
@@ -124,7 +127,8 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Cancel delayed sends. Each is either canceled or sent.
 
-    Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
+    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError for a partition that
+    does not exist.
     """
     canceled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -142,7 +146,8 @@ def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Make delayed sends due now. A housekeeper sends them within seconds.
 
-    Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
+    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError for a partition that
+    does not exist.
     """
     changed, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -196,18 +201,18 @@ def _row(found: FoundMessage[Delayed]) -> DelayedRow:
 def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Parse IDs: `PARTITION:send-id`, or the uid that `send` returned.
 
-    Raises TopicMissing, Malformed, Refused.
+    Raises TopicNotFoundError, InvalidRequestError, RequestRefusedError.
     """
     count = topics.partition_count(store, topic)
     for name in names:
         match = _NAME.fullmatch(name) or _UID.fullmatch(name)
         if match is None:
-            raise Malformed(
+            raise InvalidRequestError(
                 f"{name!r} is not a delayed send; pass the uid that sending returned, or"
                 f" PARTITION:SEND-ID as `streamqd delayed list {topic}` prints it"
             )
         if match.re is _UID and match["topic"] != topic:
-            raise Malformed(
+            raise InvalidRequestError(
                 f"{name!r} is not a delayed send of {topic}; pass {match['topic']} as the topic"
             )
         partition, send_id = match.groups()[-2:]

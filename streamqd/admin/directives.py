@@ -17,7 +17,7 @@ from streamqd.admin import assignments, audit, published, reloads, snapshot, top
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import Unreadable, ViewReader, lease_views
 from streamqd.admin.reloads import PendingReload
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.idle_reason import WORDS
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, place
@@ -158,13 +158,16 @@ def write(
     to: str = "",
     remove: list[str] | None = None,
 ) -> DirectiveChange:
-    """Write a directive, remove others, wake the fleet. Raises Refused when there are too many."""
+    """Write a directive, remove others, wake the fleet.
+
+    Raises RequestRefusedError when there are too many.
+    """
     call = directives.change(
         fleet.store.keys, fleet.name, name, by=audit.who(), why=why, to=to, remove=remove or []
     )
     reply = fleet.store.run(call)
     if reply.word == "FULL":
-        raise Refused(
+        raise RequestRefusedError(
             f"the fleet has {int(reply.rest[0])} directives, which is the maximum; list them with"
             " `streamqd control list`, and remove old ones with `streamqd control clear` or"
             " `streamqd rebalance`"
@@ -206,7 +209,7 @@ def _taken_back(
 
 
 def check_scope(fleet: Fleet, scope: Scope) -> None:
-    """Raise Refused when a named topic, partition or group does not exist."""
+    """Raise RequestRefusedError when a named topic, partition or group does not exist."""
     if scope.topic is None:
         return
     count = topics.partition_count(fleet.store, scope.topic)
@@ -216,11 +219,13 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
         known = topics.groups(fleet.store, scope.topic, range(count))
         if scope.group not in known:
             there = ", ".join(known) or "none"
-            raise Refused(f"no group {scope.group} reads {scope.topic}; its groups are: {there}")
+            raise RequestRefusedError(
+                f"no group {scope.group} reads {scope.topic}; its groups are: {there}"
+            )
 
 
 def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
-    """Stop fetching in a scope. Raises Refused when the scope does not exist."""
+    """Stop fetching in a scope. Raises RequestRefusedError when the scope does not exist."""
     check_scope(fleet, scope)
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
@@ -230,13 +235,18 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
 
 
 def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
-    """Remove the pauses of a scope and of its parts. Raises Refused while a wider pause applies."""
+    """Remove the pauses of a scope and of its parts.
+
+    Raises RequestRefusedError while a wider pause applies.
+    """
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
     ended = [each for each in found if scope.covers(each)]
     wider = [each for each in found if each not in ended and each.covers(scope)]
     if wider and not ended:
-        raise Refused(f"{scope} is paused as part of {wider[0]}; resume {wider[0]} instead")
+        raise RequestRefusedError(
+            f"{scope} is paused as part of {wider[0]}; resume {wider[0]} instead"
+        )
     notes = [
         f"{each} is still paused" for each in found if each not in ended and _meet(each, scope)
     ]
@@ -255,7 +265,10 @@ def _meet(one: Scope, other: Scope) -> bool:
 
 
 def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Keep all instances from owning partitions of a group. Raises Refused for an unknown group."""
+    """Keep all instances from owning partitions of a group.
+
+    Raises RequestRefusedError for an unknown group.
+    """
     scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
     changed = scope not in published.fleet_state(fleet).control.stops
@@ -263,7 +276,7 @@ def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = Fals
 
 
 def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
-    """Allow a stopped group to be owned again. Raises Refused for an unknown group."""
+    """Allow a stopped group to be owned again. Raises RequestRefusedError for an unknown group."""
     scope = directives.stop_scope(topic, group)
     name, state = f"stop:{scope}", published.fleet_state(fleet)
     if scope not in state.control.stops:
@@ -279,23 +292,26 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
 
 
 def living(state: FleetState, instance: str) -> MemberView:
-    """Return a live member of the fleet. Raises Refused when it is not live."""
+    """Return a live member of the fleet. Raises RequestRefusedError when it is not live."""
     if instance in state.live:
         return state.live[instance]
     if instance in state.silent:
         seconds = state.silent[instance] / 1000
-        raise Refused(
+        raise RequestRefusedError(
             f"instance {instance} has been silent for {seconds:.0f} s; start it, or run"
             f" `streamqd forget {instance}`"
         )
     near = difflib.get_close_matches(instance, state.live, n=1)
     there = ", ".join(sorted(state.live)) or "none"
     hint = f"did you mean {near[0]}?" if near else f"live instances: {there}"
-    raise Refused(f"instance {instance} is not in this fleet; {hint}")
+    raise RequestRefusedError(f"instance {instance} is not in this fleet; {hint}")
 
 
 def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Make an instance hand over everything and own nothing. Raises Refused when it is not live."""
+    """Make an instance hand over everything and own nothing.
+
+    Raises RequestRefusedError when it is not live.
+    """
     state = published.fleet_state(fleet)
     seen = living(state, instance)
     others = [one for one in state.placeable() if one.member.id != instance]
@@ -327,7 +343,7 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
     if instance is not None:
         living(state, instance)
     elif not state.live:
-        raise Refused(
+        raise RequestRefusedError(
             f"no instance of the fleet {fleet.name} is live; start one, which reads the current"
             " configuration and code"
         )
@@ -389,17 +405,17 @@ class Forgotten:
 
 
 def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
-    """Remove a dead instance from the fleet. Raises Refused while it or one of its leases is live.
+    """Remove a dead instance from the fleet.
 
-    Its heartbeats are watched for half a TTL, because after a jump of the clock every instance
-    seems silent. Its leases are left to expire, because other instances read their duration from
-    its entry.
+    Raises RequestRefusedError while it or one of its leases is live. Its heartbeats are watched for
+    half a TTL, because after a jump of the clock every instance seems silent. Its leases are left
+    to expire, because other instances read their duration from its entry.
     """
     state = published.fleet_state(fleet)
     heartbeat = _member(fleet, state, instance)
     nonce, seen = heartbeat.info.get("nonce"), members.seen_of(heartbeat)
     if not isinstance(nonce, str):
-        raise Refused(
+        raise RequestRefusedError(
             f"the published state of {instance} cannot be read, so its run is unknown; a live"
             " instance replaces the value within a heartbeat, and `streamqd doctor` names it"
         )
@@ -421,7 +437,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     last = [held for held in views if held.token and held.owner == instance]
     lives = [held.ttl for held in last if held.ttl]
     if lives:
-        raise Refused(
+        raise RequestRefusedError(
             f"{instance} still owns {plural(len(lives), 'partition')}; run the command again in"
             f" {max(lives):.0f} s, when its leases have expired"
         )
@@ -446,13 +462,13 @@ def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
         if heartbeat.instance == instance:
             return heartbeat
     there = ", ".join(sorted(state.silent)) or "none"
-    raise Refused(
+    raise RequestRefusedError(
         f"instance {instance} is not in the fleet {fleet.name}; its silent instances are: {there}"
     )
 
 
-def _alive(instance: str, seconds: float) -> Refused:
-    return Refused(
+def _alive(instance: str, seconds: float) -> RequestRefusedError:
+    return RequestRefusedError(
         f"instance {instance} is live (last heartbeat {max(0.0, seconds):.1f} s ago); stop"
         " it, and it leaves the fleet"
     )
@@ -474,15 +490,17 @@ def clear(
 ) -> Cleared:
     """Remove directives by name, including invalid ones.
 
-    With `missing`, remove those for instances that are not live. Raises Refused for an unknown
-    name.
+    With `missing`, remove those for instances that are not live. Raises RequestRefusedError for an
+    unknown name.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
     known = {row.name for row in listed} | state.control.unreadable.keys()
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise Refused(f"directive {unknown[0]} not found; `streamqd control list` prints all")
+        raise RequestRefusedError(
+            f"directive {unknown[0]} not found; `streamqd control list` prints all"
+        )
     chosen = sorted({*names, *(row.name for row in listed if missing and row.instance_missing)})
     if chosen and not dry_run:
         write(fleet, remove=chosen)
@@ -517,27 +535,29 @@ class Rebalanced:
 def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
     """Move a unit to an instance, until another move or a rebalance.
 
-    Raises Refused if the instance cannot own it now.
+    Raises RequestRefusedError if the instance cannot own it now.
     """
     check_scope(fleet, Scope(unit.topic, unit.partition, None))
     state = published.fleet_state(fleet)
     seen = living(state, to)
     if seen.leaving:
-        raise Refused(f"instance {to} is leaving; choose another instance")
+        raise RequestRefusedError(f"instance {to} is leaving; choose another instance")
     if to in state.control.drains:
-        raise Refused(f"instance {to} is drained; run `streamqd drain {to} --undo` first")
+        raise RequestRefusedError(
+            f"instance {to} is drained; run `streamqd drain {to} --undo` first"
+        )
     if (unit.topic, unit.group) not in seen.member.offers:
-        raise Refused(
+        raise RequestRefusedError(
             f"instance {to} has no consumer for {unit.topic}/{unit.group}; configure one there"
             " and reload, or choose another instance"
         )
     if unit in seen.broken:
-        raise Refused(
+        raise RequestRefusedError(
             f"the worker of {unit} crashes in a loop on {to}; fix the handler and run"
             f" `streamqd reload {to}`, or choose another instance"
         )
     if state.control.stop_of(unit) is not None:
-        raise Refused(
+        raise RequestRefusedError(
             f"group {unit.group} of {unit.topic} is stopped; run"
             f" `streamqd group start {unit.topic} {unit.group}` first"
         )
@@ -545,7 +565,7 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     owner = owners.get(unit, "")
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
-        raise Refused(
+        raise RequestRefusedError(
             f"instance {to} owns {plural(cap, 'assignment')}, which is its max_partitions; move"
             " another one away, or raise daemon.max_partitions"
         )
@@ -750,7 +770,7 @@ class Departure:
 
 
 def departure(fleet: Fleet, instance: str) -> Departure:
-    """Plan the departure of an instance. Raises Refused when it is not live."""
+    """Plan the departure of an instance. Raises RequestRefusedError when it is not live."""
     state = published.fleet_state(fleet)
     living(state, instance)
     units = offered(fleet, state)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
 from streamqd.admin.reading import ViewReader
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import Unit
 from streamqd.store import retries, untrusted
 from streamqd.store.keys import named
@@ -183,7 +183,7 @@ def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[l
         if one is not None and abs(one.due_unix_ms) < untrusted.INTEGER_MAX:
             page.append(one)
         elif one is not None:  # the script has cut it
-            reader.add(BadValue(due, one.place, f"{one.due_unix_ms} or beyond", "a time"))
+            reader.add(InvalidValueError(due, one.place, f"{one.due_unix_ms} or beyond", "a time"))
     for one in page:
         for name in (b"retryCount", b"crashCount"):
             field, raw = f"{one.place}: {name.decode()}", one.fields.get(name)

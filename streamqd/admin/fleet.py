@@ -134,7 +134,7 @@ def _assignment(row: AssignmentRow) -> dict[str, Any]:
 
 
 def status(fleet: Fleet, topic: str | None = None) -> StatusView:
-    """Return the state of the fleet, or of its work on one topic. Raises TopicMissing."""
+    """Return the state of the fleet, or of its work on one topic. Raises TopicNotFoundError."""
     reader = ViewReader(fleet.store)
     seen = snapshot.read(fleet, topic, dead_letters=True, reader=reader)
     state, rows = seen.state, seen.assignments

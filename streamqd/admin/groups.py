@@ -28,7 +28,7 @@ from streamqd.admin.reading import (
     server_unix_ms,
 )
 from streamqd.config.values import parse_duration
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.model import KEEPERS, Unit
 from streamqd.store import groups as group_calls
 from streamqd.store import topics as registry
@@ -125,7 +125,7 @@ class Unfinished:
 
 
 def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
-    """Return the groups of one topic or all. Raises TopicMissing."""
+    """Return the groups of one topic or all. Raises TopicNotFoundError."""
     reader = ViewReader(store)
     counts = topics.counts_of(reader, topic)
     rows = [_row("", "", [], reader)] if reader.rows else []
@@ -141,7 +141,10 @@ def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
 
 
 def describe(store: Store, topic: str, group: str) -> GroupDetail:
-    """Return the details of a group, partition by partition. Raises TopicMissing, Refused."""
+    """Return the details of a group, partition by partition.
+
+    Raises TopicNotFoundError, RequestRefusedError.
+    """
     reader = ViewReader(store)
     count = known(store, topic, group, reader)
     units = [Unit(topic, number, group) for number in range(count)]
@@ -169,18 +172,21 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
 
 
 def known(store: Store, topic: str, group: str, reader: ViewReader | None = None) -> int:
-    """Return the partition count of a topic that a group reads. Raises TopicMissing, Refused."""
+    """Return the partition count of a topic that a group reads.
+
+    Raises TopicNotFoundError, RequestRefusedError.
+    """
     count = topics.partition_count(store, topic)
     found = topics.groups_of(reader or ViewReader(store), {topic: count})[topic]
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
         hint = f"did you mean {near[0]}?" if near else f"run `streamqd group list {topic}`"
-        raise Refused(f"no group {group} reads topic {topic}; {hint}")
+        raise RequestRefusedError(f"no group {group} reads topic {topic}; {hint}")
     return count
 
 
 def names(store: Store, topic: str) -> list[str]:
-    """Return the groups of a topic, including partly deleted ones. Raises TopicMissing."""
+    """Return the groups of a topic, including partly deleted ones. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     found = {*topics.groups(store, topic, range(count))}
     return sorted(found | {*registry.groups_seen(store, topic)})
@@ -189,13 +195,13 @@ def names(store: Store, topic: str) -> list[str]:
 def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted:
     """Remove a group with its position, its retries and its counters. Dead letters stay.
 
-    Repeat the call to finish an interrupted deletion. Raises TopicMissing. Raises Refused for an
-    unknown group and, without `force`, while the group is owned or has unfinished messages. All
-    partitions are checked before the first is changed.
+    Repeat the call to finish an interrupted deletion. Raises TopicNotFoundError. Raises
+    RequestRefusedError for an unknown group and, without `force`, while the group is owned or has
+    unfinished messages. All partitions are checked before the first is changed.
     """
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
-        known(store, topic, group)  # raises Refused for an unknown group
+        known(store, topic, group)  # raises RequestRefusedError for an unknown group
     units = [Unit(topic, number, group) for number in range(count)]
     if not force:
         _refuse_busy(store, units)
@@ -204,9 +210,9 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
         while (reply := store.run(call)).word == "MORE":
             pass
         if reply.word == "OWNED":
-            raise Refused(owned_sentence(unit, reply.rest[0].decode()))
+            raise RequestRefusedError(owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "UNSETTLED":
-            raise Refused(f"{unit} received new messages; pass --force to discard them")
+            raise RequestRefusedError(f"{unit} received new messages; pass --force to discard them")
     # Last: the record of the group allows an interrupted deletion to be repeated.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
@@ -249,10 +255,10 @@ def owned_sentence(unit: Unit, owner: str) -> str:
 def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
     for row in _measured(ViewReader(store), units):
         if row.lease == "owned":
-            raise Refused(owned_sentence(row.unit, row.owner))
+            raise RequestRefusedError(owned_sentence(row.unit, row.owner))
         left = unfinished([row])
         if left.total:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{row.unit} has {left.total} messages that are pending or wait for a retry;"
                 " pass --force to discard them"
             )
@@ -354,7 +360,8 @@ def position(text: str, now_unix_ms: int) -> str:
     """Return the ID to read after, '' for the last one. `text` is the value of `--to`.
 
     It is earliest, latest, the ID of the first message to read, or a time: RFC 3339, or a duration
-    before `now_unix_ms`. Raises Malformed, and Refused for a time in the future.
+    before `now_unix_ms`. Raises InvalidRequestError, and RequestRefusedError for a time in the
+    future.
     """
     if text == EARLIEST:
         return "0-0"
@@ -366,13 +373,15 @@ def position(text: str, now_unix_ms: int) -> str:
         try:
             first = Id(_unix_ms(text, now_unix_ms), 0)
         except (ValueError, OverflowError):
-            raise Malformed(
+            raise InvalidRequestError(
                 f"{text} is not a position; pass earliest, latest, an id such as"
                 " 1700000000000-0, a time such as 2026-11-21T09:00:00Z, or how long ago, such as"
                 " 2h"
             ) from None
     if first.ms > now_unix_ms + FUTURE_MS_MAX:
-        raise Refused(f"{text} is in the future; pass latest to skip all messages written so far")
+        raise RequestRefusedError(
+            f"{text} is in the future; pass latest to skip all messages written so far"
+        )
     return str(first.before())
 
 
@@ -401,7 +410,7 @@ def reset(
 
     Each partition is changed in one step. Nothing is changed when a growth keeps one partition, or
     when one is owned and `force` is false. A dry run only reads and reports such a refusal as
-    `obstacle`. Raises TopicMissing, Refused.
+    `obstacle`. Raises TopicNotFoundError, RequestRefusedError.
     """
     count = known(store, topic, group)
     for number in partitions:
@@ -411,7 +420,7 @@ def reset(
     units = [Unit(topic, number, group) for number in chosen]
     obstacle = _obstacle(store, units, force=force)
     if obstacle and not dry_run:
-        raise Refused(obstacle)
+        raise RequestRefusedError(obstacle)
     rows = []
     for unit in units:
         if dry_run:
@@ -430,7 +439,7 @@ def _reset(
     """Reset one partition, in as many calls as its pending messages take.
 
     None: the group does not exist on the partition and will start at its configured position.
-    Raises Refused.
+    Raises RequestRefusedError.
     """
     token = secrets.token_hex(16)
     part: group_calls.ResetResult | None = None
@@ -447,7 +456,7 @@ def _reset(
             )
         )
         if reply.word == "OWNED":
-            raise Refused(_owned_sentence(unit, reply.rest[0].decode()))
+            raise RequestRefusedError(_owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "NOGROUP":
             return None
         found = group_calls.ResetResult.parse(reply)

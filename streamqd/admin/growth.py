@@ -24,7 +24,7 @@ from streamqd import config
 from streamqd.admin import backlog, directives, topics
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BATCH, ViewReader, ask, last_id, lease_views, measure, read_id
-from streamqd.errors import ContractError, Refused
+from streamqd.errors import ContractError, RequestRefusedError
 from streamqd.model import TOPIC_GROW, Lease, Unit
 from streamqd.store import growth as growth_calls
 from streamqd.store import leases, messages
@@ -83,7 +83,7 @@ def grow(
 
     Does not wait for groups: repeat the call. `notify` receives SWITCHED when there are new
     partitions (at the latest when the growth is over), and RELEASED when some can be owned. A topic
-    with that count is not changed. Raises TopicMissing, Refused.
+    with that count is not changed. Raises TopicNotFoundError, RequestRefusedError.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -110,8 +110,8 @@ def grow(
 def progress(store: Store, topic: str, to: int) -> Progress | None:
     """Return the progress of the growth to `to` partitions, None if `grow` would start it.
 
-    It is done if the topic has them. Writes nothing. Raises TopicMissing, and Refused when the
-    topic cannot grow to this number, or grows to another one.
+    It is done if the topic has them. Writes nothing. Raises TopicNotFoundError, and
+    RequestRefusedError when the topic cannot grow to this number, or grows to another one.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -125,12 +125,12 @@ def progress(store: Store, topic: str, to: int) -> Progress | None:
 
 
 def check_configured(topic: str, to: int, configured: config.Topic | None, source: str) -> None:
-    """Raise Refused if a configuration states fewer partitions: its daemons would not start again.
+    """Raise RequestRefusedError if a configuration states fewer partitions.
 
-    `source` names the configuration in the error.
+    Its daemons would not start again. `source` names the configuration in the error.
     """
     if configured and "partitions" in configured.stated and configured.partitions < to:
-        raise Refused(
+        raise RequestRefusedError(
             f"{source} sets partitions = {configured.partitions} for {topic}; change it to {to}"
             f" there and in the configuration of every daemon that reads {topic}, or those daemons"
             " will not start again"
@@ -155,16 +155,19 @@ def notifier(
             reloaded = True
             try:
                 directives.reload(fleet, None, f"{topic} grows to {to} partitions")
-            except Refused as refusal:
+            except RequestRefusedError as refusal:
                 note(f"no daemon reloads: {refusal}")
 
     return notify
 
 
 def _refuse_cluster(store: Store, topic: str) -> None:
-    """Raise Refused if count and partitions are in different slots: producers cannot watch it."""
+    """Raise RequestRefusedError if count and partitions have different slots.
+
+    Producers cannot watch such a count.
+    """
     if len(store.connection.together([store.keys.meta(topic), store.keys.stream(topic, 0)])) > 1:
-        raise Refused(
+        raise RequestRefusedError(
             f"topic {topic} cannot grow on Redis Cluster; create a topic with more partitions and"
             " switch the producers to it"
         )
@@ -192,14 +195,14 @@ def _started(store: Store, topic: str, count: int, to: int) -> Growth:
         case "OTHER":
             raise _other(topic, int(reply.rest[0]))
         case _:
-            raise Refused(
+            raise RequestRefusedError(
                 f"another client changed topic {topic}; check it with `streamqd topic describe"
                 f" {topic}` and try again"
             )
 
 
-def _other(topic: str, partitions: int) -> Refused:
-    return Refused(
+def _other(topic: str, partitions: int) -> RequestRefusedError:
+    return RequestRefusedError(
         f"topic {topic} is already growing to {partitions} partitions; run"
         f" `streamqd topic grow {topic} {partitions}` to complete that first"
     )
@@ -207,18 +210,18 @@ def _other(topic: str, partitions: int) -> Refused:
 
 def _check(topic: str, count: int, to: int) -> None:
     if to < count:
-        raise Refused(
+        raise RequestRefusedError(
             f"topic {topic} already has {count} partitions, and a topic cannot shrink; choose"
             f" a multiple of {count}"
         )
     if to % count:
         near = [each for each in (to // count * count, (to // count + 1) * count) if each > count]
-        raise Refused(
+        raise RequestRefusedError(
             f"{to} is not a multiple of the {count} partitions of {topic}: keys would move"
             f" between old partitions and lose their order; choose {' or '.join(map(str, near))}"
         )
     if to > PARTITIONS_MAX:
-        raise Refused(f"a topic can have at most {PARTITIONS_MAX} partitions")
+        raise RequestRefusedError(f"a topic can have at most {PARTITIONS_MAX} partitions")
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
@@ -244,7 +247,7 @@ def _keep(
     for unit, reply in zip(units, measure(store, calls), strict=True):
         # After the switch, a daemon may already read a new group, which has no earlier messages.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.STARTED:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{unit} is already owned, although the topic has only {found.before} partitions;"
                 f" delete the remains of an older topic {topic} first"
             )
@@ -322,6 +325,8 @@ def _positions(
 
 def _expect(word: str, topic: str) -> None:
     if word == "GONE":
-        raise Refused(f"another client finished this growth of {topic}; check it and try again")
+        raise RequestRefusedError(
+            f"another client finished this growth of {topic}; check it and try again"
+        )
     if word != "OK":
         raise ContractError(f"growing {topic}: {word}")

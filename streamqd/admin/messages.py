@@ -27,7 +27,7 @@ from streamqd.admin.reading import (
     read_id,
     server_unix_ms,
 )
-from streamqd.errors import BadValue, Malformed
+from streamqd.errors import InvalidRequestError, InvalidValueError
 from streamqd.policy.fingerprint import of_dead_letter
 from streamqd.store.store import Store
 
@@ -198,8 +198,8 @@ class MessageList(Generic[Item, Row]):
         """Return a page of the matching messages.
 
         At most `limit` rows are returned and `budget` messages examined (None: until the page is
-        full). Bodies are read a few at a time. Raises Malformed for a cursor of another list, and
-        Refused for a missing partition.
+        full). Bodies are read a few at a time. Raises InvalidRequestError for a cursor of another
+        list, and RequestRefusedError for a missing partition.
         """
         following, complete, kept = "", self.complete, list[FoundMessage[Item]]()
         last = self._position(cursor) if cursor else None
@@ -225,7 +225,7 @@ class MessageList(Generic[Item, Row]):
     def every(
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield at most `most` matching messages, read page by page. Raises Refused."""
+        """Yield at most `most` matching messages, read page by page. Raises RequestRefusedError."""
         found = self.examine(choice, most)
         some = (each for each in found if choice.takes(each.unix_ms, each.fields))
         return itertools.islice(some, most)
@@ -235,7 +235,8 @@ class MessageList(Generic[Item, Row]):
     ) -> Iterator[FoundMessage[Item]]:
         """Yield the messages to which a filter applies, including those that do not match it.
 
-        A caller that wants about `most` of them gets pages of a fitting size. Raises Refused.
+        A caller that wants about `most` of them gets pages of a fitting size. Raises
+        RequestRefusedError.
         """
         return self._sorted(choice, None, most)
 
@@ -262,7 +263,7 @@ class MessageList(Generic[Item, Row]):
             found = MessagePosition(int(match[1] or 0), int(match[2]), match[3])
             self.order(found)
         except ValueError:
-            raise Malformed(
+            raise InvalidRequestError(
                 f"{cursor!r} is not a cursor that this command printed; omit it to start again"
             ) from None
         topics.check_partition(self.topic, found.partition, self.partitions)
@@ -310,7 +311,7 @@ def _newest(
         for each in backwards(reader.store, partition, stream, upper=upper, lower=lower, size=size):
             position = MessagePosition(0, partition, str(each.id))
             yield FoundMessage(position, each.id.ms, each.fields, each)
-    except BadValue as error:
+    except InvalidValueError as error:
         reader.add(error)
 
 

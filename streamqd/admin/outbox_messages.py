@@ -14,7 +14,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from streamqd.admin.reading import BATCH, PAGE_MAX, ViewReader, backwards, read_id
-from streamqd.errors import ContractError, Malformed, RedisRefused, RedisUnavailable
+from streamqd.errors import (
+    ContractError,
+    InvalidRequestError,
+    RedisResponseError,
+    RedisUnavailableError,
+)
 from streamqd.store import tracing
 from streamqd.store.store import Store
 
@@ -55,12 +60,12 @@ class Search(NamedTuple):
 
 
 def read_uid(text: str) -> OutboxUid | None:
-    """Read TOPIC/outbox/UID, None for another form. Raises Malformed for a wrong UID."""
+    """Read TOPIC/outbox/UID, None for another form. Raises InvalidRequestError for a wrong UID."""
     match = _UID.fullmatch(text)
     if match is None:
         return None
     if _DIGITS.fullmatch(match[2]) is None:
-        raise Malformed(
+        raise InvalidRequestError(
             f"{text!r} is not an ID of an outbox; pass TOPIC/outbox/UID as Outbox.send returned it"
         )
     return OutboxUid(match[1], match[2])
@@ -101,9 +106,9 @@ def _from_the_send(
         for some in (places[at : at + BATCH] for at in range(0, len(places), BATCH)):
             calls = [tracing.find_send(streams[number], uid, begin) for number, begin in some]
             for (number, _), reply in zip(some, store.run_each(calls), strict=True):
-                if isinstance(reply, RedisUnavailable):
+                if isinstance(reply, RedisUnavailableError):
                     raise reply
-                if isinstance(reply, RedisRefused | ContractError):
+                if isinstance(reply, RedisResponseError | ContractError):
                     unreadable.append(number)
                     continue
                 copies, begin = tracing.found(reply)

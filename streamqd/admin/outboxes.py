@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from streamqd.admin.reading import ViewReader
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import InvalidValueError, RedisResponseError
 from streamqd.store import outbox
 from streamqd.store.outbox import OutboxView
 
@@ -34,13 +34,13 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
         others = [each for each in known if each not in configured][: outbox.OUTBOXES_MAX]
         for error in invalid:
             reader.add(error)
-    except RedisRefused as refused:
+    except RedisResponseError as refused:
         reader.refused(refused, reader.keys.outboxes(), "SMEMBERS")
     names, found = sorted([*configured, *others]), []
     for name, each in zip(names, outbox.views(reader.store, names), strict=True):
         if isinstance(each, OutboxView):
             found.append(each)
-        elif isinstance(each, BadValue):
+        elif isinstance(each, InvalidValueError):
             reader.add(each)
         else:
             reader.refused(each, reader.keys.outbox(name), "HMGET")

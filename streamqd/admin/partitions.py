@@ -44,7 +44,7 @@ def view(
 ) -> PartitionsView:
     """Return the assignments of a topic, group and partition. None selects all.
 
-    A partition requires a topic. Raises TopicMissing, Refused.
+    A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     _, groups, units = snapshot.chosen(reader, topic, group, partition)

@@ -54,7 +54,7 @@ def messages(
 
     Sorted by ID, oldest first, consecutive pages have no gaps. Sorted by idle time or by
     deliveries, highest first, a page ranks at most 100,000 entries, and entries can change their
-    rank between two pages. Raises TopicMissing, Refused.
+    rank between two pages. Raises TopicNotFoundError, RequestRefusedError.
     """
     reader = ViewReader(store)
     partitions = groups.known(store, topic, group, reader)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from streamqd.errors import RedisRefused, RefusalKind
+from streamqd.errors import RedisResponseError, RefusalKind
 from streamqd.model import Unit
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -65,14 +65,14 @@ class MissingPermission(NamedTuple):
 def missing(store: Store, fleet: str) -> list[MissingPermission]:
     """Return the missing permissions, empty when none is missing.
 
-    Raises RedisRefused when the user may not start a transaction, which workers need too.
+    Raises RedisResponseError when the user may not start a transaction, which workers need too.
     """
     fence = store.keys.fence(*_UNIT)
     # Without a transaction EXEC is an error, but not the same one for all users.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
     watched, *others = store.pipeline(transaction)
     for reply in others:
-        if isinstance(reply, RedisRefused) and reply.code != "ERR":
+        if isinstance(reply, RedisResponseError) and reply.code != "ERR":
             raise reply
     lacking = [MissingPermission("WATCH", fence)] if _forbidden(watched) else []
     # One transaction per slot, else a cluster refuses it as a whole.
@@ -109,7 +109,7 @@ def by_command(lacking: Iterable[MissingPermission]) -> dict[str, list[str]]:
 
 
 def _forbidden(reply: object) -> bool:
-    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.FORBIDDEN
+    return isinstance(reply, RedisResponseError) and reply.kind is RefusalKind.FORBIDDEN
 
 
 def _named(parts: list[str]) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from streamqd.admin.reading import ViewReader, ask, pairs
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.policy.rebalance import MemberView
 from streamqd.store import directives, members, untrusted
 from streamqd.store.directives import Directives
@@ -77,7 +77,10 @@ class FleetState:
 
 
 def fleet_state(fleet: Fleet, reader: ViewReader | None = None) -> FleetState:
-    """Read members and directives. Without a reader, a key of another type raises BadValue."""
+    """Read members and directives.
+
+    Without a reader, a key of another type raises InvalidValueError.
+    """
     key = fleet.store.keys.orders(fleet.name)
     commands = [("TIME",), *members.stored(fleet.store.keys, fleet.name), ("HGETALL", key)]
     replies = reader.ask(commands) if reader else ask(fleet.store, commands)
@@ -176,8 +179,8 @@ def rate(unit: dict[str, Any], name: str) -> float | None:
     return real(rates.get(name)) if isinstance(rates, dict) else None
 
 
-def _odd(key: str, field: str, value: Any, wanted: str) -> BadValue:
-    return BadValue(key, field, _shown(value)[: untrusted.SHOWN_BYTES], wanted)
+def _odd(key: str, field: str, value: Any, wanted: str) -> InvalidValueError:
+    return InvalidValueError(key, field, _shown(value)[: untrusted.SHOWN_BYTES], wanted)
 
 
 def _shown(value: Any) -> str:

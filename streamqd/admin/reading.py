@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from streamqd.errors import (
-    BadValue,
     ContractError,
-    Malformed,
-    RedisRefused,
+    InvalidRequestError,
+    InvalidValueError,
+    RedisResponseError,
     RefusalKind,
-    Refused,
+    RequestRefusedError,
 )
 from streamqd.model import Unit
 from streamqd.store import leases, tracing, untrusted
@@ -105,16 +105,19 @@ def read_id(raw: bytes | str) -> Id:
 
 
 def read_place(text: str, partitions: int | None = None) -> Place:
-    """Read `PARTITION:ms-seq`. Malformed when it is not one, Refused without such a partition."""
+    """Read `PARTITION:ms-seq`.
+
+    InvalidRequestError when it is not one, RequestRefusedError without such a partition.
+    """
     number, colon, rest = text.partition(":")
     try:
         if not (colon and number.isascii() and number.isdigit()):
             raise ValueError(f"{text!r} is not an id such as 3:1700000000000-0")
         place = Place(int(number), read_id(rest))
     except ValueError as error:
-        raise Malformed(str(error)) from None
+        raise InvalidRequestError(str(error)) from None
     if partitions is not None and place.partition >= partitions:
-        raise Refused(
+        raise RequestRefusedError(
             f"partition {place.partition} not found (partitions are numbered 0 to {partitions - 1})"
         )
     return place
@@ -137,7 +140,7 @@ def server_unix_ms(link: Connection) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def _raised(error: RedisRefused, command: Sequence[Any]) -> None:
+def _raised(error: RedisResponseError, command: Sequence[Any]) -> None:
     if error.code == "WRONGTYPE":
         raise _of_another_type(key_of(command)) from error
     raise error
@@ -148,18 +151,18 @@ def ask(
     commands: Sequence[Sequence[Any]],
     *,
     batch: int = BATCH,
-    refused: Callable[[RedisRefused, Sequence[Any]], None] = _raised,
+    refused: Callable[[RedisResponseError, Sequence[Any]], None] = _raised,
 ) -> list[Any]:
     """Run read commands, `batch` in one pipeline. A missing key returns None, not an error.
 
-    So does a command that the server refuses, if `refused` returns. By default, it raises BadValue
-    for a key of another type, and otherwise RedisRefused.
+    So does a command that the server refuses, if `refused` returns. By default, it raises
+    InvalidValueError for a key of another type, and otherwise RedisResponseError.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
         some = commands[start : start + batch]
         for command, reply in zip(some, store.pipeline(some), strict=True):
-            if isinstance(reply, RedisRefused):
+            if isinstance(reply, RedisResponseError):
                 if "no such key" not in str(reply) and reply.kind is not RefusalKind.NO_GROUP:
                     refused(reply, command)
                 reply = None
@@ -179,8 +182,8 @@ def _words(command: Sequence[Any]) -> str:
     return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
 
 
-def _of_another_type(key: str) -> BadValue:
-    return BadValue(key, "", "of another type", _OURS)
+def _of_another_type(key: str) -> InvalidValueError:
+    return InvalidValueError(key, "", "of another type", _OURS)
 
 
 def backwards(
@@ -223,7 +226,7 @@ def _page(
     """Read a page. Return its entries, and True if there may be more after it."""
     try:
         entries, more = store.run(tracing.page(stream, first, last, size, newest=newest)).rest
-    except RedisRefused as error:
+    except RedisResponseError as error:
         if "WRONGTYPE" not in str(error):
             raise
         raise _of_another_type(stream) from error
@@ -314,7 +317,7 @@ class ViewReader:
         """Return the parsed value. An unreadable one is kept, and the result is None."""
         try:
             return parse(*args, **named)
-        except BadValue as error:
+        except InvalidValueError as error:
             self.add(error)
             return None
 
@@ -322,7 +325,7 @@ class ViewReader:
         """Decode text of another client, such as a group name. Return None when it is not UTF-8."""
         return self.read(untrusted.text, raw, key, field)
 
-    def add(self, error: BadValue | None) -> None:
+    def add(self, error: InvalidValueError | None) -> None:
         """Keep an unreadable value. None is ignored."""
         if error is not None:
             self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
@@ -331,7 +334,7 @@ class ViewReader:
         """Add an invalid value that was found elsewhere."""
         self._rows.setdefault((row.key, row.field, row.found), row)
 
-    def refused(self, error: RedisRefused, key: str, command: str) -> None:
+    def refused(self, error: RedisResponseError, key: str, command: str) -> None:
         """Keep the server's error about a key. Raises an error that concerns more than this key.
 
         A tolerant reader raises it only when the server as a whole is unavailable.
@@ -339,13 +342,13 @@ class ViewReader:
         if error.code == "WRONGTYPE":
             self.add(_of_another_type(key))
         elif error.kind is RefusalKind.BAD_KEY_OR_COMMAND:
-            self.add(BadValue(key, "", str(error)[:120], _OURS))
+            self.add(InvalidValueError(key, "", str(error)[:120], _OURS))
         elif not self._tolerant or error.kind in _HOPELESS:
             raise error
         elif error.kind is RefusalKind.FORBIDDEN:
             self.forbidden.add(command)
 
-    def _refused_command(self, error: RedisRefused, command: Sequence[Any]) -> None:
+    def _refused_command(self, error: RedisResponseError, command: Sequence[Any]) -> None:
         self.refused(error, key_of(command), _words(command))
 
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -367,7 +370,7 @@ class ViewReader:
         """Keep the keys that have another type. False if none has, or the user may not run TYPE."""
         try:
             found = self.wrong_types([wanted])[0]
-        except RedisRefused:
+        except RedisResponseError:
             return False
         for key, kind in found.items():
             self.keep(Unreadable(key, "", f"a {kind}", f"a {wanted[key]}"))
@@ -385,21 +388,21 @@ class ViewReader:
 
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
-    """Run reading scripts in bounded round trips. Raises RedisRefused, ContractError."""
+    """Run reading scripts in bounded round trips. Raises RedisResponseError, ContractError."""
     return [_answered(reply) for _, reply in _measured(store, calls)]
 
 
 def _measured(
     store: Store, calls: Sequence[Call]
-) -> Iterator[tuple[Call, Reply | RedisRefused | ContractError]]:
+) -> Iterator[tuple[Call, Reply | RedisResponseError | ContractError]]:
     for start in range(0, len(calls), BATCH):
         some = calls[start : start + BATCH]
-        replies: list[Reply | RedisRefused | ContractError] = whole(store.run_each(some))
+        replies: list[Reply | RedisResponseError | ContractError] = whole(store.run_each(some))
         yield from zip(some, replies, strict=True)
 
 
-def _answered(reply: Reply | RedisRefused | ContractError) -> Reply:
-    if isinstance(reply, RedisRefused):
+def _answered(reply: Reply | RedisResponseError | ContractError) -> Reply:
+    if isinstance(reply, RedisResponseError):
         raise reply
     return valid(reply)
 
@@ -417,7 +420,9 @@ def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | 
     for start in range(0, len(streams), BATCH):
         some = streams[start : start + BATCH]
         replies = store.pipeline([("MEMORY", "USAGE", each, "SAMPLES", samples) for each in some])
-        sizes += [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
+        sizes += [
+            None if isinstance(each, RedisResponseError) else int(each or 0) for each in replies
+        ]
     return sizes
 
 
@@ -441,7 +446,7 @@ def lease_view(
         reply = (token, numbers["epoch"], owner, numbers["since"], quarantine)
         try:
             return LeaseView.parse(reply, ttl, reader.keys.fence(*unit))
-        except BadValue as error:
+        except InvalidValueError as error:
             reader.add(error)
             numbers[error.field] = None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from streamqd import config
 from streamqd.admin import backlog, topics, topics_settings
 from streamqd.admin.reading import Id, Unreadable, ViewReader, measure, read_id, server_unix_ms
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store import retention
 from streamqd.store.retention import PartitionPositions, Trimmed
 from streamqd.store.scripts import Call, Reply
@@ -71,12 +71,14 @@ class TrimReport:
 
 
 def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple[config.Topic, int]:
-    """Return a topic's effective settings and its partition count. Raises TopicMissing."""
+    """Return a topic's effective settings and its partition count. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     reader, key = ViewReader(store), store.keys.meta(topic)
     stored = topics_settings.readable(reader, store.execute("HGET", key, "settings"), key)
     if reader.rows:  # retained entries are never guessed
-        raise Refused(f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix")
+        raise RequestRefusedError(
+            f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix"
+        )
     return config.effective(configured or config.Topic(), stored), count
 
 
@@ -91,8 +93,8 @@ def trim(
 ) -> TrimReport:
     """Trim partitions to the entries that `wanted` retains. `expected` are groups that must exist.
 
-    Raises Refused when no group reads the topic or an expected one is missing, because then no
-    position bounds the trim.
+    Raises RequestRefusedError when no group reads the topic or an expected one is missing, because
+    then no position bounds the trim.
     """
     now = server_unix_ms(store.connection)
     rows, reader = [], ViewReader(store)
@@ -228,7 +230,7 @@ class _Partition:
     def check_groups(self, stand: PartitionPositions, expected: Sequence[str]) -> None:
         present = {group.name for group in stand.groups}
         if not present and stand.length and not self.holds.retention.without_groups:
-            raise Refused(
+            raise RequestRefusedError(
                 f"no group reads partition {self.number} of {self.topic}, so no position bounds the"
                 " trim; start a consumer, or set retention.without_groups = true for the topic"
             )
@@ -236,8 +238,8 @@ class _Partition:
             if stand.length and name not in present:
                 raise self._missing(name)
 
-    def _missing(self, group: str) -> Refused:
-        return Refused(
+    def _missing(self, group: str) -> RequestRefusedError:
+        return RequestRefusedError(
             f"group {group} of the configuration does not exist on partition {self.number} of"
             f" {self.topic} and needs the entries to be trimmed; start its consumer, or remove it"
             " from the configuration"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import due, groups, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, attempt_of, count_in
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as retry_calls
@@ -72,7 +72,10 @@ class RetriesCanceled:
 
 
 def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, RetryRow]:
-    """Return the waiting retries of a group by due time. Raises TopicMissing, Refused."""
+    """Return the waiting retries of a group by due time.
+
+    Raises TopicNotFoundError, RequestRefusedError.
+    """
     count = groups.known(store, topic, group)
     return due.messages(store, topic, group, count, lambda found: _row(topic, found))
 
@@ -80,8 +83,8 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
     """Return the retries with the IDs in the filter, or all matches, by partition.
 
-    Raises TopicMissing. Raises Refused, before any is changed, if an ID is invalid or no longer
-    waits.
+    Raises TopicNotFoundError. Raises RequestRefusedError, before any is changed, if an ID is
+    invalid or no longer waits.
     """
     waiting = messages(store, topic, group)
     if not choice.ids:
@@ -173,12 +176,14 @@ def _text(raw: bytes | None) -> str:
 def _find(store: Store, topic: str, group: str, count: int, name: str) -> FoundMessage[Delayed]:
     match = _NAME.fullmatch(name)
     if match is None:
-        raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
+        raise InvalidRequestError(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
     unit = Unit(topic, int(match[1]), group)
     topics.check_partition(topic, unit.partition, count)
     found = due.find(store, unit, match[2])
     if found is None:
-        raise Refused(f"retry {name} not found for {group}: it ran already, or never existed")
+        raise RequestRefusedError(
+            f"retry {name} not found for {group}: it ran already, or never existed"
+        )
     return found
 
 

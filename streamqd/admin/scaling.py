@@ -13,7 +13,7 @@ from streamqd.admin import assignments, published, snapshot
 from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import LETTERS, Unit
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
@@ -60,8 +60,8 @@ def measure(
 ) -> ScaleView:
     """Measure groups by their names, TOPIC or TOPIC/GROUP, or all groups without names.
 
-    `target` is the backlog that one worker should have, at least 1. Raises TopicMissing
-    for an unknown topic, and Refused for an unknown group.
+    `target` is the backlog that one worker should have, at least 1. Raises TopicNotFoundError
+    for an unknown topic, and RequestRefusedError for an unknown group.
     """
     reader = ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -75,7 +75,7 @@ def measure(
         there = {_name(each) for each in units}
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
             if slash and name not in there:
-                raise Refused(
+                raise RequestRefusedError(
                     f"no group {group} reads topic {topic}; run `streamqd group list {topic}`"
                 )
     measured = assignments.measured(reader, units, state.now_unix_ms)

@@ -18,7 +18,12 @@ from streamqd.admin import topics
 from streamqd.admin.reading import Unreadable, ViewReader, server_unix_ms
 from streamqd.config import Schedule
 from streamqd.config.schedules import PER_TOPIC_MAX, SCHEDULE_NAME
-from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
+from streamqd.errors import (
+    InvalidRequestError,
+    InvalidValueError,
+    RedisResponseError,
+    RequestRefusedError,
+)
 from streamqd.model import TopicPartition, Uid
 from streamqd.schedules import record
 from streamqd.schedules.reconciliation import Declaration, declare, relocate
@@ -220,7 +225,10 @@ class _SeenSchedule:
 
 
 def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = "") -> ScheduleList:
-    """Return a page of schedules, of one topic or of all. Raises Malformed for a bad cursor."""
+    """Return a page of schedules, of one topic or of all.
+
+    Raises InvalidRequestError for a bad cursor.
+    """
     if cursor:
         check_name(cursor)
     reader = ViewReader(store)
@@ -234,7 +242,10 @@ def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = 
 
 
 def show(store: Store, name: str) -> ScheduleDetail:
-    """Return the details of a schedule. Raises Malformed, Refused, BadValue."""
+    """Return the details of a schedule.
+
+    Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
+    """
     found = _one(store, name)
     now, kept, schedule = server_unix_ms(store.connection), found.kept, found.schedule
     problem = None
@@ -258,7 +269,7 @@ def upcoming(
     """Return the next ticks of a schedule, starting at a time (now by default).
 
     Uses the specification in Redis, or that of the configuration if Redis has none. Raises
-    Malformed, Refused, BadValue, RedisUnavailable.
+    InvalidRequestError, RequestRefusedError, InvalidValueError, RedisUnavailableError.
     """
     check_name(name)
     entry = calls.index(store, [name]).get(name)
@@ -266,7 +277,9 @@ def upcoming(
     stated = next((each for each in configured if each.name == name), None)
     schedule = found or stated
     if schedule is None and entry is not None:
-        raise Refused(f"schedule {name} cannot be read; run `streamqd schedule show {name}`")
+        raise RequestRefusedError(
+            f"schedule {name} cannot be read; run `streamqd schedule show {name}`"
+        )
     if schedule is None:
         raise _unknown(store, name)
     if from_unix_ms is None:
@@ -364,13 +377,14 @@ def add(
 ) -> ScheduleChanged:
     """Add a schedule. If it exists with the same specification, change nothing.
 
-    Raises Malformed for a bad setting, TopicMissing, Refused for a name that is in use.
+    Raises InvalidRequestError for a bad setting, TopicNotFoundError, RequestRefusedError for a name
+    that is in use.
     """
     schedule = _build(given)
     place = _place(store, schedule)
     lines = index(ViewReader(store))
     there = calls.index(store, [schedule.name]).get(schedule.name)
-    if isinstance(there, BadValue):
+    if isinstance(there, InvalidValueError):
         raise there
     wanted = IndexLine(fleet, OPERATOR, place)
     if there is not None:
@@ -378,7 +392,7 @@ def add(
         if there.origin == OPERATOR and before.schedule == schedule:
             return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
         if before.kept is None and there != wanted:
-            raise Refused(
+            raise RequestRefusedError(
                 f"schedule {schedule.name} is left over from a deleted topic; run `streamqd"
                 f" schedule remove {schedule.name}` first"
             )
@@ -388,10 +402,10 @@ def add(
                 if there.origin == OPERATOR
                 else "add this one under another name"
             )
-            raise Refused(f"schedule {schedule.name} exists ({_whose(there)}); {hint}")
+            raise RequestRefusedError(f"schedule {schedule.name} exists ({_whose(there)}); {hint}")
     number = sum(line.place[0] == place[0] for line in lines.values())
     if number >= PER_TOPIC_MAX:
-        raise Refused(
+        raise RequestRefusedError(
             f"topic {place[0]} has {number:,} schedules, and {PER_TOPIC_MAX:,} is the maximum;"
             " remove schedules, or send to another topic"
         )
@@ -399,7 +413,7 @@ def add(
     if not dry_run:
         line = calls.enter(store, schedule.name, wanted, new=True)
         if line != wanted:
-            raise Refused(
+            raise RequestRefusedError(
                 f"schedule {schedule.name} was added by another client at the same time, so nothing"
                 f" was changed; run `streamqd schedule show {schedule.name}`"
             )
@@ -419,18 +433,19 @@ def edit(
 ) -> ScheduleChanged:
     """Change settings of a schedule that an operator added. A paused one stays paused.
 
-    Raises Malformed for a bad setting, TopicMissing, Refused, BadValue.
+    Raises InvalidRequestError for a bad setting, TopicNotFoundError, RequestRefusedError,
+    InvalidValueError.
     """
     found = _one(store, name)
     line = found.line
     if line.origin != OPERATOR:
-        raise Refused(
+        raise RequestRefusedError(
             f"schedule {name} is declared by a configuration of fleet {line.fleet}; edit it there"
             " and reload"
         )
     before = found.schedule
     if before is None:
-        raise Refused(
+        raise RequestRefusedError(
             f"schedule {name} cannot be read; run `streamqd schedule remove {name}` and add it"
             " again"
         )
@@ -459,21 +474,27 @@ def edit(
 
 
 def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
-    """Pause schedules. Each keeps its due time. Raises Malformed, Refused, BadValue."""
+    """Pause schedules.
+
+    Each keeps its due time. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
+    """
     return _each(store, names, _pausable, PAUSED, _hold, dry_run)
 
 
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
     """Resume paused schedules. Their `misfire` setting determines whether missed ticks are sent.
 
-    An active schedule is not changed. Raises Malformed, BadValue, and Refused for a schedule that
-    is unreadable, missing, orphaned or moving.
+    An active schedule is not changed. Raises InvalidRequestError, InvalidValueError, and
+    RequestRefusedError for a schedule that is unreadable, missing, orphaned or moving.
     """
     return _each(store, names, _resumable, ACTIVE, _release, dry_run)
 
 
 def removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
-    """Return the schedules with these names. Raises Malformed, and Refused if one must stay."""
+    """Return the schedules with these names.
+
+    Raises InvalidRequestError, and RequestRefusedError if one must stay.
+    """
     now = server_unix_ms(store.connection)
     return [each.row(now) for each in _all(store, names) if _removable(store, each)]
 
@@ -504,12 +525,15 @@ def prunable(store: Store) -> list[ScheduleRow]:
 
 
 def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
-    """Send a message of a schedule now. Its due time stays. Raises Malformed, Refused, BadValue."""
+    """Send a message of a schedule now.
+
+    Its due time stays. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
+    """
     found = _one(store, name)
     place, schedule, kept = found.line.place, found.schedule, found.kept
     if schedule is None or kept is None:
         state = found.state(server_unix_ms(store.connection))
-        raise Refused(
+        raise RequestRefusedError(
             f"schedule {name} is {state}, so nothing was sent; run `streamqd schedule show {name}`"
         )
     count = topics.partition_count(store, place[0])
@@ -530,7 +554,9 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
             return ScheduleRan(name, *place, written(instant), uid, False)
         if reply.word != "AGAIN":
             break
-    raise Refused(f"schedule {name} was changed by another client, so nothing was sent; try again")
+    raise RequestRefusedError(
+        f"schedule {name} was changed by another client, so nothing was sent; try again"
+    )
 
 
 def _between(schedule: Schedule, instant: int) -> int:
@@ -544,9 +570,9 @@ def _between(schedule: Schedule, instant: int) -> int:
 
 
 def check_name(name: str) -> None:
-    """Raise Malformed when it is not the name of a schedule."""
+    """Raise InvalidRequestError when it is not the name of a schedule."""
     if not SCHEDULE_NAME.fullmatch(name):
-        raise Malformed(
+        raise InvalidRequestError(
             f"{name!r} is not a valid schedule name; use 1 to 64 characters from a-z 0-9 . _ - and"
             " no leading dot"
         )
@@ -557,13 +583,13 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
     key, found = reader.keys.schedule_index(), {}
     try:
         lines = calls.whole_index(reader.store)
-    except RedisRefused as error:
+    except RedisResponseError as error:
         reader.refused(error, key, "HGETALL")
         return {}
     for name, line in lines.items():
         if not SCHEDULE_NAME.fullmatch(name):
             reader.keep(Unreadable(key, name, "a name", "the name of a schedule"))
-        elif isinstance(line, BadValue):
+        elif isinstance(line, InvalidValueError):
             reader.add(line)
         else:
             found[name] = line
@@ -606,7 +632,10 @@ def _kept(
 
 
 def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
-    """Return the named schedules. Raises Malformed, Refused when one does not exist."""
+    """Return the named schedules.
+
+    Raises InvalidRequestError, RequestRefusedError when one does not exist.
+    """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         check_name(name)
@@ -616,7 +645,7 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
         line = lines.get(name)
         if line is None:
             raise _unknown(store, name)
-        if isinstance(line, BadValue):
+        if isinstance(line, InvalidValueError):
             # Only removing is possible, and that does not need its place.
             line = IndexLine("", OPERATOR, ("", 0))
             found.append(_SeenSchedule(name, line, None))
@@ -626,13 +655,16 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
 
 
 def _one(store: Store, name: str) -> _SeenSchedule:
-    """Return a schedule. Raises Malformed, Refused when it does not exist, BadValue."""
+    """Return a schedule.
+
+    Raises InvalidRequestError, RequestRefusedError when it does not exist, InvalidValueError.
+    """
     check_name(name)
     lines = _line_of(store, name)
     reader = ViewReader(store)
     [found] = look(reader, lines)
     for row in reader.rows:
-        raise BadValue(row.key, row.field, row.found, row.wanted)
+        raise InvalidValueError(row.key, row.field, row.found, row.wanted)
     return found
 
 
@@ -640,22 +672,22 @@ def _line_of(store: Store, name: str) -> dict[str, IndexLine]:
     line = calls.index(store, [name]).get(name)
     if line is None:
         raise _unknown(store, name)
-    if isinstance(line, BadValue):
+    if isinstance(line, InvalidValueError):
         raise line
     return {name: line}
 
 
-def _unknown(store: Store, name: str) -> Refused:
+def _unknown(store: Store, name: str) -> RequestRefusedError:
     near = difflib.get_close_matches(name, calls.whole_index(store), n=1)
     hint = f"did you mean {near[0]}?" if near else "`streamqd schedule list` prints those that do"
-    return Refused(f"schedule {name} does not exist; {hint}")
+    return RequestRefusedError(f"schedule {name} does not exist; {hint}")
 
 
 def _build(given: Mapping[str, Any]) -> Schedule:
     try:
         return record.build(dict(given))
     except ValueError as error:
-        raise Malformed(str(error)) from None
+        raise InvalidRequestError(str(error)) from None
 
 
 def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -673,7 +705,10 @@ def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(store: Store, schedule: Schedule) -> TopicPartition:
-    """Return the topic and partition. Raises TopicMissing, and Refused for a missing partition."""
+    """Return the topic and partition.
+
+    Raises TopicNotFoundError, and RequestRefusedError for a missing partition.
+    """
     count = topics.partition_count(store, schedule.topic)
     partition = record.partition_of(schedule, count)
     topics.check_partition(schedule.topic, partition, count)
@@ -694,7 +729,7 @@ def _each(
     if not dry_run:
         for found in chosen:
             if "OK" not in [act(store, place, found.name) for place in found.places]:
-                raise Refused(
+                raise RequestRefusedError(
                     f"schedule {found.name} was removed by another client; run"
                     " `streamqd schedule list`"
                 )
@@ -713,7 +748,7 @@ def _release(store: Store, place: TopicPartition, name: str) -> str:
 def _pausable(store: Store, found: _SeenSchedule) -> bool:
     state = found.state(server_unix_ms(store.connection))
     if state in (MISSING, UNREADABLE):
-        raise Refused(
+        raise RequestRefusedError(
             f"schedule {found.name} is {state}, so nothing was paused; run"
             f" `streamqd schedule show {found.name}`"
         )
@@ -729,17 +764,20 @@ def _resumable(store: Store, found: _SeenSchedule) -> bool:
         MOVING: "a housekeeper is moving it to another partition",
     }.get(state)
     if why:
-        raise Refused(f"schedule {found.name} is {state}, not paused; {why}")
+        raise RequestRefusedError(f"schedule {found.name} is {state}, not paused; {why}")
     return state == PAUSED
 
 
 def _removable(store: Store, found: _SeenSchedule) -> bool:
-    """Raise Refused for a declared schedule: its instance would add it again within 10 s."""
+    """Raise RequestRefusedError for a declared schedule.
+
+    Its instance would add it again within 10 s.
+    """
     kept, now = found.kept, server_unix_ms(store.connection)
     if kept is not None and kept.origin == FILE:
         ago = now - (kept.seen_unix_ms or 0)
         if ago <= TAKEOVER_MS:
-            raise Refused(
+            raise RequestRefusedError(
                 f"schedule {found.name} is declared by an instance of fleet {found.line.fleet};"
                 " remove it from the configuration, reload, and repeat the command after"
                 f" {TAKEOVER_MS // 1000} s, or run `streamqd schedule pause {found.name}`"

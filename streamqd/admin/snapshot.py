@@ -26,7 +26,7 @@ from streamqd.admin.assignments import (
 from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import Unreadable, ViewReader
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import Unit
 from streamqd.store import members, statistics
 from streamqd.store import topics as registry
@@ -166,7 +166,7 @@ def read(
 
     A partition requires a topic. Costs about 10 pipelines of at most 256 commands or scripts for
     every 256 assignments. With `dead_letters`, also measures the partitions and counts at most
-    DEAD_LETTERS_MAX dead letters by group. Raises TopicMissing, Refused.
+    DEAD_LETTERS_MAX dead letters by group. Raises TopicNotFoundError, RequestRefusedError.
     """
     reader = reader or ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -297,7 +297,7 @@ def chosen(
 ) -> tuple[dict[str, int], dict[str, list[str]], list[Unit]]:
     """Return the selected topics with partition count and groups, and the selected assignments.
 
-    None selects all. A partition requires a topic. Raises TopicMissing, Refused.
+    None selects all. A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
     """
     counts = topics.counts_of(reader, topic)
     if partition is not None:
@@ -312,7 +312,7 @@ def chosen(
     ]
     if group is not None and not units:
         where = f"topic {topic}" if topic else "any topic"
-        raise Refused(f"no group {group} reads {where}; run `streamqd group list`")
+        raise RequestRefusedError(f"no group {group} reads {where}; run `streamqd group list`")
     return counts, groups, units
 
 

@@ -8,7 +8,7 @@ from streamqd.admin import directives, published
 from streamqd.admin.directives import Steered
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import ViewReader, lease_views
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import Unit
 from streamqd.store import stacks
 from streamqd.store.directives import Directive, Scope
@@ -35,19 +35,21 @@ class StackView:
 def request(fleet: Fleet, unit: Unit, *, dry_run: bool = False) -> Steered:
     """Ask the owner of an assignment to publish the stack of its worker.
 
-    Removes older requests of the fleet that can have no answer any more. Raises Refused without a
-    live owner, and if REQUESTS_MAX others have no answer.
+    Removes older requests of the fleet that can have no answer any more. Raises RequestRefusedError
+    without a live owner, and if REQUESTS_MAX others have no answer.
     """
     directives.check_scope(fleet, Scope(*unit))
     state = published.fleet_state(fleet)
     [held] = lease_views(ViewReader(fleet.store), [unit])
     if not held.token:
-        raise Refused(f"no instance owns {unit}, so it has no worker; run `streamqd why {unit}`")
+        raise RequestRefusedError(
+            f"no instance owns {unit}, so it has no worker; run `streamqd why {unit}`"
+        )
     directives.living(state, held.owner)
     others = {each: given for each, given in state.control.stacks.items() if each != unit}
     old = [each for each, given in others.items() if not _is_recent(given, state.now_unix_ms)]
     if len(others) - len(old) >= REQUESTS_MAX:
-        raise Refused(
+        raise RequestRefusedError(
             f"{REQUESTS_MAX} stacks were requested in the last {ANSWER_SECONDS:.0f} s; wait, and"
             " request this one again"
         )

@@ -43,7 +43,10 @@ class Tail:
     """A position in a topic. `last` returns existing messages, `follow` the later ones."""
 
     def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:
-        """Start at the current end of all partitions, or of one. Raises TopicMissing, Refused."""
+        """Start at the current end of all partitions, or of one.
+
+        Raises TopicNotFoundError, RequestRefusedError.
+        """
         count = topics.partition_count(store, topic)
         if partition is not None:
             topics.check_partition(topic, partition, count)
@@ -110,7 +113,7 @@ class Tail:
 
 
 def messages(store: Store, topic: str) -> MessageList[Entry, TailedEntry]:
-    """Return the messages of a topic, the newest first. Raises TopicMissing."""
+    """Return the messages of a topic, the newest first. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     streams = [store.keys.stream(topic, number) for number in range(count)]
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))

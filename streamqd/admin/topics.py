@@ -11,7 +11,7 @@ from streamqd import config
 from streamqd.admin import assignments, backlog, topics_settings
 from streamqd.admin.reading import Unreadable, ViewReader, group_names, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import Malformed, Refused, TopicMissing
+from streamqd.errors import InvalidRequestError, RequestRefusedError, TopicNotFoundError
 from streamqd.model import LETTERS, QUERIES, Unit
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
@@ -112,31 +112,37 @@ class Created:
 
 
 def partition_count(store: Store, topic: str) -> int:
-    """Return the partition count of a topic. Raises TopicMissing, which suggests a similar name."""
+    """Return the partition count of a topic.
+
+    Raises TopicNotFoundError, which suggests a similar name.
+    """
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
+        raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     count = topics.partition_count(store, topic)
     if count is None:
         near = difflib.get_close_matches(topic, topics.registry(store)[0], n=1)
         hint = f"did you mean {near[0]}?" if near else "`streamqd topic list` shows those that do"
-        raise TopicMissing(f"topic {topic} does not exist; {hint}")
+        raise TopicNotFoundError(f"topic {topic} does not exist; {hint}")
     return count
 
 
 def check_partition(topic: str, partition: int, count: int) -> None:
-    """Raise Refused when a topic has no such partition."""
+    """Raise RequestRefusedError when a topic has no such partition."""
     if partition not in range(count):
-        raise Refused(topics.no_partition(topic, partition, count))
+        raise RequestRefusedError(topics.no_partition(topic, partition, count))
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
-    """Register a topic. Raises Refused when it exists with a different partition count."""
+    """Register a topic.
+
+    Raises RequestRefusedError when it exists with a different partition count.
+    """
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
+        raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     before = topics.partition_count(store, topic)
     count = topics.create(store, topic, wanted)
     if count != wanted.partitions:
-        raise Refused(
+        raise RequestRefusedError(
             f"topic {topic} already exists, with {count} partitions; to change the number, run"
             f" `streamqd topic grow {topic}`"
         )
@@ -230,7 +236,7 @@ def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
 
 
 def counts_of(reader: ViewReader, topic: str | None) -> dict[str, int]:
-    """Return the partition count of one topic, or `known_counts`. Raises TopicMissing."""
+    """Return the partition count of one topic, or `known_counts`. Raises TopicNotFoundError."""
     if topic is None:
         return known_counts(reader)
     return {topic: partition_count(reader.store, topic)}
@@ -239,7 +245,7 @@ def counts_of(reader: ViewReader, topic: str | None) -> dict[str, int]:
 def describe(store: Store, topic: str, configured: config.Topic | None = None) -> TopicDetail:
     """Describe a topic and each of its partitions. `configured` are the settings of the file.
 
-    Raises TopicMissing.
+    Raises TopicNotFoundError.
     """
     count, reader = partition_count(store, topic), ViewReader(store)
     meta = known_meta(reader, topic)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import topics as admin
 from streamqd.admin.reading import ViewReader, ask, lease_views
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import Unit
 from streamqd.store import schedules, topics
 from streamqd.store.client import Connection
@@ -63,7 +63,7 @@ class Deleted:
 
 
 def look(store: Store, topic: str) -> Doomed:
-    """Return the extent of the deletion without deleting. Raises TopicMissing."""
+    """Return the extent of the deletion without deleting. Raises TopicNotFoundError."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
@@ -104,18 +104,19 @@ def delete(
 ) -> Deleted:
     """Delete a topic, or continue its deletion. `progress` gets the number of removed keys so far.
 
-    Raises TopicMissing, and Refused while a group on it is owned and `force` is false.
+    Raises TopicNotFoundError, and RequestRefusedError while a group on it is owned and `force` is
+    false.
     """
     found = look(store, topic)
     if found.owned and not force:
         more = f" and {len(found.owned) - 1} more" if len(found.owned) > 1 else ""
-        raise Refused(
+        raise RequestRefusedError(
             f"the topic is in use ({found.owned[0]}{more}); stop its consumers first, or pass"
             " --force"
         )
     reply = store.run(topics.retirement(store.keys, topic))
     if reply.word == "MISSING":
-        raise Refused(f"topic {topic} was deleted by another client")
+        raise RequestRefusedError(f"topic {topic} was deleted by another client")
     removed = 0
     for batch in _batches(store, topic, found):
         slots = store.connection.together(batch)

@@ -15,7 +15,7 @@ from streamqd.config.checks import check
 from streamqd.config.problems import Problems
 from streamqd.config.reading import TableReader, written
 from streamqd.config.setting import Setting, settings_of
-from streamqd.errors import BadValue, ConfigError, Refused
+from streamqd.errors import ConfigError, InvalidValueError, RequestRefusedError
 from streamqd.store import topics, untrusted
 from streamqd.store.store import Store
 
@@ -54,7 +54,8 @@ def change(
 ) -> TopicSettings:
     """Change registered settings, each `NAME=VALUE` as `retention.max_age=24h`.
 
-    They are checked like settings of the file. Raises ConfigError with every problem, and Refused.
+    They are checked like settings of the file. Raises ConfigError with every problem, and
+    RequestRefusedError.
     """
     for _ in range(TRIES):
         text = topics.stored(store, topic)
@@ -62,13 +63,13 @@ def change(
         after = _merged(before, changed_topic(topic, before, assignments))
         reply = store.run(topics.configuration(store.keys, topic, text, after))
         if reply.word == "MISSING":
-            raise Refused(
+            raise RequestRefusedError(
                 f"topic {topic} was deleted by another client; to create it again, run"
                 f" `streamqd topic create {topic}`"
             )
         if reply.word == "OK":
             return _seen(topic, after, configured, changed=after != before)
-    raise Refused(
+    raise RequestRefusedError(
         f"another client keeps changing the settings of {topic}, so nothing was changed; try again"
     )
 
@@ -100,9 +101,9 @@ def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     return kept
 
 
-def _odd(raw: bytes | None, key: str) -> BadValue:
+def _odd(raw: bytes | None, key: str) -> InvalidValueError:
     wanted = "the settings of a topic, as `topic create` writes them"
-    return BadValue(key, "settings", untrusted.shown(raw), wanted)
+    return InvalidValueError(key, "settings", untrusted.shown(raw), wanted)
 
 
 def changed_topic(
@@ -196,7 +197,7 @@ def _loaded(topic: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Refused(
+        raise RequestRefusedError(
             f"the settings of topic {topic} in Redis are not a JSON object ({text!r}); for the"
             " fix, run `streamqd doctor`"
         )

@@ -18,7 +18,7 @@ from streamqd.admin.dead_letters.selection import DeadLetterFields, origin_of
 from streamqd.admin.outbox_messages import OutboxUid
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
-from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.errors import InvalidRequestError, RedisResponseError, RequestRefusedError
 from streamqd.message import LAST_ERROR, REPLAY_OF, RUN_REFERENCE
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
@@ -158,22 +158,23 @@ class Name(NamedTuple):
 
 
 def read_name(text: str) -> Name | OutboxUid:
-    """Read TOPIC/PARTITION/ID or TOPIC/outbox/UID. Raises Malformed."""
+    """Read TOPIC/PARTITION/ID or TOPIC/outbox/UID. Raises InvalidRequestError."""
     return outbox_messages.read_uid(text) or read_uid(text)
 
 
 def read_uid(text: str) -> Name:
-    """Read TOPIC/PARTITION/ID. Raises Malformed."""
+    """Read TOPIC/PARTITION/ID. Raises InvalidRequestError."""
     match = _UID.fullmatch(text)
     if match is None:
-        raise Malformed(f"{text!r} is not a uid such as orders/3/1700000000000-0")
+        raise InvalidRequestError(f"{text!r} is not a uid such as orders/3/1700000000000-0")
     return Name(match[1], int(match[2]), match[3])
 
 
 def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
     """Trace a message, or a send and the message that it became.
 
-    Raises TopicMissing. Raises Refused for a message without any trace, or one never written.
+    Raises TopicNotFoundError. Raises RequestRefusedError for a message without any trace, or one
+    never written.
     """
     count = topics.partition_count(fleet.store, name.topic)
     if isinstance(name, OutboxUid):
@@ -195,7 +196,7 @@ def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
             problem = f"message {name} was not found among the entries that were searched"
         elif search.trimmed:
             problem += ", which was trimmed since: the message was removed, or was not sent yet"
-        raise Refused(
+        raise RequestRefusedError(
             f"{problem}; a message is sent after its transaction commits, so run `streamqd outbox"
             " status` to see the rows that wait and the dead rows"
         )
@@ -215,7 +216,7 @@ def _of_send(fleet: Fleet, name: Name) -> Trace:
     if due is None:
         missed = delayed.look_for(store, name.topic, [f"{name.partition}:{name.id}"])
         if not missed.sent:
-            raise Refused(
+            raise RequestRefusedError(
                 f"delayed send {'/'.join(map(str, name))} not found: it was canceled, never"
                 f" sent, or written before the last {delayed.LOOK_BACK:,} entries of its partition"
             )
@@ -264,7 +265,7 @@ class _Search:
         ]
         where = "present" if here else "trimmed" if self._before(first) else "missing"
         if self._id > last and not letters:
-            raise Refused(
+            raise RequestRefusedError(
                 f"message {self._uid} not found: the last one written to its partition is {last}"
             )
         self._again = [copy.id for copy in self._copies(stream)]
@@ -274,11 +275,11 @@ class _Search:
         unreadable = any(row.state == UNREADABLE for row in rows)
         if not written and not unreadable:
             if removed is None and _is_whole(counts):
-                raise Refused(
+                raise RequestRefusedError(
                     f"message {self._uid} was never written; check the topic, partition and ID"
                 )
             if _is_kept_part(self._id, counts):
-                raise Refused(
+                raise RequestRefusedError(
                     f"message {self._uid} was never written; check the topic, partition and ID"
                 )
         if not written:
@@ -349,7 +350,7 @@ class _Search:
         owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
         try:
             found = self._state(unit, letters, seen)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             found = {"state": UNREADABLE, "problem": str(error)}
         return GroupTrace(group=group, owner=owner, condition=condition, **found)
 

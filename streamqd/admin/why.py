@@ -22,7 +22,7 @@ from streamqd.admin.owners import OwnerPeriod
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.snapshot import FleetSnapshot
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.failures import HOUSEKEEPING
 from streamqd.model import Unit
 from streamqd.store import statistics
@@ -199,14 +199,14 @@ def answer(
 
     `configured` are the names of the outboxes in the configuration. If no relay ever held one, its
     topics are unknown, so it is reported for a topic and not for a partition. `with_owners` costs
-    one command for each assignment. Raises TopicMissing, Refused.
+    one command for each assignment. Raises TopicNotFoundError, RequestRefusedError.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
         groups.known(store, topic, group)
     seen = snapshot.read(fleet, topic, group, partition, reader=reader)
     if not seen.assignments:
-        raise Refused(f"no group reads topic {topic}; start a consumer of it")
+        raise RequestRefusedError(f"no group reads topic {topic}; start a consumer of it")
     units = [row.unit for row in seen.assignments]
     free = [row.unit for row in seen.assignments if not row.owner]
     # Only scripts read a lease, so a key of another type appears as a missing owner.

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from streamqd.cli.output import json_text, printable, table
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 
 FORMATS = ("table", "json", "csv")
 
@@ -18,7 +18,7 @@ FORMATS = ("table", "json", "csv")
 def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None:
     """Print rows as a table, as one JSON object per line, or as CSV with a header.
 
-    Raises Refused for JSON if two columns have the same name.
+    Raises RequestRefusedError for JSON if two columns have the same name.
     """
     if form == "json":
         for row in rows:
@@ -33,16 +33,19 @@ def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Return a row as a dict for JSON. Raises Refused if two columns have the same name."""
+    """Return a row as a dict for JSON.
+
+    Raises RequestRefusedError if two columns have the same name.
+    """
     refuse_doubles(names)
     return {name: readable(value) for name, value in zip(names, values, strict=True)}
 
 
 def refuse_doubles(names: Sequence[str]) -> None:
-    """Raise Refused if two columns have the same name, because JSON would lose one."""
+    """Raise RequestRefusedError if two columns have the same name, because JSON would lose one."""
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"two columns are named {double}; rename one with AS")
+        raise RequestRefusedError(f"two columns are named {double}; rename one with AS")
 
 
 def refused_by(form: str) -> Callable[[Sequence[str]], None]:
@@ -51,7 +54,7 @@ def refused_by(form: str) -> Callable[[Sequence[str]], None]:
 
 
 def readable(value: Any) -> Any:
-    """Return a value of a row for text and JSON. Raises Refused as `named`."""
+    """Return a value of a row for text and JSON. Raises RequestRefusedError as `named`."""
     if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):  # Spark's Row
         return named(names, value)
     if isinstance(value, bytes | bytearray):

@@ -118,7 +118,7 @@ class Parsed(click.ParamType[Value]):
 
 
 class FolderPath(click.Path):
-    """A local directory, as a path or file:///PATH. Any other URI raises Malformed."""
+    """A local directory, as a path or file:///PATH. Any other URI raises InvalidRequestError."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -131,7 +131,7 @@ class FolderPath(click.Path):
 class Directory(click.ParamType[Path | str]):
     """A local directory, as a path or file:///PATH, or the URL of one in an object store.
 
-    Converts to a Path or to the URL. Any other URI raises Malformed.
+    Converts to a Path or to the URL. Any other URI raises InvalidRequestError.
     """
 
     name = "path"

@@ -15,7 +15,12 @@ from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import LEVELS, styled
 from streamqd.cli.session import Session, timed_out
-from streamqd.errors import BadValue, ConfigError, RedisRefused, RedisUnavailable
+from streamqd.errors import (
+    ConfigError,
+    InvalidValueError,
+    RedisResponseError,
+    RedisUnavailableError,
+)
 from streamqd.store import key_types, members, topics
 from streamqd.words import count
 
@@ -124,13 +129,13 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
         findings += _rights(session, settings)
         findings += _pipelines(session, settings)
         findings += _duplicate(session, settings)
-    except RedisUnavailable as error:
+    except RedisUnavailableError as error:
         away = session.embedded and not error.sent and not timed_out(error)
         if away and not session.forbidden(error):
             findings.append(_embedded())
         else:
             findings.append(_problem("redis", str(session.explained(error))))
-    except RedisRefused as error:
+    except RedisResponseError as error:
         findings.append(_problem("redis", str(error)))
     return findings
 
@@ -152,7 +157,7 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
             continue
         try:
             found = topics.partition_count(session.store, name)
-        except BadValue as error:
+        except InvalidValueError as error:
             findings.append(_problem("topics", f"{error}; {_CURE}"))
             continue
         text = f"topics.{name}.partitions is {wanted.partitions}, but the topic has {found}"

@@ -46,7 +46,7 @@ from streamqd.cli.output import (
     unreadable,
 )
 from streamqd.cli.session import NOT_AUDITED, Session
-from streamqd.errors import RedisUnavailable, Refused, StreamqdError
+from streamqd.errors import RedisUnavailableError, RequestRefusedError, StreamqdError
 from streamqd.words import count
 
 
@@ -299,7 +299,7 @@ def _replayed(
     if done.refused:
         notes.append(f"not replayed: {_reasons(done.refused)}")
         refused = count(sum(done.refused.values()), "dead letter")
-        error = Refused(f"{refused} not replayed, see above")
+        error = RequestRefusedError(f"{refused} not replayed, see above")
     if done.result in (STOPPED, FAILED):
         bound = _bounded(choice, done.started_unix_ms + 1)
         again = command_line(session, "replay", done.topic, bound, rest)
@@ -312,7 +312,7 @@ def _replayed(
 
 def _exit_of(result: str, text: str) -> tuple[int, StreamqdError | None]:
     """Return the exit code and the error of work that was complete, interrupted or failed."""
-    error = RedisUnavailable(text, sent=False) if result == FAILED else None
+    error = RedisUnavailableError(text, sent=False) if result == FAILED else None
     return (EXIT_INTERRUPTED if result == STOPPED else 0), error
 
 
@@ -427,7 +427,7 @@ def purge(
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
     code, error = _exit_of(done.result, f"interrupted: {done.error} (the others are kept)")
     if done.unarchived and not (code or error):
-        error = Refused(
+        error = RequestRefusedError(
             f"{count(done.unarchived, 'dead letter')} of {topic} not archived yet, so not purged;"
             " run `streamqd pipeline archive`, or pass --unarchived"
         )
@@ -489,7 +489,7 @@ def _written(path: Path | None) -> Iterator[IO[str]]:
     try:
         number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror}") from None
+        raise RequestRefusedError(f"{path} cannot be written: {error.strerror}") from None
     part = Path(name)
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -498,7 +498,7 @@ def _written(path: Path | None) -> Iterator[IO[str]]:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror}") from None
+        raise RequestRefusedError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 

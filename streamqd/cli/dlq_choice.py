@@ -79,7 +79,7 @@ def chosen(
 ) -> MessageFilter:
     """Return the filter that the options describe. Relative times use the clock of Redis.
 
-    Raises Refused for a group that neither reads the topic nor has dead letters there.
+    Raises RequestRefusedError for a group that neither reads the topic nor has dead letters there.
     """
     now = server_unix_ms(session.link)
 
@@ -119,7 +119,7 @@ def _check_group(session: Session, topic: str, group: str | None) -> None:
     if group is None or group in groups.names(session.store, topic):
         return
     if not dead_letters.count(session.store, topic, MessageFilter(group=group)):
-        groups.known(session.store, topic, group)  # raises Refused for an unknown group
+        groups.known(session.store, topic, group)  # raises RequestRefusedError for an unknown group
 
 
 def stated(filters: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from streamqd.cli.output import (
     unreadable,
 )
 from streamqd.cli.session import Session
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.outbox.inspection import table_of
 from streamqd.words import age, count, memory
 
@@ -88,7 +88,7 @@ def doctor(
             unit=unit,
             read_table=lambda outbox: table_of(outbox, session.settings.daemon.max_message_bytes),
         )
-    except RedisUnavailable as unavailable:
+    except RedisUnavailableError as unavailable:
         error = session.explained(unavailable)
         # A problem of this host may be the reason that Redis cannot be reached.
         report = diagnosis.without_redis(session.settings, checks, str(error), unit=unit)

@@ -21,7 +21,7 @@ from streamqd.cli.output import (
     unreadable,
 )
 from streamqd.cli.session import Session
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import QUERIES
 from streamqd.words import age, count, plural
 
@@ -158,7 +158,7 @@ def reset(
     if not dry_run:
         foreseen = run(dry_run=True)
         if foreseen.obstacle:
-            raise Refused(foreseen.obstacle)
+            raise RequestRefusedError(foreseen.obstacle)
         where = count(len(foreseen.partitions), "partition")
         confirm(f"Reset {name} to read {topic} from {to}, on {where}?", yes)
     done = run(dry_run=dry_run)
@@ -202,10 +202,10 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     group.
     """
     if name not in groups.names(session.store, topic):
-        groups.known(session.store, topic, name)  # raises Refused for an unknown group
+        groups.known(session.store, topic, name)  # raises RequestRefusedError for an unknown group
     growing = groups.growing(session.store, topic, name)
     if growing and not force:
-        raise Refused(f"{growing}; wait until the growth is complete, or pass --force")
+        raise RequestRefusedError(f"{growing}; wait until the growth is complete, or pass --force")
     why = f"{growing}. " if growing else ""
     confirm(f"{why}Delete group {name} of {topic}?", yes)
     done = groups.delete(session.store, topic, name, force=force)

@@ -14,7 +14,7 @@ import click
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import emit
 from streamqd.cli.session import Session, pass_session
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 
 CONFIG = """\
 # Run `streamqd check` to test this file. `streamqd config schema` describes all settings.
@@ -219,7 +219,7 @@ def init(session: Session, directory: Path, example: str | None, as_json: bool) 
     files = _files(example) | {"streamqd.service": _unit(directory.absolute())}
     there = [name for name in files if (directory / name).exists()]
     if there:
-        raise Refused(
+        raise RequestRefusedError(
             f"{directory} already contains {', '.join(there)}, so nothing was written; choose"
             " another directory"
         )
@@ -229,7 +229,7 @@ def init(session: Session, directory: Path, example: str | None, as_json: bool) 
             with (directory / name).open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise Refused(f"{error.filename} cannot be written: {error.strerror}") from None
+        raise RequestRefusedError(f"{error.filename} cannot be written: {error.strerror}") from None
     if as_json:
         emit(InitResult(str(directory), list(files)))
         return

@@ -36,7 +36,7 @@ from streamqd.cli.output import (
     unreadable,
 )
 from streamqd.cli.session import Session
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import LETTERS
 from streamqd.words import age, count, plural
 
@@ -160,9 +160,13 @@ def _only_group(session: Session, topic: str) -> str:
     partitions = range(topics.partition_count(session.store, topic))
     found = topics.groups(session.store, topic, partitions)
     if not found:
-        raise Refused(f"no group reads topic {topic}; start a daemon with a consumer for it")
+        raise RequestRefusedError(
+            f"no group reads topic {topic}; start a daemon with a consumer for it"
+        )
     if len(found) > 1:
-        raise Refused(f"several groups read {topic}; pass --group with one of {', '.join(found)}")
+        raise RequestRefusedError(
+            f"several groups read {topic}; pass --group with one of {', '.join(found)}"
+        )
     return found[0]
 
 
@@ -421,7 +425,7 @@ def _preview_sends(
 ) -> CommandResult:
     """Return the number of sends that a command would change.
 
-    Raises Refused if one of the IDs is not waiting.
+    Raises RequestRefusedError if one of the IDs is not waiting.
     """
     if ids:
         names = [sends.show(session.store, topic, each).id for each in ids]

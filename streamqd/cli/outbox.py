@@ -15,7 +15,7 @@ from streamqd.cli.session import Session
 from streamqd.config import OutboxSettings
 from streamqd.config.outboxes import inline_password, place_of
 from streamqd.config.setting import settings_of
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.outbox import schema
 from streamqd.outbox.database import Database, connect
 from streamqd.outbox.schema import OutboxCheck
@@ -45,13 +45,13 @@ def chosen(command: Command) -> Command:
 def outbox_of(
     session: Session, name: str | None, database: str | None, table: str | None
 ) -> OutboxSettings:
-    """Return the chosen outbox. Raises Malformed, Refused and ConfigError."""
+    """Return the chosen outbox. Raises InvalidRequestError, RequestRefusedError and ConfigError."""
     if database is not None:
         if name is not None:
-            raise Malformed("NAME cannot be used with --database; pass one of them")
+            raise InvalidRequestError("NAME cannot be used with --database; pass one of them")
         found = OutboxSettings("outbox", database)
         if inline_password(found):
-            raise Malformed(
+            raise InvalidRequestError(
                 "other users can see a password in a command line; pass it as '${VARIABLE}'"
             )
     else:
@@ -59,7 +59,7 @@ def outbox_of(
     if table is not None:
         shape = settings_of(OutboxSettings)["table"].shape
         if shape is not None and not re.fullmatch(shape.pattern, table):
-            raise Malformed(f"{table!r} is not a valid table name; {shape.hint}")
+            raise InvalidRequestError(f"{table!r} is not a valid table name; {shape.hint}")
         found = dataclasses.replace(found, table=table)
     return found if database is None else _named(session, found)
 
@@ -80,22 +80,27 @@ def _named(session: Session, found: OutboxSettings) -> OutboxSettings:
 def _configured(outboxes: tuple[OutboxSettings, ...], name: str | None) -> OutboxSettings:
     known = {each.name: each for each in outboxes}
     if not known:
-        raise Refused("the configuration has no [[outboxes]]; add one, or pass --database URL")
+        raise RequestRefusedError(
+            "the configuration has no [[outboxes]]; add one, or pass --database URL"
+        )
     names = ", ".join(known)
     if name is None and len(known) > 1:
-        raise Malformed(f"the configuration has several outboxes; pass one of {names}")
+        raise InvalidRequestError(f"the configuration has several outboxes; pass one of {names}")
     if name is None:
         return outboxes[0]
     if name not in known:
-        raise Refused(f"outbox {name} was not found; pass one of {names}")
+        raise RequestRefusedError(f"outbox {name} was not found; pass one of {names}")
     return known[name]
 
 
 def opened(session: Session, outbox: OutboxSettings, *, create: bool = False) -> Database:
-    """Return the open database of an outbox. Raises Refused, DatabaseUnavailable, ConfigError."""
+    """Return the open database of an outbox.
+
+    Raises RequestRefusedError, DatabaseUnavailableError, ConfigError.
+    """
     fault = outbox.fault()
     if fault:
-        raise Refused(fault)
+        raise RequestRefusedError(fault)
     return connect(
         outbox.url(),
         table=outbox.table,
@@ -152,7 +157,7 @@ def create(
 def _printed(found: OutboxSettings, *, notify: bool) -> CommandResult:
     fault = found.fault()
     if fault:
-        raise Refused(fault)
+        raise RequestRefusedError(fault)
     made = OutboxTable(found.table, DIALECTS[found.dialect()]).create(notify=notify)
 
     def show() -> None:

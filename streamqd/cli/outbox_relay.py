@@ -13,7 +13,7 @@ from streamqd.cli.early import stopped
 from streamqd.cli.outbox import chosen, opened, outbox, outbox_of
 from streamqd.cli.output import printable, styled, table
 from streamqd.cli.session import Session
-from streamqd.errors import DatabaseUnavailable, RedisUnavailable, Refused
+from streamqd.errors import DatabaseUnavailableError, RedisUnavailableError, RequestRefusedError
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.serving import relay_of
 from streamqd.store import outbox as relays
@@ -70,7 +70,7 @@ def run(
     found = outbox_of(session, name, database, table)
     fault = found.fault()
     if fault:
-        raise Refused(fault)
+        raise RequestRefusedError(fault)
     settings = config.resolved(session.settings)
     signals = process.SignalQueue()
     log = settings.log
@@ -112,7 +112,7 @@ def status(
     view, away = None, None
     try:
         view = relays.one(session.store, found.name)
-    except RedisUnavailable as error:
+    except RedisUnavailableError as error:
         away = error
     rows = oldest = dead = None
     problem, shown = "", []
@@ -120,7 +120,7 @@ def status(
         with contextlib.closing(opened(session, found)) as link:
             rows, oldest = link.backlog(COUNTED_MAX)
             dead, shown = link.dead_count(COUNTED_MAX), link.dead(DEAD_SHOWN)
-    except DatabaseUnavailable as error:
+    except DatabaseUnavailableError as error:
         problem = str(error)
     state = OutboxState(
         name=found.name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamqd.admin import as_json
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.words import HIDING_JOINERS, INVISIBLE, age
 
 if TYPE_CHECKING:  # the daemon does without them, and should start quickly
@@ -188,10 +188,13 @@ def epoch(row: Any) -> str | None:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask for confirmation of an irreversible action. Raises Refused if it is not given."""
+    """Ask for confirmation of an irreversible action.
+
+    Raises RequestRefusedError if it is not given.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refused(f"{question} Standard input is not a terminal; pass --yes")
+        raise RequestRefusedError(f"{question} Standard input is not a terminal; pass --yes")
     if not click.confirm(question, err=True):
-        raise Refused("nothing was done")
+        raise RequestRefusedError("nothing was done")

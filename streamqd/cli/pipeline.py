@@ -31,7 +31,7 @@ from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
 from streamqd.cli.output import emit, printable, table
 from streamqd.cli.session import Session
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.words import count
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ UNTIL = click.option("--until", type=MOMENT, metavar="TIME", help="Only entries 
 
 
 def _opened(session: Session, folder: Path | str | None, *, create: bool = False) -> Archive | None:
-    """Return the archive, None without a directory. Raises Refused."""
+    """Return the archive, None without a directory. Raises RequestRefusedError."""
     from streamqd.spark.pipelines.storage import Archive
 
     stored = session.settings.archive.pairs
@@ -143,7 +143,7 @@ def archive(
             while True:
                 try:
                     done = archiver.run(topics)
-                except (RedisUnavailable, RedisRefused) as error:
+                except (RedisUnavailableError, RedisResponseError) as error:
                     # At the start, this is a wrong address or password. Later, it is an outage.
                     if every is None or not ran:
                         raise

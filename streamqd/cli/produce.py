@@ -22,15 +22,15 @@ from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.values import parse_instant
 from streamqd.errors import (
-    Malformed,
-    RedisRefused,
-    RedisUnavailable,
-    Refused,
+    InvalidRequestError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RequestRefusedError,
     StreamqdError,
-    TopicMissing,
+    TopicNotFoundError,
 )
 from streamqd.model import Uid
-from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
+from streamqd.producer import BatchOutcomeUnknownError, BatchRejectedError, Outgoing, Producer
 from streamqd.producer.encoding import encoded_key, envelope_of
 from streamqd.store import topics as registry
 from streamqd.words import count
@@ -158,7 +158,7 @@ def produce(
     shared = _shared(headers, partition, delay, at, expires, one)
     key = _key(form, one_key, key_regex, key_field)
     if not NAME.fullmatch(topic):
-        raise Malformed(f"{topic!r} is not a valid topic name ({NAME_HINT})")
+        raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     done = Produced(topic)
     try:
         lines = _source(payload, source, form)
@@ -209,14 +209,14 @@ def _deliver(
         with Producer(settings=session.settings, **options) as producer:
             chunks = producer.send_chunks(done.topic, items)
             _send(session, lines, chunks, done, quiet=quiet)
-    except ChunkUnknown as error:
+    except BatchOutcomeUnknownError as error:
         done.unknown = error.unknown
         done.sent += sum(each is not None for each in error.ids)
         failure = error
-    except ChunkRefused as error:
+    except BatchRejectedError as error:
         done.sent += sum(each is not None for each in error.ids)
         failure = error
-    except RedisUnavailable as error:
+    except RedisUnavailableError as error:
         failure = session.explained(error)
     except (StreamqdError, BadInputError, KeyboardInterrupt) as error:
         failure = error
@@ -352,7 +352,7 @@ def _dedup_id(given: str | None, *, one: bool) -> str | None:
 
 
 def _check_topic(session: Session, topic: str, create: bool | None) -> None:
-    """Ask before an unknown topic is created. Raises TopicMissing without a terminal.
+    """Ask before an unknown topic is created. Raises TopicNotFoundError without a terminal.
 
     If `create` is not None, the producer creates or refuses the topic accordingly.
     """
@@ -364,13 +364,13 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
         if registry.partition_count(session.store, topic) is not None:
             return
         missing = f"topic {topic} does not exist"
-        with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
+        with contextlib.suppress(RedisResponseError):  # a user who may only send cannot list topics
             near = difflib.get_close_matches(topic, registry.registry(session.store)[0], n=1)
             missing += f" (did you mean {near[0]}?)" if near else ""
     if not sys.stdin.isatty():
-        raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")
+        raise TopicNotFoundError(f"{missing}; not a terminal: pass --create to create {topic}")
     if not click.confirm(f"{missing}\nCreate topic {topic}?", err=True):
-        raise Refused("nothing was sent")
+        raise RequestRefusedError("nothing was sent")
 
 
 def _key(form: str, one: str | None, regex: str | None, field: str | None) -> Key | None:

@@ -21,17 +21,17 @@ from streamqd.cli.completion import equip
 from streamqd.cli.output import printable, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
-    BadValue,
     ConfigError,
-    DatabaseUnavailable,
+    DatabaseUnavailableError,
     HandlerLoadError,
-    Malformed,
-    MessageTooLarge,
-    RedisRefused,
-    RedisUnavailable,
-    Refused,
+    InvalidRequestError,
+    InvalidValueError,
+    MessageTooLargeError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RequestRefusedError,
     SparkError,
-    StartRefused,
+    StartupError,
     StreamqdError,
 )
 from streamqd.version import __version__
@@ -189,22 +189,22 @@ def _explain(error: Exception, session: Session) -> int:
 def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
     """Return the problems, one sentence each, and the exit code."""
     match error:
-        case StartRefused():
+        case StartupError():
             return list(error.problems), error.code
         case ConfigError() if error.problems:
             return list(error.problems), EXIT_CONFIG
         case ConfigError() | HandlerLoadError():
             code = EXIT_CONFIG
-        case RedisUnavailable() | RedisRefused() | DatabaseUnavailable():
+        case RedisUnavailableError() | RedisResponseError() | DatabaseUnavailableError():
             code = EXIT_REDIS
         case SparkError():
             code = EXIT_UNEXPECTED
-        case Malformed() | MessageTooLarge():
+        case InvalidRequestError() | MessageTooLargeError():
             code = EXIT_USAGE
-        case BadValue():
+        case InvalidValueError():
             hint = "run `streamqd doctor` for the fix"
             return [f"{error}; {hint}"], EXIT_REFUSED
-        case Refused():
+        case RequestRefusedError():
             code = EXIT_REFUSED
         case _:
             hint = "" if session.verbose else " (-v prints the traceback)"

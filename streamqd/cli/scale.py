@@ -16,7 +16,12 @@ from streamqd.cli.arguments import DURATION
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import json_text, printable, table, unreadable
 from streamqd.cli.session import Session
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused, StreamqdError
+from streamqd.errors import (
+    RedisResponseError,
+    RedisUnavailableError,
+    RequestRefusedError,
+    StreamqdError,
+)
 from streamqd.http import HttpRequest, HttpResponse, HttpServer
 from streamqd.http.access import JSON_TYPE, Access
 
@@ -124,10 +129,13 @@ class ScaleServer:
         )
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT. Raises Refused if it cannot listen on the address."""
+        """Serve until SIGTERM or SIGINT.
+
+        Raises RequestRefusedError if it cannot listen on the address.
+        """
         if fault := http.fault_of(self._address):
-            raise Refused(fault)
-        with contextlib.suppress(RedisUnavailable):
+            raise RequestRefusedError(fault)
+        with contextlib.suppress(RedisUnavailableError):
             self._look()  # a wrong name is an error at the start
         log = self._session.settings.log
         logs.setup(role="scale", style=log.format, level=log.level)
@@ -135,7 +143,7 @@ class ScaleServer:
         self._server.start()
         try:
             if not self._server.listening.wait(LISTEN_SECONDS) or self._server.bound is None:
-                raise Refused(
+                raise RequestRefusedError(
                     f"{http.shown(self._address)} is in use by another process; pass another"
                     " address to --bind"
                 )
@@ -157,7 +165,7 @@ class ScaleServer:
     def _measured(self) -> HttpResponse:
         try:
             document = json_text(self._look())
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             return self._unavailable(self._session.explained(error))
         except StreamqdError as error:
             return self._unavailable(error)
@@ -165,6 +173,6 @@ class ScaleServer:
         return HttpResponse(HTTPStatus.OK, f"{document}\n".encode(), JSON_TYPE)
 
     def _unavailable(self, error: StreamqdError) -> HttpResponse:
-        if isinstance(error, RedisUnavailable | RedisRefused):
+        if isinstance(error, RedisUnavailableError | RedisResponseError):
             self._away.failed(error=str(error))
         return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, f"{printable(str(error))}\n".encode())

@@ -26,7 +26,7 @@ from streamqd.cli.output import ago, confirm, listing, printable, table, unreada
 from streamqd.cli.session import Session
 from streamqd.config import Schedule
 from streamqd.config.setting import Kind, settings_of
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.words import age, count
 
 NEXT_MAX = 1_000  # ticks that `next` prints
@@ -179,7 +179,7 @@ def next_(
     try:
         since = None if begin is None else unix_ms(begin, now_unix_ms)
         seen = schedules.upcoming(session.store, configured, name, since, number)
-    except RedisUnavailable:
+    except RedisUnavailableError:
         stated = next((each for each in configured if each.name == name), None)
         if stated is None:
             raise

@@ -14,7 +14,7 @@ import click
 
 from streamqd import config
 from streamqd.config.topology import EMBEDDED
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -74,7 +74,7 @@ class Session:
         """Close the connection after the block, and reword its errors as `explained`."""
         try:
             yield
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             raise self.explained(error) from error
         finally:
             link, self._link = self._link, None
@@ -97,18 +97,18 @@ class Session:
 
         try:
             audit.record(self.store, topic, command, arguments=what, counts=counts)
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             self.note(NOT_AUDITED)
 
-    def explained(self, error: RedisUnavailable) -> RedisUnavailable:
+    def explained(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Return the error with a cause and a remedy for the operator."""
         if timed_out(error):
             # The server exists, but it is stopped, overloaded, or waiting for its disk.
-            return RedisUnavailable(f"Redis does not answer: {error}", sent=error.sent)
+            return RedisUnavailableError(f"Redis does not answer: {error}", sent=error.sent)
         if error.sent or not self.embedded:
             return error
         if refused := self.forbidden(error):
-            return RedisUnavailable(refused, sent=False)
+            return RedisUnavailableError(refused, sent=False)
         if self.config_path is None:
             text = (
                 "no streamqd is running with the default settings; pass its configuration with"
@@ -119,7 +119,7 @@ class Session:
                 f"no streamqd is running with {self.config_path}; start it with `streamqd --config"
                 f" {self.config_path}`"
             )
-        return RedisUnavailable(text, sent=False)
+        return RedisUnavailableError(text, sent=False)
 
     def forbidden(self, error: BaseException) -> str:
         """Return a sentence if this user may not open the daemon's socket, '' otherwise."""

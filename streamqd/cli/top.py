@@ -32,7 +32,7 @@ from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.frame import ScreenOptions, frame, rows_of, visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session
-from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
+from streamqd.errors import ConfigError, RedisResponseError, RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from streamqd.store.store import Store
 
@@ -190,11 +190,11 @@ class TopReader:
                     Fleet(Store(link, keys), daemon.fleet, daemon.lease_ttl)
                 )
                 self._at, self._trouble = time.monotonic(), ""
-            except RedisUnavailable as error:
+            except RedisUnavailableError as error:
                 self._trouble = str(self._session.explained(error))
             except ConfigError as error:
                 self._trouble = str(error)
-            except RedisRefused as error:
+            except RedisResponseError as error:
                 self._trouble = f"Redis rejected the request: {error}"
             self._wake()
             self._stop.wait(max(INTERVAL_MIN / 2, self._interval - (time.monotonic() - began)))

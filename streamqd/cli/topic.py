@@ -16,7 +16,7 @@ from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
 from streamqd.cli.output import at_least, confirm, listing, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.config import Topic
-from streamqd.errors import ConfigError, Refused
+from streamqd.errors import ConfigError, RequestRefusedError
 from streamqd.words import count, memory
 
 POLL_SECONDS = 1.0
@@ -206,7 +206,7 @@ def delete(
     """
     doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
-        raise Refused(
+        raise RequestRefusedError(
             f"topic {name} is in use ({count(len(doomed.owned), 'assignment')}, such as"
             f" {doomed.owned[0]}); stop its consumers first, or pass --force"
         )
@@ -214,7 +214,7 @@ def delete(
     if dry_run:
         return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
     if offering and not while_consumed:
-        raise Refused(
+        raise RequestRefusedError(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances,"
             " or remove the consumer and reload, or pass --while-consumed"
         )

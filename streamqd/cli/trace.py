@@ -16,7 +16,7 @@ from streamqd.cli.arguments import DIRECTORY
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import printable, sentence
 from streamqd.cli.session import Session
-from streamqd.errors import Refused, SparkError
+from streamqd.errors import RequestRefusedError, SparkError
 from streamqd.words import age, count
 
 
@@ -78,14 +78,17 @@ def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
 def look_into(
     folder: Path | str, topic: str, partition: int, entry_id: str, options: Mapping[str, str]
 ) -> Any:
-    """Return the place of an entry in an archive, with `file` and `found`. Raises Refused."""
+    """Return the place of an entry in an archive, with `file` and `found`.
+
+    Raises RequestRefusedError.
+    """
     # Imported here because other commands do not need it.
     try:
         from streamqd.spark.pipelines.lookup import look
 
         return look(folder, topic, partition, entry_id, options)
     except SparkError as error:
-        raise Refused(f"the archive cannot be read: {error}") from None
+        raise RequestRefusedError(f"the archive cannot be read: {error}") from None
 
 
 def _message(found: admin.Trace) -> list[str]:

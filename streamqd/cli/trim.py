@@ -13,7 +13,7 @@ from streamqd.cli.arguments import DURATION, SIZE, yes_option
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import ago, confirm, listing, unreadable
 from streamqd.cli.session import Session
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.words import count, memory
 
 
@@ -55,7 +55,7 @@ def trim(
         alone = config.Retention(*limits, without_groups=holds.retention.without_groups)
         holds = dataclasses.replace(holds, retention=alone)
     if not holds.retention.bounded:
-        raise Refused(
+        raise RequestRefusedError(
             f"{topic} has no retention; pass a limit with --max-age, --max-length or --max-bytes"
         )
     if not dry_run:

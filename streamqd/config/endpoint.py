@@ -13,7 +13,7 @@ from urllib.parse import quote
 from streamqd.config import topology
 from streamqd.config.schema import Settings
 from streamqd.config.topology import EMBEDDED, SOCKET_BYTES_MAX
-from streamqd.errors import ConfigError, RedisUnavailable
+from streamqd.errors import ConfigError, RedisUnavailableError
 
 _SOCKET = "redis.sock"
 _POINTER = "redis.sock.path"
@@ -55,14 +55,14 @@ def socket_path(settings: Settings) -> Path:
     private, and belong to the owner of state_dir or to the current user.
 
     Raises ConfigError when the directory is not private.
-    Raises RedisUnavailable when no server has started yet.
+    Raises RedisUnavailableError when no server has started yet.
     """
     state_dir = settings.daemon.state_dir.absolute()
     direct = state_dir / _SOCKET
     if _fits(direct):
         return direct
     # Never compute the path here: another user could create the expected directory first.
-    absent = RedisUnavailable(
+    absent = RedisUnavailableError(
         f"no server has been started in {state_dir}; start the daemon", sent=False
     )
     try:

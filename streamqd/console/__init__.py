@@ -20,7 +20,7 @@ from streamqd import config, logs
 from streamqd.console.access import ConsoleAccess, check_listening, made_access
 from streamqd.console.app import ConsoleApp
 from streamqd.console.backend import ArchiveLook, Backend
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_SECONDS = 2  # in which running requests may finish
@@ -32,7 +32,7 @@ def run(settings: config.Settings, say: Callable[[str], None], look: ArchiveLook
 
     `look` looks into the archive of the settings.
 
-    Raises Refused when it must not or cannot listen on the address.
+    Raises RequestRefusedError when it must not or cannot listen on the address.
     """
     check_listening(settings.console)
     with _listening(settings.console) as listener:
@@ -49,18 +49,20 @@ def run(settings: config.Settings, say: Callable[[str], None], look: ArchiveLook
 
 
 def _listening(console: config.Console) -> socket.socket:
-    """Return the listening socket. Raises Refused."""
+    """Return the listening socket. Raises RequestRefusedError."""
     host, port = console.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Refused(
+            raise RequestRefusedError(
                 f"console.bind {console.bind} is in use by another process; pass --port 0 for a"
                 " free port"
             ) from None
-        raise Refused(f"console.bind {console.bind} cannot be used ({error.strerror})") from None
+        raise RequestRefusedError(
+            f"console.bind {console.bind} cannot be used ({error.strerror})"
+        ) from None
 
 
 def _address(console: config.Console, port: int) -> str:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from streamqd import config
 from streamqd.config.secrets import is_credential
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 
 SESSION_SECONDS = 12 * 3_600.0  # without a request
 SESSIONS_MAX = 1_000
@@ -47,12 +47,12 @@ class Role(IntEnum):
 
 
 def role_of(word: str) -> Role:
-    """Return the role with this name. Raises Refused."""
+    """Return the role with this name. Raises RequestRefusedError."""
     try:
         return Role[word.upper()]
     except KeyError:
         words = ", ".join(each.word for each in Role)
-        raise Refused(f"role {word!r} is not valid; use one of {words}") from None
+        raise RequestRefusedError(f"role {word!r} is not valid; use one of {words}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +91,39 @@ def _digest(password: str, salt: bytes) -> bytes:
 
 
 def new_user(name: str, role: Role, password: str) -> UserRecord:
-    """Return the record of a person. Raises Refused when the name or password cannot be used."""
+    """Return the record of a person.
+
+    Raises RequestRefusedError when the name or password cannot be used.
+    """
     if not name or len(name) > NAME_CHARS or ":" in name or not name.isprintable():
-        raise Refused(f"user {name!r} is not a valid name; use 1 to {NAME_CHARS} characters, no :")
+        raise RequestRefusedError(
+            f"user {name!r} is not a valid name; use 1 to {NAME_CHARS} characters, no :"
+        )
     if len(password) < 8:
-        raise Refused("password must have at least 8 characters")
+        raise RequestRefusedError("password must have at least 8 characters")
     salt = secrets.token_bytes(16)
     return UserRecord(name, role, salt, _digest(password, salt))
 
 
 def read_users(path: Path) -> dict[str, UserRecord]:
-    """Return the persons of a users file by name. Raises Refused with the line of a fault."""
+    """Return the persons of a users file by name.
+
+    Raises RequestRefusedError with the line of a fault.
+    """
     try:
         with path.open(encoding="utf-8") as opened:
             mode = os.fstat(opened.fileno()).st_mode
             lines = opened.read(1 << 20).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise Refused(
+        raise RequestRefusedError(
             f"console.users_file {path} cannot be read ({reason}); run `streamqd console"
             " --add-user NAME` to create it"
         ) from None
     if stat.S_IMODE(mode) & 0o077 and not is_credential(path):
-        raise Refused(f"console.users_file {path} is readable by others; run chmod 600 {path}")
+        raise RequestRefusedError(
+            f"console.users_file {path} is readable by others; run chmod 600 {path}"
+        )
     found = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -122,8 +132,8 @@ def read_users(path: Path) -> dict[str, UserRecord]:
             name, role, salt, digest = line.split(":")
             key = bytes.fromhex(salt), bytes.fromhex(digest)
             found[name] = UserRecord(name, role_of(role), *key)
-        except (ValueError, Refused):
-            raise Refused(
+        except (ValueError, RequestRefusedError):
+            raise RequestRefusedError(
                 f"console.users_file {path}:{number} is not NAME:ROLE:SALT:HASH; write it with"
                 " `streamqd console --add-user NAME`"
             ) from None
@@ -232,12 +242,15 @@ class ConsoleAccess:
         return self._enter(self._made(_own_name(), Role.ADMIN)) if right else None
 
     def enter_by_password(self, name: str, password: str) -> str | None:
-        """Return a new session for the right password. Raises Refused after many wrong ones."""
+        """Return a new session for the right password.
+
+        Raises RequestRefusedError after many wrong ones.
+        """
         now = time.monotonic()
         with self._lock:
             self._failures = [each for each in self._failures if now - each < 60]
             if len(self._failures) >= FAILURES_MAX:
-                raise Refused("too many wrong passwords; try again in a minute")
+                raise RequestRefusedError("too many wrong passwords; try again in a minute")
         user = (self.users or {}).get(name)
         # An unknown name takes as long as a wrong password.
         accepted = (user or _NOBODY).accepts(password)
@@ -312,21 +325,21 @@ def host_of(asking: Asking, access: ConsoleAccess) -> str:
 
 
 def check_listening(console: config.Console) -> None:
-    """Raise Refused if other hosts could use the console without authentication."""
+    """Raise RequestRefusedError if other hosts could use the console without authentication."""
     host, port = console.address
     if config.is_loopback(host) or console.users_file or console.proxy_header:
         return
-    raise Refused(
+    raise RequestRefusedError(
         f"console.bind {console.bind} can be reached by other hosts without a login; set"
         f" console.users_file or console.proxy_header, or bind 127.0.0.1:{port}"
     )
 
 
 def made_access(console: config.Console, port: int) -> ConsoleAccess:
-    """Return the access of a console that listens on a port. Raises Refused."""
+    """Return the access of a console that listens on a port. Raises RequestRefusedError."""
     users = read_users(console.users_file) if console.users_file else None
     if users is not None and not users and console.proxy_header is None:
-        raise Refused(
+        raise RequestRefusedError(
             f"console.users_file {console.users_file} has no user; run `streamqd console --add-user"
             " NAME`"
         )

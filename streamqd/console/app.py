@@ -37,12 +37,12 @@ from streamqd.console.pages import THEMES, Pages
 from streamqd.console.view import Act, ActResult, ConsoleView, Download, Visit
 from streamqd.console.views import ACTS, DOWNLOADS, VIEWS
 from streamqd.errors import (
-    BadValue,
-    Malformed,
-    MessageTooLarge,
-    RedisRefused,
-    RedisUnavailable,
-    Refused,
+    InvalidRequestError,
+    InvalidValueError,
+    MessageTooLargeError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RequestRefusedError,
     StreamqdError,
 )
 
@@ -194,19 +194,23 @@ class ConsoleApp:
         """Run an endpoint. Errors become pages with one sentence."""
         try:
             return await rule.endpoint(request)
-        except Malformed as error:
+        except InvalidRequestError as error:
             return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
-        except Refused as error:
+        except RequestRefusedError as error:
             status = HTTPStatus.NOT_FOUND if rule.method == "GET" else HTTPStatus.CONFLICT
             return self._problem(request, status, str(error))
-        except (RedisUnavailable, RedisRefused, TooBusyError) as error:
-            if isinstance(error, RedisRefused) and rule.method == "POST" and not error.transient:
+        except (RedisUnavailableError, RedisResponseError, TooBusyError) as error:
+            if (
+                isinstance(error, RedisResponseError)
+                and rule.method == "POST"
+                and not error.transient
+            ):
                 text = f"Redis rejected the change: {error}"
                 return self._problem(request, HTTPStatus.CONFLICT, text)
             return self._problem(
                 request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explained(error), away=True
             )
-        except BadValue as error:
+        except InvalidValueError as error:
             text = f"{error}; run `streamqd doctor` for the fix"
             return self._problem(request, HTTPStatus.CONFLICT, text)
         except StreamqdError as error:
@@ -329,7 +333,7 @@ class ConsoleApp:
             raise TooBusyError(f"{STREAMS_MAX} pages are open; close some")
         here = request.query_params.get("page", "")[:URL_CHARS_MAX]
         if self._found(here) is None:
-            raise Malformed("no live page has this address")
+            raise InvalidRequestError("no live page has this address")
         key = PageKey(here, replace(request.state.person, name=""))
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(self.hub.listen(key), 200, headers, "text/event-stream")
@@ -346,7 +350,7 @@ class ConsoleApp:
     async def _render_live(self, key: PageKey) -> str:
         found = self._found(key.here)
         if found is None or not key.person.may(found[0].role):
-            raise Refused("no live page has this address")
+            raise RequestRefusedError("no live page has this address")
         view, path, query = found
 
         def render(desk: Desk) -> str:
@@ -423,7 +427,7 @@ class ConsoleApp:
 
         try:
             done = await self._ledger.once(key, lambda: self._backend.call(run))
-        except (Refused, BadValue, MessageTooLarge) as error:
+        except (RequestRefusedError, InvalidValueError, MessageTooLargeError) as error:
             return await self._shown(act, request, values, HTTPStatus.CONFLICT, str(error))
         place = path if done.parameters is None else done.parameters
         target = self._pages.to(done.view or act.back, **{**place, "done": key.request})

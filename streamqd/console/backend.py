@@ -23,7 +23,7 @@ from streamqd.console import overview
 from streamqd.console.history import ConsoleHistory
 from streamqd.console.jobs import ConsoleJob, Jobs
 from streamqd.console.overview import FleetNow
-from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
+from streamqd.errors import RedisResponseError, RedisUnavailableError, StreamqdError
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -53,8 +53,9 @@ class ArchivePlace(Protocol):
         """True if the entry is in the file."""
 
 
-# Looks for topic, partition and ID in an archive, with the options of `[archive]`. Raises Refused.
-# The command passes it, because the console does not depend on the packages for archives.
+# Looks for topic, partition and ID in an archive, with the options of `[archive]`. Raises
+# RequestRefusedError. The command passes it, because the console does not depend on the packages
+# for archives.
 ArchiveLook = Callable[[str, str, int, str, Mapping[str, str]], ArchivePlace]
 
 
@@ -73,7 +74,7 @@ class Desk:
 
     @property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet, up to 2 s old. Raises RedisUnavailable."""
+        """The shared snapshot of the fleet, up to 2 s old. Raises RedisUnavailableError."""
         return self.backend.fleet_now(self)
 
 
@@ -146,7 +147,7 @@ class Backend:
     def start_job(self, job: ConsoleJob, work: Callable[[Desk, ConsoleJob], str]) -> str:
         """Start a job in the name of the acting person, and return its id.
 
-        Raises Refused when too many run.
+        Raises RequestRefusedError when too many run.
         """
         acting = audit.who()
 
@@ -188,13 +189,13 @@ def record(
     try:
         for topic in topics:
             audit.record(desk.store, topic, command, arguments=arguments, counts=counts)
-    except (RedisUnavailable, RedisRefused):
+    except (RedisUnavailableError, RedisResponseError):
         return False
     return True
 
 
 def explained(error: StreamqdError) -> str:
     """Return a sentence about an error of Redis for the banner."""
-    if isinstance(error, RedisUnavailable):
+    if isinstance(error, RedisUnavailableError):
         return "Redis does not answer. Numbers are missing or out of date. Retrying automatically."
     return str(error)

@@ -32,7 +32,10 @@ class ExportFile:
     """The lines of one export of a topic. Used by one thread, except for `stop`."""
 
     def __init__(self, backend: Backend, topic: str, choice: MessageFilter, person: str) -> None:
-        """Fix which dead letters are exported. Raises TopicMissing, Refused, TooBusyError."""
+        """Fix which dead letters are exported.
+
+        Raises TopicNotFoundError, RequestRefusedError, TooBusyError.
+        """
         if not _running.acquire(blocking=False):
             raise TooBusyError(f"{EXPORTS_MAX} exports are running; repeat this one later")
         self._person = person
@@ -46,7 +49,7 @@ class ExportFile:
         self._lines = self._export.lines()
 
     def chunk(self) -> bytes:
-        """Return the next lines, b'' after the last one. Raises RedisUnavailable."""
+        """Return the next lines, b'' after the last one. Raises RedisUnavailableError."""
         some = list(itertools.islice(self._lines, CHUNK))
         self._complete = not some and not self._stopped.is_set()
         return "".join(f"{line}\n" for line in some).encode()

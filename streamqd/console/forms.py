@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 from streamqd.console.backend import Desk, record
 from streamqd.console.formats import sentence
 from streamqd.console.view import ActResult, FormField, Preview
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 
 REQUESTS_MAX = 1_000  # whose results are kept
 FIELDS_MAX = 200
@@ -37,13 +37,13 @@ def new_request() -> str:
 
 
 def read_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form, of each name the last one. Raises Malformed."""
+    """Return the fields of a form, of each name the last one. Raises InvalidRequestError."""
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"
         )
     except ValueError:
-        raise Malformed("the form is not valid; reload the page") from None
+        raise InvalidRequestError("the form is not valid; reload the page") from None
     # Browsers send each line break as CR LF.
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
@@ -73,14 +73,14 @@ def previewed(function: Callable[[], Preview]) -> Preview:
     """Return a dry run. If the present state or a value forbids the act, it has the refusal."""
     try:
         return function()
-    except Refused as error:
+    except RequestRefusedError as error:
         return Preview([], refusal=sentence(str(error)))
 
 
 def check_typed(given: str, wanted: str) -> None:
-    """Raise Refused unless the name that a destructive act demands was typed."""
+    """Raise RequestRefusedError unless the name that a destructive act demands was typed."""
     if wanted and given.strip() != wanted:
-        raise Refused(f"nothing was changed: type {wanted} to confirm")
+        raise RequestRefusedError(f"nothing was changed: type {wanted} to confirm")
 
 
 def audited(desk: Desk, done: ActResult) -> ActResult:
@@ -108,7 +108,7 @@ class Ledger:
     async def once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
         """Run a change, or wait for its result if the same request runs or has run."""
         if not key.request:
-            raise Malformed("the form has no request ID; reload the page")
+            raise InvalidRequestError("the form has no request ID; reload the page")
         known = self._results.get(key)
         if known is not None:
             return await asyncio.shield(known)

@@ -62,7 +62,7 @@ class ConsoleHistory:
     def sparks(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, list[float | None]]:
         """Return the messages acknowledged per minute in the last hour, by topic and group.
 
-        Empty without history. Raises RedisRefused, RedisUnavailable.
+        Empty without history. Raises RedisResponseError, RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
@@ -87,7 +87,8 @@ class ConsoleHistory:
     ) -> Sequence[HistoryPoint]:
         """Return a group in the last minutes, in steps of `step` minutes, oldest first.
 
-        `partitions` is the number that the group has now. Raises RedisRefused, RedisUnavailable.
+        `partitions` is the number that the group has now. Raises RedisResponseError,
+        RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, minutes)
@@ -101,7 +102,7 @@ class ConsoleHistory:
     def runs(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, dict[int, int]]:
         """Return the runs of the last hour by topic and group, and by bucket of handling times.
 
-        Raises RedisRefused, RedisUnavailable.
+        Raises RedisResponseError, RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)

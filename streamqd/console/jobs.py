@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from streamqd.errors import Refused, StreamqdError
+from streamqd.errors import RequestRefusedError, StreamqdError
 
 JOBS_MAX = 4  # at a time
 KEPT_MAX = 100
@@ -85,10 +85,10 @@ class Jobs:
         return [each for each in reversed(self._jobs.values()) if topic in ("", each.topic)]
 
     def get(self, job_id: str) -> ConsoleJob:
-        """Return a job. Raises Refused."""
+        """Return a job. Raises RequestRefusedError."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise Refused(
+            raise RequestRefusedError(
                 f"job {job_id} not found, because the console was restarted; its result is in the"
                 " audit log"
             )
@@ -97,11 +97,13 @@ class Jobs:
     def start(self, job: ConsoleJob, run: Callable[[ConsoleJob], str]) -> str:
         """Start a job and return its id. `run` does the work and returns a sentence.
 
-        Raises Refused when full.
+        Raises RequestRefusedError when full.
         """
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
-                raise Refused(f"{JOBS_MAX} jobs are already running; wait for one, or stop one")
+                raise RequestRefusedError(
+                    f"{JOBS_MAX} jobs are already running; wait for one, or stop one"
+                )
             job.id = str(next(self._numbers))
             self._jobs[job.id] = job
             for old in [each for each in self._jobs.values() if not each.running][:-KEPT_MAX]:

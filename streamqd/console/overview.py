@@ -200,7 +200,10 @@ class FleetNow:
 
 
 def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
-    """Read the fleet. `before` is the previous check. Raises RedisUnavailable, RedisRefused."""
+    """Read the fleet.
+
+    `before` is the previous check. Raises RedisUnavailableError, RedisResponseError.
+    """
     taken = time.monotonic()
     seen = snapshot.read(fleet)
     slow = before.slow if before is not None else None

@@ -12,7 +12,7 @@ from streamqd.console.backend import Desk
 from streamqd.console.bodies import BodyReader
 from streamqd.console.exports import ExportFile
 from streamqd.console.overview import FleetNow
-from streamqd.errors import Malformed
+from streamqd.errors import InvalidRequestError
 
 PAGE_ROWS = 50
 PAGE_ROWS_MAX = 500
@@ -34,9 +34,9 @@ Row = TypeVar("Row")
 
 
 def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
-    """Return the value of parameter `name`. Raises Malformed."""
+    """Return the value of parameter `name`. Raises InvalidRequestError."""
     if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
-        raise Malformed(f"{name} must be an integer from {least:,} to {most:,}")
+        raise InvalidRequestError(f"{name} must be an integer from {least:,} to {most:,}")
     return int(text)
 
 
@@ -86,7 +86,10 @@ class Visit:
 
     @cached_property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet, one for the whole visit. Raises RedisUnavailable."""
+        """The shared snapshot of the fleet, one for the whole visit.
+
+        Raises RedisUnavailableError.
+        """
         return self.desk.now
 
     @property
@@ -106,7 +109,7 @@ class Visit:
     def number(
         self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int:
-        """Return an integer parameter of the URL. Raises Malformed.
+        """Return an integer parameter of the URL. Raises InvalidRequestError.
 
         `label` is the label of its field, by default the name with a capital letter.
         """
@@ -117,7 +120,7 @@ class Visit:
     def given(
         self, name: str, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int | None:
-        """Return an integer parameter of the URL, None without it. Raises Malformed."""
+        """Return an integer parameter of the URL, None without it. Raises InvalidRequestError."""
         if not self.text(name):
             return None
         return self.number(name, 0, least=least, most=most, label=label)

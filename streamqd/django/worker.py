@@ -28,7 +28,7 @@ django.setup()
 _SEND_ID = b"sendId"  # the field by which the outbox's relay names a row
 
 
-class TaskMissing(LookupError):  # noqa: N818 - named after what happened
+class TaskNotFoundError(LookupError):
     """The task of a message is not in the code of this worker. Its message is retried."""
 
 
@@ -48,8 +48,8 @@ def run_task(msg: Message) -> None:
     An exception in the task is raised to the consumer, which retries or dead-letters the message
     by its policy. A task may raise `Retry`, `Dead` and `Release`.
 
-    Raises TaskMissing for an unknown task, so that a worker of an older release does not lose one,
-    and Dead for a message that is not a task.
+    Raises TaskNotFoundError for an unknown task, so that a worker of an older release does not lose
+    one, and Dead for a message that is not a task.
     """
     call = _call_of(msg)
     task = _task_of(call.task)
@@ -84,7 +84,7 @@ def _task_of(path: str) -> Task[..., Any]:
     """Return a task by its path. Imports modules of installed apps only."""
     module_name, _, name = path.rpartition(".")
     if not in_app(module_name):
-        raise TaskMissing(f"task {path} is not in an installed app")
+        raise TaskNotFoundError(f"task {path} is not in an installed app")
     try:
         task = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
@@ -92,7 +92,7 @@ def _task_of(path: str) -> Task[..., Any]:
             raise  # a module that the module of the task imports
         task = None
     if not isinstance(task, Task):
-        raise TaskMissing(f"task {path} is not in this release; deploy the workers first")
+        raise TaskNotFoundError(f"task {path} is not in this release; deploy the workers first")
     return task
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from streamqd import AsyncProducer, BacklogFull, UnknownOutcome
+from streamqd import AsyncProducer, BacklogFullError, OutcomeUnknownError
 
 
 async def order(producer: AsyncProducer, number: int) -> str:
@@ -21,9 +21,9 @@ async def order(producer: AsyncProducer, number: int) -> str:
             "orders", {"id": number}, key=f"customer-{number % 9}", dedup_id=f"order-{number}"
         )
         return await asyncio.wait_for(sending, timeout=5)
-    except BacklogFull:
+    except BacklogFullError:
         return "busy, try again in a minute"
-    except (TimeoutError, UnknownOutcome):
+    except (TimeoutError, OutcomeUnknownError):
         return "not sure, try again"
 
 

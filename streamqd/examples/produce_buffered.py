@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from streamqd import BufferedProducer, BufferFull, StreamqdError, Uid
+from streamqd import BufferedProducer, BufferFullError, StreamqdError, Uid
 
 
 def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
@@ -30,7 +30,7 @@ def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
             sensor, value = line.split()
             try:
                 receipt = producer.send("readings", float(value), key=sensor, expires=3600)
-            except BufferFull:
+            except BufferFullError:
                 lost += 1  # Redis is too slow or unavailable: drop the value, or stop reading
             else:
                 receipt.add_done_callback(count)

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING
 
 from streamqd import logs, process
 from streamqd.config import Settings
-from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
+from streamqd.errors import (
+    InvalidValueError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RefusalKind,
+    SilentConnectionError,
+)
 from streamqd.housekeeper.batch import TimeSlice
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
@@ -189,7 +195,7 @@ class Housekeeper:
     def _end_history(self) -> None:
         """Write the figures of the unfinished minute, because the next process starts at zero."""
         if self._history is not None and self.view.redis_up:
-            with contextlib.suppress(RedisRefused, RedisUnavailable):
+            with contextlib.suppress(RedisResponseError, RedisUnavailableError):
                 self._history.write()
 
     def _look(self) -> None:
@@ -220,13 +226,13 @@ class Housekeeper:
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
-            except SilentConnection as error:
+            except SilentConnectionError as error:
                 self._lost(error, away=False)
                 return
-            except RedisUnavailable as error:
+            except RedisUnavailableError as error:
                 self._lost(error)
                 return
-            except RedisRefused as error:
+            except RedisResponseError as error:
                 if error.kind in _AWAY:
                     self._lost(error)
                     return
@@ -269,7 +275,7 @@ class Housekeeper:
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.view.count("failures", (self.view.instance, task.name))
-        known = isinstance(error, RedisRefused | BadValue)
+        known = isinstance(error, RedisResponseError | InvalidValueError)
         task.trouble.failed(
             logging.WARNING if known else logging.ERROR,
             exc=None if known else error,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.isolate import Isolate, directly
 from streamqd.store.replies import valid
 from streamqd.store.scripts import Call, Reply
@@ -28,9 +28,9 @@ Steps = Generator[None, None, float | None]  # one write per step, returns when 
 
 def read_all(
     store: Store, calls: Sequence[Call]
-) -> Generator[None, None, list[Reply | RedisRefused | ContractError]]:
+) -> Generator[None, None, list[Reply | RedisResponseError | ContractError]]:
     """Run scripts that only read, a write at a step. Returns the answers."""
-    replies: list[Reply | RedisRefused | ContractError] = []
+    replies: list[Reply | RedisResponseError | ContractError] = []
     for start in range(0, len(calls), LOOKS_MAX):
         replies += map(_refusal, store.run_each(calls[start : start + LOOKS_MAX]))
         yield
@@ -60,7 +60,7 @@ def run_batched(
     store: Store,
     targets: Sequence[Target],
     call: Callable[[Target], Call],
-    book: Callable[[Target, Reply | RedisRefused], bool],
+    book: Callable[[Target, Reply | RedisResponseError], bool],
     rounds: int,
     isolate: Isolate[Target] = directly,
 ) -> Generator[None, None, list[Target]]:
@@ -86,17 +86,17 @@ def run_batched(
 
 
 def _booked(
-    book: Callable[[Target, Reply | RedisRefused], bool],
+    book: Callable[[Target, Reply | RedisResponseError], bool],
     target: Target,
-    reply: Reply | RedisRefused | ContractError,
+    reply: Reply | RedisResponseError | ContractError,
 ) -> bool:
     return book(target, valid(reply))
 
 
 def _refusal(reply: Any) -> Any:
     """Treat a cluster node that does not answer like a bad key: other work continues."""
-    if isinstance(reply, RedisUnavailable):
-        return RedisRefused("UNANSWERED", str(reply))
+    if isinstance(reply, RedisUnavailableError):
+        return RedisResponseError("UNANSWERED", str(reply))
     return reply
 
 
@@ -129,11 +129,11 @@ class Refusals:
     """Collects the refusals of a run, so that one bad key does not stop the others."""
 
     def __init__(self) -> None:
-        self._first: RedisRefused | None = None
+        self._first: RedisResponseError | None = None
 
     def took(self, reply: Any) -> bool:
         """Return True if the reply is an answer. A refusal is remembered."""
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             self._first = self._first or reply
             return False
         return True

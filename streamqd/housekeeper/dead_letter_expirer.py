@@ -11,7 +11,7 @@ from collections import Counter
 
 from streamqd import logs
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.topics import Topics
 from streamqd.isolate import Isolate, directly
@@ -52,8 +52,8 @@ class DeadLetterExpirer:
         refusals = Refusals()
         expired: Counter[str] = Counter()
 
-        def book(place: TopicPartition, reply: Reply | RedisRefused) -> bool:
-            if isinstance(reply, RedisRefused):
+        def book(place: TopicPartition, reply: Reply | RedisResponseError) -> bool:
+            if isinstance(reply, RedisResponseError):
                 return refusals.took(reply)
             done = dead.PurgeReply.parse(reply)
             if done.removed:

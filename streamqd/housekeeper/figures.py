@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
-from streamqd.errors import ContractError, RedisRefused
+from streamqd.errors import ContractError, RedisResponseError
 from streamqd.housekeeper.batch import Refusals, Steps, Target, prepared, read_all
 from streamqd.isolate import Isolate, directly
 from streamqd.logs import Once
@@ -124,6 +124,6 @@ def _each(
     found = {
         subject: isolate(subject, found_of, subject, reply)
         for subject, reply in zip(asked, replies, strict=True)
-        if refusals.took(reply) and not isinstance(reply, RedisRefused)
+        if refusals.took(reply) and not isinstance(reply, RedisResponseError)
     }
     return {subject: each for subject, each in found.items() if each is not None}

@@ -68,7 +68,7 @@ class HistoryWriter:
     def write(self) -> None:
         """Write the entry for the time since the last one. After an error, the next one covers it.
 
-        Raises RedisRefused, RedisUnavailable.
+        Raises RedisResponseError, RedisUnavailableError.
         """
         self._look()
         view = self._view

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from streamqd import logs
-from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
+from streamqd.errors import InvalidValueError, RedisResponseError, RedisUnavailableError
 from streamqd.failures import HOUSEKEEPING
 from streamqd.isolate import Isolate
 from streamqd.metrics.view import MetricsView
@@ -50,7 +50,10 @@ class TaskIsolation:
         self._failing: dict[tuple[str, Subject], _Failing] = {}
 
     def of(self, task: str) -> Isolate[Subject]:
-        """Return the function that isolates a task. RedisUnavailable and RedisRefused pass it."""
+        """Return the function that isolates a task.
+
+        RedisUnavailableError and RedisResponseError pass it.
+        """
 
         def run(
             subject: Subject, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
@@ -60,7 +63,7 @@ class TaskIsolation:
                 return None
             try:
                 return do(*args, **named)
-            except (RedisUnavailable, RedisRefused):
+            except (RedisUnavailableError, RedisResponseError):
                 raise
             except Exception as error:  # noqa: BLE001 - it may be any: the others continue
                 self._failed(task, subject, error)
@@ -91,7 +94,7 @@ class TaskIsolation:
 
     def _failed(self, task: str, subject: Subject, error: Exception) -> None:
         failing = self._failing.setdefault((task, subject), _Failing())
-        known = isinstance(error, BadValue)
+        known = isinstance(error, InvalidValueError)
         self._view.count("failures", (self._view.instance, task))
         failing.trouble.failed(
             logging.WARNING if known else logging.ERROR,

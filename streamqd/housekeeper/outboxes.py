@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.housekeeper.batch import Refusals
 from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
@@ -19,8 +19,8 @@ from streamqd.store.store import Store
 def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad: Once) -> None:
     """Read the figures of all outboxes into the view, in one round trip.
 
-    An unreadable outbox has no figures, and the others keep theirs. Raises RedisRefused after all
-    have been read.
+    An unreadable outbox has no figures, and the others keep theirs. Raises RedisResponseError after
+    all have been read.
     """
     if not names:
         return
@@ -28,7 +28,7 @@ def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad:
     for each in outbox.views(store, names):
         if isinstance(each, OutboxView):
             found.append(each)
-        elif isinstance(each, BadValue):
+        elif isinstance(each, InvalidValueError):
             wrong.append(each)
         else:
             refusals.took(each)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, ParamSpec, TypeVar
 
 from streamqd import logs
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.isolate import Isolate, directly
@@ -155,12 +155,12 @@ class Promoter(Generic[Target]):
         if due is not None:
             self._lively[target] = time.monotonic()
 
-    def _book(self, target: Target, reply: Reply | RedisRefused) -> bool:
+    def _book(self, target: Target, reply: Reply | RedisResponseError) -> bool:
         """Note one answer. Return True if there is more to move now."""
         self._asked[target] = time.monotonic()
         self._wanted.discard(target)
         self._near.pop(target, None)
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             # The refused message is still due. Try it with the next poll, not before.
             self._learn(target, None, now_ns())
             self._lively[target] = time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 
 from streamqd import logs
 from streamqd.config import Topic
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
@@ -54,7 +54,7 @@ class RetentionEnforcer:
         losses: Counter[Loss] = Counter()
         try:
             return (yield from self._drop(places, refusals, losses))
-        except RedisUnavailable:
+        except RedisUnavailableError:
             # A drop may have been executed whose answer was lost, or not been settled: look again.
             self._seen.clear()
             raise
@@ -96,13 +96,13 @@ class RetentionEnforcer:
     def _book(
         self,
         place: TopicPartition,
-        reply: Reply | RedisRefused,
+        reply: Reply | RedisResponseError,
         refusals: Refusals,
         losses: Counter[Loss],
         affected: set[Unit],
     ) -> bool:
         """Note one answer. Return True if there is more to drop now."""
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             refusals.took(reply)
             return False
         if reply.word != "OK":
@@ -123,7 +123,7 @@ class RetentionEnforcer:
     ) -> Generator[None, None, list[Unit]]:
         """Settle dropped entries in flight. Return the units that may have more."""
 
-        def book(unit: Unit, reply: Reply | RedisRefused) -> bool:
+        def book(unit: Unit, reply: Reply | RedisResponseError) -> bool:
             settled = 0
             if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
                 settled = int(reply.rest[0])

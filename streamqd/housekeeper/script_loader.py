@@ -6,7 +6,7 @@ A restart of the server, or SCRIPT FLUSH, removes them.
 
 from __future__ import annotations
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store import scripts
 from streamqd.store.client import Connection
 
@@ -23,16 +23,16 @@ class ScriptLoader:
     def run(self) -> None:
         """Load the missing scripts on every node that answers.
 
-        Raises RedisUnavailable if no node answers, and RedisRefused unless the refusal is
-        transient.
+        Raises RedisUnavailableError if no node answers, and RedisResponseError unless the refusal
+        is transient.
         """
         nodes = self._link.masters()
-        silent: list[RedisRefused | RedisUnavailable] = []
+        silent: list[RedisResponseError | RedisUnavailableError] = []
         for node in nodes:
             try:
                 self._load(node)
-            except (RedisRefused, RedisUnavailable) as error:
-                if isinstance(error, RedisRefused) and not error.transient:
+            except (RedisResponseError, RedisUnavailableError) as error:
+                if isinstance(error, RedisResponseError) and not error.transient:
                     raise
                 silent.append(error)
         if silent and len(silent) == len(nodes):

@@ -10,7 +10,7 @@ import logging
 
 from streamqd import logs
 from streamqd.config import Settings, Topic
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
@@ -134,10 +134,10 @@ class Trimmer:
         )
 
     def _book(
-        self, stream: TopicPartition | Unit, reply: Reply | RedisRefused, refusals: Refusals
+        self, stream: TopicPartition | Unit, reply: Reply | RedisResponseError, refusals: Refusals
     ) -> bool:
         """Note one answer. Return True if there is more to trim now."""
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             refusals.took(reply)
             return False
         if reply.word != "OK":

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Hashable, Iterable, Mapping
 
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.logs.events import EVENTS
 from streamqd.logs.interpreter import Interpreter
 from streamqd.logs.lines import JsonFormatter, LogLine, TextFormatter, flatten, process
@@ -93,12 +93,12 @@ def stack(text: str, child: int, **where: object) -> None:
         sys.stderr.write(text + "\n")
 
 
-def bad_value(error: BadValue, **where: object) -> None:
+def bad_value(error: InvalidValueError, **where: object) -> None:
     """Log an unexpected value in Redis, with its key and field."""
     _log("redis.bad_value", logging.WARNING, {**_fields_of(error), **where})
 
 
-def _fields_of(error: BadValue) -> dict[str, object]:
+def _fields_of(error: InvalidValueError) -> dict[str, object]:
     """Return the log fields of a bad value."""
     return {
         "key": error.key[:200],
@@ -213,7 +213,7 @@ class Once:
         if len(fresh) > LINES_AT_ONCE:
             _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
 
-    def values(self, found: Iterable[BadValue]) -> None:
+    def values(self, found: Iterable[InvalidValueError]) -> None:
         """Take all present bad values."""
         self.look({(each.key, each.field): _fields_of(each) for each in found})
 

@@ -37,7 +37,7 @@ _AUTOCOMMIT = (
 _SERVER_STATUS_IN_TRANS = 1  # MySQL's flag of an open transaction
 
 
-class Autocommit(Exception):  # noqa: N818 - `Outbox` raises it as Refused
+class AutocommitError(Exception):
     """The connection is outside a transaction."""
 
 
@@ -87,7 +87,7 @@ def _execute(connection: Any, statement: str, row: SentRow) -> None:
 def _check_psycopg(connection: Any) -> None:
     # 0 is IDLE. A transaction may be open in autocommit mode, by `with connection.transaction()`.
     if connection.autocommit and connection.info.transaction_status == 0:
-        raise Autocommit(_AUTOCOMMIT.format("the connection", "use connection.transaction()"))
+        raise AutocommitError(_AUTOCOMMIT.format("the connection", "use connection.transaction()"))
 
 
 def _psycopg(connection: Any, table: str, row: SentRow) -> None:
@@ -107,7 +107,7 @@ def _check_sqlite3(connection: Any) -> None:
     # `autocommit` exists from Python 3.12. Its value -1 means that isolation_level decides.
     mode = getattr(connection, "autocommit", -1)
     if mode is True or (mode is not False and connection.isolation_level is None):
-        raise Autocommit(_AUTOCOMMIT.format("the connection", "execute BEGIN first"))
+        raise AutocommitError(_AUTOCOMMIT.format("the connection", "execute BEGIN first"))
 
 
 def _sqlite3(connection: Any, table: str, row: SentRow) -> None:
@@ -118,7 +118,7 @@ def _sqlite3(connection: Any, table: str, row: SentRow) -> None:
 def _check_mysql(connection: Any) -> None:
     status = getattr(connection, "server_status", _SERVER_STATUS_IN_TRANS)
     if connection.get_autocommit() and not status & _SERVER_STATUS_IN_TRANS:
-        raise Autocommit(_AUTOCOMMIT.format("the connection", "call connection.begin() first"))
+        raise AutocommitError(_AUTOCOMMIT.format("the connection", "call connection.begin() first"))
 
 
 def _pymysql(connection: Any, table: str, row: SentRow) -> None:
@@ -142,7 +142,7 @@ def _sqlalchemy(connection: Any, table: str, row: SentRow) -> None:
     if not connection.in_transaction():
         connection.begin()
     if _sqlalchemy_commits(connection):
-        raise Autocommit(
+        raise AutocommitError(
             _AUTOCOMMIT.format("the connection", "use one without isolation_level AUTOCOMMIT")
         )
     connection.execute(_sqlalchemy_insert(table), row._asdict())
@@ -194,7 +194,7 @@ async def _scoped_session_async(scoped: Any, table: str, row: SentRow) -> None:
 
 def _django(connection: Any, table: str, row: SentRow) -> None:
     if connection.get_autocommit() and not connection.in_atomic_block:
-        raise Autocommit(_AUTOCOMMIT.format("Django", "use transaction.atomic()"))
+        raise AutocommitError(_AUTOCOMMIT.format("Django", "use transaction.atomic()"))
     dialect = DIALECTS.get(connection.vendor)
     if dialect is None:
         raise TypeError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from streamqd.config.outboxes import split
-from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox import drivers
 from streamqd.outbox.drivers import Opened
 from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead, readable_uid
@@ -35,23 +35,24 @@ def connect(
 ) -> Database:
     """Return an open database. With `create`, a missing SQLite file is created.
 
-    Raises ValueError for an invalid URL or table name, DatabaseUnavailable when the database does
-    not answer, and DatabaseRefused when it rejects the login or the driver is missing.
+    Raises ValueError for an invalid URL or table name, DatabaseUnavailableError when the database
+    does not answer, and DatabaseResponseError when it rejects the login or the driver is missing.
     """
     database = Database(url, table, password, max_message_bytes, create=create)
     database.open()
     return database
 
 
-class _Gone(Exception):  # noqa: N818 - it only rolls a transaction back
+class _RowGoneError(Exception):
     """Another relay has moved or deleted the row."""
 
 
 class Database:
     """One connection to one outbox, owned by one relay or command. Not thread-safe.
 
-    Every method may be repeated. It raises DatabaseUnavailable when the connection is lost, and its
-    subclass DatabaseRefused when the database returns an error, which names the remedy.
+    Every method may be repeated. It raises DatabaseUnavailableError when the connection is lost,
+    and its subclass DatabaseResponseError when the database returns an error, which names the
+    remedy.
     """
 
     def __init__(
@@ -94,15 +95,15 @@ class Database:
     def oldest(self, limit: int) -> list[OutboxRow]:
         """Return the oldest rows by ID, at most `limit` and about 8 MiB, of one new snapshot.
 
-        A row that cannot be sent has a `fault`. Raises DatabaseRefused for a row with an ID that is
-        no integer.
+        A row that cannot be sent has a `fault`. Raises DatabaseResponseError for a row with an ID
+        that is no integer.
         """
         query = self.table.oldest(limit, BATCH_BYTES, self._max_bytes)
         found = self.rows(query)
         try:
             return decode_all(found, self._max_bytes)
         except ValueError as error:
-            raise DatabaseRefused(
+            raise DatabaseResponseError(
                 f"table {self.table.name} is not a valid outbox table ({error}); run `streamqd"
                 " outbox check`"
             ) from None
@@ -116,9 +117,10 @@ class Database:
         return found
 
     def delete(self, rows: Sequence[OutboxRow]) -> None:
-        """Delete rows that were sent. Raises DatabaseRefused if rows are still there afterwards.
+        """Delete rows that were sent.
 
-        After DatabaseUnavailable, any of them may be deleted: call `still_there`.
+        Raises DatabaseResponseError if rows are still there afterwards. After
+        DatabaseUnavailableError, any of them may be deleted: call `still_there`.
         """
         parts = self._parts(rows)
         deleted = 0
@@ -133,7 +135,7 @@ class Database:
         # Missing rows may have been deleted before. But a trigger or a policy can keep a row
         # without an error, and the row would be sent again with a later batch.
         if deleted < len(rows) and (left := self.still_there(rows)):
-            raise DatabaseRefused(
+            raise DatabaseResponseError(
                 f"{len(left)} sent rows of outbox {self.table.name} are still there after their"
                 " DELETE; remove the trigger, rule or policy that keeps them"
             )
@@ -152,8 +154,8 @@ class Database:
                 cursor.execute(self.table.insert_dead_row(), values)
                 cursor.execute(self.table.delete_one(), (row.id,))
                 if cursor.rowcount != 1:
-                    raise _Gone
-        except _Gone:
+                    raise _RowGoneError
+        except _RowGoneError:
             return False
         return True
 
@@ -239,9 +241,9 @@ class Database:
             name = f"outbox {self.table.name}"
             if advice is None:
                 text = f"the database of {name} did not answer ({drivers.text_of(error)})"
-                raise DatabaseUnavailable(text) from error
+                raise DatabaseUnavailableError(text) from error
             text = drivers.refused_text(f"the database of {name} returned an error", error, advice)
-            raise DatabaseRefused(text) from error
+            raise DatabaseResponseError(text) from error
         except BaseException:
             self.close()  # an interrupted statement leaves its reply in the connection
             raise

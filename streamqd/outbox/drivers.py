@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote
 from streamqd import extras
 from streamqd.config.outboxes import split
 from streamqd.config.secrets import masked
-from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
 from streamqd.words import harmless
 
@@ -47,9 +47,10 @@ class Opened:
 def opened(
     url: str, *, password: str | None = None, listen: str = "", create: bool = False
 ) -> Opened:
-    """Open a connection. Raises ValueError for a bad URL, DatabaseUnavailable, DatabaseRefused.
+    """Open a connection.
 
-    `listen` is a channel of PostgreSQL. With `create`, a missing SQLite file is created.
+    Raises ValueError for a bad URL, DatabaseUnavailableError, DatabaseResponseError. `listen` is a
+    channel of PostgreSQL. With `create`, a missing SQLite file is created.
     """
     name, parts = split(url)
     if name == "sqlite":
@@ -69,8 +70,8 @@ def text_of(error: Exception) -> str:
     return masked(harmless(line[:ERROR_CHARS_MAX]))
 
 
-def _missing(what: str, package: str, error: ImportError) -> DatabaseRefused:
-    return DatabaseRefused(
+def _missing(what: str, package: str, error: ImportError) -> DatabaseResponseError:
+    return DatabaseResponseError(
         f"{what} needs the package {package}, which cannot be imported ({text_of(error)}); run"
         f" {extras.hint('outbox')}"
     )
@@ -167,16 +168,16 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
     return Opened(POSTGRESQL, connection, (psycopg.Error,), _postgresql_refusal, wait)
 
 
-def _postgresql_login(text: str) -> DatabaseUnavailable:
+def _postgresql_login(text: str) -> DatabaseUnavailableError:
     for sign, advice in _POSTGRESQL_LOGINS.items():
         if sign in text:
-            return DatabaseRefused(f"PostgreSQL rejected the login ({text}); {advice}")
+            return DatabaseResponseError(f"PostgreSQL rejected the login ({text}); {advice}")
     found = _UNKNOWN.search(text)
     if found:
-        return DatabaseRefused(
+        return DatabaseResponseError(
             f"PostgreSQL rejected the login ({text}); create the {found[1]}, or correct the URL"
         )
-    return DatabaseUnavailable(f"PostgreSQL cannot be reached ({text})")
+    return DatabaseUnavailableError(f"PostgreSQL cannot be reached ({text})")
 
 
 def _postgresql_refusal(error: Any) -> str | None:
@@ -229,7 +230,7 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
     options = dict(parse_qsl(parts.query))
     unknown = sorted(options.keys() - {"unix_socket", "ssl_ca", "charset"})
     if unknown:
-        raise DatabaseRefused(
+        raise DatabaseResponseError(
             f"the URL has the unknown option {harmless(unknown[0])}; use unix_socket or ssl_ca"
         )
     options.pop("charset", None)  # accepted from URLs of other tools
@@ -255,8 +256,10 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
     except (pymysql.MySQLError, OSError) as error:
         advice = _mysql_refusal(error)
         if advice is None:
-            raise DatabaseUnavailable(f"MySQL cannot be reached ({text_of(error)})") from error
-        raise DatabaseRefused(refused_text("MySQL rejected the login", error, advice)) from error
+            raise DatabaseUnavailableError(f"MySQL cannot be reached ({text_of(error)})") from error
+        raise DatabaseResponseError(
+            refused_text("MySQL rejected the login", error, advice)
+        ) from error
     errors = (pymysql.MySQLError, OSError)
     return Opened(MYSQL, connection, errors, _mysql_refusal, _sleep)
 
@@ -310,13 +313,13 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
         advice = _sqlite_refusal(error)
         text = f"SQLite cannot open {harmless(str(path))}"
         if advice is None:
-            raise DatabaseUnavailable(f"{text} ({text_of(error)})") from error
-        raise DatabaseRefused(refused_text(text, error, advice)) from error
-    errors = (sqlite3.Error, _FileReplaced)
+            raise DatabaseUnavailableError(f"{text} ({text_of(error)})") from error
+        raise DatabaseResponseError(refused_text(text, error, advice)) from error
+    errors = (sqlite3.Error, _FileReplacedError)
     return Opened(SQLITE, connection, errors, _sqlite_refusal, _watching(path))
 
 
-class _FileReplaced(Exception):  # noqa: N818 - named after what happened
+class _FileReplacedError(Exception):
     """The file of a connection is no longer at its path. Reading the old file works."""
 
 
@@ -334,7 +337,7 @@ def _watching(path: Path) -> Wait:
 
     def wait(seconds: float, wake_fd: int | None) -> None:
         if identity() != opened:
-            raise _FileReplaced(f"{path} was moved or replaced")
+            raise _FileReplacedError(f"{path} was moved or replaced")
         _sleep(seconds, wake_fd)
 
     return wait
@@ -345,7 +348,7 @@ def _sqlite_refusal(error: Exception) -> str | None:
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL"):
         return None
-    if isinstance(error, _FileReplaced):
+    if isinstance(error, _FileReplacedError):
         return None
     text = str(error)
     if "no such table" in text:

@@ -6,7 +6,7 @@ import contextlib
 
 from streamqd.admin.diagnosis.facts import OutboxTableState
 from streamqd.config import OutboxSettings
-from streamqd.errors import DatabaseUnavailable
+from streamqd.errors import DatabaseUnavailableError
 from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.schema import named
@@ -46,7 +46,7 @@ def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState
             )
         ) as database:
             return _read(database)
-    except (DatabaseUnavailable, ValueError) as error:
+    except (DatabaseUnavailableError, ValueError) as error:
         return OutboxTableState(outbox.table, problem=str(error))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamqd import config, telemetry
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import ConfigError, Refused
+from streamqd.errors import ConfigError, RequestRefusedError
 from streamqd.outbox import adapters
 from streamqd.outbox.rows import SentRow, encode
 from streamqd.outbox.table import TABLE, check_name
@@ -46,7 +46,7 @@ class Outbox:
         self._max_bytes = settings.daemon.max_message_bytes
         try:
             self._spans = telemetry.send_spans(settings, traces)
-        except telemetry.TelemetryUnavailable as error:
+        except telemetry.TelemetryUnavailableError as error:
             raise ConfigError([str(error)]) from error
 
     def send(
@@ -70,17 +70,17 @@ class Outbox:
         clock. A message without a key is routed by its ID. If the partition does not exist, the
         relay moves the row to the dead rows.
 
-        Raises Refused when the connection commits each statement, MessageTooLarge, and TypeError
-        or ValueError for a message that cannot be encoded. In these cases, nothing was
-        inserted. Database errors are raised unchanged, in the classes of its driver.
+        Raises RequestRefusedError when the connection commits each statement, MessageTooLargeError,
+        and TypeError or ValueError for a message that cannot be encoded. In these cases, nothing
+        was inserted. Database errors are raised unchanged, in the classes of its driver.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires)
         with self._span(topic) as span:
             row = self._row(topic, item, span)
             try:
                 adapters.insert(connection, self._table, row)
-            except adapters.Autocommit as error:
-                raise Refused(str(error)) from None
+            except adapters.AutocommitError as error:
+                raise RequestRefusedError(str(error)) from None
             return _sent(row, span)
 
     async def send_async(
@@ -106,8 +106,8 @@ class Outbox:
             row = self._row(topic, item, span)
             try:
                 await adapters.insert_async(connection, self._table, row)
-            except adapters.Autocommit as error:
-                raise Refused(str(error)) from None
+            except adapters.AutocommitError as error:
+                raise RequestRefusedError(str(error)) from None
             return _sent(row, span)
 
     def _span(self, topic: object) -> Any:
@@ -121,7 +121,7 @@ class Outbox:
             item = item._replace(headers=span.headers(item.headers))
         message = expanded(envelope_of(item, self._max_bytes))
         if message.partition is not None and not 0 <= message.partition < PARTITIONS_MAX:
-            raise Refused(
+            raise RequestRefusedError(
                 f"partition {message.partition} of topic {topic} is out of range; pass 0 to"
                 f" {PARTITIONS_MAX - 1}"
             )

@@ -20,12 +20,12 @@ from typing import NamedTuple
 from streamqd import config, logs, process
 from streamqd.config import OutboxSettings
 from streamqd.errors import (
-    BadValue,
     ContractError,
-    DatabaseRefused,
-    DatabaseUnavailable,
-    RedisRefused,
-    RedisUnavailable,
+    DatabaseResponseError,
+    DatabaseUnavailableError,
+    InvalidValueError,
+    RedisResponseError,
+    RedisUnavailableError,
     RefusalKind,
 )
 from streamqd.outbox import schema
@@ -183,8 +183,8 @@ class Relay:
         """Relay rows until a stop is requested, or with `burst` until no row can be sent.
 
         Return 0, or LEFT if a burst left rows: `left` is the reason. The relay waits until an
-        outage is over. A burst raises DatabaseRefused, RedisRefused or BadValue if waiting would
-        not help.
+        outage is over. A burst raises DatabaseResponseError, RedisResponseError or
+        InvalidValueError if waiting would not help.
         """
         self._burst = burst
         logs.event("outbox.started", outbox=self._options.name, owner=self._owner)
@@ -204,7 +204,7 @@ class Relay:
         """Do one step. Return the seconds after which the next one is due."""
         try:
             pause = self._step()
-        except (RedisUnavailable, RedisRefused, BadValue) as error:
+        except (RedisUnavailableError, RedisResponseError, InvalidValueError) as error:
             if self._burst and not _passes(error):
                 raise
             # The outcome of a write may be unknown, and the call may be executed late. With a later
@@ -213,8 +213,8 @@ class Relay:
             self._registered = False  # Redis may have come back empty
             self._figures.failed(_Obstacle("redis", str(error)))
             self._redis.failed(outbox=self._options.name, error=str(error))
-        except DatabaseUnavailable as error:
-            refused = isinstance(error, DatabaseRefused)
+        except DatabaseUnavailableError as error:
+            refused = isinstance(error, DatabaseResponseError)
             if self._burst and refused:
                 raise
             # If it was asked to delete, `_settled` is deleted again.
@@ -259,7 +259,7 @@ class Relay:
             return
         try:
             self._database.wait(seconds, self._stop_fd)
-        except DatabaseUnavailable as error:
+        except DatabaseUnavailableError as error:
             self._database.close()
             self._identified = False
             self._away.failed(outbox=self._options.name, error=str(error))
@@ -269,7 +269,7 @@ class Relay:
             return False
         try:
             return not self._database.backlog(1)[0]
-        except DatabaseUnavailable:
+        except DatabaseUnavailableError:
             return False
 
     def _is_stuck(self) -> bool:
@@ -283,7 +283,7 @@ class Relay:
             # If the other relay is stuck, the table is never empty.
             try:
                 view = outbox.one(self._store, self._options.name)
-            except (RedisUnavailable, RedisRefused, BadValue):
+            except (RedisUnavailableError, RedisResponseError, InvalidValueError):
                 return False  # the next turn reports it
             if view.error and view.failing_seconds >= FAILING_SECONDS:
                 self.left = (
@@ -299,7 +299,7 @@ class Relay:
                 self._measure()
                 self._store.run(self._keeping())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
-        except (RedisUnavailable, RedisRefused, DatabaseUnavailable) as error:
+        except (RedisUnavailableError, RedisResponseError, DatabaseUnavailableError) as error:
             logs.event("outbox.release_failed", outbox=self._options.name, error=str(error))
         self._database.close()
         self._store.connection.close()
@@ -400,7 +400,7 @@ class Relay:
         try:
             if self._store.run(self._keeping()).word == "FENCED":
                 self._lost()
-        except (RedisUnavailable, RedisRefused) as error:
+        except (RedisUnavailableError, RedisResponseError) as error:
             self._epoch = 0
             self._redis.failed(outbox=self._options.name, error=str(error))
 
@@ -481,8 +481,8 @@ class Relay:
                 self._fence(name, topic)
                 # Rows that were read before the fence may be in the topic already.
                 found.again = True
-        except (RedisRefused, BadValue, ContractError) as error:
-            if isinstance(error, RedisRefused) and error.kind in _AWAY:
+        except (RedisResponseError, InvalidValueError, ContractError) as error:
+            if isinstance(error, RedisResponseError) and error.kind in _AWAY:
                 raise
             self._topics.pop(name, None)
             self._block((name, -1), 1, _Obstacle("topic", f"topic {name}: {error}", name), found)
@@ -537,7 +537,9 @@ class Relay:
                 )
             )
         # A missing answer comes first, because such a write may be executed late.
-        replies: list[Reply | RedisRefused | ContractError] = whole(self._store.run_each(calls))
+        replies: list[Reply | RedisResponseError | ContractError] = whole(
+            self._store.run_each(calls)
+        )
         superseded: Reply | None = None
         for ((name, number), part), reply in zip(parts.items(), replies, strict=True):
             if isinstance(reply, Reply) and reply.word == "FENCED":
@@ -552,13 +554,13 @@ class Relay:
         name: str,
         number: int,
         part: Sequence[OutboxRow],
-        reply: Reply | RedisRefused | ContractError,
+        reply: Reply | RedisResponseError | ContractError,
         found: _Pass,
     ) -> None:
         """Note the result of the call for one partition."""
         where = f"{name}/{number}"
-        if isinstance(reply, RedisRefused | ContractError):
-            if isinstance(reply, RedisRefused) and reply.kind in _AWAY:
+        if isinstance(reply, RedisResponseError | ContractError):
+            if isinstance(reply, RedisResponseError) and reply.kind in _AWAY:
                 raise reply
             obstacle = _Obstacle("partition", f"{where}: {reply}", name)
             self._block((name, number), len(part), obstacle, found)
@@ -595,7 +597,10 @@ class Relay:
         return True
 
     def _confirm(self) -> None:
-        """Wait until `wait_replicas` replicas have the written rows. Raises RedisUnavailable."""
+        """Wait until `wait_replicas` replicas have the written rows.
+
+        Raises RedisUnavailableError.
+        """
         wanted = self._options.wait_replicas
         if not wanted:
             return
@@ -606,7 +611,7 @@ class Relay:
             if have >= wanted:
                 have = len(_LOADED_REPLICA.findall(bytes(node.execute("INFO", "replication"))))
             if have < wanted:
-                raise RedisUnavailable(
+                raise RedisUnavailableError(
                     f"{have} of {wanted} replicas have the last rows (wait_replicas)", sent=True
                 )
 
@@ -635,16 +640,16 @@ class Relay:
         raise _Superseded
 
     def _answered(self, reply: Answer) -> Reply:
-        if isinstance(reply, RedisRefused | RedisUnavailable | ContractError):
+        if isinstance(reply, RedisResponseError | RedisUnavailableError | ContractError):
             raise reply
         return reply
 
 
 def _passes(error: Exception) -> bool:
     """Return True for an error that may pass without a change by an operator."""
-    if isinstance(error, RedisRefused):
+    if isinstance(error, RedisResponseError):
         return error.transient or error.kind in (*_AWAY[:2], RefusalKind.FULL)
-    return isinstance(error, RedisUnavailable)
+    return isinstance(error, RedisUnavailableError)
 
 
 def _outgoing(row: OutboxRow) -> OutgoingRow:

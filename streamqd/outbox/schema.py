@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.database import Database
 from streamqd.outbox.drivers import text_of
 from streamqd.outbox.rows import OutboxRow
@@ -122,14 +122,14 @@ class OutboxCheck:
 def create(database: Database, *, notify: bool = True) -> None:
     """Create the missing tables, and in PostgreSQL the trigger that notifies the relay.
 
-    Raises DatabaseRefused when the user may not create them, and DatabaseUnavailable.
+    Raises DatabaseResponseError when the user may not create them, and DatabaseUnavailableError.
     """
     try:
         database.run_all(database.table.create(notify=notify))
-    except DatabaseRefused as error:
+    except DatabaseResponseError as error:
         cause = error.__cause__
         detail = text_of(cause) if isinstance(cause, Exception) else str(error)
-        raise DatabaseRefused(
+        raise DatabaseResponseError(
             f"table {database.table.name} was not created ({detail}); run the output of"
             " `streamqd outbox create --sql` as its owner"
         ) from error
@@ -138,7 +138,7 @@ def create(database: Database, *, notify: bool = True) -> None:
 def check(database: Database) -> OutboxCheck:
     """Compare both tables with the columns that are needed, and try the relay's statements.
 
-    The statements match no rows, so nothing changes. Raises DatabaseUnavailable.
+    The statements match no rows, so nothing changes. Raises DatabaseUnavailableError.
     """
     table = database.table
     problems: list[str] = []
@@ -153,7 +153,7 @@ def check(database: Database) -> OutboxCheck:
 def identity(database: Database) -> str:
     """Return a text that is equal for two URLs of one table, '' if the table does not exist.
 
-    The text changes when a PostgreSQL server restarts. Raises DatabaseUnavailable.
+    The text changes when a PostgreSQL server restarts. Raises DatabaseUnavailableError.
     """
     found = database.rows(_IDENTITY[database.dialect], named(database, database.table.name))
     if not found or None in found[0]:
@@ -164,7 +164,7 @@ def identity(database: Database) -> str:
             file = Path(os.fsdecode(parts[0])).stat()
             boot = _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
         except OSError as error:
-            raise DatabaseUnavailable(f"{database.table.name}: {error.strerror}") from error
+            raise DatabaseUnavailableError(f"{database.table.name}: {error.strerror}") from error
         parts[0] = f"{boot}:{file.st_dev}:{file.st_ino}".encode()
     return hashlib.sha256(b"\0".join([database.dialect.encode(), *parts])).hexdigest()[:32]
 
@@ -266,6 +266,6 @@ def _statement_faults(database: Database) -> list[str]:
     ):
         try:
             attempt()
-        except DatabaseRefused as error:
+        except DatabaseResponseError as error:
             faults.append(str(error))
     return list(dict.fromkeys(faults))

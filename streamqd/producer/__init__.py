@@ -12,8 +12,8 @@ and writes it with `store.publishing`.
 
 from __future__ import annotations
 
-from streamqd.errors import ChunkRefused, ChunkUnknown
+from streamqd.errors import BatchOutcomeUnknownError, BatchRejectedError
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.producer import Producer
 
-__all__ = ["ChunkRefused", "ChunkUnknown", "Outgoing", "Producer"]
+__all__ = ["BatchOutcomeUnknownError", "BatchRejectedError", "Outgoing", "Producer"]

@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 
 from streamqd import config
 from streamqd.config.values import Size
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Envelope, Outgoing, outgoing_of
@@ -154,7 +154,7 @@ class AsyncProducer:
                     await loop.run_in_executor(None, self._buffer.wait_for_room, 1.0)
                 return ticket
         except TimeoutError:
-            raise RedisUnavailable(
+            raise RedisUnavailableError(
                 f"no room for a message to {topic} within {self._sender.timeout:g} s, so nothing"
                 " was sent; send fewer messages at a time, or raise max_messages and max_bytes",
                 sent=False,

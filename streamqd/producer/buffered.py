@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from streamqd import config
 from streamqd.config.values import Duration, Size
-from streamqd.errors import BufferFull, UnknownOutcome
+from streamqd.errors import BufferFullError, OutcomeUnknownError
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
@@ -26,9 +26,9 @@ class Receipt(Future[Uid]):
     """The future of a message's uid, as returned by `BufferedProducer.send`.
 
     `result` raises the errors that `Producer.send` would raise. In a child that was forked after
-    the send, it raises UnknownOutcome, because the message belongs to the parent. `cancel` works
-    until the write of the message starts. Callbacks run in the writing thread. Keep them short, and
-    never wait for another receipt in a callback.
+    the send, it raises OutcomeUnknownError, because the message belongs to the parent. `cancel`
+    works until the write of the message starts. Callbacks run in the writing thread. Keep them
+    short, and never wait for another receipt in a callback.
     """
 
     # A future consists of ten objects with its lock. They are created at first use, because most
@@ -77,7 +77,7 @@ class Receipt(Future[Uid]):
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             # It would wait forever, because the writing thread is in the other process.
-            raise UnknownOutcome(
+            raise OutcomeUnknownError(
                 f"the message belongs to process {self._pid}, so its outcome is unknown here;"
                 " wait for it in that process"
             )
@@ -116,9 +116,9 @@ class BufferedProducer:
     4. `flush` waits for all earlier messages. `close` and the exit of the `with` block flush too.
 
     The buffer takes at most `max_messages` with `max_bytes` in total. When it is full, `send` waits
-    for room, for `block` at most, and then raises BufferFull. With `block=0` it raises immediately.
-    All other options are those of `Producer`. The writing thread calls the `partitioner`. A message
-    that waits `backlog_wait` for room delays only its own partition.
+    for room, for `block` at most, and then raises BufferFullError. With `block=0` it raises
+    immediately. All other options are those of `Producer`. The writing thread calls the
+    `partitioner`. A message that waits `backlog_wait` for room delays only its own partition.
 
     It is thread-safe. In a forked child it is empty, and works with a connection and a thread of
     the child. Unsent messages stay with the parent, and the child logs a warning.
@@ -175,9 +175,9 @@ class BufferedProducer:
     ) -> Receipt:
         """Put one message into the buffer. The arguments are those of `Producer.send`.
 
-        Raises BufferFull when the buffer stays full, Refused after `close`, and MessageTooLarge,
-        TypeError or ValueError for a message that cannot be encoded. The receipt raises all other
-        errors.
+        Raises BufferFullError when the buffer stays full, RequestRefusedError after `close`, and
+        MessageTooLargeError, TypeError or ValueError for a message that cannot be encoded. The
+        receipt raises all other errors.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
@@ -192,7 +192,7 @@ class BufferedProducer:
             now = time.monotonic()
             deadline = now + self._block if deadline is None else deadline
             if now >= deadline:
-                raise BufferFull(
+                raise BufferFullError(
                     f"the buffer has had no room for {self._block:g} s, so a message to {topic}"
                     " was not accepted; send it later, or raise max_messages or max_bytes"
                 )
@@ -217,7 +217,7 @@ class BufferedProducer:
         """Flush, then stop the thread and close the connection. A second call changes nothing.
 
         After `timeout` seconds, messages whose write has not started are given up: their receipts
-        raise RedisUnavailable, and `close` returns False.
+        raise RedisUnavailableError, and `close` returns False.
         """
         atexit.unregister(self.close)
         self._buffer.close()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.errors import BacklogFull, RedisUnavailable
+from streamqd.errors import BacklogFullError, RedisUnavailableError
 from streamqd.model import Uid
 from streamqd.producer.encoding import Envelope
 from streamqd.store.publishing import Transaction
@@ -17,7 +17,7 @@ from streamqd.store.scripts import Call
 BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room. The last one repeats.
 
 Result = Uid | Exception  # the result of one message: its uid or its error
-NOT_YET = BacklogFull("not tried yet")  # internal: the message waits for earlier messages
+NOT_YET = BacklogFullError("not tried yet")  # internal: the message waits for earlier messages
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class Chunk:
             self.results = found
             return
         for at, result in zip(numbers, found, strict=True):
-            unsent = isinstance(result, RedisUnavailable) and not result.sent
+            unsent = isinstance(result, RedisUnavailableError) and not result.sent
             if not (unsent and self.looks):
                 self.results[at] = result
 
@@ -92,7 +92,7 @@ class Chunk:
         If all wait for earlier chunks, the next attempt is due when the earlier ones have room,
         or at the deadline. Call it after an attempt.
         """
-        full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
+        full = [at for at in self.waiting if isinstance(self.results[at], BacklogFullError)]
         self.waiting = full
         if not full:
             return
@@ -108,14 +108,14 @@ class Chunk:
         self.waiting = ()
         for at in full:
             if self.results[at] is NOT_YET:
-                self.results[at] = BacklogFull(
+                self.results[at] = BacklogFullError(
                     "messages of this producer wait for room in"
                     f" {self.topic}/{self.partitions[at]}, so a later message was not sent; send it"
                     " again later"
                 )
 
     def give_up(self) -> None:
-        """Stop waiting. The result of messages that found no room is BacklogFull."""
+        """Stop waiting. The result of messages that found no room is BacklogFullError."""
         self.deadline = 0.0
         self.plan()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from streamqd.errors import MessageTooLarge
+from streamqd.errors import MessageTooLargeError
 from streamqd.message import HEADERS_MAX
 
 
@@ -95,7 +95,10 @@ def size_of(envelope: Envelope) -> int:
 
 
 def envelope_of(item: Any, max_bytes: int) -> Envelope:
-    """Encode a message, an `Outgoing` or a value. Raises MessageTooLarge, TypeError, ValueError."""
+    """Encode a message, an `Outgoing` or a value.
+
+    Raises MessageTooLargeError, TypeError, ValueError.
+    """
     outgoing = isinstance(item, Outgoing)
     if not outgoing or item[1:] == _ALONE:
         value = item.value if outgoing else item
@@ -133,7 +136,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
 def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
     """Encode an item into the names and values of its entry.
 
-    Raises MessageTooLarge, TypeError, ValueError.
+    Raises MessageTooLargeError, TypeError, ValueError.
     """
     payload = _encoded(item.value)
     fields = [_PAYLOAD, payload]
@@ -152,7 +155,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
         fields += _expiry(item.expires)
     if len(payload) > max_bytes or extra > max_bytes:
         what = "payload takes" if len(payload) > max_bytes else "key and headers take"
-        raise MessageTooLarge(
+        raise MessageTooLargeError(
             f"the {what} {max(len(payload), extra):,} bytes, and max_message_bytes is"
             f" {max_bytes:,}; store the body elsewhere and send a reference to it"
         )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from streamqd import config
 from streamqd.errors import (
-    BacklogFull,
-    ChunkRefused,
-    ChunkUnknown,
-    RedisRefused,
-    UnknownOutcome,
+    BacklogFullError,
+    BatchOutcomeUnknownError,
+    BatchRejectedError,
+    OutcomeUnknownError,
+    RedisResponseError,
 )
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
@@ -39,8 +39,8 @@ class Producer:
     Options (a duration is a number of seconds, a string such as "5m" or a timedelta):
 
     - `create`: Register a topic at the first send, with the partition count of the settings, or
-      else one partition. With False, sending to an unknown topic raises TopicMissing. Default:
-      True.
+      else one partition. With False, sending to an unknown topic raises TopicNotFoundError.
+      Default: True.
     - `timeout`: Time limit of one `send`: connecting, all repetitions and the wait for other
       threads. `backlog_wait` is added to it. Default: 5 seconds.
     - `dedup_window`: Time for which a `dedup_id` is remembered. Default: 600 seconds.
@@ -48,8 +48,8 @@ class Producer:
       function of the key (bytes or None) and the number of partitions. A mapping sets it per topic,
       and other topics use "hash". Default: "hash".
     - `max_backlog`: Number of waiting messages at which a partition accepts no more. A send then
-      raises BacklogFull. Default: None, no limit.
-    - `backlog_wait`: Time that a send waits for room ahead of BacklogFull. Default: 0.
+      raises BacklogFullError. Default: None, no limit.
+    - `backlog_wait`: Time that a send waits for room ahead of BacklogFullError. Default: 0.
     - `traces`: Create an OpenTelemetry span for each call of `send`, `send_many` or `send_chunks`,
       and send its context in the headers. This needs the extra otel. Default: None, the setting
       `telemetry.traces`.
@@ -102,15 +102,14 @@ class Producer:
         `expires` it is no longer handled: a datetime, or seconds or a timedelta after it became
         readable.
 
-        Raises UnknownOutcome if the reply was lost. With a `dedup_id`, the send is repeated, and
-        raises it only if the replies of all repetitions were lost.
-        Raises RedisUnavailable if Redis could not be reached. Nothing was written.
-        Raises RedisRefused if Redis rejected the message, for example because its memory is full.
-        Raises BacklogFull if `max_backlog` messages wait in the partition.
-        Raises MessageTooLarge if the message exceeds `max_message_bytes`.
-        Raises TopicMissing if the topic is not registered.
-        Raises Refused if `partition` does not exist.
-        Raises TypeError or ValueError if the message cannot be encoded.
+        Raises OutcomeUnknownError if the reply was lost. With a `dedup_id`, the send is repeated,
+        and raises it only if the replies of all repetitions were lost. Raises RedisUnavailableError
+        if Redis could not be reached. Nothing was written. Raises RedisResponseError if Redis
+        rejected the message, for example because its memory is full. Raises BacklogFullError if
+        `max_backlog` messages wait in the partition. Raises MessageTooLargeError if the message
+        exceeds `max_message_bytes`. Raises TopicNotFoundError if the topic is not registered.
+        Raises RequestRefusedError if `partition` does not exist. Raises TypeError or ValueError if
+        the message cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
@@ -134,10 +133,10 @@ class Producer:
         the next chunk is encoded, so up to one chunk of items may be consumed but not sent.
 
         If an error occurs, all messages before it are written, and the error reports them.
-        ChunkUnknown, ChunkRefused and BacklogFull contain the uids. If an item cannot be encoded or
-        `items` itself raises, the earlier items are written, and the error is raised with a note
-        that contains their number. `timeout` limits each chunk (512 messages or 1 MiB), without the
-        time that `items` takes.
+        BatchOutcomeUnknownError, BatchRejectedError and BacklogFullError contain the uids. If an
+        item cannot be encoded or `items` itself raises, the earlier items are written, and the
+        error is raised with a note that contains their number. `timeout` limits each chunk (512
+        messages or 1 MiB), without the time that `items` takes.
         """
         if self._sender.spans is None:
             return self._send_many(topic, items)
@@ -164,8 +163,9 @@ class Producer:
     ) -> Iterator[list[Uid]]:
         """Write many messages as `send_many` does, and yield the uids of each confirmed chunk.
 
-        A raised ChunkUnknown, ChunkRefused or BacklogFull contains only the uids of the failed
-        chunk. `delay` (seconds) applies to all items that do not set `delay` or `at`.
+        A raised BatchOutcomeUnknownError, BatchRejectedError or BacklogFullError contains only the
+        uids of the failed chunk. `delay` (seconds) applies to all items that do not set `delay` or
+        `at`.
         """
         if delay is not None:
             items = (_delayed(item, delay) for item in items)
@@ -194,8 +194,9 @@ class Producer:
         waits: it was delivered, canceled before, or never sent. A canceled send keeps its
         `dedup_id`.
 
-        Raises ValueError for a string that is not a uid, UnknownOutcome when the reply was lost (a
-        second call is safe), RedisUnavailable when nothing was changed, and RedisRefused.
+        Raises ValueError for a string that is not a uid, OutcomeUnknownError when the reply was
+        lost (a second call is safe), RedisUnavailableError when nothing was changed, and
+        RedisResponseError.
         """
         return self._sender.cancel(uid)
 
@@ -217,27 +218,27 @@ def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Excepti
     failures = [each for each in results if isinstance(each, Exception)]
     ids: list[str | None] = [each if isinstance(each, Uid) else None for each in results]
     for at, each in enumerate(results):
-        if isinstance(each, UnknownOutcome):
+        if isinstance(each, OutcomeUnknownError):
             unknown = len(results) - at
-            return [], ChunkUnknown(
+            return [], BatchOutcomeUnknownError(
                 f"the connection was lost: {unknown} messages to {topic} may or may not have been"
                 f" written ({each})",
                 ids[:at],
                 unknown,
             )
-    refused = [each for each in failures if isinstance(each, RedisRefused)]
+    refused = [each for each in failures if isinstance(each, RedisResponseError)]
     if refused:
         text = f"Redis refused {len(refused)} messages to {topic}: {refused[0]}"
-        return [], ChunkRefused(refused[0].code, text, ids)
-    if isinstance(failures[0], BacklogFull):
-        return [], BacklogFull(str(failures[0]), ids)
+        return [], BatchRejectedError(refused[0].code, text, ids)
+    if isinstance(failures[0], BacklogFullError):
+        return [], BacklogFullError(str(failures[0]), ids)
     # A message could not be routed, or nothing was written at all.
     return sent, failures[0]
 
 
 def note_written(error: Exception, ids: list[Uid]) -> None:
     """Add the uids (or the number) of the messages written before to an error of `send_many`."""
-    if isinstance(error, ChunkUnknown | ChunkRefused | BacklogFull):
+    if isinstance(error, BatchOutcomeUnknownError | BatchRejectedError | BacklogFullError):
         error.ids[:0] = ids
     else:
         error.add_note(f"{len(ids)} messages of this call were written before it")

@@ -14,7 +14,13 @@ from typing import Literal, get_args
 
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, Refused, TopicMissing
+from streamqd.errors import (
+    RedisResponseError,
+    RedisUnavailableError,
+    RefusalKind,
+    RequestRefusedError,
+    TopicNotFoundError,
+)
 from streamqd.policy.partitioning import crc32_partition, jump_partition
 from streamqd.producer.encoding import Envelope, expanded
 from streamqd.store import topics
@@ -129,8 +135,8 @@ class Router:
     def choose(self, topic: str, envelopes: Sequence[Envelope], count: int) -> Iterable[int]:
         """Return the partitions of messages, in their order, out of `count` partitions.
 
-        The iteration raises Refused, or the error of a user's partitioner, at the first message
-        that cannot be routed.
+        The iteration raises RequestRefusedError, or the error of a user's partitioner, at the first
+        message that cannot be routed.
         """
         chooser = self.chooser(topic)
         if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
@@ -165,8 +171,8 @@ class Router:
     def count(self, topic: str) -> int:
         """Return the topic's partition count. If it is unknown, read it or create the topic.
 
-        Raises TopicMissing, RedisRefused, RedisUnavailable (nothing was sent) and ValueError. It
-        never guesses.
+        Raises TopicNotFoundError, RedisResponseError, RedisUnavailableError (nothing was sent) and
+        ValueError. It never guesses.
         """
         known = self.known(topic)
         if known is not None:
@@ -180,13 +186,13 @@ class Router:
                 count = self._writer.count(topic)
             elif topic not in self._checked and self._create:
                 self._register(topic)
-        except RedisUnavailable as error:
-            raise RedisUnavailable(
+        except RedisUnavailableError as error:
+            raise RedisUnavailableError(
                 f"cannot read the partition count of topic {topic}, so nothing was sent: {error}",
                 sent=False,
             ) from error
         if count is None:
-            raise TopicMissing(f"topic {topic} was deleted, so nothing was sent")
+            raise TopicNotFoundError(f"topic {topic} was deleted, so nothing was sent")
         if topic not in self._checked:
             self._checked.add(topic)
             self._warn_of_another_count(topic, count)
@@ -206,7 +212,7 @@ class Router:
         # The process that created the topic may have died before this step.
         try:
             topics.register(self._store, topic)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             if error.kind is not RefusalKind.FORBIDDEN:
                 raise
 
@@ -214,13 +220,13 @@ class Router:
         wanted = self._settings.topics.get(topic) or config.Topic()
         advice = f"create it with `streamqd topic create {topic}`"
         if not self._create:
-            raise TopicMissing(f"topic {topic} does not exist; {advice}")
+            raise TopicNotFoundError(f"topic {topic} does not exist; {advice}")
         try:
             topics.create(self._store, topic, wanted)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             if error.kind is not RefusalKind.FORBIDDEN:
                 raise
-            raise RedisRefused(
+            raise RedisResponseError(
                 error.code,
                 f"topic {topic} does not exist and this Redis user may not create it;"
                 f" {advice} ({error})",
@@ -234,7 +240,7 @@ def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int
     if partition is None:
         return chooser.choose(envelope.key, envelope.dedup_id, count)
     if not 0 <= partition < count:
-        raise Refused(topics.no_partition(topic, partition, count))
+        raise RequestRefusedError(topics.no_partition(topic, partition, count))
     return partition
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from streamqd.errors import RedisUnavailable, Refused
+from streamqd.errors import RedisUnavailableError, RequestRefusedError
 from streamqd.producer.chunk import Chunk, EarlierChunks, Result
 from streamqd.producer.encoding import Envelope, check_topic, kind_of, size_of
 from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender, forget_in_children
@@ -104,13 +104,13 @@ class SendBuffer(Generic[T]):
         """Accept a batch and return its ticket from `make`, None if the buffer has no room.
 
         `since` (seconds, monotonic) is the time of the sender's call, by default now. An empty
-        buffer accepts any batch. Raises Refused after `close`.
+        buffer accepts any batch. Raises RequestRefusedError after `close`.
         """
         check_topic(topic)
         size = sum(map(size_of, envelopes))
         with self._changed:
             if self._closed:
-                raise Refused("the producer is closed")
+                raise RequestRefusedError("the producer is closed")
             if self._held and (
                 self._held + len(envelopes) > self._max_messages
                 or self._held_bytes + size > self._max_bytes
@@ -171,7 +171,7 @@ class SendBuffer(Generic[T]):
         for each in batches:
             text = f"the producer was closed before a message to {each.topic} was sent"
             if self._claim(each.ticket):
-                self._deliver([(each.ticket, [RedisUnavailable(text, sent=False)])])
+                self._deliver([(each.ticket, [RedisUnavailableError(text, sent=False)])])
         self._finish(batches)
 
     def join(self, timeout: float | None) -> bool:

@@ -26,12 +26,12 @@ from streamqd import config, telemetry
 from streamqd.config.setting import NAME
 from streamqd.config.values import Duration
 from streamqd.errors import (
-    BacklogFull,
+    BacklogFullError,
     ConfigError,
-    RedisRefused,
-    RedisUnavailable,
+    OutcomeUnknownError,
+    RedisResponseError,
+    RedisUnavailableError,
     RefusalKind,
-    UnknownOutcome,
 )
 from streamqd.model import Uid, duplicate_uid
 from streamqd.producer.chunk import NOT_YET, Chunk, EarlierChunks, Result
@@ -124,7 +124,7 @@ class Sender:
         self._timeout: float = options["timeout"]
         try:
             self.spans = telemetry.send_spans(settings, options["traces"])
-        except telemetry.TelemetryUnavailable as error:
+        except telemetry.TelemetryUnavailableError as error:
             raise ConfigError([str(error)]) from error
         connection = connect(settings.redis, timeout=self._timeout, name="streamqd:producer")
         self._connection = connection
@@ -145,7 +145,9 @@ class Sender:
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
-        with contextlib.suppress(RedisUnavailable):  # other threads use it, and would reopen it
+        with contextlib.suppress(
+            RedisUnavailableError
+        ):  # other threads use it, and would reopen it
             self._alone(time.monotonic() + self._timeout, self._close)
 
     def _close(self) -> None:
@@ -155,8 +157,8 @@ class Sender:
     def _alone(self, end: float, work: Callable[[], T]) -> T:
         """Run `work` with exclusive use of the connection, until `end` (seconds, monotonic).
 
-        Raises RedisUnavailable when other threads use it until `end`, and RuntimeError in a signal
-        handler that interrupted a send of its own thread. In both cases nothing was sent.
+        Raises RedisUnavailableError when other threads use it until `end`, and RuntimeError in a
+        signal handler that interrupted a send of its own thread. In both cases nothing was sent.
         """
         lock = self._lock
         owned = lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001 - as Condition does
@@ -166,7 +168,7 @@ class Sender:
             )
         try:
             if not lock.acquire(timeout=max(0.0, end - time.monotonic())):
-                raise RedisUnavailable(
+                raise RedisUnavailableError(
                     "other threads used the producer until the timeout, so nothing was sent; use"
                     " one producer per thread, or set a longer timeout",
                     sent=False,
@@ -343,14 +345,14 @@ class Sender:
         try:
             replies = self._alone(time.monotonic() + self._timeout, exchange)
             removed = accepted(accepted(replies)[-1])[0]
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if not error.sent:
                 raise
-            raise UnknownOutcome(
+            raise OutcomeUnknownError(
                 f"no reply to canceling {uid}; it may or may not be canceled ({error})"
             ) from error
-        except RedisRefused as error:
-            raise RedisRefused(
+        except RedisResponseError as error:
+            raise RedisResponseError(
                 error.code, f"the delayed send {uid} was not canceled ({error})"
             ) from error
         return bool(removed)
@@ -360,7 +362,9 @@ class Sender:
     def _start(self, chunk: Chunk) -> None:
         """Send a chunk and leave its reply to `finish`. Write it now if this is not possible."""
         if chunk.envelopes and self._connection.connected and not self._writer.spread:
-            with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
+            with contextlib.suppress(
+                RedisUnavailableError, RedisResponseError
+            ):  # nothing was written
                 end = chunk.since + self._timeout
                 chunk.transaction = self._alone(end, lambda: self._post(chunk))
         if chunk.transaction is None:
@@ -391,7 +395,7 @@ class Sender:
         All attempts finish by `end` (seconds, monotonic). An attempt that may be repeated gets half
         of the remaining time, so that a silent connection does not use it up.
         """
-        lost: RedisUnavailable | None = None  # the error of the first lost reply
+        lost: RedisUnavailableError | None = None  # the error of the first lost reply
         repeatable = all(map(self._may_repeat, chunk.envelopes))
         for pause in itertools.chain(PAUSES, itertools.repeat(math.inf)):
             replies: list[Any] = []
@@ -401,16 +405,16 @@ class Sender:
                 replies = self._exchange(
                     chunk, end - left / 2 if repeatable and not last else end, fixed=fixed
                 )
-            except RedisRefused as error:
+            except RedisResponseError as error:
                 replies = [error] * len(chunk.envelopes)
-            except RedisUnavailable as error:
+            except RedisUnavailableError as error:
                 lost = error if error.sent and lost is None else lost
                 final = error.sent and not repeatable
                 if final or time.monotonic() + pause >= end:
                     return [_unknown(chunk.topic, error, lost) for _ in chunk.envelopes]
             if set(map(type, replies)) == {bytes}:
                 return _uids(chunk, replies)
-            if replies and all(isinstance(reply, _NotLoaded) for reply in replies):
+            if replies and all(isinstance(reply, _NotLoadedError) for reply in replies):
                 pause = PAUSES[-1]
             over = time.monotonic() + pause >= end
             if over or not all(map(_for_the_moment, replies)):
@@ -432,8 +436,8 @@ class Sender:
         """Write a chunk in one transaction, and route it again each time the topic changes.
 
         A `fixed` chunk is not routed again, because it could overtake earlier waiting messages.
-        Returns entry IDs, or the replies of scripts. Raises RedisUnavailable (its `sent` shows
-        if anything was sent), RedisRefused, TopicMissing and Refused.
+        Returns entry IDs, or the replies of scripts. Raises RedisUnavailableError (its `sent` shows
+        if anything was sent), RedisResponseError, TopicNotFoundError and RequestRefusedError.
         """
         by_source = False
         for _ in range(REROUTES_MAX):
@@ -443,7 +447,7 @@ class Sender:
                     return [NOT_YET] * len(chunk.envelopes)
                 self._reroute(chunk, end)
             elif transaction.lost is not None:
-                raise RedisUnavailable(str(transaction.lost), sent=transaction.lost.sent)
+                raise RedisUnavailableError(str(transaction.lost), sent=transaction.lost.sent)
             elif not (by_source or self._writer.spread) and any(
                 map(publishing.is_unknown_script, transaction.replies)
             ):
@@ -457,7 +461,7 @@ class Sender:
             f"topic {chunk.topic} changed {REROUTES_MAX} times during one send, so nothing was"
             " sent; send again"
         )
-        raise RedisUnavailable(text, sent=False)
+        raise RedisUnavailableError(text, sent=False)
 
     def _answered(self, chunk: Chunk, end: float) -> publishing.Transaction:
         """Send a chunk, unless it was already sent, and read the reply."""
@@ -470,14 +474,14 @@ class Sender:
 
         try:
             return self._alone(end, exchange)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if chunk.transaction is None:
                 raise
-            raise RedisUnavailable(str(error), sent=True) from error
+            raise RedisUnavailableError(str(error), sent=True) from error
 
     def _abandon(self, transaction: publishing.Transaction) -> None:
         """Give up a reply without waiting for it. The connection can no longer be used."""
-        with contextlib.suppress(RedisUnavailable):
+        with contextlib.suppress(RedisUnavailableError):
             self._alone(time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction))
 
     def _post(self, chunk: Chunk) -> publishing.Transaction:
@@ -579,18 +583,18 @@ def _parts(uid: str) -> tuple[str, int, str]:
 
 
 def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> list[Any]:
-    """Return the reply for each message: the ID of its entry, RedisRefused, or a Reply."""
+    """Return the reply for each message: the ID of its entry, RedisResponseError, or a Reply."""
     found: list[Any] = [None] * len(chunk.envelopes)
     for numbers, call, raw in zip(chunk.numbers, chunk.calls, replies, strict=True):
         each: Sequence[Any]
-        if isinstance(raw, RedisRefused):
+        if isinstance(raw, RedisResponseError):
             each = [_explained(raw, by_source)] * len(numbers)
         else:
             reply = scripts.reply(call, raw)
             ids = reply.rest[0] if isinstance(reply.rest[0], list) else reply.rest
             if reply.word == "OK" and call.script.name != "message_schedule":
                 last = ids[-1]
-                refused = isinstance(last, RedisRefused)
+                refused = isinstance(last, RedisResponseError)
                 rest = _explained(last, False) if refused else Reply("FULL", reply.rest[1:])
                 each = [*ids, *[rest] * (len(numbers) - len(ids))]
             else:
@@ -600,7 +604,7 @@ def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> li
     return found
 
 
-class _NotLoaded(RedisRefused):
+class _NotLoadedError(RedisResponseError):
     """The script is not loaded on the server, and this Redis user may not load it."""
 
     @property
@@ -609,17 +613,17 @@ class _NotLoaded(RedisRefused):
 
 
 def _for_the_moment(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.transient
+    return isinstance(reply, RedisResponseError) and reply.transient
 
 
-def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
+def _explained(reply: RedisResponseError, by_source: bool) -> RedisResponseError:
     """Return an error for missing permissions with its remedy added, and other errors unchanged."""
     if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
         text = (
             "the script that this message needs is not loaded on the server, and this Redis user"
             " may not load it; a running daemon loads it within 2 s"
         )
-        return _NotLoaded(reply.code, f"{text} ({reply})")
+        return _NotLoadedError(reply.code, f"{text} ({reply})")
     if reply.kind is not RefusalKind.FORBIDDEN:
         return reply
     text = (
@@ -627,25 +631,25 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
         " of etc/acl/producer.acl, or of etc/acl/producer-scripts.acl for dedup_id, delay, at and"
         " max_backlog"
     )
-    return RedisRefused(reply.code, f"{text} ({reply})")
+    return RedisResponseError(reply.code, f"{text} ({reply})")
 
 
 def _result(
-    topic: str, partition: int, envelope: Envelope, reply: Any, lost: RedisUnavailable | None
+    topic: str, partition: int, envelope: Envelope, reply: Any, lost: RedisUnavailableError | None
 ) -> Result:
-    if isinstance(reply, BacklogFull):  # the write was not tried
+    if isinstance(reply, BacklogFullError):  # the write was not tried
         return reply
     if isinstance(reply, bytes):
         return Uid(f"{topic}/{partition}/{reply.decode()}")
-    if isinstance(reply, RedisRefused):
+    if isinstance(reply, RedisResponseError):
         if lost is None:
-            return RedisRefused(reply.code, str(reply))
-        return UnknownOutcome(
+            return RedisResponseError(reply.code, str(reply))
+        return OutcomeUnknownError(
             f"a message to {topic} may or may not have been written: the first answer was lost,"
             f" then Redis refused the repetition ({reply})"
         )
     if reply.word == "FULL":
-        return BacklogFull(
+        return BacklogFullError(
             f"{topic}/{partition} has a backlog of {int(reply.rest[0]):,} messages, max_backlog or"
             " more, so the message was not sent; send it later"
         )
@@ -665,11 +669,11 @@ def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
 
 
 def _unknown(
-    topic: str, missing: RedisUnavailable, lost: RedisUnavailable | None
-) -> RedisUnavailable:
+    topic: str, missing: RedisUnavailableError, lost: RedisUnavailableError | None
+) -> RedisUnavailableError:
     """Return a new error for each message, because several threads may raise them."""
     if lost is None:
-        return RedisUnavailable(str(missing), sent=False)
-    return UnknownOutcome(
+        return RedisUnavailableError(str(missing), sent=False)
+    return OutcomeUnknownError(
         f"no answer for a message to {topic}: it may or may not have been written ({missing})"
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.config import Schedule
-from streamqd.errors import RedisRefused, RefusalKind
+from streamqd.errors import RedisResponseError, RefusalKind
 from streamqd.isolate import Isolate, directly
 from streamqd.model import TopicPartition
 from streamqd.schedules import record
@@ -113,7 +113,7 @@ class Firer:
             rows = [row for row in page.rows if row.due_unix_ms <= page.now_unix_ms - behind]
             fired = self._fire(place, rows, page.now_unix_ms) if rows else []
             unread = fired is not None and len(rows) < PAGE and self._read_ahead(place, page)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
                 raise
             logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=place[0])

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from streamqd import logs
 from streamqd.config import Schedule, Topic
-from streamqd.errors import BadValue, RedisRefused, RefusalKind
+from streamqd.errors import InvalidValueError, RedisResponseError, RefusalKind
 from streamqd.isolate import Isolate, directly
 from streamqd.model import TopicPartition
 from streamqd.schedules import record
@@ -78,7 +78,7 @@ class Reconciler:
         return {self._hashes[each.name]: each.schedule for each in self._declared}
 
     def run(self) -> None:
-        """Declare, move and note as declared. Raises RedisUnavailable, RedisRefused."""
+        """Declare, move and note as declared. Raises RedisUnavailableError, RedisResponseError."""
         counts = self._counts()
         self._create = False
         here: dict[TopicPartition, list[Declaration]] = {}
@@ -108,7 +108,10 @@ class Reconciler:
         return topics.partition_count(self._store, topic) or 0
 
     def _placed(
-        self, each: Declaration, entry: IndexLine | BadValue | None, counts: Mapping[str, int]
+        self,
+        each: Declaration,
+        entry: IndexLine | InvalidValueError | None,
+        counts: Mapping[str, int],
     ) -> TopicPartition | None:
         """Return the current place, or None if a problem prevents it."""
         topic = each.schedule.topic
@@ -144,7 +147,7 @@ class Reconciler:
             batch = left[first : first + BATCH]
             try:
                 declare(self._store, place, batch)
-            except BadValue:
+            except InvalidValueError:
                 for each in batch:
                     self._isolate(place, _readable, place[0], declare, self._store, place, [each])
 
@@ -153,9 +156,9 @@ def _readable(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
     """Return `do(...)`, or None after a value that cannot be read, which is logged."""
     try:
         return do(*args)
-    except BadValue as error:
+    except InvalidValueError as error:
         logs.bad_value(error, topic=topic)
-    except RedisRefused as error:
+    except RedisResponseError as error:
         if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
             raise
         logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic)
@@ -167,9 +170,9 @@ def _place(schedule: Schedule, count: int) -> TopicPartition:
     return schedule.topic, record.partition_of(schedule, max(count, 1))
 
 
-def objection(each: Declaration, entry: IndexLine | BadValue) -> str:
+def objection(each: Declaration, entry: IndexLine | InvalidValueError) -> str:
     """Return why a schedule cannot have its name, '' when it can."""
-    if isinstance(entry, BadValue):
+    if isinstance(entry, InvalidValueError):
         return str(entry)
     if entry.fleet != each.fleet:
         return f"fleet {entry.fleet} has a schedule of this name; give this one another"
@@ -202,7 +205,7 @@ def declare(
         )
     words = []
     for each, reply in zip(some, accepted(store.run_many(built)), strict=True):
-        assert not isinstance(reply, RedisRefused)
+        assert not isinstance(reply, RedisResponseError)
         words.append(reply.word)
         if reply.word == "ADDED":
             logs.event("schedule.added", schedule=each.name, topic=place[0])
@@ -278,7 +281,7 @@ class MoveFinisher:
         self._seen: dict[str, IndexLine] = {}
 
     def run(self) -> None:
-        """Look at all schedules. Raises RedisUnavailable, RedisRefused."""
+        """Look at all schedules. Raises RedisUnavailableError, RedisResponseError."""
         moving = {
             name: line
             for name, line in calls.whole_index(self._store).items()
@@ -318,7 +321,7 @@ def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
 
 
 def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[StoredSchedule | None]:
-    """Read the stored state of schedules by name and place. Raises BadValue."""
+    """Read the stored state of schedules by name and place. Raises InvalidValueError."""
     wanted = list(named)
     commands = [
         each for name, place in wanted for each in calls.kept_commands(store.keys, place, name)

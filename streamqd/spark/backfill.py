@@ -85,7 +85,10 @@ class Backfill:
     # --- planning ---
 
     def look(self, topics: Iterable[str]) -> Offsets:
-        """Return the ends of the tables as they are now. Raises Refused, ArchiveError."""
+        """Return the ends of the tables as they are now.
+
+        Raises RequestRefusedError, ArchiveError.
+        """
         if self._archive is None:
             self._archive = Archive(self._folder)
         found: Offsets = {}

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from streamqd.config.archive_store import is_secret
 from streamqd.config.secrets import masked
-from streamqd.errors import Malformed, Refused, SparkError, StreamqdError
+from streamqd.errors import InvalidRequestError, RequestRefusedError, SparkError, StreamqdError
 from streamqd.paths import below, local_folder, store_url
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Location(Protocol):
     """A directory of an archive or a report. Its instances are picklable and have no open files.
 
     Names are relative to the directory, as in `date=2026-11-21/partition=3/X.parquet`. All methods
-    may raise OSError, and Refused for a name that leads out of the directory.
+    may raise OSError, and RequestRefusedError for a name that leads out of the directory.
     """
 
     @property
@@ -133,7 +133,7 @@ class FileInMaking(Protocol):
 
 
 def location(named: str | Path | Location, options: Mapping[str, str] | None = None) -> Location:
-    """Return the directory of a path or a URL, without accessing it. Raises Malformed.
+    """Return the directory of a path or a URL, without accessing it. Raises InvalidRequestError.
 
     `options` are for object stores.
     """
@@ -153,10 +153,13 @@ def location(named: str | Path | Location, options: Mapping[str, str] | None = N
 
 
 def _check_endpoint(named: Mapping[str, str]) -> None:
-    """Check the addresses for which the client would end with a panic of Rust. Raises Malformed."""
+    """Check the addresses for which the client would end with a panic of Rust.
+
+    Raises InvalidRequestError.
+    """
     for name in sorted(_ENDPOINTS & named.keys()):
         if not _ENDPOINT.match(named[name]):
-            raise Malformed(
+            raise InvalidRequestError(
                 f"the option or variable {name} is not a URL; write it as in"
                 " http://minio.internal:9000"
             )
@@ -168,7 +171,7 @@ def unusable(folder: Location, text: str) -> StreamqdError:
     A wrong path is the caller's. The command was right if an object store rejects a request, for
     example because the credentials have expired, and can be repeated.
     """
-    return SparkError(text) if isinstance(folder, BucketFolder) else Refused(text)
+    return SparkError(text) if isinstance(folder, BucketFolder) else RequestRefusedError(text)
 
 
 _numbers = itertools.count(1)
@@ -231,7 +234,7 @@ class DiskFolder:
             path = below(self.path, name)
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
-        except (Refused, FileNotFoundError):  # a link in its path, or already deleted
+        except (RequestRefusedError, FileNotFoundError):  # a link in its path, or already deleted
             return False
         path.unlink(missing_ok=True)
         return True
@@ -348,7 +351,7 @@ class BucketFolder:
     def remove(self, name: str) -> bool:
         try:
             checked = _checked(name)
-        except Refused:
+        except RequestRefusedError:
             return False
         with self.spoken():
             [found] = self.system.get_file_info([checked])
@@ -491,7 +494,7 @@ def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> Sto
 def _checked(*parts: str) -> str:
     joined = PurePosixPath(*parts)
     if not joined.parts or leads_out(str(joined)):
-        raise Refused(f"{str(joined)!r} is not a name in an archive")
+        raise RequestRefusedError(f"{str(joined)!r} is not a name in an archive")
     return str(joined)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from streamqd import config
-from streamqd.errors import Refused, TopicMissing
+from streamqd.errors import RequestRefusedError, TopicNotFoundError
 from streamqd.model import TopicPartition
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
 from streamqd.producer.encoding import Outgoing, fields_of
@@ -83,7 +83,10 @@ class Targets:
         self.counts: dict[str, int] = {}
 
     def count(self, topic: str) -> int:
-        """Return the number of partitions. Creates the topic if requested. Raises TopicMissing."""
+        """Return the number of partitions.
+
+        Creates the topic if requested. Raises TopicNotFoundError.
+        """
         if topic not in self.counts:
             self.counts[topic] = persist(
                 self._options.connection, lambda link: self._ask(link, topic)
@@ -96,7 +99,7 @@ class Targets:
         if found is None and wanted:
             return topics.create(store, topic, config.Topic(partitions=wanted))
         if found is None:
-            raise TopicMissing(
+            raise TopicNotFoundError(
                 f"topic {topic} does not exist; set the option partitions to create it, or"
                 f" run `streamqd topic create {topic}`"
             )
@@ -107,7 +110,7 @@ class Targets:
         count = self.count(row.topic)
         if row.partition is not None:
             if not 0 <= row.partition < count:
-                raise Refused(
+                raise RequestRefusedError(
                     f"partition {row.partition} of topic {row.topic} not found, as it has {count};"
                     " drop the column partition to route rows by their key"
                 )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.model import RawEntry
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Id, Loss, Span
@@ -166,7 +166,7 @@ class EntryReader:
             ("EXPIRE", key, PROGRESS_TTL),
         ]
         self._unreported = 0
-        with contextlib.suppress(RedisUnavailable):
+        with contextlib.suppress(RedisUnavailableError):
             link_for(self._options.connection).pipeline(commands)
 
     def _taken(self, missing: int = 0) -> str:

@@ -60,7 +60,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
 
 
 def prepare(options: WriteOptions) -> None:
-    """Create the target if requested, else check that it exists. Raises TopicMissing."""
+    """Create the target if requested, else check that it exists. Raises TopicNotFoundError."""
     if options.topic:
         Targets(options).count(options.topic)
 

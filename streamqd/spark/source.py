@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamqd import config
-from streamqd.errors import Refused, SparkError
+from streamqd.errors import RequestRefusedError, SparkError
 from streamqd.model import TopicPartition
 from streamqd.paths import store_url
 from streamqd.spark import offsets, rows, sink, table
@@ -173,7 +173,7 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
 
 
 def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
-    """Raise Refused for a partition whose options name a start after its end."""
+    """Raise RequestRefusedError for a partition whose options name a start after its end."""
     for place, start in starts.items():
         named = [
             options.starting_default if options.starting is None else options.starting[place],
@@ -182,7 +182,7 @@ def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
         if all(each and each.kind in ("id", "time") for each in named) and (
             start.id > ends[place].id
         ):
-            raise Refused(
+            raise RequestRefusedError(
                 f"{place[0]} partition {place[1]} has no entries to read: its start,"
                 f" {offsets.write_id(start.id)}, is after its end,"
                 f" {offsets.write_id(ends[place].id)}; swap startingOffsets and endingOffsets"
@@ -436,7 +436,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         try:
             if late:
                 self._look(backfill, late)
-        except (Refused, SparkError) as error:
+        except (RequestRefusedError, SparkError) as error:
             self._looked_at = time.monotonic()
             _log.warning("%s. Continuing with the archive as it was opened before", error)
 
@@ -446,7 +446,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return known and not self.options.fail_on_data_loss and offsets.replaced(end, facts)
 
     def _look(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
-        """Open the tables of these topics as they are now. Raises Refused, ArchiveError."""
+        """Open the tables of these topics as they are now.
+
+        Raises RequestRefusedError, ArchiveError.
+        """
         names = {name for name, _ in places}
         self._archived_to |= backfill.look(names)
         self._topics |= names

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from streamqd.errors import RedisRefused, SparkError, StreamqdError
+from streamqd.errors import RedisResponseError, SparkError, StreamqdError
 from streamqd.model import TopicPartition
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.outgoing import Chunk
@@ -180,7 +180,7 @@ class Stage:
             # After the first row, so that no stream stays forever if this process is killed.
             commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
         for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
-            if isinstance(reply, RedisRefused) and _THERE not in str(reply):
+            if isinstance(reply, RedisResponseError) and _THERE not in str(reply):
                 raise reply
 
     def _announce(self, names: set[str]) -> None:

@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 from streamqd.config import topology
 from streamqd.errors import (
-    RedisRefused,
-    RedisUnavailable,
+    RedisResponseError,
+    RedisUnavailableError,
     RefusalKind,
-    Refused,
+    RequestRefusedError,
     SparkError,
-    TopicMissing,
+    TopicNotFoundError,
 )
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets
@@ -126,9 +126,9 @@ def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, ke
     for _ in range(connection.retries):
         try:
             return work(link_for(connection, key))
-        except RedisUnavailable:
+        except RedisUnavailableError:
             pass
-        except RedisRefused as error:
+        except RedisResponseError as error:
             if not error.transient:
                 raise
         time.sleep(connection.retry_interval)
@@ -159,7 +159,10 @@ def registered(store: Store) -> list[str]:
 
 
 def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict[str, int]:
-    """Return the partitions of each topic or DLQ, 0 if it does not exist. Raises BadValue."""
+    """Return the partitions of each topic or DLQ, 0 if it does not exist.
+
+    Raises InvalidValueError.
+    """
     wanted = {name: name.removesuffix(DLQ) for name in names}
     found = accepted(link.pipeline([topics.presence(keys, topic) for topic in wanted.values()]))
     return {
@@ -185,9 +188,10 @@ class Catalog:
     def places(
         self, begun: Iterable[TopicPartition] = (), *, strict: bool = True
     ) -> list[TopicPartition]:
-        """Return all partitions to read now, in order. Raises TopicMissing, Refused.
+        """Return all partitions to read now, in order.
 
-        Partitions that a stream already reads may be missing, and all partitions if not `strict`.
+        Raises TopicNotFoundError, RequestRefusedError. Partitions that a stream already reads may
+        be missing, and all partitions if not `strict`.
         """
         known = {name for name, _ in begun}
         found = persist(
@@ -198,13 +202,13 @@ class Catalog:
         return sorted(found)
 
     def _refuse_unknown(self, found: Sequence[TopicPartition]) -> None:
-        """Raise Refused when the start or the end names a partition that is not read."""
+        """Raise RequestRefusedError if start or end names a partition that is not read."""
         options = self._options
         for edge, named in (("starting", options.starting), ("ending", options.ending)):
             unread = sorted(set(named or ()) - set(found))
             if unread:
                 name, partition = unread[0]
-                raise Refused(
+                raise RequestRefusedError(
                     f"{edge}Offsets contains partition {partition} of {name}, which does not exist"
                     " or is not subscribed; remove it"
                 )
@@ -244,13 +248,15 @@ class Catalog:
             if strict:
                 alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
                 hint = f"did you mean {alike[0]}, or " if alike else ""
-                raise TopicMissing(f"{text}; {hint}create it with `streamqd topic create {topic}`")
+                raise TopicNotFoundError(
+                    f"{text}; {hint}create it with `streamqd topic create {topic}`"
+                )
             warn_once(f"{text}, so it is skipped")
         if not options.assign:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
             if partition >= counts[name] and strict and name not in known:
-                raise Refused(topics.no_partition(name, partition, counts[name]))
+                raise RequestRefusedError(topics.no_partition(name, partition, counts[name]))
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
@@ -269,7 +275,7 @@ class Catalog:
         }
         calls = [statistics.measure_partition(self._keys, *place) for place in live]
         for place, answer in zip(live, link.run_many(calls), strict=True):
-            if isinstance(answer, RedisRefused):
+            if isinstance(answer, RedisResponseError):
                 found[place] = self._stream_facts(link, place, answer)
                 continue
             figures = statistics.partition_figures(answer)
@@ -283,7 +289,7 @@ class Catalog:
         return found
 
     def _stream_facts(
-        self, link: Connection, place: TopicPartition, refused: RedisRefused
+        self, link: Connection, place: TopicPartition, refused: RedisResponseError
     ) -> StreamFacts:
         """Return the facts from the stream alone: another key of the partition may be unreadable.
 
@@ -293,9 +299,13 @@ class Catalog:
         if refused.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
             raise refused
         [raw] = link.pipeline([("XINFO", "STREAM", stream_key(self._keys, place))])
-        if isinstance(raw, RedisRefused) and "no such key" in str(raw):
+        if isinstance(raw, RedisResponseError) and "no such key" in str(raw):
             return StreamFacts()
-        info = {} if isinstance(raw, RedisRefused) else dict(zip(raw[::2], raw[1::2], strict=True))
+        info = (
+            {}
+            if isinstance(raw, RedisResponseError)
+            else dict(zip(raw[::2], raw[1::2], strict=True))
+        )
         if b"entries-added" not in info:
             raise refused
         first = info[b"first-entry"]
@@ -316,7 +326,7 @@ class Catalog:
             for place, each in positions.items()
         ]
         for answer in persist(self._options.connection, lambda link: link.run_many(calls)):
-            if isinstance(answer, RedisRefused):
+            if isinstance(answer, RedisResponseError):
                 warn_once(f"the position of spark:{self._options.group} is not shown: {answer}")
 
     # --- positions ---
@@ -327,7 +337,7 @@ class Catalog:
         default: Bound,
         archived: Container[TopicPartition] = (),
     ) -> Offsets:
-        """Return the start positions. Raises Refused if the options omit a partition.
+        """Return the start positions. Raises RequestRefusedError if the options omit a partition.
 
         The positions of `archived` partitions can be before their oldest entry in Redis.
         """
@@ -349,7 +359,7 @@ class Catalog:
         missing = [place for place in facts if single is not None and place not in single]
         if missing:
             name, partition = missing[0]
-            raise Refused(
+            raise RequestRefusedError(
                 f"{edge}Offsets lacks {len(missing)} partitions, such as {name} {partition}; add"
                 " every partition that is read"
             )
@@ -377,9 +387,11 @@ class Catalog:
         settled = {}
         for at, (place, group) in enumerate(groups.items()):
             listed, pending = replies[2 * at : 2 * at + 2]
-            given = None if isinstance(listed, RedisRefused) else _last_delivered(listed, group)
-            if given is None or isinstance(pending, RedisRefused):
-                raise Refused(
+            given = (
+                None if isinstance(listed, RedisResponseError) else _last_delivered(listed, group)
+            )
+            if given is None or isinstance(pending, RedisResponseError):
+                raise RequestRefusedError(
                     f"group {group} does not exist on {place[0]}/{place[1]}; `streamqd group"
                     f" list` shows the groups"
                 )
@@ -586,7 +598,7 @@ def _id_or_none(text: str) -> Id | None:
 
 def _dead_letter_facts(raw: Any) -> StreamFacts:
     """Return facts about dead letters, which replay and purge remove from the middle."""
-    if isinstance(raw, RedisRefused):
+    if isinstance(raw, RedisResponseError):
         if "no such key" in str(raw):
             return StreamFacts(exact=False)
         raise raw

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamqd.config import topology
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store import scripts
 from streamqd.store.cluster import Cluster
 from streamqd.store.discovery import TopologyDiscovery, master_finder, slot_finder
@@ -62,45 +62,53 @@ class Connection:
         self._route = route
 
     def execute(self, *args: Any) -> Any:
-        """Run one command and return its reply. Raises RedisRefused or RedisUnavailable."""
+        """Run one command and return its reply.
+
+        Raises RedisResponseError or RedisUnavailableError.
+        """
         reply = self._route.exchange((args,))[0]
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             raise reply
         return reply
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write. Error replies are RedisRefused elements of the result."""
+        """Run commands in one write.
+
+        Error replies are RedisResponseError elements of the result.
+        """
         return self._route.exchange(commands) if commands else []
 
     def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands as `pipeline` does, but keep partial results.
 
-        Commands of a node that does not answer get a RedisUnavailable element. Raises it if no
+        Commands of a node that does not answer get a RedisUnavailableError element. Raises it if no
         node answers.
         """
         return self._route.exchange_each(commands) if commands else []
 
     def run(self, call: Call) -> Reply:
-        """Run a script. Raises RedisRefused, RedisUnavailable, ContractError."""
+        """Run a script. Raises RedisResponseError, RedisUnavailableError, ContractError."""
         raw = self._route.exchange((scripts.command(call),))[0]
         if _unknown_script(raw):
             raw = self._route.exchange((scripts.command(call, by_source=True),))[0]
-        if isinstance(raw, RedisRefused):
+        if isinstance(raw, RedisResponseError):
             raise raw
         return scripts.reply(call, raw)
 
-    def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisRefused]:
+    def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
         """Run scripts in one write, in order, except scripts not loaded yet (NOSCRIPT).
 
-        Calls must not depend on the order among themselves. Raises RedisUnavailable, ContractError.
+        Calls must not depend on the order among themselves. Raises RedisUnavailableError,
+        ContractError.
         """
-        answers: list[Reply | RedisRefused | ContractError] = whole(self.run_each(calls))
+        answers: list[Reply | RedisResponseError | ContractError] = whole(self.run_each(calls))
         return [valid(each) for each in answers]
 
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
         """Run scripts as `run_many` does, but keep partial results.
 
-        Calls of silent nodes get a RedisUnavailable element, and invalid replies a ContractError.
+        Calls of silent nodes get a RedisUnavailableError element, and invalid replies a
+        ContractError.
         """
         if not calls:
             return []
@@ -110,7 +118,7 @@ class Connection:
             taught = [scripts.command(calls[index], by_source=True) for index in missing]
             try:
                 again = self._route.exchange_each(taught)
-            except RedisUnavailable as error:
+            except RedisUnavailableError as error:
                 if len(missing) == len(calls):
                     raise
                 again = [error] * len(missing)  # the other calls have run already
@@ -152,7 +160,7 @@ class Connection:
         return self._route.connected
 
     def open(self) -> None:
-        """Connect, unless connected. Raises RedisUnavailable with `sent=False`."""
+        """Connect, unless connected. Raises RedisUnavailableError with `sent=False`."""
         self._route.open()
 
     @contextlib.contextmanager
@@ -186,7 +194,7 @@ class Connection:
 
 
 def _answer(call: Call, raw: Any) -> Answer:
-    if isinstance(raw, RedisRefused | RedisUnavailable):
+    if isinstance(raw, RedisResponseError | RedisUnavailableError):
         return raw
     try:
         return scripts.reply(call, raw)
@@ -223,7 +231,7 @@ class ServerFacts:
 def server_facts(link: Connection) -> ServerFacts:
     """Return the server's version and settings. Needs permission for INFO and TIME."""
     info_raw, time_raw = link.pipeline((("INFO",), ("TIME",)))
-    if isinstance(info_raw, RedisRefused):
+    if isinstance(info_raw, RedisResponseError):
         raise info_raw
     info: dict[str, str] = {}
     for line in info_raw.decode("utf-8", "replace").splitlines():
@@ -233,7 +241,7 @@ def server_facts(link: Connection) -> ServerFacts:
     # Valkey reports redis_version 7.2.4 for old clients, and its own version in another field.
     product = "valkey" if "valkey_version" in info else "redis"
     mode = info.get("server_mode") or info.get("redis_mode", "standalone")
-    if isinstance(time_raw, RedisRefused):
+    if isinstance(time_raw, RedisResponseError):
         if mode != "sentinel":  # a sentinel does not have the command
             raise time_raw
         time_raw = (0, 0)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.discovery import LEAST_SECONDS, NOT_NOW, TopologyDiscovery, survey
 from streamqd.store.endpoint import endpoint_at
 from streamqd.store.node import NEVER, Key, Node, Terms, check_process, known
@@ -63,7 +63,7 @@ class _NodeBatch:
             errand.reply = replies[at]
             at += 1
 
-    def fail(self, error: RedisUnavailable) -> None:
+    def fail(self, error: RedisUnavailableError) -> None:
         """Set the error as the reply of every command."""
         for errand in self.errands:
             errand.reply = error
@@ -87,13 +87,16 @@ class Cluster:
     # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run `exchange_each` and return its replies. Raises RedisUnavailable if one is missing."""
+        """Run `exchange_each` and return its replies.
+
+        Raises RedisUnavailableError if one is missing.
+        """
         return whole(self.exchange_each(commands))
 
     def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands at their nodes.
 
-        A command that is not answered, or cannot be executed now, gets a RedisUnavailable
+        A command that is not answered, or cannot be executed now, gets a RedisUnavailableError
         as its reply. Raises the first one if no command was answered.
         """
         check_process(self._pid, self._terms.name)
@@ -105,11 +108,11 @@ class Cluster:
             if not waiting:
                 break
         for each in errands:
-            if isinstance(each.reply, RedisRefused) and each.reply.kind in NOT_NOW:
+            if isinstance(each.reply, RedisResponseError) and each.reply.kind in NOT_NOW:
                 self._stale = True
-                each.reply = RedisUnavailable(str(each.reply), sent=False)
+                each.reply = RedisUnavailableError(str(each.reply), sent=False)
         replies = [each.reply for each in errands]
-        if all(isinstance(reply, RedisUnavailable) for reply in replies):
+        if all(isinstance(reply, RedisUnavailableError) for reply in replies):
             raise missing_of(replies)
         return replies
 
@@ -194,14 +197,14 @@ class Cluster:
         deadline = min(time.monotonic() + self._terms.timeout, self._end)
         try:
             self._read_slot_map()
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             _NodeBatch(list(errands)).fail(error)
             return
         loads: dict[Address, _NodeBatch] = {}
         for each in errands:
             address = each.address or self._master_of(each)
             if address is None:
-                each.reply = RedisUnavailable(f"no node serves slot {each.slot}", sent=False)
+                each.reply = RedisUnavailableError(f"no node serves slot {each.slot}", sent=False)
                 self._stale = True
             else:
                 loads.setdefault(address, _NodeBatch()).errands.append(each)
@@ -216,7 +219,7 @@ class Cluster:
                 node = self._node(address)
                 now = time.monotonic()
                 if now >= self._end:  # not tried, so it does not count as silent
-                    loads[address].fail(RedisUnavailable(f"no time for {address}", sent=False))
+                    loads[address].fail(RedisUnavailableError(f"no time for {address}", sent=False))
                     continue
                 end = max(deadline, now + LEAST_SECONDS)
                 if self._end < NEVER:
@@ -226,14 +229,14 @@ class Cluster:
                 try:
                     node.post(loads[address].commands())
                     posted.append(address)
-                except RedisUnavailable as error:
+                except RedisUnavailableError as error:
                     self._record_failure(address, loads[address], error)
             for address in list(posted):
                 load, node = loads[address], self._node(address)
                 try:
                     load.assign_replies(node.collect(len(load.commands())))
                     self._silent.discard(address)
-                except RedisUnavailable as error:
+                except RedisUnavailableError as error:
                     self._record_failure(address, load, error)
                 posted.remove(address)
         except BaseException:
@@ -241,7 +244,9 @@ class Cluster:
                 self._node(address).close()
             raise
 
-    def _record_failure(self, address: Address, load: _NodeBatch, error: RedisUnavailable) -> None:
+    def _record_failure(
+        self, address: Address, load: _NodeBatch, error: RedisUnavailableError
+    ) -> None:
         load.fail(error)
         self._silent.add(address)
         self._discovery.avoid(address)
@@ -250,7 +255,7 @@ class Cluster:
     def _follow_redirect(self, errand: _Command) -> bool:
         """Return True if the reply redirects the command, after setting its new target."""
         reply = errand.reply
-        if not isinstance(reply, RedisRefused) or errand.slot is None or errand.bound:
+        if not isinstance(reply, RedisResponseError) or errand.slot is None or errand.bound:
             return False
         assert self._map is not None
         asked = errand.address or self._map.master_of(errand.slot)
@@ -274,7 +279,7 @@ class Cluster:
         self._looked = now
         try:
             self._map = survey(self._discovery, self._end)
-        except RedisUnavailable:
+        except RedisUnavailableError:
             if self._map is None:
                 raise
             return  # the nodes of the old map may still answer
@@ -295,7 +300,9 @@ class Cluster:
         connected = [each for each in answering if self._node(each).connected]
         found = next(iter(connected or answering or masters), None)
         if found is None:
-            raise RedisUnavailable(f"{self._discovery.where}: no node serves any slot", sent=False)
+            raise RedisUnavailableError(
+                f"{self._discovery.where}: no node serves any slot", sent=False
+            )
         return found
 
     def _node(self, address: Address) -> Node:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store.endpoint import Endpoint, endpoint_at
 from streamqd.store.idle_probe import Attempts
 from streamqd.store.node import Finder, Node, Terms, known
@@ -73,7 +73,7 @@ class TopologyDiscovery:
     ) -> _T:
         """Return the first value other than None that `read` makes of a reply.
 
-        No node is asked after `end` (monotonic). Raises RedisUnavailable with `sent=False`.
+        No node is asked after `end` (monotonic). Raises RedisUnavailableError with `sent=False`.
         """
         trouble: list[str] = []
         for address, seconds in self._turns(end):
@@ -84,7 +84,7 @@ class TopologyDiscovery:
             try:
                 [reply] = accepted(node.exchange((command,)))
                 found = read(reply, address)
-            except (RedisUnavailable, RedisRefused) as error:
+            except (RedisUnavailableError, RedisResponseError) as error:
                 trouble.append(str(error))
                 self.avoid(address)
                 continue
@@ -97,7 +97,7 @@ class TopologyDiscovery:
                 return found
             trouble.append(f"{address} has no answer")
         reasons = "; ".join(trouble) or "no time was left"
-        raise RedisUnavailable(f"{self.where}: {reasons}", sent=False)
+        raise RedisUnavailableError(f"{self.where}: {reasons}", sent=False)
 
     def _turns(self, end: float) -> Iterator[tuple[Address, float]]:
         """Yield each node with its seconds. No node may use up the time of all others."""
@@ -141,11 +141,11 @@ def _verify_master(opened: Transport) -> None:
     opened.send([_HELLO])
     opened.receive(1, answers)
     [answer] = answers
-    if isinstance(answer, RedisRefused):
+    if isinstance(answer, RedisResponseError):
         raise answer
     role = dict(zip(answer[::2], answer[1::2], strict=True)).get(b"role", b"")
     if role != b"master":
-        raise RedisUnavailable(
+        raise RedisUnavailableError(
             f"the sentinels name it as master, but its role is {role.decode()}",
             sent=False,
         )
@@ -158,10 +158,10 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
     def find(end: float) -> Endpoint:
         master = survey(discovery, end).master_of(slot)
         if master is None:
-            raise RedisUnavailable(f"{where}: no node serves slot {slot}", sent=False)
+            raise RedisUnavailableError(f"{where}: no node serves slot {slot}", sent=False)
         return endpoint_at(settings, where, master)
 
-    def refused(endpoint: Endpoint, reply: RedisRefused) -> None:
+    def refused(endpoint: Endpoint, reply: RedisResponseError) -> None:
         redirect = redirect_of(str(reply), endpoint.address)
         if redirect and not redirect.asking:
             discovery.prefer(redirect.address)
@@ -180,7 +180,7 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
 def survey(discovery: TopologyDiscovery, end: float) -> SlotMap:
     """Read the cluster's slot map by `end` (monotonic).
 
-    Raises RedisUnavailable with `sent=False`.
+    Raises RedisUnavailableError with `sent=False`.
     """
 
     def read(reply: Any, asked: Address) -> SlotMap | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.model import Lease, RawEntry
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -111,12 +111,14 @@ class Fetcher:
         executed, mine = replies[-3], self._mine(*replies[-2:])
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED during queueing): nothing was done.
-            refusals = [each.code for each in replies[polled:-2] if isinstance(each, RedisRefused)]
+            refusals = [
+                each.code for each in replies[polled:-2] if isinstance(each, RedisResponseError)
+            ]
             error = "" if executed is None else refusals[0]
             return FetchResult(False, mine, 0, [], [], error)
         reply = executed[-1]
         acked = sum(n for n in executed[:-1] if isinstance(n, int))
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             return FetchResult(True, mine, acked, [], [], reply.code)
         retried: list[RawEntry] = []
         main: list[RawEntry] = []
@@ -137,9 +139,9 @@ class Fetcher:
     def _mine(self, watched: Any, fence: Any) -> bool:
         """Return True if the fence is watched and has our token. Raises if it cannot be watched."""
         for reply in (watched, fence):
-            if isinstance(reply, RedisRefused):
+            if isinstance(reply, RedisResponseError):
                 self._node.close()
-                raise RedisUnavailable(f"the fence cannot be watched: {reply}", sent=True)
+                raise RedisUnavailableError(f"the fence cannot be watched: {reply}", sent=True)
         return bool(fence == self._token)
 
     @property

@@ -28,7 +28,7 @@ class Growth(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Growth:
-        """Parse the reply OK of `begin`. Raises BadValue."""
+        """Parse the reply OK of `begin`. Raises InvalidValueError."""
         token, before, phase, barriers = reply.rest
         return cls(
             untrusted.label(token),
@@ -49,7 +49,7 @@ class GrowthInProgress(NamedTuple):
 
 
 def in_progress(store: Store, topic: str) -> GrowthInProgress | None:
-    """Return the growth in progress of a topic, or None. Raises BadValue."""
+    """Return the growth in progress of a topic, or None. Raises InvalidValueError."""
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
     key = store.keys.meta(topic)
     before, to, since, token, barriers = store.execute("HMGET", key, *fields)

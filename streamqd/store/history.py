@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from streamqd.config.setting import NAME
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import LETTERS
 from streamqd.store import untrusted
 from streamqd.store.store import Store
@@ -77,7 +77,7 @@ class Interval:
     until_unix_ms: int = 0
     seconds: float = 0.0
     rows: Sequence[HistoryRow] = ()
-    bad: BadValue | None = None
+    bad: InvalidValueError | None = None
     units: Sequence[HistoryRow] = ()
     measured: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
@@ -118,8 +118,8 @@ def share(count: int, at: int, parts: int) -> int:
 def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) -> None:
     """Add an entry, and remove the entries that are older than `keep_seconds`.
 
-    Beyond ROWS_MAX rows and UNITS_MAX units, the busiest are kept. Raises RedisRefused,
-    RedisUnavailable.
+    Beyond ROWS_MAX rows and UNITS_MAX units, the busiest are kept. Raises RedisResponseError,
+    RedisUnavailableError.
     """
     rows, units = _busiest(interval.rows, ROWS_MAX), _busiest(interval.units, UNITS_MAX)
     measured = [[*pair, number] for pair, number in interval.measured.items()][:MEASURED_MAX]
@@ -139,7 +139,8 @@ def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Itera
     """Yield the entries of the last intervals, oldest first, in pages of ENTRIES_AT_ONCE.
 
     Starts at `since_unix_ms` (the server's clock), or after the entry with the id `after` if that
-    is later. An invalid entry has `bad` and no rows. Raises RedisRefused, RedisUnavailable.
+    is later. An invalid entry has `bad` and no rows. Raises RedisResponseError,
+    RedisUnavailableError.
     """
     key, start = store.keys.history(fleet), f"({after}" if after else str(since_unix_ms)
     while True:
@@ -227,7 +228,7 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
                 _read(key, "measured", fields.get(b"measured", b"[]"), MEASURED_MAX, _measured)
             ),
         )
-    except BadValue as error:
+    except InvalidValueError as error:
         return Interval(entry_id, bad=error)
 
 
@@ -243,7 +244,7 @@ def _read(
                 return found
     except (ValueError, RecursionError):
         pass
-    raise BadValue(key, name, untrusted.shown(raw), f"at most {most} lists of figures")
+    raise InvalidValueError(key, name, untrusted.shown(raw), f"at most {most} lists of figures")
 
 
 def _measured(raw: Any) -> list[tuple[tuple[str, str], int]]:

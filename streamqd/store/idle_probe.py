@@ -7,7 +7,7 @@ is dead. If the probe gets no answer, the server is slow, stopped or unreachable
 continues, with a few more probes. An exchange that is answered in time costs nothing more.
 
 Commands on an abandoned connection may have been executed, or may be executed late. That is a lost
-reply (`RedisUnavailable.sent`), which all callers handle.
+reply (`RedisUnavailableError.sent`), which all callers handle.
 
 A connection that is still opening needs no probe: no command was sent yet, so the next attempt is
 the probe. `Attempts` limits the time of each attempt.
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from random import random
 
-from streamqd.errors import SilentConnection
+from streamqd.errors import SilentConnectionError
 
 # The probe also checks that scripts and writes are served now: a server that delays them
 # (CLIENT PAUSE) delays the probe, or replies BUSY. It needs no permission that our scripts lack.
@@ -74,8 +74,8 @@ class IdleProbe:
     def await_reply(self, sock: socket.socket, deadline: float) -> None:
         """Wait for something to read, after a silence of `seconds`.
 
-        Raises TimeoutError at `deadline` (monotonic), or SilentConnection earlier if the server
-        answers other connections.
+        Raises TimeoutError at `deadline` (monotonic), or SilentConnectionError earlier if the
+        server answers other connections.
         """
         expected = time.monotonic() - self.seconds
         wait = self.start_wait(expected, deadline - expected)
@@ -113,7 +113,7 @@ class ReplyWait:
     def check(self, sock: socket.socket) -> None:
         """Handle continued silence: probe on another connection when it is time.
 
-        Raises TimeoutError after the deadline, SilentConnection if the server answers other
+        Raises TimeoutError after the deadline, SilentConnectionError if the server answers other
         connections.
         """
         now = time.monotonic()
@@ -126,7 +126,7 @@ class ReplyWait:
             spent = time.monotonic() - now
             if not readable(sock, max(GRACE_SHARE * self._probe.seconds, 2 * spent)):
                 silent = time.monotonic() - self._expected
-                raise SilentConnection(
+                raise SilentConnectionError(
                     f"the connection is silent: nothing came for {silent:.1f} s, while a new"
                     " connection was answered",
                     sent=True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import InvalidValueError, RedisResponseError
 from streamqd.store.client import Connection
 
 _LENGTHS = {
@@ -20,7 +20,7 @@ _LENGTHS = {
 HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 
 
-def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[BadValue]:
+def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidValueError]:
     """Return the keys that exist with a type other than `wanted`. One round trip.
 
     A list, a module type, and a type whose command this user may not run count as another type.
@@ -32,15 +32,15 @@ def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[BadValue]:
         answers = dict(zip(_LENGTHS.values(), replies, strict=False))
         if _is_mistyped(answers[expected]):
             fits = [kind for kind, answer in answers.items() if not isinstance(answer, Exception)]
-            found.append(BadValue(key, "", fits[0] if fits else "another type", expected))
+            found.append(InvalidValueError(key, "", fits[0] if fits else "another type", expected))
     return found
 
 
 def _is_mistyped(answer: object) -> bool:
-    return isinstance(answer, RedisRefused) and answer.code == "WRONGTYPE"
+    return isinstance(answer, RedisResponseError) and answer.code == "WRONGTYPE"
 
 
-def is_of_type(error: RedisRefused) -> bool:
+def is_of_type(error: RedisResponseError) -> bool:
     """Return True if a command or a script met a key of the wrong type.
 
     Redis 6.2 puts the code of a command inside a script only into the text.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, ContractError
+from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
@@ -115,7 +115,7 @@ def epoch_of(reply: Reply) -> int:
     """
     try:
         return untrusted.integer(reply.rest[0], FENCE, "epoch")
-    except BadValue as error:
+    except InvalidValueError as error:
         raise ContractError(f"a reply of a lease script: {error}") from None
 
 
@@ -134,7 +134,7 @@ class LeaseView(NamedTuple):
 
     @classmethod
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
-        """Read the two replies to `view`. Raises BadValue, naming the fence's `key`."""
+        """Read the two replies to `view`. Raises InvalidValueError, naming the fence's `key`."""
         token, epoch, owner, since, quarantine = fence
         return cls(
             token=untrusted.label(token or b""),
@@ -170,10 +170,13 @@ class OwnerChange(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str) -> OwnerChange:
-        """Read `unix-ms event epoch owner other`, an element of the history. Raises BadValue."""
+        """Read `unix-ms event epoch owner other`, an element of the history.
+
+        Raises InvalidValueError.
+        """
         parts = raw.split(b" ")
         if len(parts) != 5 or parts[1] not in _EVENTS:
-            raise BadValue(key, "", untrusted.shown(raw), "a change of owner")
+            raise InvalidValueError(key, "", untrusted.shown(raw), "a change of owner")
         at, event, epoch, owner, other = parts
         return cls(
             untrusted.integer(at, key),

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import InvalidValueError, RedisResponseError
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
@@ -72,7 +72,7 @@ class Heartbeat(NamedTuple):
     instance: str
     heartbeat_unix_ms: int
     info: dict[str, Any]
-    bad: BadValue | None = None
+    bad: InvalidValueError | None = None
 
 
 class Present(NamedTuple):
@@ -96,17 +96,20 @@ def seen_of(heartbeat: Heartbeat) -> MemberView:
     """Convert a member's record for the rebalancer. An invalid record has no consumers."""
     try:
         return described(heartbeat)
-    except BadValue:
+    except InvalidValueError:
         return MemberView(
             Member(heartbeat.instance, 1, 0, frozenset()), heartbeat.heartbeat_unix_ms, leaving=True
         )
 
 
 def described(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
-    """Read a member's record. Raises BadValue for the first bad field of the hash `key`."""
+    """Read a member's record.
+
+    Raises InvalidValueError for the first bad field of the hash `key`.
+    """
     name, heartbeat_unix_ms, raw, bad = heartbeat
     if bad is not None:
-        raise BadValue(key, bad.field, bad.found, bad.wanted)
+        raise InvalidValueError(key, bad.field, bad.found, bad.wanted)
 
     def whole(field: str, low: int, high: int = untrusted.INTEGER_MAX) -> int | None:
         value = raw.get(field)
@@ -139,10 +142,10 @@ def described(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
     )
 
 
-def _bad(key: str, name: str, field: str, value: object, wanted: str) -> BadValue:
+def _bad(key: str, name: str, field: str, value: object, wanted: str) -> InvalidValueError:
     # A JSON value may be nested too deeply to print.
     found = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
-    return BadValue(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
+    return InvalidValueError(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
 def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
@@ -165,11 +168,11 @@ def _heartbeat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> H
     name, bad = untrusted.label(instance), None
     try:
         info = untrusted.json_object(described or None, INFO, name, default={})
-    except BadValue as error:
+    except InvalidValueError as error:
         info, bad = {}, error
     try:
         heartbeat = untrusted.integer(heartbeat_unix_ms, INFO, f"{name}, last beat")
-    except BadValue as error:
+    except InvalidValueError as error:
         heartbeat, bad = 0, error  # an unreadable score counts as a heartbeat of long ago
     return Heartbeat(name, heartbeat, info, bad)
 
@@ -189,7 +192,7 @@ def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
 def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
     """Return the last heartbeat of one member, or None.
 
-    Raises RedisRefused if a key has another type.
+    Raises RedisResponseError if a key has another type.
     """
     found = store.pipeline(
         [
@@ -198,7 +201,7 @@ def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
         ]
     )
     for reply in found:
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             raise reply
     score, described = found
     return None if score is None else _heartbeat(instance.encode(), score, described or b"")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, ContractError
+from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import Lease, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.items import Fields, listed
@@ -113,20 +113,20 @@ class PendingEntry(NamedTuple):
     @classmethod
     def parse(
         cls, entry: Sequence[Any], key: str, *, retried: bool
-    ) -> tuple[PendingEntry, list[BadValue]]:
+    ) -> tuple[PendingEntry, list[InvalidValueError]]:
         """Read an entry of `message_recover`. Unreadable counters count as 0 and are returned.
 
         `key` is the key of the counters.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
         place = untrusted.label(place_of(id_, retried=retried))
-        bad: list[BadValue] = []
+        bad: list[InvalidValueError] = []
 
         def counted(value: int, field: str, most: int, wanted: str) -> int:
             if 0 <= value <= most:
                 return value
             found = "no such number" if value < 0 else str(value)
-            bad.append(BadValue(key, f"{place}:{field}", found, wanted))
+            bad.append(InvalidValueError(key, f"{place}:{field}", found, wanted))
             return 0
 
         return cls(
@@ -155,7 +155,7 @@ class Recovered(NamedTuple):
     more_main: bool = False
     more_retry: bool = False
     accused: frozenset[bytes] = frozenset()  # places of a round in which a host was lost
-    bad: list[BadValue] = []  # noqa: RUF012 - counters that cannot be read; never changed in place
+    bad: list[InvalidValueError] = []  # noqa: RUF012 - counters that cannot be read; never changed in place
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:

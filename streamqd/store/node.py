@@ -1,8 +1,8 @@
 """The connection to one server. After a failure, it reports whether a command may have run.
 
 Nothing is repeated automatically: a repeated XADD writes a duplicate, and a repeated XREADGROUP
-orphans messages. Instead, `RedisUnavailable.sent` is True if the command may have been executed,
-and the caller, which knows the command, decides.
+orphans messages. Instead, `RedisUnavailableError.sent` is True if the command may have been
+executed, and the caller, which knows the command, decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store import transport
 from streamqd.store.endpoint import Endpoint
 from streamqd.store.idle_probe import PROBE, Attempts, IdleProbe
@@ -60,11 +60,13 @@ class Finder:
     """Finds the server to connect to. It runs for each new connection."""
 
     label: str  # the place of the search, for display
-    find: Callable[[float], Endpoint]  # until an instant (monotonic). Raises RedisUnavailable.
-    # Checks that the server is the right one. Raises RedisUnavailable, RedisRefused.
+    find: Callable[[float], Endpoint]  # until an instant (monotonic). Raises RedisUnavailableError.
+    # Checks that the server is the right one. Raises RedisUnavailableError, RedisResponseError.
     verify: Callable[[Transport], None] = _nothing
     failed: Callable[[Endpoint], None] = _nothing  # called if no connection could be opened
-    refused: Callable[[Endpoint, RedisRefused], None] = _nothing  # called before a close for it
+    refused: Callable[[Endpoint, RedisResponseError], None] = (
+        _nothing  # called before a close for it
+    )
     # These refusals mean that the command was not executed: the server is no longer the right
     # one, or not at present.
     not_now: frozenset[RefusalKind] = frozenset()
@@ -80,8 +82,8 @@ class Node:
     """The route to one server: a connection that is opened on first use.
 
     Used by one thread of the process that created it (or that called `detach`). No automatic
-    retries, RESP2, replies as raw bytes. After a `RedisUnavailable` the connection is closed and
-    the next use opens a new one. `opened` counts the connections.
+    retries, RESP2, replies as raw bytes. After a `RedisUnavailableError` the connection is closed
+    and the next use opens a new one. `opened` counts the connections.
     """
 
     def __init__(self, terms: Terms, finder: Finder) -> None:
@@ -103,7 +105,7 @@ class Node:
     # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write. Error replies are elements. Raises RedisUnavailable."""
+        """Run commands in one write. Error replies are elements. Raises RedisUnavailableError."""
         self.post(commands)
         return self.collect(len(commands))
 
@@ -160,14 +162,14 @@ class Node:
         end = time.monotonic() + self._left(min(self.timeout, self._finder.patience))
         try:
             self.transport = self._connect(endpoint, end)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             self._finder.failed(endpoint)
             answer = str(error).rstrip(".")
             text = f"{self.address} refused the connection: {answer}{_advice(error)}"
-            raise RedisUnavailable(text, sent=False) from error
-        except (RedisUnavailable, OSError, UnicodeError) as error:
+            raise RedisUnavailableError(text, sent=False) from error
+        except (RedisUnavailableError, OSError, UnicodeError) as error:
             self._finder.failed(endpoint)
-            raise RedisUnavailable(
+            raise RedisUnavailableError(
                 f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
         self.transport.idle_probe = self.idle_probe  # only now: a login has its own time limit
@@ -198,13 +200,16 @@ class Node:
             try:
                 opened.send([pack(command) for command in commands])
                 opened.receive(len(commands), replies)
-            except RedisUnavailable:
+            except RedisUnavailableError:
                 # A server that rejects clients sends the reason and closes before reading.
-                with contextlib.suppress(RedisUnavailable):
+                with contextlib.suppress(RedisUnavailableError):
                     opened.receive(len(replies) + 1, replies)
                 accepted(replies)
                 raise
-            if isinstance(replies[-1], RedisRefused) and replies[-1].kind is RefusalKind.FORBIDDEN:
+            if (
+                isinstance(replies[-1], RedisResponseError)
+                and replies[-1].kind is RefusalKind.FORBIDDEN
+            ):
                 # A restricted user may be forbidden to set its name. It can work without one.
                 del replies[-1]
             accepted(replies)
@@ -218,14 +223,14 @@ class Node:
         """Return the open connection, for a custom exchange. Close it if that stops half way.
 
         Opens a new one if there is none, or if the server closed an idle one. Raises
-        RedisUnavailable with `sent=False`.
+        RedisUnavailableError with `sent=False`.
         """
         check_process(self._pid, self.terms.name)
         try:
             if self.transport is None or self.transport.is_closed():
                 self._drop()
                 self.open()
-        except RedisUnavailable:
+        except RedisUnavailableError:
             self._drop()
             raise
         assert self.transport is not None
@@ -242,7 +247,7 @@ class Node:
         return None if self.transport is None else self.transport.sock.fileno()
 
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
-        """Send commands. `collect` must follow. Raises RedisUnavailable."""
+        """Send commands. `collect` must follow. Raises RedisUnavailableError."""
         self.send([pack(command) for command in commands])
 
     def execute_weighed(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
@@ -250,14 +255,14 @@ class Node:
 
         It may last as long as data keeps arriving, at most `timeout` apart. A reply of more than
         `bytes_max` is left unread: raises OverweightError, and the next use connects again. Raises
-        RedisRefused, RedisUnavailable.
+        RedisResponseError, RedisUnavailableError.
         """
         self.post((args,))
         assert self.transport is not None
         opened = self.transport
         before = opened.received
         [reply] = self.collect(1, silence=self.timeout, bytes_max=bytes_max)
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             raise reply
         return reply, opened.received - before
 
@@ -271,16 +276,16 @@ class Node:
             not_done = [each for each in replies if kind_of(each) in self._finder.not_now]
             if not_done:
                 sent = len(not_done) < len(replies)
-                raise RedisUnavailable(f"{self.address}: {not_done[0]}", sent=sent)
+                raise RedisUnavailableError(f"{self.address}: {not_done[0]}", sent=sent)
         return replies
 
     def send(
         self, packed: Sequence[bytes], needed: int = 1, *, on: Transport | None = None
     ) -> None:
-        """Send packed commands. `receive` must follow. Raises RedisUnavailable, as a Transport.
+        """Send packed commands.
 
-        They use the current connection or a new one. Pass `on` to require the connection that
-        holds a WATCH.
+        `receive` must follow. Raises RedisUnavailableError, as a Transport. They use the current
+        connection or a new one. Pass `on` to require the connection that holds a WATCH.
         """
         check_process(self._pid, self.terms.name)
         try:
@@ -314,7 +319,7 @@ class Node:
     def close_if_unusable(self, replies: Iterable[Any]) -> bool:
         """Close the connection if a reply shows that it is unusable. Return True if closed."""
         for reply in replies:
-            if isinstance(reply, RedisRefused) and reply.kind in self._drop_after:
+            if isinstance(reply, RedisResponseError) and reply.kind in self._drop_after:
                 self._drop()
                 if self.endpoint is not None:
                     self._finder.refused(self.endpoint, reply)
@@ -330,9 +335,9 @@ class Node:
         probing.set_deadline(time.monotonic() + seconds)
         try:
             accepted(probing.exchange((PROBE,)))
-        except RedisUnavailable:
+        except RedisUnavailableError:
             return False
-        except RedisRefused as error:
+        except RedisResponseError as error:
             return error.kind is not RefusalKind.BUSY
         finally:
             probing.close()
@@ -343,10 +348,13 @@ class Node:
         return max(0.001, min(self.timeout, self._end - time.monotonic()))
 
     def _left(self, most: float) -> float:
-        """Return the seconds for the next step. Raises RedisUnavailable if the time is over."""
+        """Return the seconds for the next step.
+
+        Raises RedisUnavailableError if the time is over.
+        """
         left = min(most, self._end - time.monotonic())
         if left <= 0:
-            raise RedisUnavailable(f"no time was left for {self.address}", sent=False)
+            raise RedisUnavailableError(f"no time was left for {self.address}", sent=False)
         return left
 
     def _drop(self) -> None:
@@ -361,7 +369,7 @@ def check_process(pid: int, name: str) -> None:
         raise RuntimeError(f"the connection {name} belongs to process {pid}; detach it")
 
 
-def _advice(error: RedisRefused) -> str:
+def _advice(error: RedisResponseError) -> str:
     if error.kind is RefusalKind.LOGIN:
         return "; the password comes from redis.url or redis.password_file"
     return ""

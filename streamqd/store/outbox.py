@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, ContractError, RedisRefused
+from streamqd.errors import ContractError, InvalidValueError, RedisResponseError
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import FIELDS_MAX
@@ -148,10 +148,10 @@ class Published(NamedTuple):
 
 
 def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
-    """Read the rows of a record. Raises BadValue."""
+    """Read the rows of a record. Raises InvalidValueError."""
     found = untrusted.label(raw)
     if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
-        raise BadValue(key, "rows", untrusted.shown(raw), "rows of 48 hex digits")
+        raise InvalidValueError(key, "rows", untrusted.shown(raw), "rows of 48 hex digits")
     packed = [found[at : at + _ROW_DIGITS] for at in range(0, len(found), _ROW_DIGITS)]
     return [RecordedRow(_signed(each[UID_DIGITS:]), each[:UID_DIGITS]) for each in packed]
 
@@ -217,7 +217,7 @@ class OutboxView(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, found: Sequence[bytes | None], ttl_ms: int, key: str) -> OutboxView:
-        """Read the replies to the commands of `view`. Raises BadValue."""
+        """Read the replies to the commands of `view`. Raises InvalidValueError."""
 
         def number(at: int) -> int:
             return untrusted.integer(found[at], key, _FIELDS[at], default=0)
@@ -250,22 +250,24 @@ def view(keys: Keys, name: str) -> list[tuple[Any, ...]]:
     return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
 
 
-def views(store: Store, names: Sequence[str]) -> list[OutboxView | BadValue | RedisRefused]:
+def views(
+    store: Store, names: Sequence[str]
+) -> list[OutboxView | InvalidValueError | RedisResponseError]:
     """Return the state of outboxes, in one round trip, an error for each unreadable one."""
     replies = store.pipeline([command for name in names for command in view(store.keys, name)])
-    found: list[OutboxView | BadValue | RedisRefused] = []
+    found: list[OutboxView | InvalidValueError | RedisResponseError] = []
     for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
-        refused = [each for each in (fields, ttl_ms) if isinstance(each, RedisRefused)]
+        refused = [each for each in (fields, ttl_ms) if isinstance(each, RedisResponseError)]
         try:
             key = store.keys.outbox(name)
             found += refused[:1] or [OutboxView.parse(name, fields, ttl_ms, key)]
-        except BadValue as error:
+        except InvalidValueError as error:
             found.append(error)
     return found
 
 
 def one(store: Store, name: str) -> OutboxView:
-    """Return the state of an outbox. Raises BadValue, RedisRefused."""
+    """Return the state of an outbox. Raises InvalidValueError, RedisResponseError."""
     [found] = views(store, [name])
     if isinstance(found, Exception):
         raise found
@@ -277,13 +279,16 @@ def register(store: Store, name: str) -> None:
     store.execute("SADD", store.keys.outboxes(), name)
 
 
-def registry(store: Store) -> tuple[list[str], list[BadValue]]:
-    """Return the names of all outboxes, sorted, and the invalid names. Raises RedisRefused."""
-    key, names, invalid = store.keys.outboxes(), list[str](), list[BadValue]()
+def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
+    """Return the names of all outboxes, sorted, and the invalid names.
+
+    Raises RedisResponseError.
+    """
+    key, names, invalid = store.keys.outboxes(), list[str](), list[InvalidValueError]()
     for raw in sorted(store.execute("SMEMBERS", key)):
         try:
             names.append(untrusted.name(raw, key))
-        except BadValue as error:
+        except InvalidValueError as error:
             invalid.append(error)
     return names, invalid
 

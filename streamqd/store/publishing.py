@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import (
+    ContractError,
+    InvalidValueError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RefusalKind,
+)
 from streamqd.store import scripts, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -26,7 +32,7 @@ from streamqd.store.transport import Transport, pack
 
 FIELDS_MAX = 128  # names and values of one message
 
-_GIVEN_UP = RedisUnavailable("the connection was given up", sent=True)
+_GIVEN_UP = RedisUnavailableError("the connection was given up", sent=True)
 _MULTI = pack(("MULTI",))
 _EXEC = pack(("EXEC",))
 
@@ -43,9 +49,9 @@ class Transaction:
     calls: int
     on: Transport | None = None  # the connection on which it was sent
     replies: list[Any] | None = field(default_factory=list)
-    lost: RedisUnavailable | None = _GIVEN_UP
+    lost: RedisUnavailableError | None = _GIVEN_UP
 
-    def answer(self, replies: list[Any] | None, lost: RedisUnavailable | None = None) -> None:
+    def answer(self, replies: list[Any] | None, lost: RedisUnavailableError | None = None) -> None:
         self.replies, self.lost = replies, lost
 
 
@@ -79,7 +85,7 @@ class MessageWriter:
     def count(self, topic: str) -> int | None:
         """Return the partition count, read from Redis if unknown. None: no such topic.
 
-        Raises RedisRefused, RedisUnavailable, BadValue.
+        Raises RedisResponseError, RedisUnavailableError, InvalidValueError.
         """
         found = self._counts.get(topic)
         if found is None:
@@ -98,7 +104,7 @@ class MessageWriter:
         """Send calls on a topic. `collect` reads the replies.
 
         Sends nothing if the topic's count is known to differ from `expected`. Raises
-        RedisUnavailable if nothing was written.
+        RedisUnavailableError if nothing was written.
         """
         if self._sent is not None:
             self.settle()
@@ -120,11 +126,11 @@ class MessageWriter:
         if self._sent is not None:
             self.settle()
         node, replies = self.connection.node, list[Any]()
-        lost: RedisUnavailable | None = None
+        lost: RedisUnavailableError | None = None
         try:
             node.send((command,))
             node.receive(1, replies)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if not error.sent:
                 return None
             lost = error
@@ -146,7 +152,7 @@ class MessageWriter:
             commands = [_MULTI, *commands, _EXEC]
         try:
             node.send(commands, needed=len(commands), on=transaction.on)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if not error.sent:
                 raise
             transaction.answer([], error)
@@ -159,7 +165,7 @@ class MessageWriter:
         look = ("HGET", self._keys.meta(topic), "partitionCount")
         try:
             *replies, count = self.connection.pipeline_each([*map(scripts.command, calls), look])
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if not error.sent:
                 raise
             transaction.answer([], error)
@@ -167,7 +173,7 @@ class MessageWriter:
         if count is None or isinstance(count, bytes):
             self._learn(topic, count)
         self._repeat_by_source(calls, replies)
-        if any(isinstance(reply, RedisUnavailable) for reply in replies):
+        if any(isinstance(reply, RedisUnavailableError) for reply in replies):
             lost = missing_of(replies)
             if not lost.sent:
                 raise lost
@@ -187,7 +193,7 @@ class MessageWriter:
         commands = [scripts.command(calls[at], by_source=True) for at in missing]
         try:
             again = self.connection.pipeline_each(commands)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             again = [error] * len(missing)
         for at, reply in zip(missing, again, strict=True):
             if not may_not_load(reply):
@@ -205,12 +211,12 @@ class MessageWriter:
         transaction.on.begin(node.seconds_left())
         try:
             node.receive(wanted, replies, on=transaction.on)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             lost = error
         self._take(transaction, replies, lost)
 
     def _take(
-        self, transaction: Transaction, replies: list[Any], lost: RedisUnavailable | None
+        self, transaction: Transaction, replies: list[Any], lost: RedisUnavailableError | None
     ) -> None:
         """Record the reply of a transaction, and update the known count."""
         if lost is not None:
@@ -219,7 +225,7 @@ class MessageWriter:
         found = replies if transaction.calls == 1 else _executed(replies)
         transaction.answer(found)
         for reply in found:
-            if isinstance(reply, RedisRefused):
+            if isinstance(reply, RedisResponseError):
                 self.connection.node.close_if_unusable((*replies, reply))
                 break
             if isinstance(reply, list) and reply[0] == b"MOVED":
@@ -247,13 +253,13 @@ class MessageWriter:
         """Cache a topic's count. An invalid one is read again by `count`, which raises."""
         try:
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
-        except BadValue:
+        except InvalidValueError:
             self._counts[topic] = None
 
 
 def is_unknown_script(reply: Any) -> bool:
     """Return True if a reply means that the server does not have the script."""
-    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
+    return isinstance(reply, RedisResponseError) and reply.kind is RefusalKind.NO_SCRIPT
 
 
 def may_not_load(reply: Any) -> bool:
@@ -261,7 +267,7 @@ def may_not_load(reply: Any) -> bool:
 
     The error of a command inside the script starts with another word.
     """
-    return isinstance(reply, RedisRefused) and str(reply).startswith("NOPERM ")
+    return isinstance(reply, RedisResponseError) and str(reply).startswith("NOPERM ")
 
 
 def _executed(replies: list[Any]) -> list[Any]:
@@ -270,7 +276,7 @@ def _executed(replies: list[Any]) -> list[Any]:
     if isinstance(executed, list):
         return executed
     # Nothing was done, because a command was refused while queueing: that reply has the reason.
-    refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
+    refused = next((each for each in queued if isinstance(each, RedisResponseError)), executed)
     return [refused] * (len(queued) - 1)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store.scripts import Reply
 
 _T = TypeVar("_T")
 
 
 def accepted(replies: Sequence[Any]) -> Sequence[Any]:
-    """Return the replies. Raises the first RedisRefused among them."""
+    """Return the replies. Raises the first RedisResponseError among them."""
     for reply in replies:
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             raise reply
     return replies
 
@@ -24,31 +24,31 @@ def valid(answer: Reply | ContractError) -> Reply: ...
 
 
 @overload
-def valid(answer: Reply | RedisRefused | ContractError) -> Reply | RedisRefused: ...
+def valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError: ...
 
 
-def valid(answer: Reply | RedisRefused | ContractError) -> Reply | RedisRefused:
+def valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError:
     """Return an answer. Raises the ContractError that stands for an invalid one."""
     if isinstance(answer, ContractError):
         raise answer
     return answer
 
 
-def whole(answers: Sequence[_T | RedisUnavailable]) -> list[_T]:
-    """Return the answers if all came. Raises the RedisUnavailable of a missing one."""
-    there = [each for each in answers if not isinstance(each, RedisUnavailable)]
+def whole(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
+    """Return the answers if all came. Raises the RedisUnavailableError of a missing one."""
+    there = [each for each in answers if not isinstance(each, RedisUnavailableError)]
     if len(there) < len(answers):
         raise missing_of(answers)
     return there
 
 
-def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
+def missing_of(answers: Sequence[Any]) -> RedisUnavailableError:
     """Return one error for partly missing answers: the other commands may have been executed."""
-    lost = [each for each in answers if isinstance(each, RedisUnavailable)]
+    lost = [each for each in answers if isinstance(each, RedisUnavailableError)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)
-    return RedisUnavailable(str(lost[0]), sent=sent)
+    return RedisUnavailableError(str(lost[0]), sent=sent)
 
 
 def kind_of(reply: Any) -> RefusalKind | None:
     """Return the kind of a refusal, or None for any other reply."""
-    return reply.kind if isinstance(reply, RedisRefused) else None
+    return reply.kind if isinstance(reply, RedisResponseError) else None

@@ -181,7 +181,10 @@ class PartitionPositions(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = TRIM) -> PartitionPositions:
-        """Parse the reply OK of `measure`. Raises BadValue, naming the trim record `key`."""
+        """Parse the reply OK of `measure`.
+
+        Raises InvalidValueError, naming the trim record `key`.
+        """
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.rest
         return cls(
             length=int(length),

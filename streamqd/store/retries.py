@@ -48,7 +48,7 @@ def rows(reply: Reply) -> tuple[list[Delayed], bool]:
 
 
 def row(raw: Sequence[Any], key: str = "due times") -> Delayed:
-    """Read one row of the reply to `page`. Raises BadValue for a due time in `key`."""
+    """Read one row of the reply to `page`. Raises InvalidValueError for a due time in `key`."""
     place, due, size, fields = raw
     name = untrusted.label(place)
     printable = name.encode("unicode_escape").decode()

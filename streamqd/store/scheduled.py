@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.store.keys import Keys
 from streamqd.store.untrusted import shown
 
@@ -24,13 +24,13 @@ def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple
 
 
 def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
-    """Read an item: the fields of a message, packed by a script. Raises BadValue."""
+    """Read an item: the fields of a message, packed by a script. Raises InvalidValueError."""
     try:
         texts = _texts(raw or b"")
     except (IndexError, ValueError):
         texts = []
     if not texts or len(texts) % 2:
-        raise BadValue(key, send_id, shown(raw), "the packed fields of a message")
+        raise InvalidValueError(key, send_id, shown(raw), "the packed fields of a message")
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 

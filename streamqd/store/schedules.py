@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from streamqd.config.schedules import LAST_UNIX_MS
 from streamqd.config.setting import NAME
-from streamqd.errors import BadValue, ContractError
+from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import TopicPartition, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys, named
@@ -49,7 +49,7 @@ class DuePage(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str) -> DuePage:
-        """Parse the reply OK. Raises BadValue."""
+        """Parse the reply OK. Raises InvalidValueError."""
         now, flat, following = reply.rest
         rows = [
             DueSchedule(
@@ -83,10 +83,12 @@ class IndexLine(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
-        """Parse a line. Raises BadValue."""
+        """Parse a line. Raises InvalidValueError."""
         found = _line(raw) if len(raw) <= LINE_BYTES_MAX else None
         if found is None:
-            raise BadValue(key, name, untrusted.shown(raw), "`fleet origin topic partition`")
+            raise InvalidValueError(
+                key, name, untrusted.shown(raw), "`fleet origin topic partition`"
+            )
         return found
 
     def text(self) -> str:
@@ -119,7 +121,8 @@ def due_later(
 ) -> list[DueSchedule]:
     """Return schedules that fall due after `after` and not after `until` (unix ms), in that order.
 
-    At most `count`, without the first `skip`. Raises BadValue, RedisRefused, RedisUnavailable.
+    At most `count`, without the first `skip`. Raises InvalidValueError, RedisResponseError,
+    RedisUnavailableError.
     """
     key = store.keys.schedules_due(*place)
     limits = (f"({after}", until, "WITHSCORES", "LIMIT", skip, count)
@@ -260,7 +263,7 @@ def _counted(partitions: int | None) -> tuple[str, ...]:
 # --- the index ---
 
 
-def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | BadValue]:
+def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | InvalidValueError]:
     """Return the index lines of schedules. Names without a line are missing."""
     key = store.keys.schedule_index()
     raws = store.execute("HMGET", key, *names) if names else []
@@ -268,7 +271,7 @@ def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | BadValue]
     return {name: _entry(raw, key, name) for name, raw in pairs if raw is not None}
 
 
-def whole_index(store: Store) -> dict[str, IndexLine | BadValue]:
+def whole_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
     """Return all index lines."""
     key = store.keys.schedule_index()
     flat: list[Any] = store.execute("HGETALL", key)
@@ -276,7 +279,7 @@ def whole_index(store: Store) -> dict[str, IndexLine | BadValue]:
     return {_label(name): _entry(raw, key, _label(name)) for name, raw in pairs}
 
 
-def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | BadValue:
+def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | InvalidValueError:
     """Write a line of the index, a `new` one only if there is none. Return the resulting line.
 
     The place is recorded first, so that it is searched before the line exists.
@@ -321,10 +324,10 @@ def places(store: Store) -> list[TopicPartition]:
     return sorted(found)
 
 
-def _entry(raw: bytes, key: str, name: str) -> IndexLine | BadValue:
+def _entry(raw: bytes, key: str, name: str) -> IndexLine | InvalidValueError:
     try:
         return IndexLine.parse(raw, key, name)
-    except BadValue as error:
+    except InvalidValueError as error:
         return error
 
 
@@ -386,7 +389,7 @@ def carried_commands(
 
 
 def kept(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
-    """Read the stored state of a schedule, None if there is none. Raises BadValue."""
+    """Read the stored state of a schedule, None if there is none. Raises InvalidValueError."""
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
         return None
@@ -396,7 +399,9 @@ def kept(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
     if due is None and at.isdigit():
         due = int(at[:16])
     if raw is not None and len(raw) > _TEXTS_MAX:
-        raise BadValue(key, name, untrusted.shown(raw), "a specification of at most 128 KiB")
+        raise InvalidValueError(
+            key, name, untrusted.shown(raw), "a specification of at most 128 KiB"
+        )
     return StoredSchedule(
         text=None if raw is None else _label(raw),
         hash=_label(digest or b""),

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.model import Unit
 from streamqd.store.keys import Keys, Place, named
 
@@ -103,7 +103,7 @@ class Reply(NamedTuple):
 
 
 # The answer to one of several calls: a reply, or the error that stands for it.
-Answer = Reply | RedisRefused | RedisUnavailable | ContractError
+Answer = Reply | RedisResponseError | RedisUnavailableError | ContractError
 
 
 def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, ContractError
+from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import QUERIES
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
@@ -104,11 +104,13 @@ def write_plan(plan: Plan) -> str:
 
 
 def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
-    """Read the plan of a record, with the attempts in order. Raises BadValue."""
+    """Read the plan of a record, with the attempts in order. Raises InvalidValueError."""
     found = untrusted.json_object(raw, key, "plan")
     for topics in found.values():
         if not isinstance(topics, dict) or not all(map(_are_partitions, topics.values())):
-            raise BadValue(key, "plan", untrusted.shown(raw), "partitions by attempt and topic")
+            raise InvalidValueError(
+                key, "plan", untrusted.shown(raw), "partitions by attempt and topic"
+            )
         for name in topics:
             untrusted.name(name.encode("utf-8", "replace"), key, "plan")
     return found

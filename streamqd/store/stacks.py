@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import Unit
 from streamqd.store import untrusted
 from streamqd.store.keys import Keys
@@ -48,17 +48,17 @@ def publish(keys: Keys, unit: Unit, found: PublishedStack) -> tuple[Any, ...]:
 
 
 def parse(raw: bytes | None, key: str) -> PublishedStack | None:
-    """Read a published stack, None for a missing key. Raises BadValue."""
+    """Read a published stack, None for a missing key. Raises InvalidValueError."""
     if raw is None:
         return None
     found = untrusted.json_object(raw, key)
     for name in _TEXTS:
         if not isinstance(found.get(name), str):
-            raise BadValue(key, name, untrusted.shown(raw), "a string")
+            raise InvalidValueError(key, name, untrusted.shown(raw), "a string")
     for name in _INTEGERS:
         value = found.get(name)
         if type(value) is not int or not 0 <= value <= untrusted.INTEGER_MAX:
-            raise BadValue(key, name, untrusted.shown(raw), "an integer from 0")
+            raise InvalidValueError(key, name, untrusted.shown(raw), "an integer from 0")
     return PublishedStack(**{name: found[name] for name in PublishedStack._fields}).shortened()
 
 

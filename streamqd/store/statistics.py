@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from streamqd.config.setting import NAME
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import QUERIES, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
@@ -48,7 +48,7 @@ class PartitionFigures:
     trimmed_to: str  # first id that trimming kept
     next_due_unix_ms: int | None = None  # due time of the next delayed send
     queries: tuple[QueryFigures, ...] = ()
-    bad: BadValue | None = None
+    bad: InvalidValueError | None = None
     counted: bool = True  # False: `added` leaves out entries removed by other clients
 
 
@@ -119,7 +119,7 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
     trimmed_to, bad = "", None
     try:
         trimmed_to = untrusted.entry_id(kept, key, "first", default="")
-    except BadValue as error:
+    except InvalidValueError as error:
         bad = error
     return PartitionFigures(
         length=int(length),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Answer, Call, Reply
@@ -23,7 +23,7 @@ class Store:
         """Run a script."""
         return self.connection.run(call)
 
-    def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisRefused]:
+    def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
         """Run scripts in one write."""
         return self.connection.run_many(calls)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from streamqd import config
 from streamqd.config import Topic
-from streamqd.errors import BadValue, RedisRefused, StreamqdError
+from streamqd.errors import InvalidValueError, RedisResponseError, StreamqdError
 from streamqd.store import scripts, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -34,12 +34,13 @@ class TopicMeta(NamedTuple):
 def create(store: Store, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, and register its name. Return its partition count.
 
-    The first creation wins, so the count may differ from the requested one. Raises RedisRefused
-    with the code DELETING while the topic is being deleted, BadValue if the count cannot be read.
+    The first creation wins, so the count may differ from the requested one. Raises
+    RedisResponseError with the code DELETING while the topic is being deleted, InvalidValueError if
+    the count cannot be read.
     """
     reply = store.run(creation(store.keys, name, topic))
     if reply.word == "DELETING":
-        raise RedisRefused(
+        raise RedisResponseError(
             "DELETING",
             f"topic {name} is being deleted; if that was interrupted, finish it with"
             f" `streamqd topic delete {name}`",
@@ -92,25 +93,25 @@ def register(store: Store, name: str) -> None:
 def registered(store: Store) -> list[str]:
     """Return the names of all topics, sorted. Invalid names are left out, see `registry`.
 
-    Raises BadValue if the registry's key has another type.
+    Raises InvalidValueError if the registry's key has another type.
     """
     return _names(store)[0]
 
 
-def registry(store: Store) -> tuple[list[str], list[BadValue]]:
+def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
     """Return the names of all topics, sorted, and the registry's invalid entries."""
     try:
         return _names(store)
-    except BadValue as error:
+    except InvalidValueError as error:
         return [], [error]
 
 
-def _names(store: Store) -> tuple[list[str], list[BadValue]]:
-    key, names, bad = store.keys.registry(), list[str](), list[BadValue]()
+def _names(store: Store) -> tuple[list[str], list[InvalidValueError]]:
+    key, names, bad = store.keys.registry(), list[str](), list[InvalidValueError]()
     for raw in sorted(_read(store.connection, "a set", "SMEMBERS", key)):
         try:
             names.append(untrusted.name(raw, key))
-        except BadValue as error:
+        except InvalidValueError as error:
             bad.append(error)
     return names, bad
 
@@ -124,7 +125,7 @@ def no_partition(topic: str, partition: int, count: int) -> str:
 
 
 def partition_count(store: Store, name: str) -> int | None:
-    """Return the partition count, or None if the topic does not exist. Raises BadValue."""
+    """Return the partition count, or None if the topic does not exist. Raises InvalidValueError."""
     raw = _read(store.connection, "a hash", "HGET", store.keys.meta(name), "partitionCount")
     return None if raw is None else count_of(name, raw, store.keys.meta(name))
 
@@ -137,7 +138,7 @@ def presence(keys: Keys, name: str) -> tuple[Any, ...]:
 def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
     """Return the partition count, 0 while the topic is being deleted, None if it is gone.
 
-    Raises BadValue.
+    Raises InvalidValueError.
     """
     count, deleting = reply
     if count is not None:
@@ -155,20 +156,23 @@ def listed(store: Store, name: str) -> int:
 
 
 def meta(store: Store, name: str) -> TopicMeta | None:
-    """Return the registered data of a topic, or None if it does not exist. Raises BadValue."""
+    """Return the registered data of a topic, or None if it does not exist.
+
+    Raises InvalidValueError.
+    """
     return _meta(
         store.keys, name, _read(store.connection, "a hash", "HMGET", store.keys.meta(name), *_META)
     )
 
 
 def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -> Any:
-    """Run a reading command. Raises BadValue if the key has a type other than `wanted`."""
+    """Run a reading command. Raises InvalidValueError if the key has a type other than `wanted`."""
     try:
         return link.execute(command, key, *fields)
-    except RedisRefused as error:
+    except RedisResponseError as error:
         if error.code != "WRONGTYPE":
             raise
-        raise BadValue(key, "", "of another type", wanted) from error
+        raise InvalidValueError(key, "", "of another type", wanted) from error
 
 
 def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
@@ -178,9 +182,9 @@ def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError 
     for name, reply in zip(names, replies, strict=True):
         try:
             found.append(
-                reply if isinstance(reply, RedisRefused) else _meta(store.keys, name, reply)
+                reply if isinstance(reply, RedisResponseError) else _meta(store.keys, name, reply)
             )
-        except BadValue as error:
+        except InvalidValueError as error:
             found.append(error)
     return found
 
@@ -204,13 +208,18 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
     )
 
 
-def uncounted(key: str) -> BadValue:
+def uncounted(key: str) -> InvalidValueError:
     """Return the error for the meta `key` of a topic without a partition count."""
-    return BadValue(key, "partitionCount", "missing", f"an integer from 1 to {PARTITIONS_MAX}")
+    return InvalidValueError(
+        key, "partitionCount", "missing", f"an integer from 1 to {PARTITIONS_MAX}"
+    )
 
 
 def count_of(name: str, raw: bytes, key: str = "") -> int:
-    """Read a partition count. Raises BadValue if it is invalid: a count is never guessed."""
+    """Read a partition count.
+
+    Raises InvalidValueError if it is invalid: a count is never guessed.
+    """
     # A wrong count would send messages to partitions that no group reads.
     key = key or f"the meta of topic {name}"
     return untrusted.integer(raw, key, "partitionCount", low=1, high=PARTITIONS_MAX)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 
 if TYPE_CHECKING:
     from streamqd.store.endpoint import Endpoint
@@ -113,7 +113,7 @@ class Transport:
     def send(self, packed: Sequence[bytes], needed: int = 1) -> None:
         """Send packed commands in one write.
 
-        Raises RedisUnavailable. Its `sent` is False while the first `needed` are incomplete: a
+        Raises RedisUnavailableError. Its `sent` is False while the first `needed` are incomplete: a
         transaction does nothing before its EXEC arrives.
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
@@ -133,7 +133,7 @@ class Transport:
             # A server does not execute half a command. TLS does not report how much was sent.
             enough = sum(map(len, packed[:needed]))
             sent = done >= enough or (self._tls and self.sock.fileno() >= 0)
-            raise RedisUnavailable(
+            raise RedisUnavailableError(
                 f"sending to {self.address} failed: {reason(error)}", sent=sent
             ) from error
 
@@ -145,11 +145,12 @@ class Transport:
         silence: float | None = None,
         bytes_max: float = float("inf"),
     ) -> None:
-        """Append replies until there are `count`. An error reply is a RedisRefused among them.
+        """Append replies until there are `count`.
 
-        With `silence`, the exchange may last as long as data arrives within that many seconds
-        of the last. Replies received before an error stay in `replies`. Raises
-        RedisUnavailable, or OverweightError after more than `bytes_max`.
+        An error reply is a RedisResponseError among them. With `silence`, the exchange may last as
+        long as data arrives within that many seconds of the last. Replies received before an error
+        stay in `replies`. Raises RedisUnavailableError, or OverweightError after more than
+        `bytes_max`.
         """
         gets, most = self._reader.gets, self.received + bytes_max
         try:
@@ -165,7 +166,7 @@ class Transport:
                 self._read()
             self.owes = False
         except (OSError, hiredis.ProtocolError) as error:
-            raise RedisUnavailable(
+            raise RedisUnavailableError(
                 f"no reply from {self.address}: {reason(error)}", sent=True
             ) from error
 
@@ -173,7 +174,7 @@ class Transport:
         """Return True if the connection can no longer be used.
 
         The server closed it while idle, or an exchange was given up before its reply. Raises
-        RedisUnavailable if there is an unread reply.
+        RedisUnavailableError if there is an unread reply.
         """
         if self.owes:
             return True
@@ -188,7 +189,7 @@ class Transport:
             except OSError:
                 return True
         # The next read would return the answer to another command.
-        raise RedisUnavailable("the connection holds an unread reply", sent=False)
+        raise RedisUnavailableError("the connection holds an unread reply", sent=False)
 
     def close(self) -> None:
         """Close the connection, even if a forked child still has its descriptor."""
@@ -245,8 +246,8 @@ class Transport:
             raise TimeoutError("it timed out")
 
 
-def _refused(text: str) -> RedisRefused:
-    return RedisRefused(code_of(text), text)
+def _refused(text: str) -> RedisResponseError:
+    return RedisResponseError(code_of(text), text)
 
 
 # --- connecting -----------------------------------------------------------------------------------

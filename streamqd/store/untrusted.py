@@ -1,8 +1,8 @@
 """Check values from Redis. Each value is untrusted until one of these functions has checked it.
 
 Any client can write any value under our keys. Each function takes the raw reply, and returns a
-value within bounds or raises BadValue with its key and field. A caller that reads for one
-partition, group or topic catches BadValue for that one and continues with the others.
+value within bounds or raises InvalidValueError with its key and field. A caller that reads for one
+partition, group or topic catches InvalidValueError for that one and continues with the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from streamqd.config.setting import NAME
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 
 INTEGER_MAX = (1 << 53) - 1  # greatest integer that Lua, JSON and sorted sets hold exactly
 TEXT_BYTES_MAX = 64 << 10
@@ -37,7 +37,7 @@ def integer(
     if raw is None and default is not None:
         return default
     if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
-        raise BadValue(key, field, shown(raw), f"an integer from {low} to {high}")
+        raise InvalidValueError(key, field, shown(raw), f"an integer from {low} to {high}")
     return int(raw)
 
 
@@ -58,7 +58,7 @@ def number(
     except ValueError:
         value = math.nan
     if not low <= value <= high:  # false for NaN
-        raise BadValue(key, field, shown(raw), f"a number from {low:g} to {high:g}")
+        raise InvalidValueError(key, field, shown(raw), f"a number from {low:g} to {high:g}")
     return value
 
 
@@ -71,7 +71,7 @@ def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = 
             return raw.decode()
     except UnicodeDecodeError:
         pass
-    raise BadValue(key, field, shown(raw), "UTF-8 text of at most 64 KiB")
+    raise InvalidValueError(key, field, shown(raw), "UTF-8 text of at most 64 KiB")
 
 
 def name(raw: bytes | None, key: str, field: str = "") -> str:
@@ -81,7 +81,7 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
     except UnicodeDecodeError:
         found = ""
     if not NAME.fullmatch(found):
-        raise BadValue(
+        raise InvalidValueError(
             key, field, shown(raw), "a name of 1 to 64 of A-Z a-z 0-9 . _ - without a dot first"
         )
     return found
@@ -92,7 +92,7 @@ def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | Non
     if not raw and default is not None:
         return default
     if raw is None or not _ENTRY_ID.fullmatch(raw):
-        raise BadValue(key, field, shown(raw), "the id of an entry, as 1700000000000-0")
+        raise InvalidValueError(key, field, shown(raw), "the id of an entry, as 1700000000000-0")
     return raw.decode()
 
 
@@ -117,7 +117,7 @@ def json_object(
                 return found
     except (ValueError, RecursionError):
         pass
-    raise BadValue(key, field, shown(raw), "a JSON object of at most 1 MiB")
+    raise InvalidValueError(key, field, shown(raw), "a JSON object of at most 1 MiB")
 
 
 def shown(raw: bytes | None) -> str:

@@ -21,7 +21,7 @@ from streamqd import config, logs, process, startup
 from streamqd.config import Daemon, Settings
 from streamqd.embedded import URL as EMBEDDED
 from streamqd.embedded import EmbeddedServer
-from streamqd.errors import StartRefused
+from streamqd.errors import StartupError
 from streamqd.supervisor.drain import EXIT_CONFIG, EXIT_DUPLICATE
 from streamqd.supervisor.supervisor import Supervisor
 from streamqd.supervisor.watcher import Watched
@@ -42,7 +42,7 @@ def run(
 
     `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
     `watch` reloads whenever the configuration or the code of a handler is saved. `stopped` returns
-    True if a stop was requested before this function handled signals. Raises StartRefused with
+    True if a stop was requested before this function handled signals. Raises StartupError with
     every problem when the daemon cannot start.
     """
     logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
@@ -67,7 +67,7 @@ def run(
         prepared = startup.prepare(settings, chosen, signals.stop_waits)
         if prepared.problems and settings.redis.url == EMBEDDED:
             # Do not start and log a server only to stop it again.
-            raise StartRefused(EXIT_CONFIG, prepared.problems)
+            raise StartupError(EXIT_CONFIG, prepared.problems)
         embedded = startup.start_embedded(settings)
         settings = config.resolved(settings)
         settings, partitions = startup.begin(
@@ -84,7 +84,7 @@ def run(
             signals=signals,
             watched=Watched(list(prepared.sources), began_unix_ns) if watch else None,
         ).run()
-    except StartRefused:
+    except StartupError:
         if signals.stop_waits():
             logs.event("drain.finished", code=0)
             return 0
@@ -100,12 +100,12 @@ def run(
 
 
 def _claimed(daemon: Daemon) -> startup.InstanceLock:
-    """Acquire the lock of the instance. Raises StartRefused when another process holds it."""
+    """Acquire the lock of the instance. Raises StartupError when another process holds it."""
     lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
     other = lock.acquire()
     if other is not None:
         advice = "stop it, or give this one another daemon.instance"
-        raise StartRefused(
+        raise StartupError(
             EXIT_DUPLICATE,
             [f"instance {daemon.instance} is already running as process {other}; {advice}"],
         )

@@ -15,7 +15,7 @@ from random import random
 from typing import Any
 
 from streamqd import logs
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
@@ -25,7 +25,7 @@ LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two attempts to 
 SPENT_SECONDS = 3.0  # age at which a finished pause is forgotten: a used node is called earlier
 
 # Takes the reply to a call, or the error that stands for an invalid one. Must not raise.
-TakeReply = Callable[[Reply | RedisRefused | ContractError], object]
+TakeReply = Callable[[Reply | RedisResponseError | ContractError], object]
 Calls = list[tuple[Call, TakeReply]]
 
 _ALL = "*"  # stands for all nodes, when none answered
@@ -66,16 +66,17 @@ class BoundedClient:
     def run_calls(self, calls: Calls) -> None:
         """Run the calls in one write and pass each reply to its callback.
 
-        A call gets no reply if its node is silent. Raises RedisUnavailable when no node answers.
+        A call gets no reply if its node is silent. Raises RedisUnavailableError when no node
+        answers.
         """
         self._board.add("round_trips")
-        answered, silent = {_ALL}, dict[str, RedisUnavailable]()
+        answered, silent = {_ALL}, dict[str, RedisUnavailableError]()
         replies = self.link.run_each([call for call, _ in calls])
         for (call, take), reply in zip(calls, replies, strict=True):
             node = self.link.node_of(call.key)
-            if isinstance(reply, RedisRefused) and reply.transient:
-                silent[node] = RedisUnavailable(str(reply), sent=True)
-            elif isinstance(reply, RedisUnavailable):
+            if isinstance(reply, RedisResponseError) and reply.transient:
+                silent[node] = RedisUnavailableError(str(reply), sent=True)
+            elif isinstance(reply, RedisUnavailableError):
                 silent[node] = reply
             else:
                 answered.add(node)
@@ -94,7 +95,7 @@ class BoundedClient:
         """Run commands that read these keys. An error replaces each reply of a silent node."""
         try:
             return self.link.pipeline_each(commands)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             nodes = {self.link.node_of(key) for key in keys}
             if "" in nodes:
                 raise
@@ -102,14 +103,14 @@ class BoundedClient:
                 self._pause(node, error)
             return [error] * len(commands)
 
-    def pause_all(self, error: RedisUnavailable) -> None:
+    def pause_all(self, error: RedisUnavailableError) -> None:
         """Record that no node answered, and pause all nodes."""
         self._board.add("round_trip_errors")
         self._episode.failed(error=str(error))
         # The pause starts now and not with the call: the time spent waiting does not count.
         self.retry_at = self._backoff.record_silence(_ALL, time.monotonic())
 
-    def _pause(self, node: str, error: RedisUnavailable) -> None:
+    def _pause(self, node: str, error: RedisUnavailableError) -> None:
         self._board.add("round_trip_errors")
         self._episode.failed(error=str(error))
         self._backoff.record_silence(node, time.monotonic())
@@ -186,7 +187,7 @@ class PubSubListener:
         try:
             with self.link.limit_time(seconds):
                 self.link.execute("SUBSCRIBE", self.channel)
-        except (RedisRefused, RedisUnavailable):
+        except (RedisResponseError, RedisUnavailableError):
             self.link.close()  # the user may lack the permission to subscribe
             return False
         return True
@@ -202,6 +203,6 @@ class PubSubListener:
                 self.link.close()
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return False
-        except (OSError, RedisUnavailable):
+        except (OSError, RedisUnavailableError):
             self.link.close()
         return True

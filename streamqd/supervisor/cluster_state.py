@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd import logs
-from streamqd.errors import BadValue, RedisUnavailable, StreamqdError
+from streamqd.errors import InvalidValueError, RedisUnavailableError, StreamqdError
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, PartitionView
@@ -50,7 +50,9 @@ class OwnershipCache:
         self._keys = keys
         self._isolate = isolate
         self._held: dict[Unit, LeaseView] = {}
-        self.bad: list[BadValue] = []  # invalid values of the last check, except those of units
+        self.bad: list[
+            InvalidValueError
+        ] = []  # invalid values of the last check, except those of units
 
     def read(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
         """Return the views of the units, except those with a silent node or an unreadable fence.
@@ -65,7 +67,7 @@ class OwnershipCache:
         known = [unit for unit in units if glance.get(unit)]
         glances = ask(known, [command for unit in known if (command := glance[unit])])
         for unit, token in zip(known, glances, strict=True):
-            if isinstance(token, RedisUnavailable):
+            if isinstance(token, RedisUnavailableError):
                 silent.add(unit)
             elif token == held[unit].token.encode():
                 found[unit] = held[unit]
@@ -87,7 +89,7 @@ class OwnershipCache:
     def _read_unit(self, unit: Unit, fence: Any, ttl: Any) -> LeaseView | None:
         try:
             return LeaseView.parse(fence, ttl, self._keys.fence(*unit))
-        except BadValue as error:
+        except InvalidValueError as error:
             self.bad.append(error)
             return None
 
@@ -123,14 +125,14 @@ class TopicPresence:
         self._looked_at = now
         lost: list[str] = []
         found: list[str] = []
-        bad: list[BadValue] = []
+        bad: list[InvalidValueError] = []
         replies = ask([topics.presence(self._keys, name) for name in names])
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StreamqdError):
                 continue  # from a silent node, or of a wrong type, which the registration reports
             try:
                 count = topics.present(self._keys, name, reply)
-            except BadValue as error:
+            except InvalidValueError as error:
                 bad.append(error)
                 continue
             if count is None:

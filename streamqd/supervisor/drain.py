@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from streamqd import logs
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.store import messages
@@ -144,11 +144,11 @@ class BurstCheck:
         try:
             with self.leases.client.deadline():
                 replies = self.leases.link.run_each(calls)
-        except RedisUnavailable:
+        except RedisUnavailableError:
             return None
         unsettled = set()
         for unit, reply in zip(units, replies, strict=True):
-            if isinstance(reply, RedisRefused | RedisUnavailable):
+            if isinstance(reply, RedisResponseError | RedisUnavailableError):
                 return None
             found = self.leases.isolate(unit, _snapshot, reply)
             if found is None or any(

@@ -15,7 +15,7 @@ from random import random
 from typing import Concatenate, ParamSpec, TypeVar
 
 from streamqd import logs
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import Backoff, Unit
 from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
@@ -51,7 +51,7 @@ class Isolation:
         """
         try:
             return do(*args, **named)
-        except BadValue as error:
+        except InvalidValueError as error:
             logs.bad_value(error, unit=unit)
             return None
         except Exception as error:  # noqa: BLE001 - it may be any: the other assignments continue

@@ -16,7 +16,7 @@ from typing import Any
 
 from streamqd import logs, registration
 from streamqd.config import Settings
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
@@ -143,7 +143,7 @@ class LeaseManager:
                 self.client.run_calls(calls)
             elif other is not None:
                 other()
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             self.client.pause_all(error)
             self.wakes.link.close()
             # After an outage, first find out which members are alive.
@@ -166,7 +166,7 @@ class LeaseManager:
     def _send_stacks(self) -> None:
         sent, self._stacks = self._stacks, []
         for reply in self.link.pipeline(sent):
-            if isinstance(reply, RedisRefused):
+            if isinstance(reply, RedisResponseError):
                 logs.event(*_REFUSED, request="stack", error=str(reply))
 
     def _listen(self, now: float) -> None:
@@ -207,7 +207,7 @@ class LeaseManager:
         return calls
 
     def _callback(
-        self, partition: AssignmentState, take: Callable[[Reply | RedisRefused], object]
+        self, partition: AssignmentState, take: Callable[[Reply | RedisResponseError], object]
     ) -> TakeReply:
         """Process the reply in isolation: an invalid reply gives the assignment up."""
         return lambda reply: self.isolate(partition.unit, lambda: take(valid(reply)))
@@ -215,17 +215,17 @@ class LeaseManager:
     # --- answers ---
 
     def _on_intent(
-        self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisRefused
+        self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisResponseError
     ) -> None:
         now = time.monotonic()
         before, found = partition.phase, partition.resumed
         word = partition.apply_reply(reply, now)
         self.news |= partition.phase is not before
-        if partition.owned and not isinstance(reply, RedisRefused):
+        if partition.owned and not isinstance(reply, RedisResponseError):
             self._trust(partition, sent_ns, now)
         if word == "acquired":
             self.board.add("rebalance_acquired")
-            assert not isinstance(reply, RedisRefused)
+            assert not isinstance(reply, RedisResponseError)
             taken = leases.Acquired.parse(reply)
             logs.event("lease.acquired", unit=partition.unit, **taken.log_fields())
         elif word == "resumed" and found is not None:
@@ -248,29 +248,31 @@ class LeaseManager:
             self.report_lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
             self.membership.heartbeat_soon()  # another instance was faster: look again
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             self._report_refused(partition, before.value, reply)
         else:
             partition.refusal = ""
 
-    def _report_refused(self, partition: AssignmentState, what: str, error: RedisRefused) -> None:
+    def _report_refused(
+        self, partition: AssignmentState, what: str, error: RedisResponseError
+    ) -> None:
         if (partition.refusal, partition.refused) != (error.code, what):
             partition.refusal, partition.refused = error.code, what
             bad = error.code == "BADVALUE"
             name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
             logs.event(name, level, unit=partition.unit, request=what, error=str(error))
 
-    def _on_group(self, partition: AssignmentState, reply: Reply | RedisRefused) -> None:
-        if isinstance(reply, RedisRefused):
+    def _on_group(self, partition: AssignmentState, reply: Reply | RedisResponseError) -> None:
+        if isinstance(reply, RedisResponseError):
             self._report_refused(partition, "group", reply)
             return
         self.board.add("groups_restored", registration.log_restored(partition.unit, reply))
         partition.groups_ready = self.news = True
 
     def _on_renew(
-        self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisRefused
+        self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisResponseError
     ) -> None:
-        if isinstance(reply, RedisRefused) or partition.phase is not Phase.HELD:
+        if isinstance(reply, RedisResponseError) or partition.phase is not Phase.HELD:
             return
         if reply.word in ("OK", "LATE"):
             self._trust(partition, sent_ns, time.monotonic())
@@ -313,7 +315,7 @@ class LeaseManager:
         """Wake the other instances at one of the next ticks, because something has changed."""
         self._wake_ups.append(self.membership.wake_up())
 
-    def _on_heartbeat(self, reply: Reply | RedisRefused | ContractError) -> None:
+    def _on_heartbeat(self, reply: Reply | RedisResponseError | ContractError) -> None:
         before = self.membership.directives
         if self.membership.apply_reply(reply, self._jitter):
             self._view_due = True
@@ -370,7 +372,7 @@ class LeaseManager:
             with self.client.deadline():
                 self.link.run(self.membership.departure())
                 self.link.execute(*self.membership.wake_up())
-        except (RedisUnavailable, RedisRefused, ContractError):
+        except (RedisUnavailableError, RedisResponseError, ContractError):
             pass
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamqd import logs, startup
 from streamqd.config.schema import Daemon
-from streamqd.errors import BadValue, ContractError, RedisRefused
+from streamqd.errors import ContractError, InvalidValueError, RedisResponseError
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import MemberView
@@ -111,7 +111,7 @@ class Membership:
             self.silence.forgettable,
         )
 
-    def apply_reply(self, reply: Reply | RedisRefused | ContractError, jitter: float) -> bool:
+    def apply_reply(self, reply: Reply | RedisResponseError | ContractError, jitter: float) -> bool:
         """Process the reply to a heartbeat. Return True if it lists the members.
 
         An invalid reply harms no assignment: it is logged, and the last view of the fleet remains.
@@ -120,14 +120,14 @@ class Membership:
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
         try:
             return self._take(valid(reply), now)
-        except BadValue as error:
+        except InvalidValueError as error:
             logs.bad_value(error)
         except Exception as error:  # noqa: BLE001 - the reply may have any shape
             self._log_refusal(f"{type(error).__name__}: {error}")
         return False
 
-    def _take(self, reply: Reply | RedisRefused, now: float) -> bool:
-        if isinstance(reply, RedisRefused):
+    def _take(self, reply: Reply | RedisResponseError, now: float) -> bool:
+        if isinstance(reply, RedisResponseError):
             if key_types.is_of_type(reply):
                 self.mistyped = str(reply)
             else:
@@ -139,7 +139,7 @@ class Membership:
             self._give_way(other, now)
             return False
         present = members.Present.parse(reply)
-        invalid: list[BadValue] = []
+        invalid: list[InvalidValueError] = []
         seen = [self._described(member, invalid) for member in present.members]
         if present.orders != self._stored_directives:
             self.directives = directives.read(present.orders)
@@ -165,7 +165,7 @@ class Membership:
     def explain(self, link: Connection) -> None:
         """Log each key of the heartbeat that has a wrong type, with the remedy, once.
 
-        One round trip. Raises RedisUnavailable.
+        One round trip. Raises RedisUnavailableError.
         """
         found = key_types.mistyped(link, members.types(self._keys, self.daemon.fleet))
         refusal, self.mistyped = self.mistyped, ""
@@ -204,10 +204,10 @@ class Membership:
                 **self.duplicate,
             )
 
-    def _described(self, member: members.Heartbeat, invalid: list[BadValue]) -> MemberView:
+    def _described(self, member: members.Heartbeat, invalid: list[InvalidValueError]) -> MemberView:
         try:
             return members.described(member, self._keys.info(self.daemon.fleet))
-        except BadValue as error:
+        except InvalidValueError as error:
             invalid.append(error)
             return members.seen_of(member)
 

@@ -30,7 +30,7 @@ from random import random
 from typing import ClassVar, NamedTuple
 
 from streamqd.config import Consumer, Daemon
-from streamqd.errors import RedisRefused, RefusalKind, kind_of
+from streamqd.errors import RedisResponseError, RefusalKind, kind_of
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.policy import restart, rounds
 from streamqd.process import Child, Exit
@@ -239,9 +239,9 @@ class AssignmentState:
 
     # --- answers ---
 
-    def apply_reply(self, reply: Reply | RedisRefused, now: float) -> str:
+    def apply_reply(self, reply: Reply | RedisResponseError, now: float) -> str:
         """Process the reply to `intent`. Return a word for the log, '' for none."""
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             # Redis changed nothing. The next round trip repeats the call.
             return ""
         match self.step:

@@ -44,7 +44,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class ScoreboardFileRefused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
+class ScoreboardFileError(Exception):
     """A scoreboard file is rejected. The text is the reason."""
 
 
@@ -127,7 +127,7 @@ class ScoreboardFile:
             found = read(path, self._header)
         except FileNotFoundError:
             return
-        except (ScoreboardFileRefused, OSError) as error:
+        except (ScoreboardFileError, OSError) as error:
             self._put_aside(path, str(error))
             return
         except Exception as error:  # noqa: BLE001 - no file may keep the daemon from starting
@@ -236,26 +236,26 @@ def packed(header: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(raw: bytes) -> dict[str, Any]:
-    """Return the header of a file. Raises ScoreboardFileRefused."""
+    """Return the header of a file. Raises ScoreboardFileError."""
     if len(raw) < _HEADER.size:
-        raise ScoreboardFileRefused("damaged file: header missing")
+        raise ScoreboardFileError("damaged file: header missing")
     magic, length, checked = _HEADER.unpack_from(raw)
     if magic != _MAGIC:
-        raise ScoreboardFileRefused("not a streamqd scoreboard")
+        raise ScoreboardFileError("not a streamqd scoreboard")
     described = raw[_HEADER.size : _HEADER.size + length]
     if len(described) != length or zlib.crc32(described) != checked:
-        raise ScoreboardFileRefused("damaged file: header checksum mismatch")
+        raise ScoreboardFileError("damaged file: header checksum mismatch")
     try:
         found = json.loads(described)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ScoreboardFileRefused("not a streamqd scoreboard")
+        raise ScoreboardFileError("not a streamqd scoreboard")
     return found
 
 
 def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
-    """Return the state in the file of a dead supervisor. Raises ScoreboardFileRefused or OSError.
+    """Return the state in the file of a dead supervisor. Raises ScoreboardFileError or OSError.
 
     `expected` is the header that the present supervisor writes. The file must have the same layout,
     boot, lock, instance and fleet.
@@ -264,25 +264,25 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ScoreboardFileRefused("not a regular file")
+            raise ScoreboardFileError("not a regular file")
         if found.st_uid != os.geteuid():
-            raise ScoreboardFileRefused(f"owner is uid {found.st_uid}, not {os.geteuid()}")
+            raise ScoreboardFileError(f"owner is uid {found.st_uid}, not {os.geteuid()}")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            raise ScoreboardFileRefused("file is accessible to other users")
+            raise ScoreboardFileError("file is accessible to other users")
         if found.st_nlink != 1:
-            raise ScoreboardFileRefused("file has more than one hard link")
+            raise ScoreboardFileError("file has more than one hard link")
         page = os.pread(descriptor, BOARD_BYTES, 0)
         header = unpacked(page[HEADER_OFFSET:])
         for name, wanted in expected.items():
             if header.get(name) != wanted:
-                raise ScoreboardFileRefused(
+                raise ScoreboardFileError(
                     f"{name} is {header.get(name)!r:.100}, not {wanted!r:.100}"
                 )
         if found.st_size != BOARD_BYTES + SLOT_COUNT * SLOT_BYTES:
-            raise ScoreboardFileRefused("damaged file: wrong size")
+            raise ScoreboardFileError("damaged file: wrong size")
         used = int.from_bytes(page[:8], "little")
         if used > SLOT_COUNT:
-            raise ScoreboardFileRefused("damaged file: too many used slots")
+            raise ScoreboardFileError("damaged file: too many used slots")
         return _read_slots(descriptor, range(used))
     finally:
         os.close(descriptor)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Ids = tuple[str | None, str | None]  # trace ID and span ID
 
 
-class TelemetryUnavailable(Exception):  # noqa: N818 - the caller turns it into its own error
+class TelemetryUnavailableError(Exception):
     """OpenTelemetry or Sentry cannot be used. The text is one sentence with the remedy."""
 
 
@@ -95,7 +95,8 @@ def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
     """Return the spans of a producer, or None if they are off.
 
     `asked` is the producer's option `traces`. None means the settings `telemetry.traces` and
-    `telemetry.sentry`, True the former at least, and False neither. Raises TelemetryUnavailable.
+    `telemetry.sentry`, True the former at least, and False neither. Raises
+    TelemetryUnavailableError.
     """
     makers: list[Callable[[str, str], ToolSpan]] = []
     if asked or (asked is None and settings.telemetry.traces):
@@ -117,7 +118,7 @@ def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
 def run_telemetry(settings: Settings, consumer: Consumer, unit: Unit) -> RunTelemetry | None:
     """Return the observer of this worker process, or None if all telemetry is off.
 
-    It starts the threads of exporters, so call it after the fork. Raises TelemetryUnavailable.
+    It starts the threads of exporters, so call it after the fork. Raises TelemetryUnavailableError.
     """
     wanted = settings.telemetry
     spans: RunSpans | None = None
@@ -137,7 +138,7 @@ def run_telemetry(settings: Settings, consumer: Consumer, unit: Unit) -> RunTele
     return RunTelemetry(spans, reports) if spans or reports else None
 
 
-def _missing(subject: str, error: ImportError, extra: str) -> TelemetryUnavailable:
-    return TelemetryUnavailable(
+def _missing(subject: str, error: ImportError, extra: str) -> TelemetryUnavailableError:
+    return TelemetryUnavailableError(
         f"{subject}, which cannot be imported ({error}); {extras.hint(extra)}"
     )

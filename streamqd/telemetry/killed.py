@@ -83,7 +83,7 @@ class KilledRuns:
                 continue  # the worker removed it on its way out
             except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
                 problem = f"{path.name}: {type(error).__name__}: {error}"
-                if isinstance(error, run_file.BadRunFile) or self._is_old(path):
+                if isinstance(error, run_file.RunFileError) or self._is_old(path):
                     with contextlib.suppress(OSError):
                         path.unlink()
         if problem:

@@ -14,7 +14,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from streamqd.telemetry.propagation import context_of
 from streamqd.telemetry.provider import SCOPE, exporter, resource
-from streamqd.telemetry.run_file import BadRunFile
+from streamqd.telemetry.run_file import RunFileError
 from streamqd.version import __version__
 
 _SCOPE = InstrumentationScope(SCOPE, __version__)
@@ -23,8 +23,9 @@ _SCOPE = InstrumentationScope(SCOPE, __version__)
 def exporting(instance: str) -> Callable[[list[dict[str, Any]], str, str], bool]:
     """Return a function that exports the records of one dead process.
 
-    It takes the records, the kind of exit for `error.type` and its description. It returns False
-    if the collector did not accept the spans, and raises BadRunFile. Raises TelemetryUnavailable.
+    It takes the records, the kind of exit for `error.type` and its description. It returns False if
+    the collector did not accept the spans, and raises RunFileError. Raises
+    TelemetryUnavailableError.
     """
     target, of = exporter(), resource(instance)
 
@@ -34,7 +35,7 @@ def exporting(instance: str) -> Callable[[list[dict[str, Any]], str, str], bool]
         try:
             spans = [_span(record, kind, how, of) for record in records]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadRunFile(f"a record is damaged: {type(error).__name__}: {error}") from error
+            raise RunFileError(f"a record is damaged: {type(error).__name__}: {error}") from error
         return target.export(spans) is SpanExportResult.SUCCESS
 
     return export

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResul
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from streamqd.config import Settings, topology
-from streamqd.telemetry import TelemetryUnavailable
+from streamqd.telemetry import TelemetryUnavailableError
 from streamqd.version import __version__
 
 SCOPE = "streamqd"
@@ -55,7 +55,7 @@ def server_attributes(settings: Settings) -> dict[str, str | int]:
 def exporter() -> SpanExporter | None:
     """Return the exporter that OTEL_TRACES_EXPORTER names, None for `none`.
 
-    The default is `otlp`, over HTTP. Raises TelemetryUnavailable.
+    The default is `otlp`, over HTTP. Raises TelemetryUnavailableError.
     """
     name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if name == "none":
@@ -70,19 +70,19 @@ def exporter() -> SpanExporter | None:
         try:
             made: SpanExporter = point.load()()
         except Exception as error:  # any package may provide an exporter
-            raise TelemetryUnavailable(
+            raise TelemetryUnavailableError(
                 f"the exporter {name!r} of OTEL_TRACES_EXPORTER cannot be used:"
                 f" {type(error).__name__}: {error}"
             ) from error
         return made
-    raise TelemetryUnavailable(
+    raise TelemetryUnavailableError(
         f"OTEL_TRACES_EXPORTER {name!r} is not installed; set it to otlp, console or none, or"
         f" install the package that provides {wanted}"
     )
 
 
 def new_provider(instance: str) -> TracerProvider:
-    """Make the provider of this process, after its fork. Raises TelemetryUnavailable."""
+    """Make the provider of this process, after its fork. Raises TelemetryUnavailableError."""
     target = exporter()
     provider = TracerProvider(resource=resource(instance), shutdown_on_exit=False)
     if isinstance(provider.sampler, ParentBased):

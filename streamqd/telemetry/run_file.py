@@ -35,7 +35,7 @@ _FILE_BYTES_MAX = 256 << 20
 _NAME = re.compile(r"(?P<instance>.+)-(?P<identity>(?P<pid>[0-9]{1,9})-[0-9]+)")
 
 
-class BadRunFile(ValueError):  # noqa: N818 - it names a file, as the caller's log line does
+class RunFileError(ValueError):
     """The file is damaged. The text of the exception is the reason."""
 
 
@@ -107,14 +107,14 @@ def files_of_dead(state_dir: Path, instance: str) -> Iterator[tuple[int, Path]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file. Raises OSError and BadRunFile."""
+    """Return the records of a file. Raises OSError and RunFileError."""
     with path.open("rb") as file:
         raw = file.read(_FILE_BYTES_MAX)
     if len(raw) < _HEAD.size:
         return []  # its process died while it was created
     magic, size = _HEAD.unpack_from(raw)
     if magic != _MAGIC or size not in (CELL_BYTES, BATCH_CELL_BYTES):
-        raise BadRunFile("it is not a file of runs")
+        raise RunFileError("it is not a file of runs")
     records = []
     for at in range(_HEAD.size, len(raw) - _LENGTH.size, size):
         (length,) = _LENGTH.unpack_from(raw, at)
@@ -128,9 +128,9 @@ def _record(text: bytes) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRunFile(f"a record cannot be read: {error}") from error
+        raise RunFileError(f"a record cannot be read: {error}") from error
     if not isinstance(record, dict):
-        raise BadRunFile("a record is not an object")
+        raise RunFileError("a record is not an object")
     return record
 
 

@@ -63,7 +63,7 @@ class RunSpans:
     """Makes the spans of one worker."""
 
     def __init__(self, settings: Settings, consumer: Consumer, unit: Unit) -> None:
-        """Make the global provider of this process. Raises TelemetryUnavailable."""
+        """Make the global provider of this process. Raises TelemetryUnavailableError."""
         self._provider: TracerProvider = new_provider(settings.daemon.instance)
         trace.set_tracer_provider(self._provider)
         self._tracer = tracer(self._provider)

@@ -24,7 +24,7 @@ from streamqd.config import Consumer
 from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Unit
-from streamqd.telemetry import FailedRun, TelemetryUnavailable
+from streamqd.telemetry import FailedRun, TelemetryUnavailableError
 from streamqd.telemetry.messages import headers_of, place_of
 
 EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
@@ -38,7 +38,7 @@ class SentryReports:
     """Reports the runs of one worker."""
 
     def __init__(self, consumer: Consumer, unit: Unit) -> None:
-        """Start the client of this process. Raises TelemetryUnavailable."""
+        """Start the client of this process. Raises TelemetryUnavailableError."""
         self._unit = unit
         self._handler = consumer.handler
         self._texts = consumer.dlq_error in ("message", "traceback")
@@ -56,7 +56,7 @@ class SentryReports:
                 in_app_exclude=["streamqd"],
             )
         except Exception as error:  # a DSN or a rate that cannot be parsed
-            raise TelemetryUnavailable(
+            raise TelemetryUnavailableError(
                 f"telemetry.sentry cannot be used: {type(error).__name__}: {error}; correct the"
                 f" variables SENTRY_DSN and {RATE}"
             ) from error

@@ -116,7 +116,7 @@ class Death:
     exit: Exit | None = None
 
 
-class ProcessEnded(BaseException):
+class ProcessEndedError(BaseException):
     """Unwinds a handler that killed its process. User code should not catch it."""
 
 
@@ -132,7 +132,7 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
 
     def end(how: Exit) -> NoReturn:
         death.exit = death.exit or how
-        raise ProcessEnded(str(how))
+        raise ProcessEndedError(str(how))
 
     def instead(original: Callable[..., Any], ending: Callable[..., Exit | None]) -> Any:
         def called(*args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
@@ -20,21 +20,21 @@ class FencedCalls:
         self._slot = slot
 
     def run(self, call: Call) -> Reply:
-        """Run a script. Raises Fenced, RedisUnavailable, RedisRefused."""
+        """Run a script. Raises Fenced, RedisUnavailableError, RedisResponseError."""
         reply = self.link.run(call)
         self._slot.add("round_trips")
         _check(reply)
         if reply.word == "SESSION":
             # A late copy of an earlier recovery replaced the session. The unit is still ours.
-            raise RedisUnavailable("the session is not the last one opened", sent=True)
+            raise RedisUnavailableError("the session is not the last one opened", sent=True)
         return reply
 
-    def run_many(self, calls: list[Call]) -> list[Reply | RedisRefused]:
-        """Run scripts in one write. Raises Fenced, RedisUnavailable."""
+    def run_many(self, calls: list[Call]) -> list[Reply | RedisResponseError]:
+        """Run scripts in one write. Raises Fenced, RedisUnavailableError."""
         replies = self.link.run_many(calls)
         self._slot.add("round_trips")
         for reply in replies:
-            if not isinstance(reply, RedisRefused):
+            if not isinstance(reply, RedisResponseError):
                 _check(reply)
         return replies
 

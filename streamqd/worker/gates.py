@@ -29,7 +29,7 @@ class Gate(Protocol):
     def await_open(self, now: int, runs: int = 1) -> int:
         """Wait until `runs` may start, and return that instant. No handler runs during the wait.
 
-        Raises Stop, Fenced, RedisUnavailable, RedisRefused.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
 
     def started(self, now: int, runs: int = 1) -> None:
@@ -79,7 +79,7 @@ class Gates:
     def await_open(self, now: int, runs: int = 1) -> int:
         """Wait until the lease is trusted and every gate is open, and return that instant.
 
-        Raises Stop, Fenced, RedisUnavailable, RedisRefused.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
         while True:
             now = self.await_trust(now)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 
 from streamqd import logs
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.idle_reason import (
     CIRCUIT,
     FLOOD,
@@ -177,7 +177,7 @@ class Guards:
     def await_open(self, now: int, _runs: int = 1) -> int:
         """Wait, with no active run, until a run may start.
 
-        Returns that instant. Raises Stop, Fenced, RedisUnavailable, RedisRefused.
+        Returns that instant. Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
         if self.must_pause:
             self.pause_partition()
@@ -219,7 +219,7 @@ class Guards:
                 # A pause that is not written cannot be resumed.
                 self._channel.sleep(self._guard.window, self._slot.unfinished)
             else:
-                with contextlib.suppress(RedisRefused):
+                with contextlib.suppress(RedisResponseError):
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
         # The pause also comes back as a command of the supervisor, after its next heartbeat. Until
         # then, and if the supervisor cannot read it, only this check keeps the worker waiting.
@@ -238,7 +238,7 @@ class Guards:
         by = f"the flood guard of {self._instance}"
         try:
             reply = link.run(directives.change(keys, self._fleet, name, by=by, why=why))
-        except RedisRefused as error:
+        except RedisResponseError as error:
             return str(error)
         self._paused = reply.word == "OK"
         return "" if self._paused else "there are too many directives"

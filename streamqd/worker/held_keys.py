@@ -196,8 +196,8 @@ class HeldKeys:
     def mark_again(self, entry: FetchedEntry) -> None:
         """Wait for the turn of a message that has a lane, and mark it, before its start.
 
-        Raises Stop, Fenced, RedisUnavailable, RedisRefused. After an error, the message has not
-        started: call `restart`.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. After an error, the message
+        has not started: call `restart`.
         """
         self._quarantine.begin_again(entry.place)
 

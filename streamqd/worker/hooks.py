@@ -22,7 +22,7 @@ def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
         output.stand_by()
     try:
         observer = telemetry.run_telemetry(settings, consumer, unit)
-    except telemetry.TelemetryUnavailable as error:
+    except telemetry.TelemetryUnavailableError as error:
         raise HandlerLoadError(str(error)) from error
     loaded = handlers.load(consumer.handler, settings.base_dir, consumer.codec)
     hooks = Hooks(consumer, loaded, unit, settings.daemon.event_loop, observer)

@@ -26,7 +26,7 @@ import time
 import weakref
 
 from streamqd import logs
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.paths import below
 from streamqd.scoreboard import RUNNING, WORD_COMMAND, now_ns
 from streamqd.store import messages
@@ -82,7 +82,7 @@ class Quarantine:
     def begin(self, *entries: FetchedEntry) -> None:
         """Settle finished runs, wait for the turn of a round, and write its mark.
 
-        Raises Stop, Fenced, RedisUnavailable.
+        Raises Stop, Fenced, RedisUnavailableError.
         """
         self._context.settler.flush()
         self._suspects.update(entry.place for entry in entries if self._is_suspect(entry))
@@ -205,7 +205,7 @@ class Quarantine:
         except BlockingIOError:
             self.disown()
             return False
-        except (OSError, Refused) as error:
+        except (OSError, RequestRefusedError) as error:
             # Turns need a lock. Without one, a mark still finds the message that kills hosts.
             self.disown()
             if not self._logged_unlocked:

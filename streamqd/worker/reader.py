@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from streamqd.errors import RedisRefused, RedisUnavailable, SilentConnection
+from streamqd.errors import RedisResponseError, RedisUnavailableError, SilentConnectionError
 from streamqd.long_poll import PollWords
 from streamqd.model import Lease
 from streamqd.scoreboard import WorkerSlot, now_ns
@@ -64,11 +64,11 @@ class LongPoll:
     def check(self) -> None:
         """Check a connection that has not answered yet.
 
-        Raises RedisUnavailable when it is dead, and SilentConnection when the housekeeper saw an
-        entry that the poll did not report.
+        Raises RedisUnavailableError when it is dead, and SilentConnectionError when the housekeeper
+        saw an entry that the poll did not report.
         """
         if self._words.is_missed:
-            raise SilentConnection(
+            raise SilentConnectionError(
                 "the connection is silent: a message arrived, but Redis did not report it",
                 sent=True,
             )
@@ -76,10 +76,10 @@ class LongPoll:
             if self._wait is not None and not self._wait.seconds_left():
                 self._wait.check(self._fetcher.sock)
         except TimeoutError as error:
-            raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
+            raise RedisUnavailableError(f"no answer from Redis: {error}", sent=True) from error
 
     def answer(self) -> FetchResult:
-        """Return the answer, after the descriptor became readable. Raises RedisUnavailable."""
+        """Return the answer, after the descriptor became readable. Raises RedisUnavailableError."""
         fetched = self._fetcher.receive_round(polled=True)
         if self._wait is not None:
             self._wait.record_reply()
@@ -127,7 +127,7 @@ class Reader:
         self._slot.add("round_trips")
 
     def receive(self) -> FetchResult:
-        """Return the answer to `send`. Raises Fenced, RedisRefused, RedisUnavailable."""
+        """Return the answer to `send`. Raises Fenced, RedisResponseError, RedisUnavailableError."""
         return self.fetcher.receive_round(polled=False)
 
     def start_poll(self, count: int, seconds: float) -> None:
@@ -140,7 +140,7 @@ class Reader:
     def accept(self, fetched: FetchResult) -> FetchResult | None:
         """Check a read's answer. Return None if the server's memory was too full to read.
 
-        Raises Fenced if another instance owns the unit, and RedisRefused.
+        Raises Fenced if another instance owns the unit, and RedisResponseError.
         """
         if not fetched.mine:
             raise Fenced
@@ -148,7 +148,7 @@ class Reader:
             return None
         if fetched.error:
             message = f"reading {self.lease.unit} was refused: {fetched.error}"
-            raise RedisRefused(fetched.error, message)
+            raise RedisResponseError(fetched.error, message)
         # Advance past the ids that the poll reported, so that the next one ignores them.
         self.record_last_ids(*fetched.reported)
         return fetched
@@ -156,7 +156,7 @@ class Reader:
     def read_by_script(self, count: int) -> FetchResult:
         """Read `count` entries of each stream by a script. Most servers run it with full memory.
 
-        Raises Fenced, RedisRefused, RedisUnavailable.
+        Raises Fenced, RedisResponseError, RedisUnavailableError.
         """
         call = messages.fetch(self.keys, self.lease, self.session, count)
         retried, main = self.calls.run(call).rest

@@ -53,7 +53,7 @@ class Reclaim:
     def take_page(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
         """Take over at most `count` entries of the next page.
 
-        Raises Fenced, RedisRefused, RedisUnavailable.
+        Raises Fenced, RedisResponseError, RedisUnavailableError.
         """
         settler, slot = self._context.settler, self._slot
         call = messages.reclaim(

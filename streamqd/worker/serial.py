@@ -132,7 +132,8 @@ class SerialExecutor:
     def start(self, *, held: bool = True) -> None:
         """Run all fetched entries, and with `held` the held messages that are due.
 
-        Raises Stop, Fenced, RedisUnavailable, RedisRefused. Entries that did not run stay pending.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. Entries that did not run
+        stay pending.
         """
         listed, self._listed = self._listed, []
         if listed:

@@ -16,7 +16,7 @@ class ServerClock:
         self._read_ns = 0  # 0 = not read yet
 
     def read(self, link: Connection) -> None:
-        """Ask the server. Raises RedisUnavailable, RedisRefused."""
+        """Ask the server. Raises RedisUnavailableError, RedisResponseError."""
         seconds, micros = link.execute("TIME")
         self._read_ns = now_ns()
         self.ahead_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000 - self._read_ns

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from streamqd import logs
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.model import Lease
 from streamqd.scoreboard import BUCKETS, CLEARED, DONE, FAILED, WorkerSlot, now_ns
 from streamqd.store import messages
@@ -231,8 +231,9 @@ class Settler:
     def flush(self) -> None:
         """Settle everything by scripts, acknowledgments first, because they may free memory.
 
-        Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailable, and
-        RedisRefused if an acknowledgment is refused. Calls confirmed before that are settled.
+        Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailableError,
+        and RedisResponseError if an acknowledgment is refused. Calls confirmed before that are
+        settled.
         """
         self._flush_acks()
         self.flush_verdicts()
@@ -247,14 +248,14 @@ class Settler:
         connected = self.link.connected
         try:
             self.flush()
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             if not (error.sent or connected):
                 raise
             self.flush()
 
     def try_to_flush(self) -> None:
         """Settle as much as Redis accepts now, and keep the rest. Raises Fenced."""
-        with contextlib.suppress(RedisUnavailable, RedisRefused):
+        with contextlib.suppress(RedisUnavailableError, RedisResponseError):
             self.flush()
 
     def _flush_acks(self) -> None:
@@ -295,7 +296,7 @@ class Settler:
         for part in _parts(notes):
             try:
                 self._calls.run(messages.note(self.keys, self.lease, part))
-            except RedisRefused as error:
+            except RedisResponseError as error:
                 if error.kind not in _NO_WRITES:
                     raise
                 return
@@ -310,7 +311,7 @@ class Settler:
             replies = self._calls.run_many(calls)
             again: list[_Batch] = []
             for (dead, items), reply in zip(batches, replies, strict=True):
-                if not isinstance(reply, RedisRefused):
+                if not isinstance(reply, RedisResponseError):
                     again += _batches(self._record_moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
                     # One item may be the cause. Sent alone, it does not delay the others.
@@ -357,7 +358,7 @@ class Settler:
             self.slot.next_due_unix_ms = due
         return again
 
-    def _defer(self, error: RedisRefused, items: list[FailedEntry]) -> None:
+    def _defer(self, error: RedisResponseError, items: list[FailedEntry]) -> None:
         """Defer refused entries for DEFER_SECONDS. They stay pending, and others are settled."""
         if not self._deferred_until_ns:
             logs.event(

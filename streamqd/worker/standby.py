@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from streamqd import process
 from streamqd.config import Consumer, Settings
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.worker.assembly import new_link
@@ -46,7 +46,7 @@ def prepare(
     hooks = boot(settings, consumer, grant.lease.unit)
     family.end_child()
     link = new_link(settings, grant.lease.unit)
-    with contextlib.suppress(RedisUnavailable):
+    with contextlib.suppress(RedisUnavailableError):
         link.open()  # on failure, it is repeated later, as by any worker without Redis
     slot.warm_pid = os.getpid()
     channel.wake_supervisor()

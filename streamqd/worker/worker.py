@@ -11,7 +11,12 @@ import logging
 from random import random
 
 from streamqd import logs
-from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
+from streamqd.errors import (
+    RedisResponseError,
+    RedisUnavailableError,
+    RefusalKind,
+    SilentConnectionError,
+)
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.fetch import FetchResult
@@ -86,7 +91,7 @@ class WorkerLoop:
                 self.settler.flush_last()
             except Fenced:
                 code = self._exit_superseded()
-            except (RedisUnavailable, RedisRefused):
+            except (RedisUnavailableError, RedisResponseError):
                 pass  # unsettled ones are in the slot, and the supervisor acknowledges them
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
@@ -110,8 +115,8 @@ class WorkerLoop:
                 return self._exit_superseded()
             except Reconnect:
                 self.link.close()
-            except (RedisUnavailable, RedisRefused) as error:
-                if isinstance(error, RedisRefused) and error.kind is RefusalKind.NO_GROUP:
+            except (RedisUnavailableError, RedisResponseError) as error:
+                if isinstance(error, RedisResponseError) and error.kind is RefusalKind.NO_GROUP:
                     if not self._restore_group():
                         return ExitCode.NO_GROUP
                     self.link.close()
@@ -120,12 +125,12 @@ class WorkerLoop:
             finally:
                 self.reader.poll.abandon()
 
-    def _back_off(self, error: RedisUnavailable | RedisRefused) -> None:
+    def _back_off(self, error: RedisUnavailableError | RedisResponseError) -> None:
         """Start again with a new connection, after a wait that grows."""
         self.slot.add("redis_errors")
         self._trouble.failed(unit=self.unit, error=str(error))
         self.link.close()
-        if isinstance(error, SilentConnection):
+        if isinstance(error, SilentConnectionError):
             # Connections usually fail together. No reply is outstanding, so replace the other one
             # too, instead of probing it for another second.
             self.settler.link.close()
@@ -157,10 +162,10 @@ class WorkerLoop:
             )
             try:
                 reply = self.link.run(call)
-            except RedisUnavailable as error:
+            except RedisUnavailableError as error:
                 self._back_off(error)
                 self.channel.sleep(self.reconnect_wait * (1 + random()))
-            except RedisRefused:
+            except RedisResponseError:
                 return False
         if reply.word != "OK":
             return False  # the next call finds the new owner

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pytest
 
 from streamqd.config import load
-from streamqd.errors import DatabaseRefused
+from streamqd.errors import DatabaseResponseError
 from streamqd.outbox.database import connect
 from streamqd.producer import Producer
 from tests.support import django_environment
@@ -182,7 +182,7 @@ with transaction.atomic():
 
     assert [(topic, payload) for topic, payload, _ in rows(project)] == [("orders", b'{"order":7}')]
     refused, uid = said.splitlines()
-    assert refused.startswith("Refused ")
+    assert refused.startswith("RequestRefusedError ")
     assert "transaction.atomic()" in refused
     assert uid.startswith("orders/outbox/")
 
@@ -204,7 +204,7 @@ def test_migration_creates_tables_that_the_relay_reads(
         assert database.dead_count(10) == 1
 
     project.manage("migrate", "streamqd", "zero")
-    with connect(database_url) as database, pytest.raises(DatabaseRefused):
+    with connect(database_url) as database, pytest.raises(DatabaseResponseError):
         database.oldest(1)
     project.manage("migrate", "streamqd")
     with connect(database_url) as database:

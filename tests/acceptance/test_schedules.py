@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.schedules.reconciliation import Declaration, declare, server_unix_ms
 from streamqd.store import schedules as calls
 from streamqd.store import topics
@@ -79,7 +79,10 @@ def wait_ticks(daemon: Daemon, name: str, count: int, **where: Any) -> None:
     def sent() -> bool:
         try:
             return len(ticks(daemon, **where).get(name, ())) >= count
-        except (RedisUnavailable, RedisRefused):  # a master may be unavailable at this moment
+        except (
+            RedisUnavailableError,
+            RedisResponseError,
+        ):  # a master may be unavailable at this moment
             return False
 
     wait_until(sent, timeout=PATIENCE, what=f"{count} ticks of {name}", every=0.1)

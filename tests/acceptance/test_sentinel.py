@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from tests.support.daemon import GROUP, Daemon, daemons
 from tests.support.sentinels import NAME, Data, Sentinels
 from tests.support.servers import free_port
@@ -159,7 +159,7 @@ def reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
     """Return True if every partition has a greater epoch than before."""
     try:
         after = daemon.epochs()
-    except RedisUnavailable:
+    except RedisUnavailableError:
         return False
     return all(after[number] > before[number] for number in before)
 
@@ -198,7 +198,7 @@ def refuses(server: Data) -> bool:
     """Return True if a master rejects writes because it has no replicas."""
     try:
         server.call("SET", "probe", "1")
-    except RedisRefused as error:
+    except RedisResponseError as error:
         return error.code == "NOREPLICAS"
     return False
 

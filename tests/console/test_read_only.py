@@ -15,7 +15,7 @@ pytestmark = optional.need("starlette")
 from streamqd.admin import dead_letters, tail  # noqa: E402
 from streamqd.console.access import Role  # noqa: E402
 from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
-from streamqd.errors import RedisRefused  # noqa: E402
+from streamqd.errors import RedisResponseError  # noqa: E402
 from streamqd.store.client import Connection  # noqa: E402
 from tests.console.test_access import OWN, Client  # noqa: E402
 
@@ -30,7 +30,7 @@ def viewer(fleet: Daemon) -> Iterator[str]:
     """The name of the Redis user of etc/acl/viewer.acl, created in the server of the fleet."""
     try:
         users.grant(fleet.link)
-    except RedisRefused as error:
+    except RedisResponseError as error:
         pytest.skip(f"the users of etc/acl cannot be created: {error}")
     yield users.read("viewer").user
     users.revoke(fleet.link)

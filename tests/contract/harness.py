@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.model import Lease, Unit
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
@@ -113,10 +113,10 @@ class Harness:
         [found, *_] = self.expect(script, "OK", call)
         assert [each.decode() for each in found] == words
 
-    def expect_error(self, code: str, call: Call) -> RedisRefused:
+    def expect_error(self, code: str, call: Call) -> RedisResponseError:
         """Run a call that must fail with this error and write nothing."""
         before = self.dump()
-        with pytest.raises(RedisRefused) as caught:
+        with pytest.raises(RedisResponseError) as caught:
             self.link.run(call)
         assert caught.value.code == code, str(caught.value)
         assert self.dump() == before, f"{call.script.name} wrote something and failed with {code}"

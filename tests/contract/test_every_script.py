@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.store import scripts
 from streamqd.store.client import connect
 from tests.contract import scenarios
@@ -84,7 +84,7 @@ def test_scripts_respect_full_memory(harness: Harness, scenario: Scenario) -> No
     with harness.full_memory():
         try:
             word = harness.link.run(call).word
-        except RedisRefused as error:
+        except RedisResponseError as error:
             word = error.code
     assert word == WHEN_FULL[scenario]
     if word == "OOM":
@@ -143,7 +143,7 @@ def test_scripts_are_refused_whole_when_writes_are_refused(
     try:
         harness.link.run(call)
         word = ""
-    except RedisRefused as error:
+    except RedisResponseError as error:
         word = error.code
     finally:
         harness.do(*accept)

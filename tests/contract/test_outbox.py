@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.errors import BadValue, ContractError, RedisRefused
+from streamqd.errors import ContractError, InvalidValueError, RedisResponseError
 from streamqd.store import outbox
 from streamqd.store.outbox import OutboxView, OutgoingRow, Published
 from streamqd.store.scripts import Call, Reply
@@ -192,7 +192,7 @@ def test_outbox_calls_name_an_unreadable_epoch(harness: Harness) -> None:
 
 def test_rows_of_another_client_are_named() -> None:
     for raw in (b"x" * 48, b"0" * 47, b"\xff" * 48):
-        with pytest.raises(BadValue, match="rows"):
+        with pytest.raises(InvalidValueError, match="rows"):
             outbox.rows_of(raw, "the record")
 
 
@@ -246,11 +246,11 @@ def test_outbox_publish_to_a_full_stream_records_written_rows(harness: Harness) 
     settled, written, refusal = harness.expect(
         "outbox_publish", "OK", publish(harness, rows(2, 3, 1))
     )
-    assert (settled, written, type(refusal)) == (1, 1, RedisRefused)
+    assert (settled, written, type(refusal)) == (1, 1, RedisResponseError)
     # The row after the refused one was written before, so it stays recorded.
     assert recorded(harness) == [uid(2), uid(1)]
     before = harness.dump()
-    with pytest.raises(RedisRefused):
+    with pytest.raises(RedisResponseError):
         harness.link.run(publish(harness, rows(3)))
     assert harness.dump() == before
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.errors import ContractError, RedisRefused
+from streamqd.errors import ContractError, RedisResponseError
 from streamqd.store import publishing, topics
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -87,7 +87,7 @@ def test_without_a_group_everything_waits(harness: Harness) -> None:
 def test_publish_survives_a_wrong_server_figure(harness: Harness) -> None:
     fill(harness, 10)
     harness.do("XGROUP", "CREATE", harness.stream, "hits", "10-0")
-    with contextlib.suppress(RedisRefused):  # Redis 6.2 has no such figure
+    with contextlib.suppress(RedisResponseError):  # Redis 6.2 has no such figure
         harness.do("XGROUP", "SETID", harness.stream, "hits", "10-0", "ENTRIESREAD", 3)
     harness.expect("message_publish", "OK", publish(harness, "", 5))
 
@@ -201,7 +201,7 @@ def test_append_to_a_full_stream_returns_the_written_ids(harness: Harness) -> No
     register(harness)
     harness.add(f"{NEVER}-{int(NEVER) - 1}")
     [ids] = harness.expect("message_append", "OK", append(harness, b"a", b"b", b"c"))
-    assert [type(each) for each in ids] == [bytes, RedisRefused]
+    assert [type(each) for each in ids] == [bytes, RedisResponseError]
     assert [each["payload"] for each in written(harness)][1:] == [b"a"]
 
 

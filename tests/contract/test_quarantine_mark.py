@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.store import leases, messages
 from streamqd.store.scripts import Call
 from tests.contract.harness import TTL, Harness, Stream
@@ -79,7 +79,7 @@ def test_quarantine_mark_refuses_an_invalid_place_in_a_round(
     harness.pending("1-0", "2-0")
     inherit(harness)
     before = harness.dump()
-    with pytest.raises(RedisRefused, match="not a place"):
+    with pytest.raises(RedisResponseError, match="not a place"):
         harness.link.run(mark(harness, places))
     assert harness.dump() == before
 

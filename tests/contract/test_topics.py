@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.config import Retention, Topic
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import InvalidValueError, RedisResponseError
 from streamqd.store import topics
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
@@ -66,7 +66,7 @@ def test_topic_create_returns_the_registered_partition_count(harness: Harness) -
 def test_invalid_partition_count_is_an_error(harness: Harness) -> None:
     for wrong in ("", "0", "-1", "two", "1.5"):
         harness.do("HSET", harness.keys.meta("access"), "partitionCount", wrong)
-        with pytest.raises(BadValue, match="access"):
+        with pytest.raises(InvalidValueError, match="access"):
             topics.partition_count(harness.store, "access")
 
 
@@ -107,7 +107,7 @@ def test_retired_topic_is_visible_only_to_its_deletion(harness: Harness) -> None
     assert harness.expect("topic_retire", "OK", call) == [b"3"]
     creation = topics.creation(harness.keys, "access", TOPIC)
     harness.expect("topic_create", "DELETING", creation)
-    with pytest.raises(RedisRefused, match="topic delete access"):
+    with pytest.raises(RedisResponseError, match="topic delete access"):
         topics.create(harness.store, "access", TOPIC)
     harness.expect(
         "topic_configure", "MISSING", topics.configuration(harness.keys, "access", "", {})

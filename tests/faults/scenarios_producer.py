@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from streamqd import BufferedProducer, Outgoing, Producer, config
-from streamqd.errors import RedisUnavailable, UnknownOutcome
+from streamqd.errors import OutcomeUnknownError, RedisUnavailableError
 from streamqd.producer import sender
 from streamqd.store import topics
 from tests.faults.scenario_runner import ScenarioContext
@@ -44,10 +44,10 @@ def _once(context: ScenarioContext, payload: bytes, send: Callable[[], object]) 
         try:
             send()
             return
-        except UnknownOutcome:
+        except OutcomeUnknownError:
             if payload in _written(context) or _scheduled(context) > waiting:
                 return
-        except RedisUnavailable:
+        except RedisUnavailableError:
             continue  # it never left this process
     raise AssertionError(f"{payload!r} cannot be sent")
 
@@ -55,7 +55,7 @@ def _once(context: ScenarioContext, payload: bytes, send: Callable[[], object]) 
 def _repeated(send: Callable[[], object]) -> None:
     """Send with dedup ids: repeat until it is confirmed."""
     for _ in range(TRIES):
-        with contextlib.suppress(RedisUnavailable):
+        with contextlib.suppress(RedisUnavailableError):
             send()
             return
     raise AssertionError("it is never confirmed")
@@ -90,7 +90,7 @@ def many_messages(context: ScenarioContext) -> None:
             for _ in range(TRIES):
                 missing = sorted({*wanted[:20]} - {*_written(context)}, key=int)
                 items: Iterable[Outgoing] = [Outgoing(each, partition=0) for each in missing]
-                with contextlib.suppress(RedisUnavailable):
+                with contextlib.suppress(RedisUnavailableError):
                     producer.send_many(TOPIC, items)
         with Producer(context.proxy.url, max_backlog=1000) as producer:
             for payload in wanted[20:25]:
@@ -119,7 +119,10 @@ def the_first_message_of_a_topic(context: ScenarioContext) -> None:
     """The message registers the topic. Another send completes an interrupted registration."""
     with _hurried():
         for _ in range(TRIES):
-            with Producer(context.proxy.url) as producer, contextlib.suppress(RedisUnavailable):
+            with (
+                Producer(context.proxy.url) as producer,
+                contextlib.suppress(RedisUnavailableError),
+            ):
                 producer.send(TOPIC, b"first", dedup_id="first")
                 break
         else:

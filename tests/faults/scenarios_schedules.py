@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from unittest import mock
 
 from streamqd.config import Schedule, Topic
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.schedules import firing
 from streamqd.schedules.firing import Firer
 from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
@@ -57,6 +57,6 @@ def until_done(act: Callable[[], object]) -> None:
         try:
             act()
             return
-        except RedisUnavailable:
+        except RedisUnavailableError:
             continue
     raise AssertionError("it does not come to an end")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamqd import config
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.store import archives, topics
 from tests.faults.scenario_runner import ScenarioContext
 from tests.support.waiting import wait_until
@@ -29,7 +29,7 @@ def a_task_that_writes_rows(context: ScenarioContext) -> None:
                 message = task.message(sink.deliver(made, options, 0, task.send))
                 staging.Publisher(options, "query").commit(batch, [message])
                 break
-            except RedisUnavailable:
+            except RedisUnavailableError:
                 continue
         else:
             raise AssertionError("the task does not come to its end")
@@ -51,7 +51,7 @@ def an_archive_that_goes_on(context: ScenarioContext) -> None:
             held = lease.PipelineLease(context.faulty_link, keys, "access", "archive", ttl=0.6)
             held.__enter__()
             break
-        except RedisUnavailable:
+        except RedisUnavailableError:
             # Its token may have been written. Wait until it expires.
             wait_until(
                 lambda: not context.link.execute("EXISTS", keys.pipeline("access", "archive")),
@@ -66,7 +66,7 @@ def an_archive_that_goes_on(context: ScenarioContext) -> None:
                 try:
                     link.run(archives.advance(keys, "access", 0, entry))
                     break
-                except RedisUnavailable:
+                except RedisUnavailableError:
                     continue
         wait_until(lambda: context.sent("pipeline_lease_renew"), what="it was renewed")
         held.check()
@@ -101,7 +101,7 @@ def a_stream_that_shows_its_position(context: ScenarioContext) -> None:
             try:
                 catalog.show({("access", 0): Position((number, 0), number)})
                 break
-            except RedisUnavailable:
+            except RedisUnavailableError:
                 continue
         else:
             raise AssertionError("the position is not shown")

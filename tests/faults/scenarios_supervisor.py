@@ -7,7 +7,7 @@ import signal
 import time
 
 from streamqd.config import Consumer, Daemon, Settings, Topic
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.process import Child, Exit
 from streamqd.registration import ensure_topics
 from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerState
@@ -131,7 +131,7 @@ def registration(context: ScenarioContext) -> None:
         try:
             assert ensure_topics(link, settings) == {"access": 3}
             return
-        except RedisUnavailable:
+        except RedisUnavailableError:
             continue
         finally:
             link.close()

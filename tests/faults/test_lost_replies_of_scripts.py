@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.store import retention, scripts, statistics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -85,7 +85,7 @@ def repeat(harness: Harness, proxy: FaultProxy, call: Call, fault: Fault) -> tup
     shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     shaky.open()
     proxy.arm(fault, command="EVALSHA")
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         shaky.run(call)
     assert caught.value.sent, "the outcome is unknown"
     before = harness.state()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.producer import Producer
 from streamqd.store.client import Connection, connect
 from tests.faults.test_servers_that_fail import TTL, settle_after
@@ -64,7 +64,7 @@ class Loading(Refusal):
         return "aof_rewrite_in_progress:0" in told and "aof_rewrite_scheduled:0" in told
 
     def end(self) -> None:
-        with suppress(RedisRefused):  # 6.2 has no such setting, and is ready in the end
+        with suppress(RedisResponseError):  # 6.2 has no such setting, and is ready in the end
             self.link.execute("CONFIG", "SET", "key-load-delay", "0")
 
 
@@ -80,7 +80,7 @@ class Busy(Refusal):
 
     def _run(self) -> None:
         link = connect(self.server.settings, timeout=60.0, name="test:busy")
-        with pytest.raises(RedisRefused):  # it is killed
+        with pytest.raises(RedisResponseError):  # it is killed
             link.execute("EVAL", ENDLESS, 0)
         link.close()
 
@@ -125,9 +125,9 @@ def answer(link: Connection, *command: str) -> Any:
     """Return the reply of a server, or the code of its refusal, or '' without an answer."""
     try:
         return link.execute(*command)
-    except RedisRefused as error:
+    except RedisResponseError as error:
         return error.code
-    except RedisUnavailable:
+    except RedisUnavailableError:
         return ""
 
 
@@ -177,7 +177,7 @@ def test_a_producer_gets_an_error_or_waits_if_repeating_is_safe(
     settings = config.load(daemon.config_path)
     with Producer(settings=settings) as producer:
         producer.send("orders", "before", partition=0)
-        with refusing(refusal), pytest.raises((RedisRefused, RedisUnavailable)) as error:
+        with refusing(refusal), pytest.raises((RedisResponseError, RedisUnavailableError)) as error:
             producer.send("orders", "refused", partition=0)
         assert not getattr(error.value, "sent", False), "it is known that it was not sent"
         producer.send("orders", "after", partition=0)

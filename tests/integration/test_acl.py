@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from streamqd import config
 from streamqd.admin import permissions
 from streamqd.cli import cli
-from streamqd.errors import BacklogFull, RedisRefused, RedisUnavailable
+from streamqd.errors import BacklogFullError, RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.model import Unit
 from streamqd.producer import Producer
@@ -123,7 +123,7 @@ def test_a_user_without_a_password_cannot_log_in(
     older = not users.has_selectors(link)
     link.execute("ACL", "SETUSER", *users.rules(users.line(name, older=older)))
     try:
-        with pytest.raises(RedisRefused, match="WRONGPASS"):
+        with pytest.raises(RedisResponseError, match="WRONGPASS"):
             new_link().execute("AUTH", users.read(name).user, "")
     finally:
         users.revoke(link)
@@ -204,7 +204,7 @@ def test_no_transactions_no_work(
 ) -> None:
     users.grant(link, without=command)
     other = connect(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
-    with pytest.raises(RedisRefused, match="NOPERM"):
+    with pytest.raises(RedisResponseError, match="NOPERM"):
         permissions.missing(Store(other, keys), "default")
     other.close()
 
@@ -247,7 +247,7 @@ def test_a_producer_of_plain_messages_names_the_file_for_others(
     producer = sender("producer")
     producer.send_many(topic, [b"a", b"b", b"c"])
     for options in SCRIPTED:
-        with pytest.raises(RedisRefused, match="producer-scripts") as caught:
+        with pytest.raises(RedisResponseError, match="producer-scripts") as caught:
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
         assert caught.value.code == "NOPERM"
 
@@ -264,7 +264,7 @@ def test_producer_may_run_scripts_that_a_daemon_loaded(
     link.execute("SCRIPT", "FLUSH")
     producer = sender("producer-scripts", timeout=0.4)
     for options in ({}, *SCRIPTED):
-        with pytest.raises(RedisRefused, match="a running daemon loads it"):
+        with pytest.raises(RedisResponseError, match="a running daemon loads it"):
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
 
     ScriptLoader(new_link()).run()
@@ -334,7 +334,7 @@ def test_a_limit_of_the_backlog_needs_no_more(
     settings = config.Settings(redis=as_user(server, users.read("producer-scripts").user))
     with Producer(settings=settings, max_backlog=1) as producer:
         producer.send(topic, b"a", partition=0)
-        with pytest.raises(BacklogFull):
+        with pytest.raises(BacklogFullError):
             producer.send(topic, b"b", partition=0)
 
 
@@ -449,7 +449,7 @@ def test_each_user_is_limited_as_documented(
         pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
     other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
     for command in MAY_NOT[name]:
-        with pytest.raises(RedisRefused) as caught:
+        with pytest.raises(RedisResponseError) as caught:
             other.execute(*command)
         assert caught.value.code == "NOPERM", command
     for command in MAY[name]:
@@ -529,7 +529,7 @@ def test_compose_server_accepts_only_its_password(
     assert link.execute("TIME")
     link.close()
     stranger = connect(server.settings, timeout=10.0, name="test:stranger")
-    with pytest.raises(RedisUnavailable, match="NOAUTH"):
+    with pytest.raises(RedisUnavailableError, match="NOAUTH"):
         stranger.execute("TIME")
     stranger.close()
 

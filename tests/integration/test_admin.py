@@ -14,7 +14,7 @@ from streamqd.admin import as_json, dead_letters, fleet, partitions, pending, pe
 from streamqd.admin import topics as admin_topics
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.published import Fleet
-from streamqd.errors import RedisRefused, Refused, TopicMissing
+from streamqd.errors import RedisResponseError, RequestRefusedError, TopicNotFoundError
 from streamqd.model import Lease, Unit
 from streamqd.store import items, leases, members, messages, topics
 from streamqd.store.client import Connection
@@ -64,23 +64,23 @@ def test_creating_a_topic_twice(store: Store) -> None:
 
     assert made == admin_topics.Created("orders", 2, created=True)
     assert again == admin_topics.Created("orders", 2, created=False)
-    with pytest.raises(Refused, match="already exists, with 2 partitions"):
+    with pytest.raises(RequestRefusedError, match="already exists, with 2 partitions"):
         admin_topics.create(store, "orders", config.Topic(partitions=3))
     assert topics.partition_count(store, "orders") == 2
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b", "x" * 65])
 def test_topic_create_refuses_an_invalid_name(store: Store, name: str) -> None:
-    with pytest.raises(Refused, match="A-Z"):
+    with pytest.raises(RequestRefusedError, match="A-Z"):
         admin_topics.create(store, name, config.Topic())
 
     assert topics.registered(store) == []
 
 
 def test_missing_topic_suggests_a_similar_name(store: Store, at: At) -> None:
-    with pytest.raises(TopicMissing, match="did you mean access"):
+    with pytest.raises(TopicNotFoundError, match="did you mean access"):
         admin_topics.partition_count(store, "acces")
-    with pytest.raises(TopicMissing, match="topic list"):
+    with pytest.raises(TopicNotFoundError, match="topic list"):
         admin_topics.partition_count(store, "zzz")
 
 
@@ -141,7 +141,7 @@ def test_partitions_can_be_narrowed(store: Store, at: At) -> None:
     assert len(partitions.view(store).assignments) == 6
     assert partitions.view(store).idle_topics == ["other"]
     assert {u.group for u in partitions.view(store, "access", "agents").assignments} == {"agents"}
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         partitions.view(store, "nope")
 
 
@@ -265,9 +265,9 @@ def test_bounded_ranking_reports_that_it_is_incomplete(store: Store, at: At, mon
 
 def test_pending_refuses_an_unknown_group_or_cursor(store: Store, at: At) -> None:
     at(0).groups()
-    with pytest.raises(Refused, match="no group other"):
+    with pytest.raises(RequestRefusedError, match="no group other"):
         pending.messages(store, "access", "other").page()
-    with pytest.raises(Refused, match="not a cursor"):
+    with pytest.raises(RequestRefusedError, match="not a cursor"):
         pending.messages(store, "access", "hits").page(cursor="1:2")
 
 
@@ -335,13 +335,13 @@ def test_dead_letter_shows_all_fields(store: Store, at: At) -> None:
 @pytest.mark.parametrize("name", ["1:9-9", "7:1-0"])
 def test_missing_dead_letter_is_refused(store: Store, at: At, name: str) -> None:
     bury(at(1), "1-0")
-    with pytest.raises(Refused, match="not found"):
+    with pytest.raises(RequestRefusedError, match="not found"):
         dead_letters.show(store, "access", name)
 
 
 @pytest.mark.parametrize("name", ["", "1", "x:1-0", "1:1", "1:a-b", "-1:1-0", f"1:{2**64}-0"])
 def test_invalid_dead_letter_name_is_refused(store: Store, at: At, name: str) -> None:
-    with pytest.raises(Refused, match="is not an id"):
+    with pytest.raises(RequestRefusedError, match="is not an id"):
         dead_letters.show(store, "access", name)
 
 
@@ -401,9 +401,9 @@ def test_replay_with_one_wrong_name_replays_nothing(store: Store, at: At) -> Non
     name = bury(at(0), "1-0")
     before = at(0).dump()
 
-    with pytest.raises(Refused, match="dead letter 0:9-9 not found"):
+    with pytest.raises(RequestRefusedError, match="dead letter 0:9-9 not found"):
         dead_letters.replay(store, "access", MessageFilter((name, "0:9-9")))
-    with pytest.raises(Refused, match="belongs to group hits, not agents"):
+    with pytest.raises(RequestRefusedError, match="belongs to group hits, not agents"):
         dead_letters.replay(store, "access", MessageFilter((name,), group="agents"))
 
     assert at(0).dump() == before
@@ -499,7 +499,7 @@ def test_tail_follow_does_not_repeat_messages(store: Store, at: At) -> None:
 
 
 def test_tailing_a_partition_that_is_not_there(store: Store, at: At) -> None:
-    with pytest.raises(Refused, match="partition 3 of topic access not found"):
+    with pytest.raises(RequestRefusedError, match="partition 3 of topic access not found"):
         tail.Tail(store, "access", 3)
 
 
@@ -687,7 +687,7 @@ def test_missing_permissions_are_named(
         link.execute("ACL", "SETUSER", "limited", "resetkeys", "~streaming:*")
         without_streams = permissions.missing(Store(other, keys), "default")
         link.execute("ACL", "SETUSER", "limited", "-multi")
-        with pytest.raises(RedisRefused, match="NOPERM"):
+        with pytest.raises(RedisResponseError, match="NOPERM"):
             permissions.missing(Store(other, keys), "default")
     finally:
         link.execute("ACL", "DELUSER", "limited")

@@ -12,7 +12,7 @@ import pytest
 
 from streamqd import config, inspection
 from streamqd.admin.tail import Tail
-from streamqd.errors import RedisRefused, RedisUnavailable, UnknownOutcome
+from streamqd.errors import OutcomeUnknownError, RedisResponseError, RedisUnavailableError
 from streamqd.model import Lease, Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.spark import streams
@@ -77,7 +77,7 @@ def test_replies_have_the_order_of_the_commands_on_any_node(
     commands = [part for name in names for part in (("GET", name), ("TIME",), ("INCR", name))]
     replies = link.pipeline(commands)
     assert replies[::3] == [name.encode() for name in names]
-    assert all(isinstance(reply, RedisRefused) for reply in replies[2::3])
+    assert all(isinstance(reply, RedisResponseError) for reply in replies[2::3])
     assert {link.node_of(name) for name in names} == {
         f"127.0.0.1:{node.port}" for node in cluster.masters
     }
@@ -103,7 +103,7 @@ def test_cluster_transaction_runs_on_one_node(open_link: Open) -> None:
 
 
 def test_cluster_command_with_two_slots_is_refused(open_link: Open) -> None:
-    with pytest.raises(RedisRefused) as caught:
+    with pytest.raises(RedisResponseError) as caught:
         open_link().execute("UNLINK", "a", "b")
     assert caught.value.code == "CROSSSLOT"
 
@@ -128,7 +128,7 @@ def test_cluster_command_follows_a_moved_slot_once(open_link: Open, cluster: Clu
     assert [link.execute("XADD", "a", "*", "f", str(number)) for number in (2, 3)]
     assert link.execute("XLEN", "a") == target.call("XLEN", "a") == 3
     assert link.node_of("a") == f"127.0.0.1:{target.port}"
-    with pytest.raises(RedisUnavailable, match="MOVED") as caught:
+    with pytest.raises(RedisUnavailableError, match="MOVED") as caught:
         pinned.execute("XLEN", "a")
     assert not caught.value.sent
     assert pinned.execute("XLEN", "a") == 3
@@ -146,9 +146,9 @@ def test_moved_fence_keeps_its_owner(open_link: Open, cluster: Cluster, keys: Ke
     source, target = cluster.begin_move(fence)
     source.migrate(target, fence, keys.lease(*unit))
     fetcher.send_round([], [], 1)
-    with pytest.raises(RedisUnavailable, match="ASK"):
+    with pytest.raises(RedisUnavailableError, match="ASK"):
         fetcher.receive_round(polled=False)
-    with pytest.raises(RedisUnavailable, match="ASK"):
+    with pytest.raises(RedisUnavailableError, match="ASK"):
         fetcher.watch()
     cluster.end_move(fence, target)
     assert fetcher.watch()
@@ -170,7 +170,7 @@ def test_cluster_finds_each_key_during_a_slot_migration(
         assert target.call("CLUSTER", "COUNTKEYSINSLOT", slot_of(stream)) == 2
         assert link.execute("PTTL", lease) > 0, "it has not moved"
         for made in (link, open_link(key=stream)):
-            with pytest.raises(RedisUnavailable) as caught:
+            with pytest.raises(RedisUnavailableError) as caught:
                 made.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0))  # one key on each node
             assert not caught.value.sent
         source.migrate(target, lease)
@@ -196,7 +196,7 @@ def test_hung_node_fails_only_its_own_commands(open_link: Open, cluster: Cluster
     hung.pause()
     try:
         answers = link.pipeline_each([("INCR", f"{{{name}}}n") for name in names])
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             link.pipeline([("GET", name) for name in names])
         assert caught.value.sent, "some were executed"
         assert link.execute("TIME"), "another node answers"
@@ -204,7 +204,7 @@ def test_hung_node_fails_only_its_own_commands(open_link: Open, cluster: Cluster
         hung.resume()
     for name, answer in zip(names, answers, strict=True):
         if name in theirs:
-            assert isinstance(answer, RedisUnavailable)
+            assert isinstance(answer, RedisUnavailableError)
             assert answer.sent, "it was written to the connection"
         else:
             assert answer == 1
@@ -215,7 +215,9 @@ def test_unreachable_cluster_raises_one_error(cluster: Cluster) -> None:
     settings = replace(config.Redis(), url="redis+cluster://me:s3cret@127.0.0.1:1,127.0.0.1:2")
     for key in ("", "a"):
         link = connect(settings, timeout=1.0, name="test", key=key)
-        with pytest.raises(RedisUnavailable, match=r"127\.0\.0\.1:1: .*127\.0\.0\.1:2: ") as caught:
+        with pytest.raises(
+            RedisUnavailableError, match=r"127\.0\.0\.1:1: .*127\.0\.0\.1:2: "
+        ) as caught:
             link.execute("GET", "a")
         assert not caught.value.sent
         assert "s3cret" not in str(caught.value)
@@ -225,7 +227,7 @@ def test_cluster_url_of_a_single_server_is_an_error(
     new_server: Callable[..., ProcessServer], open_link: Open
 ) -> None:
     plain = new_server(tcp=True)
-    with pytest.raises(RedisUnavailable, match="cluster support disabled"):
+    with pytest.raises(RedisUnavailableError, match="cluster support disabled"):
         open_link(url=plain.tcp_url.replace("redis:", "redis+cluster:")).execute("GET", "a")
 
 
@@ -352,7 +354,7 @@ def test_dead_node_makes_only_its_own_outcomes_unknown(
     cluster.wait_ok()
     theirs = {n for n in range(6) if cluster.master_of(keys.stream("orders", n)) is hung}
     for number, result in enumerate(results):
-        assert isinstance(result, UnknownOutcome if number % 6 in theirs else str)
+        assert isinstance(result, OutcomeUnknownError if number % 6 in theirs else str)
     lengths = [link.execute("XLEN", keys.stream("orders", number)) for number in range(6)]
     assert max(lengths) <= 11, "nothing was written twice"
     assert all(lengths[number] >= 10 for number in {*range(6)} - theirs)
@@ -420,5 +422,5 @@ def test_tls_with_client_certificates(tmp_path: Path) -> None:
             assert link.execute("SET", "a", "1") == b"OK"
             link.close()
             stranger = replace(settings, ca_file=folder / "other.pem")
-            with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(RedisUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
                 connect(stranger, timeout=5.0, name="test", key=key).execute("GET", "a")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamqd import Outgoing, Producer, config
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.script_loader import PRODUCER_SCRIPTS, ScriptLoader
 from streamqd.store import scripts, topics
 from streamqd.store.client import Connection, connect
@@ -52,7 +52,7 @@ def test_slow_node_does_not_stop_loading_on_other_nodes(cluster: Cluster, link: 
     def is_busy() -> bool:
         try:
             knows(busy)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             return error.code == "BUSY"
         return False
 
@@ -127,7 +127,7 @@ def test_unreachable_nodes_are_reported(cluster: Cluster, link: Connection) -> N
     for node in living:
         node.pause()
     try:
-        with pytest.raises(RedisUnavailable):
+        with pytest.raises(RedisUnavailableError):
             teacher.run()
     finally:
         for node in living:

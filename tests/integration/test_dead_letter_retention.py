@@ -8,7 +8,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import Settings, Topic
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.housekeeper import dead_letter_expirer
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time
@@ -121,7 +121,7 @@ def test_dead_letter_expiry_continues_after_a_bad_key(harness: Harness, view: Me
     write(second, 90_000)
     harness.do("SET", harness.dlq, "x")
 
-    with pytest.raises(RedisRefused):
+    with pytest.raises(RedisResponseError):
         work(harness, view, 60.0)
     assert second.do("XLEN", second.dlq) == 0
 

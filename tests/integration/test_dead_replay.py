@@ -20,7 +20,7 @@ from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
 from streamqd.admin.dead_letters.selection import pages
 from streamqd.admin.messages import EVERY, MessageFilter
 from streamqd.admin.reading import PAGE_MAX, server_unix_ms
-from streamqd.errors import RedisUnavailable, Refused, TopicMissing
+from streamqd.errors import RedisUnavailableError, RequestRefusedError, TopicNotFoundError
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.store import archives, directives, topics
@@ -169,9 +169,9 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
 def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, words: str) -> None:
     plain(at(0), 1)
     before = at(0).dump()
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(RequestRefusedError, match=words):
         dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
-    with pytest.raises(TopicMissing, match="did you mean other"):
+    with pytest.raises(TopicNotFoundError, match="did you mean other"):
         dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="othr"))
     assert at(0).dump() == before
 
@@ -299,7 +299,7 @@ def test_dead_letter_filters_select(store: Store, at: At) -> None:
     assert ids(MessageFilter(until_unix_ms=2000)) == ["0:1000-0"]
     assert ids(MessageFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
     assert ids(MessageFilter(until_unix_ms=0)) == []
-    with pytest.raises(Refused, match="does not match the filter"):
+    with pytest.raises(RequestRefusedError, match="does not match the filter"):
         dead_letters.count(store, TOPIC, MessageFilter(("0:1000-0",), reason="dead"))
 
 
@@ -650,9 +650,9 @@ def test_partition_in_the_filter_limits_plan_purge_and_replay(
 
     assert dead_letters.plan(store, TOPIC, second, fleet="default").dead_letters == 3
     assert dead_letters.count(store, TOPIC, second) == 3
-    with pytest.raises(Refused, match="does not match the filter"):
+    with pytest.raises(RequestRefusedError, match="does not match the filter"):
         dead_letters.count(store, TOPIC, MessageFilter((here[0],), partition=1))
-    with pytest.raises(Refused, match="partition 9"):
+    with pytest.raises(RequestRefusedError, match="partition 9"):
         dead_letters.count(store, TOPIC, MessageFilter(partition=9))
     assert dead_letters.replay(store, TOPIC, replace(second, until_unix_ms=3)).replayed == 2
     assert left(link, keys) == [*here, there[2]]
@@ -735,7 +735,7 @@ def test_export_raises_when_redis_fails(
     plain(at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
     work = dead_letters.Export(Store(shaky, keys), TOPIC, MessageFilter())
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         list(work.lines())
 
 

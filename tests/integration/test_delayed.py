@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.admin import delayed, due
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages, scheduled
 from streamqd.store.client import Connection
@@ -332,7 +332,9 @@ def test_delayed_list_isolates_an_unreadable_item(
     link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")
     rows = document(verb("list", "access", "--json"))["rows"]
     assert [(row["id"], row["payload_bytes"]) for row in rows] == [("0:bad", None), (name, 4)]
-    with pytest.raises(BadValue, match=r"bad of streaming:mq:delayed:item.*not the packed fields"):
+    with pytest.raises(
+        InvalidValueError, match=r"bad of streaming:mq:delayed:item.*not the packed fields"
+    ):
         delayed.show(store, "access", "0:bad")
     assert verb("cancel", "access", "0:bad").stdout == "1 delayed send canceled\n"
 
@@ -342,7 +344,7 @@ def test_items_are_read_or_refused(raw: bytes) -> None:
     """Any item is parsed, or rejected with its key and field."""
     try:
         fields = scheduled.fields_of(raw, "items", "s")
-    except BadValue:
+    except InvalidValueError:
         return
     assert fields
     assert all(isinstance(each, bytes) for pair in fields.items() for each in pair)

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from streamqd import embedded
-from streamqd.embedded import AlreadyRunning, EmbeddedServer
-from streamqd.errors import RedisRefused
+from streamqd.embedded import AlreadyRunningError, EmbeddedServer
+from streamqd.errors import RedisResponseError
 from streamqd.store.client import connect, server_facts
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
@@ -172,7 +172,7 @@ def test_settings_for_data_that_must_not_be_lost(running: EmbeddedServer) -> Non
     ],
 )
 def test_embedded_server_refuses_dangerous_commands(running: EmbeddedServer, command: str) -> None:
-    with pytest.raises(RedisRefused) as caught:
+    with pytest.raises(RedisResponseError) as caught:
         _ask(running, *command.split())
     # Redis 7 and later refuse DEBUG and MODULE before they look at our rights.
     assert caught.value.code == "NOPERM" or "not allowed" in str(caught.value)
@@ -278,7 +278,7 @@ def test_embedded_server_exits_with_a_killed_supervisor(
     old.suspend()
     holder.kill()
     holder.wait(10)
-    with pytest.raises(AlreadyRunning, match="earlier daemon"):
+    with pytest.raises(AlreadyRunningError, match="earlier daemon"):
         server.start(patience=0.3)
     assert _lives(old)
     old.resume()
@@ -292,7 +292,7 @@ def test_second_daemon_is_refused(holder: subprocess.Popen[str], make: Make) -> 
     _read(holder)
     server = make()
     started = time.monotonic()
-    with pytest.raises(AlreadyRunning, match="another daemon"):
+    with pytest.raises(AlreadyRunningError, match="another daemon"):
         server.start(patience=20)
     assert time.monotonic() - started < 5, "no use in waiting for a daemon that lives"
     assert not server.running
@@ -313,5 +313,5 @@ def test_forked_child_does_not_own_the_embedded_server(running: EmbeddedServer) 
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert running.running
-    with pytest.raises(AlreadyRunning):
+    with pytest.raises(AlreadyRunningError):
         EmbeddedServer(running.state_dir).start()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from streamqd import embedded, extras
-from streamqd.embedded import AlreadyRunning, EmbeddedServer
-from streamqd.errors import ConfigError, RedisUnavailable
+from streamqd.embedded import AlreadyRunningError, EmbeddedServer
+from streamqd.errors import ConfigError, RedisUnavailableError
 from tests.support.servers import ProcessServer, Server
 
 
@@ -46,7 +46,7 @@ def test_embedded_server_leaves_another_socket_alone(state_dir: Path, idle: Embe
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(state_dir / "redis.sock"))
         other.listen()
-        with pytest.raises(AlreadyRunning, match="another program listens"):
+        with pytest.raises(AlreadyRunningError, match="another program listens"):
             idle.start()
         assert idle.socket_path.is_socket()
     # The refusal left no lock.
@@ -103,7 +103,7 @@ def test_data_that_cannot_be_read(idle: EmbeddedServer) -> None:
     manifest.parent.mkdir()
     manifest.write_text("nonsense\n")
     idle.start()
-    with pytest.raises(RedisUnavailable, match=r"exited with code 1; .*(?i:aof|append)"):
+    with pytest.raises(RedisUnavailableError, match=r"exited with code 1; .*(?i:aof|append)"):
         idle.wait_ready(20)
     assert not idle.running
 
@@ -112,11 +112,11 @@ def test_failed_start_leaves_no_lock(
     idle: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, state_dir: Path
 ) -> None:
     monkeypatch.setattr(embedded, "find_server", lambda: state_dir / "no-such-program")
-    with pytest.raises(RedisUnavailable, match="no-such-program") as caught:
+    with pytest.raises(RedisUnavailableError, match="no-such-program") as caught:
         idle.start()
     assert not caught.value.sent
     assert not idle.running
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         EmbeddedServer(state_dir).start()
 
 
@@ -126,7 +126,7 @@ def test_wait_for_a_server_that_does_not_come(idle: EmbeddedServer) -> None:
     assert idle.pid is not None
     os.kill(idle.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(RedisUnavailable, match="does not answer") as caught:
+        with pytest.raises(RedisUnavailableError, match="does not answer") as caught:
             idle.wait_ready(0.1)
         assert not caught.value.sent
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.admin import backlog, groups, growth
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store import messages, spark, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -126,13 +126,13 @@ def test_where_a_group_can_be_sent(text: str, after: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "5-", "2027-01-15", "2027-01-15T09:00:00", "-1h"])
 def test_group_reset_refuses_an_invalid_position(text: str) -> None:
-    with pytest.raises(Refused, match="earliest, latest"):
+    with pytest.raises(RequestRefusedError, match="earliest, latest"):
         groups.position(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["2999-01-01T00:00:00Z", f"{NOW + 3_600_000}-0"])
 def test_group_reset_refuses_a_future_position(text: str) -> None:
-    with pytest.raises(Refused, match="is in the future"):
+    with pytest.raises(RequestRefusedError, match="is in the future"):
         groups.position(text, NOW)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.admin import groups
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store import groups as store
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
@@ -51,7 +51,7 @@ def test_group_delete_repeats_until_all_entries_are_dropped(at: At, store: Store
     much_in_flight(at(0))
     for number in (1, 2):
         at(number).groups()
-    with pytest.raises(Refused, match=f"has {MANY} messages"):
+    with pytest.raises(RequestRefusedError, match=f"has {MANY} messages"):
         groups.delete(store, "access", "hits", force=False)
 
     groups.delete(store, "access", "hits", force=True)
@@ -64,5 +64,5 @@ def test_concurrent_group_reset_is_refused_with_a_reason(at: At, store: Store) -
     for number in range(3):
         at(number).groups()
     at(1).own("t1", owner="group-reset")
-    with pytest.raises(Refused, match="a group reset is changing access/1/hits, or"):
+    with pytest.raises(RequestRefusedError, match="a group reset is changing access/1/hits, or"):
         groups.reset(store, "access", "hits", "latest")

@@ -19,7 +19,7 @@ from streamqd import config
 from streamqd.admin import directives, growth, partitions
 from streamqd.admin import topics as admin_topics
 from streamqd.admin.published import Fleet
-from streamqd.errors import Refused, TopicMissing
+from streamqd.errors import RequestRefusedError, TopicNotFoundError
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer import Outgoing, Producer
@@ -85,7 +85,7 @@ def settle(at: At, group: str) -> None:
 def test_counts_that_are_refused(store: Store, at: At, count: int, why: str) -> None:
     backlog(at, "hits")
     before = at(0).dump()
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(RequestRefusedError, match=why):
         growth.grow(store, "access", count)
     assert at(0).dump() == before
 
@@ -96,7 +96,7 @@ def test_topic_without_groups_grows_immediately(store: Store, at: At) -> None:
     before = at(0).dump()
     assert growth.grow(store, "access", 4).done
     assert at(0).dump() == before
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         growth.grow(store, "acces", 4)
 
 
@@ -125,7 +125,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
     with pytest.raises(AssertionError, match="HELD"):
         at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
     assert admin_topics.describe(store, "access").growing_to == 4
-    with pytest.raises(Refused, match="growing to 4"):
+    with pytest.raises(RequestRefusedError, match="growing to 4"):
         growth.grow(store, "access", 8)
 
     at(0).add("9-0")  # later messages do not delay it

@@ -21,7 +21,7 @@ import pytest
 from streamqd import housekeeper, logs, process
 from streamqd.admin.backlog import held_by_others
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.housekeeper import Housekeeper, figures, health, page, promoter
 from streamqd.housekeeper.batch import Refusals
 from streamqd.housekeeper.figures import measure
@@ -536,7 +536,7 @@ def test_outboxes_are_measured_apart(store: Store, view: MetricsView) -> None:
     assert (shop.name, shop.rows, shop.sent, shop.relayed) == ("shop", 5, 9, True)
     assert (empty.name, empty.epoch, empty.relayed) == ("empty", 0, False)
     store.execute("LPUSH", keys.outbox("list"), "x")
-    with pytest.raises(RedisRefused):
+    with pytest.raises(RedisResponseError):
         measure_outboxes(store, view, names, bad)
     assert [each.name for each in view.outboxes] == ["shop", "empty"]
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.housekeeper import (
     Housekeeper,
     batch,
@@ -175,7 +175,7 @@ def test_expirer_reports_a_bad_key_after_the_other_turns(
     undertaker = DeadLetterExpirer(Store(link, keys), view, settings(server, KEPT))
     for _ in range(2 * len(units) // batch.WORKS_MAX):
         assert undertaker.run() == 0.0
-    with pytest.raises(RedisRefused, match="WRONGTYPE"):
+    with pytest.raises(RedisResponseError, match="WRONGTYPE"):
         undertaker.run()
     assert lengths(link, streams) == [0] * (PLACES - 1)
 

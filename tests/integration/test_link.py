@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
+from streamqd.errors import ConfigError, RedisResponseError, RedisUnavailableError
 from streamqd.store.client import Connection, connect, server_facts
 from streamqd.store.transport import KEEPALIVE, code_of
 from tests.support.servers import ProcessServer, Server
@@ -45,7 +45,7 @@ def test_connection_sets_its_name_and_no_library_name(link: Connection) -> None:
 
 def test_error_reply_is_refused_and_keeps_the_connection(link: Connection) -> None:
     link.execute("SET", "a", "1")
-    with pytest.raises(RedisRefused) as caught:
+    with pytest.raises(RedisResponseError) as caught:
         link.execute("HGET", "a", "b")
     assert caught.value.code == "WRONGTYPE"
     assert link.execute("GET", "a") == b"1"
@@ -55,7 +55,7 @@ def test_error_reply_is_refused_and_keeps_the_connection(link: Connection) -> No
 def test_pipeline_returns_refusals_in_their_places(link: Connection) -> None:
     replies = link.pipeline([("SET", "a", 1), ("HGET", "a", "b"), ("INCR", "a")])
     assert replies[0] == b"OK"
-    assert isinstance(replies[1], RedisRefused)
+    assert isinstance(replies[1], RedisResponseError)
     assert replies[1].code == "WRONGTYPE"
     assert replies[2] == 2
     assert link.pipeline([]) == []
@@ -63,7 +63,7 @@ def test_pipeline_returns_refusals_in_their_places(link: Connection) -> None:
 
 def test_refusal_inside_a_transaction_is_refused_too(link: Connection) -> None:
     replies = link.pipeline([("SET", "a", 1), ("MULTI",), ("HGET", "a", "b"), ("EXEC",)])
-    assert isinstance(replies[3][0], RedisRefused)
+    assert isinstance(replies[3][0], RedisResponseError)
     assert replies[3][0].code == "WRONGTYPE"
 
 
@@ -72,25 +72,25 @@ def test_script_out_of_memory_has_code_oom(
 ) -> None:
     link.execute("CONFIG", "SET", "maxmemory", 1)
     try:
-        with pytest.raises(RedisRefused) as caught:
+        with pytest.raises(RedisResponseError) as caught:
             link.run(writer("a", "1"))
         reply = link.run_many([writer("a", "1")])[0]
     finally:
         link.execute("CONFIG", "SET", "maxmemory", 0)
     assert caught.value.code == "OOM"
-    assert isinstance(reply, RedisRefused)
+    assert isinstance(reply, RedisResponseError)
     assert reply.code == "OOM"
 
 
 def test_script_wrong_type_has_code_wrongtype(link: Connection) -> None:
     link.execute("SET", "a", "1")
-    with pytest.raises(RedisRefused) as caught:
+    with pytest.raises(RedisResponseError) as caught:
         link.execute("EVAL", "return redis.call('HGET', KEYS[1], 'b')", 1, "a")
     assert caught.value.code == "WRONGTYPE"
 
 
 def test_error_code_is_not_taken_from_user_data(link: Connection) -> None:
-    with pytest.raises(RedisRefused) as caught:
+    with pytest.raises(RedisResponseError) as caught:
         link.execute("EVAL", "return redis.call('GET', KEYS[1], ARGV[1])", 1, "a", ": -OOM x")
     assert caught.value.code == "ERR"
 
@@ -124,7 +124,7 @@ def test_readonly_replica_causes_a_reconnect(
     link = connect(new_server().settings, timeout=5.0, name="test")
     link.execute("REPLICAOF", "127.0.0.1", "1")
     for attempt, send in enumerate((lambda: link.run(writer("a", "1")), lambda: _set(link)), 1):
-        with pytest.raises(RedisRefused) as caught:
+        with pytest.raises(RedisResponseError) as caught:
             send()
         assert caught.value.code == "READONLY"
         assert not link.connected
@@ -155,12 +155,12 @@ def test_loading_server_refuses_every_command_of_a_pipeline(fresh_server: Proces
     link.close()
 
 
-def _loading(link: Connection) -> list[RedisRefused] | None:
+def _loading(link: Connection) -> list[RedisResponseError] | None:
     try:
         replies = link.pipeline([("GET", "key1"), ("GET", "key2")])
-    except RedisUnavailable:
+    except RedisUnavailableError:
         return None
-    assert all(isinstance(reply, RedisRefused) for reply in replies), "it has loaded already"
+    assert all(isinstance(reply, RedisResponseError) for reply in replies), "it has loaded already"
     return replies
 
 
@@ -184,11 +184,11 @@ def test_many_scripts_keep_their_places(link: Connection) -> None:
     link.run(writer("a", "0"))
     bad = writer("a", "v", name="broken", command="HGET")
     replies = link.run_many([writer("a", "1"), bad, writer("b", "2")])
-    assert [reply.rest for reply in replies if not isinstance(reply, RedisRefused)] == [
+    assert [reply.rest for reply in replies if not isinstance(reply, RedisResponseError)] == [
         [b"1"],
         [b"2"],
     ]
-    assert isinstance(replies[1], RedisRefused)
+    assert isinstance(replies[1], RedisResponseError)
     assert replies[1].code == "WRONGTYPE"
     assert link.run_many([]) == []
 
@@ -206,19 +206,19 @@ def test_login_from_a_file_that_changes(
     settings = replace(server.settings, username="ann", password_file=secret)
     other = connect(settings, timeout=5.0, name="test:ann")
     try:
-        with pytest.raises(RedisUnavailable, match="WRONGPASS") as caught:
+        with pytest.raises(RedisUnavailableError, match="WRONGPASS") as caught:
             other.execute("ECHO", "in")
         assert not caught.value.sent
         assert "secret" not in str(caught.value)
         secret.write_text("first-secret\n")
         # The user may not name its connection, and still works.
         assert other.execute("ECHO", "in") == b"in"
-        with pytest.raises(RedisRefused) as refused:
+        with pytest.raises(RedisResponseError) as refused:
             other.execute("GET", "a")
         assert refused.value.code == "NOPERM"
         other.close()
         secret.unlink()
-        with pytest.raises(RedisUnavailable, match="cannot connect") as caught:
+        with pytest.raises(RedisUnavailableError, match="cannot connect") as caught:
             other.execute("ECHO", "in")
         assert not caught.value.sent
         (tmp_path / "redis-password").write_text("first-secret")
@@ -234,7 +234,7 @@ def test_login_from_a_file_that_changes(
 def test_address_shows_no_credentials() -> None:
     link = connect(config.Redis(url="redis://ann:secret@127.0.0.1:1/0"), timeout=1.0, name="test")
     assert link.address == "127.0.0.1:1"
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         link.execute("PING")
     assert "secret" not in repr((caught.value, link.node.endpoint, link))
 
@@ -265,7 +265,7 @@ def test_connection_works_over_tcp(new_server: Callable[..., ProcessServer]) -> 
     link.execute("SET", "a", "1")
     assert "db3:keys=1" in link.execute("INFO", "keyspace").decode()
     server.kill()
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         link.execute("PING")
     link.close()
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from streamqd import config
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.model import Lease, Unit
 from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher
@@ -50,12 +50,12 @@ class InterruptedInTheMiddleError(Exception):
 
 def test_connection_to_a_missing_socket_is_a_known_failure(tmp_path: Path) -> None:
     link = connect(config.Redis(url=f"unix://{tmp_path}/none.sock"), timeout=1.0, name="test")
-    with pytest.raises(RedisUnavailable, match=r"none\.sock") as caught:
+    with pytest.raises(RedisUnavailableError, match=r"none\.sock") as caught:
         link.execute("PING")
     assert not caught.value.sent
     assert link.node.opened == 0
     link = connect(config.Redis(url="redis://no-such-host.invalid"), timeout=1.0, name="test")
-    with pytest.raises(RedisUnavailable, match="no-such-host") as caught:
+    with pytest.raises(RedisUnavailableError, match="no-such-host") as caught:
         link.execute("PING")
     assert not caught.value.sent
 
@@ -66,7 +66,7 @@ def test_connecting_is_tried_once() -> None:
         link = connect(
             config.Redis(url=f"redis://ann:secret@127.0.0.1:{port}"), timeout=0.2, name="t"
         )
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             link.execute("PING")
         assert not caught.value.sent
         listener.setblocking(False)
@@ -80,7 +80,7 @@ def test_lost_reply_is_reported_and_nothing_is_repeated(
 ) -> None:
     for count, fault in enumerate((Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.DROP_REPLY), 1):
         trigger = proxy.arm(fault, command="INCR")
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             proxied.execute("INCR", "n")
         assert trigger.hit
         assert caught.value.sent
@@ -96,7 +96,7 @@ def test_lost_reply_anywhere_in_a_pipeline(
     proxy: FaultProxy, proxied: Connection, link: Connection, nth: int
 ) -> None:
     trigger = proxy.arm(Fault.DROP_REPLY, command="INCR", nth=nth)
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         proxied.pipeline([("INCR", "n")] * 3)
     assert trigger.hit
     assert caught.value.sent
@@ -109,7 +109,7 @@ def test_reset_before_execution_is_an_unknown_outcome(
 ) -> None:
     proxied.open()
     proxy.arm(Fault.CUT_BEFORE, command="INCR")
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         proxied.execute("INCR", "n")
     assert caught.value.sent
     assert link.execute("GET", "n") is None
@@ -119,7 +119,7 @@ def test_silent_server_raises_after_the_timeout(proxy: FaultProxy, link: Connect
     hasty = connect(proxy.settings, timeout=0.3, name="test:hasty")
     proxy.arm(Fault.SWALLOW_REPLY, command="INCR", nth=2)
     started = time.monotonic()
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         hasty.pipeline([("INCR", "n")] * 4)
     assert 0.2 < time.monotonic() - started < 2.0
     assert caught.value.sent
@@ -131,7 +131,7 @@ def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Connection) -
     """Replies that arrive one by one, each in time, must not exceed the timeout together."""
     hasty = connect(proxy.settings, timeout=0.5, name="test:hasty")
     started = time.monotonic()
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         hasty.pipeline([("BLPOP", f"none{n}", "0.4") for n in range(6)])
     assert time.monotonic() - started < 0.9
     hasty.close()
@@ -142,12 +142,12 @@ def test_paused_server_raises_after_the_timeout(new_server: Callable[..., Proces
     link = connect(server.settings, timeout=0.3, name="test")
     link.execute("SET", "n", 0)
     server.pause()
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         link.execute("INCR", "n")
     assert caught.value.sent
     # The kernel accepts for the stopped server, but our name is never answered.
     started = time.monotonic()
-    with pytest.raises(RedisUnavailable, match="cannot connect") as caught:
+    with pytest.raises(RedisUnavailableError, match="cannot connect") as caught:
         link.execute("INCR", "n")
     assert time.monotonic() - started < 0.55, "connecting was tried more than once"
     assert not caught.value.sent
@@ -167,7 +167,7 @@ def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -
     ):
         link.open()
         server.pause()
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             link.pipeline(commands)
         assert caught.value.sent is sent
         server.resume()
@@ -185,7 +185,7 @@ def test_killed_server_raises_and_reconnects(fresh_server: ProcessServer) -> Non
     link = connect(fresh_server.settings, timeout=2.0, name="test")
     link.execute("SET", "a", "1")
     fresh_server.kill()
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         link.execute("SET", "a", "2")
     assert not caught.value.sent
     fresh_server.restart()
@@ -207,7 +207,7 @@ def test_unread_reply_is_never_taken_for_an_answer(link: Connection) -> None:
     sock = link.node.socket()
     sock.sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
     wait_until(lambda: readable(sock, 0), what="the reply has come")
-    with pytest.raises(RedisUnavailable, match="unread") as caught:
+    with pytest.raises(RedisUnavailableError, match="unread") as caught:
         link.execute("ECHO", "right")
     assert not caught.value.sent
     assert link.execute("ECHO", "right") == b"right"
@@ -242,13 +242,13 @@ def test_transport_never_connects_again(link: Connection) -> None:
     """No command can be sent on another connection than its own."""
     transport = link.node.ready()
     link.close()
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         transport.send([b"PING\r\n"])
     assert not caught.value.sent
-    with pytest.raises(RedisUnavailable, match="closed"):
+    with pytest.raises(RedisUnavailableError, match="closed"):
         transport.receive(1, [])
     link.open()
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         transport.send([b"PING\r\n"])
     assert link.node.opened == 2
 
@@ -312,7 +312,7 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
     proxied.open()
     proxy.refusing = True
     trigger = proxy.arm(Fault.CUT_AFTER, command="EVALSHA", nth=2)
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         proxied.run_many([known, unknown])
     assert trigger.hit
     assert caught.value.sent
@@ -322,7 +322,7 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
     proxied.open()
     proxy.refusing = True
     proxy.arm(Fault.CUT_AFTER, command="EVALSHA")
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         proxied.run_many([unknown])
     assert link.execute("EXISTS", "b") == 0
 
@@ -387,7 +387,7 @@ def test_connection_reports_a_refusal_at_accept() -> None:
         try:
             for url in (f"redis://ann:secret@127.0.0.1:{port}/2", f"redis://127.0.0.1:{port}"):
                 refusal = r"refused the connection: .*max number of clients"
-                with pytest.raises(RedisUnavailable, match=refusal):
+                with pytest.raises(RedisUnavailableError, match=refusal):
                     connect(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
         finally:
             listener.shutdown(socket.SHUT_RDWR)  # or the thread waits forever after a failure
@@ -407,7 +407,7 @@ def test_unwatchable_fence_stops_reads(server: ProcessServer, link: Connection, 
     assert fetcher.watch()
     link.execute("ACL", "SETUSER", "weak", "-watch")
     fetcher.send_round([], [], 10)
-    with pytest.raises(RedisUnavailable, match="cannot be watched"):
+    with pytest.raises(RedisUnavailableError, match="cannot be watched"):
         fetcher.receive_round(polled=False)
     assert not own.connected
     link.execute("ACL", "DELUSER", "weak")
@@ -427,10 +427,10 @@ def test_a_transaction_whose_exec_has_not_left_is_not_sent() -> None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         opened = Transport(ours, "there")
         opened.begin(0.05)
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             opened.send([b"MULTI", b"x" * (1 << 20), b"EXEC"], needed=3)
         assert not caught.value.sent
         opened.begin(0.05)
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             opened.send([b"x", b"x" * (1 << 20)])
         assert not caught.value.sent, "not sent, because the buffer is full"

@@ -20,7 +20,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import Consumer, Daemon, Settings
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import members, transport
@@ -62,7 +62,7 @@ def assert_in_time(link: Connection) -> None:
     """Assert that the missing answer is detected within the limit."""
     for _ in range(3):  # the first attempt connects, finds the node, or detects that there is none
         started, kept = time.monotonic(), seconds_unscheduled()
-        with link.limit_time(LIMIT), pytest.raises(RedisUnavailable):
+        with link.limit_time(LIMIT), pytest.raises(RedisUnavailableError):
             link.pipeline([("SET", f"k{number}", "1") for number in range(30)])
         took = time.monotonic() - started - (seconds_unscheduled() - kept)
         assert took < LIMIT + 0.3
@@ -91,7 +91,10 @@ def test_full_socket_backlog_raises_within_the_timeout(
     with full_backlog(server):
         link = connect(server.settings, timeout=PATIENCE, name="test")
         assert_in_time(link)
-        with link.limit_time(LIMIT), pytest.raises(RedisUnavailable, match="its backlog is full"):
+        with (
+            link.limit_time(LIMIT),
+            pytest.raises(RedisUnavailableError, match="its backlog is full"),
+        ):
             link.execute("PING")
     assert link.execute("PING") == b"PONG"
     link.close()
@@ -125,7 +128,10 @@ def test_hung_server_raises_within_the_timeout(new_server: Callable[..., Process
     server.resume()
     with link.limit_time(PATIENCE):
         assert link.execute("PING") == b"PONG"
-    with link.limit_time(0.0), pytest.raises(RedisUnavailable, match="no time was left") as caught:
+    with (
+        link.limit_time(0.0),
+        pytest.raises(RedisUnavailableError, match="no time was left") as caught,
+    ):
         link.execute("PING")
     assert not caught.value.sent
     assert link.execute("PING") == b"PONG", "a limit is valid only in its block"

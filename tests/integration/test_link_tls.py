@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from tests.support import tls
 from tests.support.servers import ProcessServer, needed
@@ -72,7 +72,7 @@ def test_unknown_authority_is_refused(
     settings: config.Redis, open_link: Open, certificates: Path
 ) -> None:
     for ca_file in (certificates / "other.pem", None):
-        with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED") as caught:
+        with pytest.raises(RedisUnavailableError, match="CERTIFICATE_VERIFY_FAILED") as caught:
             open_link(replace(settings, ca_file=ca_file)).execute("PING")
         assert not caught.value.sent
 
@@ -92,7 +92,7 @@ def test_replaced_certificates_are_read_with_the_next_connection(
     shutil.copy(certificates / "other.pem", tmp_path / "ca.pem")
     assert link.execute("PING") == b"PONG"
     link.close()
-    with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(RedisUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         link.execute("PING")
     shutil.copy(certificates / "ca.pem", tmp_path / "ca.pem")
     assert link.execute("PING") == b"PONG"
@@ -100,7 +100,7 @@ def test_replaced_certificates_are_read_with_the_next_connection(
     # A certificate that does not match its key is refused with an error.
     shutil.copy(certificates / "other.key", tmp_path / "server.key")
     link.close()
-    with pytest.raises(RedisUnavailable, match="KEY_VALUES_MISMATCH"):
+    with pytest.raises(RedisUnavailableError, match="KEY_VALUES_MISMATCH"):
         link.execute("PING")
 
 
@@ -112,7 +112,7 @@ def test_tls_refuses_an_expired_certificate_until_replaced(
     old, own = tls.expired(certificates), tmp_path / "own.pem"
     shutil.copy(old, own)
     link, open_one = open_link(replace(settings, cert_file=own)), open_link(settings)
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         link.execute("PING")
     assert not caught.value.sent
     shutil.copy(certificates / "server.pem", own)
@@ -120,7 +120,7 @@ def test_tls_refuses_an_expired_certificate_until_replaced(
 
     open_one.execute("CONFIG", "SET", "tls-cert-file", str(old))
     try:
-        with pytest.raises(RedisUnavailable, match="certificate has expired"):
+        with pytest.raises(RedisUnavailableError, match="certificate has expired"):
             open_link(settings).execute("PING")
         assert link.execute("PING") == b"PONG"
     finally:
@@ -132,13 +132,13 @@ def test_tls_refuses_a_certificate_for_another_name(
     settings: config.Redis, open_link: Open
 ) -> None:
     url = settings.url.replace("127.0.0.1", "localhost")
-    with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(RedisUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         open_link(replace(settings, url=url)).execute("PING")
 
 
 def test_missing_client_certificate_is_refused(settings: config.Redis, open_link: Open) -> None:
     link = open_link(replace(settings, cert_file=None, key_file=None))
-    with pytest.raises(RedisUnavailable) as caught:
+    with pytest.raises(RedisUnavailableError) as caught:
         link.execute("PING")
     assert not caught.value.sent
 
@@ -157,7 +157,7 @@ def test_paused_server_leaves_the_outcome_unknown(
     link.open()
     server.pause()
     try:
-        with pytest.raises(RedisUnavailable) as caught, link.limit_time(2.0):
+        with pytest.raises(RedisUnavailableError) as caught, link.limit_time(2.0):
             link.execute("SET", "large", b"x" * (16 << 20))
         assert caught.value.sent
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd.admin import dead_letters, delayed, pending, retries, tail
 from streamqd.admin.messages import EVERY, MessageFilter, MessageList
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -85,20 +85,20 @@ def test_filter_by_time_selects_one_message(store: Store, kind: str) -> None:
 def test_filter_by_partition_is_checked(store: Store, kind: str) -> None:
     found = names(store, KINDS[kind], MessageFilter(partition=1), limit=3)
     assert len(found) == COUNT // 3
-    with pytest.raises(Refused, match="partition 3 of topic"):
+    with pytest.raises(RequestRefusedError, match="partition 3 of topic"):
         KINDS[kind](store).page(MessageFilter(partition=3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cursor", ["x", "1:", ":1-0", "9:m:1-0", "1/2/3:1-0"])
 def test_bad_cursor_is_refused(store: Store, kind: str, cursor: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefusedError):
         KINDS[kind](store).page(cursor=cursor)
 
 
 @pytest.mark.parametrize("kind", ["messages", "dead letters", "pending"])
 def test_cursor_of_another_list_is_malformed(store: Store, kind: str) -> None:
-    with pytest.raises(Malformed, match="not a cursor"):
+    with pytest.raises(InvalidRequestError, match="not a cursor"):
         KINDS[kind](store).page(cursor="5/1:send5")
 
 

@@ -15,7 +15,7 @@ from streamqd import config
 from streamqd.cli import cli
 from streamqd.cli.outbox import outbox_of
 from streamqd.cli.session import Session
-from streamqd.errors import ConfigError, DatabaseRefused, DatabaseUnavailable
+from streamqd.errors import ConfigError, DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.database import connect
 from tests.support import optional
 from tests.support.databases import DatabaseServer, PostgreSQL
@@ -218,7 +218,7 @@ def test_a_relay_without_a_trigger_is_noted(invoke: Invoke, database_url: str) -
 @pytest.mark.parametrize("database_server", ["postgresql", "mysql"], indirect=True)
 def test_an_unknown_database_names_the_remedy(database_url: str) -> None:
     name = database_url.rpartition("?")[0].rpartition("/")[2]
-    with pytest.raises(DatabaseRefused, match="create the database, or correct the URL"):
+    with pytest.raises(DatabaseResponseError, match="create the database, or correct the URL"):
         connect(database_url.replace(f"/{name}?", "/absent?"))
 
 
@@ -230,16 +230,16 @@ def test_an_unknown_database_names_the_remedy(database_url: str) -> None:
     ],
 )
 def test_an_absent_server_is_unavailable_without_its_password(url: str) -> None:
-    with pytest.raises(DatabaseUnavailable, match="cannot be reached") as unavailable:
+    with pytest.raises(DatabaseUnavailableError, match="cannot be reached") as unavailable:
         connect(url)
-    assert not isinstance(unavailable.value, DatabaseRefused)
+    assert not isinstance(unavailable.value, DatabaseResponseError)
     assert "secret" not in str(unavailable.value)
     assert "\n" not in str(unavailable.value)
 
 
 def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "absent.db"
-    with pytest.raises(DatabaseRefused, match="streamqd outbox create"):
+    with pytest.raises(DatabaseResponseError, match="streamqd outbox create"):
         connect(f"sqlite:///{path}")
     assert not path.exists()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.errors import DatabaseRefused, DatabaseUnavailable
+from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox import drivers, schema
 from streamqd.outbox.database import BATCH_BYTES, ROWS_PER_OTHER, Database, connect
 from streamqd.outbox.outbox import Outbox
@@ -141,7 +141,7 @@ def test_wait_returns_when_its_descriptor_is_readable(database: Database) -> Non
 
 
 def test_a_missing_table_names_its_remedy(database_url: str) -> None:
-    with connect(database_url) as made, pytest.raises(DatabaseRefused, match="outbox create"):
+    with connect(database_url) as made, pytest.raises(DatabaseResponseError, match="outbox create"):
         made.oldest(1)
 
 
@@ -225,7 +225,9 @@ def test_sent_rows_that_a_trigger_keeps_are_an_error(
     [row] = database.oldest(1)
     for statement in keep:
         database.run(statement)
-    with pytest.raises(DatabaseRefused, match="1 sent rows of outbox streamqd_outbox are still"):
+    with pytest.raises(
+        DatabaseResponseError, match="1 sent rows of outbox streamqd_outbox are still"
+    ):
         database.delete([row])
 
 
@@ -339,9 +341,9 @@ def test_a_killed_server_is_unavailable_until_it_is_back(dialect: str) -> None:
             assert database.oldest(1) == []
             server.kill()
             for _ in range(2):
-                with pytest.raises(DatabaseUnavailable) as unavailable:
+                with pytest.raises(DatabaseUnavailableError) as unavailable:
                     database.oldest(1)
-                assert not isinstance(unavailable.value, DatabaseRefused)
+                assert not isinstance(unavailable.value, DatabaseResponseError)
                 assert "\n" not in str(unavailable.value)
             server.start()
             assert database.oldest(1) == []
@@ -364,7 +366,7 @@ def test_killed_connection_interrupts_the_wait(
         database.wait(60)
         database.wait(60)
 
-    with pytest.raises(DatabaseUnavailable):
+    with pytest.raises(DatabaseUnavailableError):
         wait_twice()
     database.wait(0)
     assert database.oldest(1) == []
@@ -383,7 +385,7 @@ def test_a_file_that_is_replaced_is_opened_again(
     with contextlib.closing(database_server.connect(database_url)) as application:
         outbox.send(application, "orders", b"new")
         application.commit()
-    with pytest.raises(DatabaseUnavailable, match="was moved or replaced"):
+    with pytest.raises(DatabaseUnavailableError, match="was moved or replaced"):
         database.wait(0)
     assert [each.payload for each in database.oldest(1)] == [b"new"]
     database.wait(0)
@@ -400,8 +402,8 @@ def test_a_locked_file_is_unavailable(
     database.close()
     with contextlib.closing(database_server.connect(database_url)) as application:
         outbox.send(application, "orders", b"x")  # the write lock is held now
-        with pytest.raises(DatabaseUnavailable, match="locked") as unavailable:
+        with pytest.raises(DatabaseUnavailableError, match="locked") as unavailable:
             database.delete([OutboxRow(1, "0" * 32)])
-        assert not isinstance(unavailable.value, DatabaseRefused)
+        assert not isinstance(unavailable.value, DatabaseResponseError)
         application.commit()
     assert len(database.oldest(10)) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.errors import DatabaseRefused, DatabaseUnavailable, RedisUnavailable
+from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError, RedisUnavailableError
 from streamqd.outbox import schema
 from streamqd.outbox.database import Database, connect
 from streamqd.outbox.outbox import Outbox
@@ -254,7 +254,7 @@ def test_a_delete_without_an_answer_sends_no_row_twice(
             failures -= 1
             if done:
                 delete(rows)
-            raise DatabaseUnavailable("the connection was lost")
+            raise DatabaseUnavailableError("the connection was lost")
         delete(rows)
 
     monkeypatch.setattr(shop.database, "delete", lost)
@@ -276,7 +276,7 @@ def test_a_publish_whose_reply_is_lost_costs_a_new_epoch(
         if asked[0].script.name == "outbox_publish":
             calls.append(asked[0])
             if len(calls) == 1:
-                raise RedisUnavailable("no answer", sent=True)
+                raise RedisUnavailableError("no answer", sent=True)
         return replies
 
     monkeypatch.setattr(Connection, "run_each", lost)
@@ -365,7 +365,7 @@ def test_a_table_with_other_ids_is_one_lasting_obstacle(shop: Shop) -> None:
     assert (view.relayed, view.cause) == (True, "refused")
     assert "table streamqd_outbox is not a valid outbox table (id " in view.error
     assert view.error.endswith("is not an integer of 64 bits); run `streamqd outbox check`")
-    with pytest.raises(DatabaseRefused, match="not an integer"):
+    with pytest.raises(DatabaseResponseError, match="not an integer"):
         relay.run(burst=True)
     assert shop.payloads() == []
 

@@ -18,7 +18,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from streamqd import config
-from streamqd.errors import MessageTooLarge, Refused
+from streamqd.errors import MessageTooLargeError, RequestRefusedError
 from streamqd.outbox.database import Database, connect
 from streamqd.outbox.outbox import Outbox
 from streamqd.outbox.schema import create
@@ -99,7 +99,7 @@ def test_autocommit_is_refused_outside_a_transaction(
 ) -> None:
     made = database_server.connect(database_url, autocommit=True)
     with contextlib.closing(made) as application:
-        with pytest.raises(Refused, match="commits each statement") as refused:
+        with pytest.raises(RequestRefusedError, match="commits each statement") as refused:
             outbox.send(application, "orders", b"x")
         assert "\n" not in str(refused.value)
         application.cursor().execute("BEGIN")
@@ -112,7 +112,7 @@ def test_autocommit_is_refused_outside_a_transaction(
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
 def test_sqlite_autocommit_attribute_decides(application: Any, database: Database) -> None:
     application.autocommit = True
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefusedError):
         outbox.send(application, "orders", b"x")
     application.autocommit = False
     outbox.send(application, "orders", b"kept")
@@ -122,7 +122,7 @@ def test_sqlite_autocommit_attribute_decides(application: Any, database: Databas
 
 def test_a_refused_message_leaves_the_transaction(application: Any, database: Database) -> None:
     outbox.send(application, "orders", b"kept")
-    with pytest.raises(MessageTooLarge):
+    with pytest.raises(MessageTooLargeError):
         outbox.send(application, "orders", b"x" * ((1 << 20) + 1))
     for topic, options in (
         ("a b", {}),
@@ -134,7 +134,7 @@ def test_a_refused_message_leaves_the_transaction(application: Any, database: Da
             outbox.send(application, topic, b"x", **options)
     with pytest.raises(TypeError, match="must be a string"):
         outbox.send(application, 7, b"x")  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="partition -1 of topic"):
+    with pytest.raises(RequestRefusedError, match="partition -1 of topic"):
         outbox.send(application, "orders", b"x", partition=-1)
     application.commit()
     assert payloads(database) == [b"kept"]
@@ -161,7 +161,7 @@ def test_an_async_connection_of_psycopg(database: Database, database_url: str) -
             await outbox.send_async(made, "orders", b"kept")
         made = await psycopg.AsyncConnection.connect(database_url, autocommit=True)
         async with made:
-            with pytest.raises(Refused, match=r"connection.transaction\(\)"):
+            with pytest.raises(RequestRefusedError, match=r"connection.transaction\(\)"):
                 await outbox.send_async(made, "orders", b"x")
             async with made.transaction():
                 await outbox.send_async(made, "orders", b"kept too")
@@ -249,7 +249,7 @@ def test_an_engine_in_autocommit_is_refused(
         engine(isolation_level="AUTOCOMMIT").connect(),
         engine().connect().execution_options(isolation_level="AUTOCOMMIT"),
     ):
-        with made as connection, pytest.raises(Refused, match="AUTOCOMMIT"):
+        with made as connection, pytest.raises(RequestRefusedError, match="AUTOCOMMIT"):
             outbox.send(connection, "orders", b"x")
     assert payloads(database) == []
 
@@ -273,7 +273,7 @@ def test_an_async_session_commits_and_rolls_back(database: Database, database_ur
             await outbox.send_async(connection, "orders", b"kept too")
         automatic = made.execution_options(isolation_level="AUTOCOMMIT")
         async with automatic.connect() as connection:
-            with pytest.raises(Refused):
+            with pytest.raises(RequestRefusedError):
                 await outbox.send_async(connection, "orders", b"x")
         await made.dispose()
 
@@ -290,7 +290,7 @@ def test_django_sends_within_atomic_only(database: Database, database_url: str) 
         django.conf.settings.configure()
         django.setup()
     with _django(database, database_url) as connection:
-        with pytest.raises(Refused, match="Django commits each statement"):
+        with pytest.raises(RequestRefusedError, match="Django commits each statement"):
             outbox.send(connection, "orders", b"x")
         with transaction.atomic(connection.alias):
             outbox.send(connection, "orders", b"kept\x00", key="k", headers={"a": "é"}, expires=1)

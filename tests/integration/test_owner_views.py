@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.model import Lease, Unit
 from streamqd.store import leases
 from streamqd.store.client import Connection
@@ -87,13 +87,13 @@ def test_view_omits_an_unknown_unit(link: Connection, keys: Keys) -> None:
 
     def silent(units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         asked.append(list(units))
-        return [RedisUnavailable("no answer", sent=True) for _ in commands]
+        return [RedisUnavailableError("no answer", sent=True) for _ in commands]
 
     assert looks.read([UNIT, OTHER], {OWNER}, silent) == {}
     assert asked == [[UNIT], [OTHER]], "no look waits twice for a silent node"
 
     def refusing(_units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
-        return [RedisRefused("NOPERM", "NOPERM") for _ in commands]
+        return [RedisResponseError("NOPERM", "NOPERM") for _ in commands]
 
     assert looks.read([UNIT, OTHER], {OWNER}, refusing) == {}
     assert set(watching.look()) == {UNIT, OTHER}, "and after that everything is read again"

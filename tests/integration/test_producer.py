@@ -18,15 +18,15 @@ from click.testing import CliRunner
 from streamqd import BufferedProducer, config
 from streamqd.cli import cli
 from streamqd.errors import (
-    MessageTooLarge,
-    RedisRefused,
-    RedisUnavailable,
-    Refused,
-    TopicMissing,
-    UnknownOutcome,
+    MessageTooLargeError,
+    OutcomeUnknownError,
+    RedisResponseError,
+    RedisUnavailableError,
+    RequestRefusedError,
+    TopicNotFoundError,
 )
 from streamqd.housekeeper.script_loader import ScriptLoader
-from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
+from streamqd.producer import BatchOutcomeUnknownError, BatchRejectedError, Outgoing, Producer
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -149,9 +149,9 @@ def test_producer_size_limit_is_exact(server, link, keys):
     settings = config.Settings(redis=server.settings, daemon=config.Daemon(max_message_bytes=100))
     with Producer(settings=settings) as producer:
         producer.send("access", b"x" * 100, key=b"k" * 100)
-        with pytest.raises(MessageTooLarge, match=r"101 bytes.*100"):
+        with pytest.raises(MessageTooLargeError, match=r"101 bytes.*100"):
             producer.send("access", b"x" * 101)
-        with pytest.raises(MessageTooLarge, match="key and headers"):
+        with pytest.raises(MessageTooLargeError, match="key and headers"):
             producer.send("access", b"", key=b"k" * 101)
 
     assert len(entries(link, keys, "access")) == 1
@@ -198,7 +198,7 @@ def test_a_named_partition_is_used_or_refused(producer, link, keys):
     producer.send("access", b"x", partition=1)
 
     assert len(entries(link, keys, "access", 1)) == 1
-    with pytest.raises(Refused, match="partition 2 of topic"):
+    with pytest.raises(RequestRefusedError, match="partition 2 of topic"):
         producer.send("access", b"x", partition=2)
 
 
@@ -248,7 +248,7 @@ def test_no_send_watches_a_key(producer, link, delay):
 def test_without_create_an_unknown_topic_is_missing(server, store: Store):
     with (
         Producer(server.url, create=False) as producer,
-        pytest.raises(TopicMissing, match="create"),
+        pytest.raises(TopicNotFoundError, match="create"),
     ):
         producer.send("access", b"x")
 
@@ -286,7 +286,7 @@ def test_producer_never_guesses_an_unreadable_count(proxy, link, keys):
     create(link, keys, "access", 4)
     proxy.arm(Fault.DROP_REPLY, command="HGET")
     with Producer(proxy.url) as producer:
-        with pytest.raises(RedisUnavailable, match="nothing was sent") as caught:
+        with pytest.raises(RedisUnavailableError, match="nothing was sent") as caught:
             producer.send("access", b"x")
         assert not caught.value.sent
         producer.send("access", b"y", partition=3)
@@ -309,9 +309,9 @@ def test_plain_sends_need_no_right_to_load_scripts(server, link, keys):
         with Producer(settings=settings) as producer:
             producer.send("access", b"x")
             producer.send_many("access", [b"y", b"z"])
-            with pytest.raises(RedisRefused, match="producer-scripts"):
+            with pytest.raises(RedisResponseError, match="producer-scripts"):
                 producer.send("access", b"w", dedup_id="1")
-            with pytest.raises(RedisRefused, match="streamqd topic create other"):
+            with pytest.raises(RedisResponseError, match="streamqd topic create other"):
                 producer.send("other", b"w")
     finally:
         link.execute("ACL", "DELUSER", "sender")
@@ -355,7 +355,7 @@ def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxy, link, ke
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
-        with pytest.raises(UnknownOutcome, match="may or may not"):
+        with pytest.raises(OutcomeUnknownError, match="may or may not"):
             producer.send("access", b"second")
         producer.send("access", b"third")
 
@@ -396,7 +396,7 @@ def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxy, link, ke
         producer.send("access", b"warm", dedup_id="1")
         for nth in (1, 2, 3):
             proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=nth)
-        with pytest.raises(UnknownOutcome):
+        with pytest.raises(OutcomeUnknownError):
             producer.send("access", b"second", dedup_id="2")
 
     assert len(entries(link, keys, "access")) == 2
@@ -408,7 +408,7 @@ def test_unknown_outcome_stays_unknown_while_redis_is_down(proxy, link, keys, mo
         producer.send("access", b"warm", dedup_id="1")
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
         proxy.refusing = True
-        with pytest.raises(UnknownOutcome):
+        with pytest.raises(OutcomeUnknownError):
             producer.send("access", b"second", dedup_id="2")
 
     assert len(entries(link, keys, "access")) == 2
@@ -420,7 +420,7 @@ def test_a_long_delay_makes_repeating_safe(proxy, link, keys, delay):
         producer.send("access", b"warm", delay=delay)
         trigger = proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
         if delay < 30:
-            with pytest.raises(UnknownOutcome):
+            with pytest.raises(OutcomeUnknownError):
                 producer.send("access", b"second", delay=delay)
         else:
             producer.send("access", b"second", delay=delay)
@@ -444,15 +444,15 @@ def test_refused_connection_is_a_known_failure(proxy, link, keys, monkeypatch):
         producer.send("access", b"first")
         proxy.refusing = True
         proxy.cut()
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             producer.send("access", b"second")
-        assert not isinstance(caught.value, UnknownOutcome)
+        assert not isinstance(caught.value, OutcomeUnknownError)
         assert not caught.value.sent
         tried = proxy.refused
-        with pytest.raises(RedisUnavailable):
+        with pytest.raises(RedisUnavailableError):
             producer.send("access", b"second")
         assert proxy.refused == tried + 2, "before and after the pause"
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailableError) as caught:
             producer.send_many("access", [b"third"])
         assert not caught.value.sent
 
@@ -503,11 +503,11 @@ def test_lost_connection_reports_confirmed_messages(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.CUT_REPLY, command="EVALSHA", nth=2)
-        with pytest.raises(ChunkUnknown) as caught:
+        with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
 
     error = caught.value
-    assert isinstance(error, UnknownOutcome)
+    assert isinstance(error, OutcomeUnknownError)
     assert (len(error.ids), error.unknown) == (512, 512)
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")[1:]
     assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][: len(error.ids)] == error.ids
@@ -519,9 +519,9 @@ def test_full_memory_reports_written_messages(producer, link, keys):
     producer.send("access", b"warm")
     link.execute("CONFIG", "SET", "maxmemory", "1")
     try:
-        with pytest.raises(RedisRefused) as single:
+        with pytest.raises(RedisResponseError) as single:
             producer.send("access", b"x")
-        with pytest.raises(ChunkRefused) as many:
+        with pytest.raises(BatchRejectedError) as many:
             producer.send_many("access", [b"x", b"y"])
     finally:
         link.execute("CONFIG", "SET", "maxmemory", "0")
@@ -535,12 +535,12 @@ def test_full_memory_reports_written_messages(producer, link, keys):
     ("first", "tries", "ids"),
     [
         (
-            [RedisRefused("TRYAGAIN", "x"), RedisRefused("TRYAGAIN", "x")],
+            [RedisResponseError("TRYAGAIN", "x"), RedisResponseError("TRYAGAIN", "x")],
             2,
             ["access/0/3-0", "access/1/4-0"],
         ),
-        ([[b"OK", [b"1-0"]], RedisRefused("TRYAGAIN", "x")], 1, ["access/0/1-0", None]),
-        ([RedisRefused("OOM", "x"), RedisRefused("OOM", "x")], 1, [None, None]),
+        ([[b"OK", [b"1-0"]], RedisResponseError("TRYAGAIN", "x")], 1, ["access/0/1-0", None]),
+        ([RedisResponseError("OOM", "x"), RedisResponseError("OOM", "x")], 1, [None, None]),
     ],
 )
 def test_chunk_is_repeated_only_if_all_of_its_part_was_refused(
@@ -559,7 +559,7 @@ def test_chunk_is_repeated_only_if_all_of_its_part_was_refused(
     try:
         items = [Outgoing(b"x", partition=0), Outgoing(b"y", partition=1)]
         got: list[str | None] = list(producer.send_many("access", items))
-    except ChunkRefused as error:
+    except BatchRejectedError as error:
         got = error.ids
 
     assert (got, 2 - len(answers)) == (ids, tries)

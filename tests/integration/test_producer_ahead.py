@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from streamqd import ChunkRefused, ChunkUnknown, Outgoing, Producer
+from streamqd import BatchOutcomeUnknownError, BatchRejectedError, Outgoing, Producer
 from streamqd.config import Topic
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.store import growth, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -123,7 +123,7 @@ def test_lost_reply_stops_the_following_chunks(proxy, link, keys, fault, chunk):
     with Producer(proxy.url, timeout=0.5) as producer:
         producer.send("access", b"warm")
         proxy.arm(fault, command="EVALSHA", nth=chunk)
-        with pytest.raises(ChunkUnknown) as caught:
+        with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
         in_step(producer, link, keys)
 
@@ -146,7 +146,7 @@ def test_reset_during_a_chunk_writes_none_of_its_messages(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
-        with pytest.raises(ChunkUnknown) as caught:
+        with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
         in_step(producer, link, keys)
 
@@ -197,7 +197,7 @@ def test_refused_chunk_stops_send_many(producer, link, keys, monkeypatch, spoil,
 
     items = numbers(2000, spoil_it, at=before * CHUNK + 88)
     try:
-        with pytest.raises(ChunkRefused) as caught:
+        with pytest.raises(BatchRejectedError) as caught:
             producer.send_many("access", items)
     finally:
         for each in mend:
@@ -263,7 +263,7 @@ def test_reply_lost_in_a_nested_send_is_lost_for_the_outer_one(proxy, link, keys
             in_step(producer, link, keys, "other")
 
         lost = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
-        with pytest.raises(ChunkUnknown) as caught:
+        with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", numbers(2000, cut_and_go_on))
         lost.release()
         in_step(producer, link, keys)
@@ -295,7 +295,7 @@ def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
         with Producer(proxy.url) as producer:
             producer.send("access", b"warm")
             held = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
-            with pytest.raises(ChunkUnknown) as caught:
+            with pytest.raises(BatchOutcomeUnknownError) as caught:
                 producer.send_many("access", numbers(2000, swallow_it))
             in_step(producer, link, keys)
     finally:
@@ -352,7 +352,7 @@ def test_fork_during_a_chunk_leaves_the_reply_to_the_parent(producer, link, keys
 
     try:
         ids = producer.send_many("access", items())
-    except ChunkUnknown as error:
+    except BatchOutcomeUnknownError as error:
         if child == 0:
             os._exit(_of_child(producer, error))
         raise
@@ -366,7 +366,7 @@ def test_fork_during_a_chunk_leaves_the_reply_to_the_parent(producer, link, keys
     in_step(producer, link, keys)
 
 
-def _of_child(producer: Producer, error: ChunkUnknown) -> int:
+def _of_child(producer: Producer, error: BatchOutcomeUnknownError) -> int:
     try:
         producer.send("other", b"of the child")
     except BaseException:  # noqa: BLE001 - the parent reads the code
@@ -391,7 +391,7 @@ def test_refused_message_chooses_its_partition_once(server, link, store: Store, 
         mend = _no_memory(link)
         try:
             for producer in (chosen, turns):
-                with pytest.raises(RedisRefused):
+                with pytest.raises(RedisResponseError):
                     producer.send("access", b"refused")
         finally:
             mend()

@@ -12,14 +12,14 @@ import pytest
 
 from streamqd import (
     AsyncProducer,
-    BacklogFull,
-    ChunkRefused,
-    ChunkUnknown,
+    BacklogFullError,
+    BatchOutcomeUnknownError,
+    BatchRejectedError,
+    OutcomeUnknownError,
     Outgoing,
-    TopicMissing,
-    UnknownOutcome,
+    TopicNotFoundError,
 )
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store import topics
 from streamqd.store.store import Store
 from tests.integration.test_producer_buffered import Gate, in_child, payloads, transactions
@@ -140,10 +140,10 @@ def test_a_lost_answer_is_unknown_and_not_repeated(proxy, link, keys):
         async with AsyncProducer(proxy.url) as producer:
             await producer.send("access", b"warm")
             proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
-            with pytest.raises(UnknownOutcome):
+            with pytest.raises(OutcomeUnknownError):
                 await producer.send("access", b"1")
             proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
-            with pytest.raises(ChunkUnknown) as caught:
+            with pytest.raises(BatchOutcomeUnknownError) as caught:
                 await producer.send_many("access", (b"%d" % n for n in range(1200)))
             assert (len(caught.value.ids), caught.value.unknown) == (512, 512)
             await producer.send("access", b"last")
@@ -156,16 +156,16 @@ def test_a_lost_answer_is_unknown_and_not_repeated(proxy, link, keys):
 def test_errors_are_those_of_the_producer(server, link, keys):
     async def work() -> None:
         async with AsyncProducer(server.url, create=False) as producer:
-            with pytest.raises(TopicMissing):
+            with pytest.raises(TopicNotFoundError):
                 await producer.send("access", b"x")
             with pytest.raises(TypeError):
                 await producer.send("access", object())
         async with AsyncProducer(server.url) as producer:
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RequestRefusedError) as caught:
                 await producer.send_many("access", [b"1", b"2", Outgoing(b"3", partition=7), b"4"])
             assert caught.value.__notes__ == ["2 messages of this call were written before it"]
             link.execute("CONFIG", "SET", "maxmemory", "1")
-            with pytest.raises(ChunkRefused) as refused:
+            with pytest.raises(BatchRejectedError) as refused:
                 await producer.send_many("access", [b"x", b"y"])
             assert refused.value.ids == [None, None]
 
@@ -179,7 +179,7 @@ def test_errors_are_those_of_the_producer(server, link, keys):
 def test_a_limit_of_the_backlog_holds_here_too(server, link, keys):
     async def work() -> None:
         async with AsyncProducer(server.url, max_backlog=2) as producer:
-            with pytest.raises(BacklogFull) as caught:
+            with pytest.raises(BacklogFullError) as caught:
                 await producer.send_many("access", [b"1", b"2", b"3"])
             assert [each is not None for each in caught.value.ids] == [True, True, False]
 
@@ -193,7 +193,7 @@ def test_async_producer_may_be_created_outside_a_loop(server, link, keys):
         await producer.send("access", b"x")
         await producer.close()
         await producer.close()
-        with pytest.raises(Refused, match="closed"):
+        with pytest.raises(RequestRefusedError, match="closed"):
             await producer.send("access", b"y")
 
     run(work())

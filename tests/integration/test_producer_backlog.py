@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from streamqd import AsyncProducer, BacklogFull, BufferedProducer, Producer
+from streamqd import AsyncProducer, BacklogFullError, BufferedProducer, Producer
 from streamqd.producer.chunk import Chunk, Result
 from streamqd.producer.sender import Sender
 from streamqd.store import growth, topics
@@ -57,7 +57,7 @@ def test_expired_backlog_wait_refuses_later_messages_too(server, link, keys):
     with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="50ms") as producer:
         receipts = [producer.send("access", b"x", partition=0) for _ in range(20)]
         assert producer.flush(10)
-        assert {type(each.exception(0)) for each in receipts} == {BacklogFull}
+        assert {type(each.exception(0)) for each in receipts} == {BacklogFullError}
     assert payloads(link, keys) == [b"first"]
 
 
@@ -67,7 +67,7 @@ def test_close_fails_messages_that_wait_for_room(server, link, keys):
     receipt = producer.send("access", b"x", partition=0)
     assert producer.send("other", b"x").result(10)
     assert not producer.close(timeout=0)
-    with pytest.raises(BacklogFull):
+    with pytest.raises(BacklogFullError):
         receipt.result(10)
     wait_until(lambda: "streamqd-producer" not in {each.name for each in threading.enumerate()})
 
@@ -141,4 +141,4 @@ def test_check_for_room_is_linear_in_waiting_messages(server, link, keys, monkey
     make_room(link, keys)
     assert full[0].result(10)
     assert not producer.close(0)
-    assert {type(each.exception(10)) for each in full[1:]} == {BacklogFull}
+    assert {type(each.exception(10)) for each in full[1:]} == {BacklogFullError}

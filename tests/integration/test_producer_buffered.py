@@ -15,15 +15,15 @@ import pytest
 
 from streamqd import (
     BufferedProducer,
-    BufferFull,
-    MessageTooLarge,
+    BufferFullError,
+    MessageTooLargeError,
+    OutcomeUnknownError,
     Producer,
-    RedisUnavailable,
+    RedisUnavailableError,
     StreamqdError,
-    TopicMissing,
-    UnknownOutcome,
+    TopicNotFoundError,
 )
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.producer.buffered import Receipt
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -155,7 +155,7 @@ def test_buffered_send_refuses_an_unencodable_message(server, link):
     with BufferedProducer(server.url) as producer:
         with pytest.raises(TypeError):
             producer.send("access", object())
-        with pytest.raises(MessageTooLarge):
+        with pytest.raises(MessageTooLargeError):
             producer.send("access", b"x" * (1 << 21))
 
 
@@ -171,7 +171,12 @@ def test_buffered_messages_fail_individually(server, link, store: Store, keys):
         producer.flush()
 
     errors = [each.exception(0) for each in receipts]
-    assert [type(each) for each in errors] == [type(None), TopicMissing, Refused, type(None)]
+    assert [type(each) for each in errors] == [
+        type(None),
+        TopicNotFoundError,
+        RequestRefusedError,
+        type(None),
+    ]
     assert payloads(link, keys) == [b"1", b"4"]
 
 
@@ -185,7 +190,7 @@ def test_lost_reply_affects_only_its_buffered_batch(proxy, link, keys):
         good = producer.send("access", b"good")
         producer.flush()
 
-    assert [type(each.exception(0)) for each in lost] == [UnknownOutcome] * 3
+    assert [type(each.exception(0)) for each in lost] == [OutcomeUnknownError] * 3
     assert good.result(0)
     # None was sent a second time.
     assert payloads(link, keys) == [b"warm", b"0", b"1", b"2", b"good"]
@@ -251,9 +256,9 @@ def test_receipt_behaves_like_a_future(server, gate, written):
         assert sorted(each.result(0) for each in sends) == [each.result(0) for each in sends]
         assert asyncio.run(waits(sends[0])) == sends[0].result(0)
         assert not sends[0].cancel()
-        with pytest.raises(Refused, match="partition 7 of topic"):
+        with pytest.raises(RequestRefusedError, match="partition 7 of topic"):
             wrong.result(0)
-        assert isinstance(wrong.exception(0), Refused)
+        assert isinstance(wrong.exception(0), RequestRefusedError)
         assert not hasattr(sends[2], "nothing")
         assert "finished" in repr(sends[3])
 
@@ -279,7 +284,7 @@ def test_a_full_buffer_raises_or_blocks_send(server, link, keys, gate, limits):
     with BufferedProducer(server.url, linger=0, block=0, partitioner=gate, **limits) as producer:
         producer.send("access", b"1")
         producer.send("access", b"2")
-        with pytest.raises(BufferFull, match="was not accepted"):
+        with pytest.raises(BufferFullError, match="was not accepted"):
             producer.send("access", b"3")
         gate.opened.set()
         assert producer.flush(10)
@@ -311,7 +316,7 @@ def test_close_flushes_the_buffer_and_refuses_new_messages(server, link, keys):
     assert producer.close()
     assert receipt.result(0)
     assert producer.close()
-    with pytest.raises(Refused, match="closed"):
+    with pytest.raises(RequestRefusedError, match="closed"):
         producer.send("access", b"y")
 
 
@@ -323,7 +328,7 @@ def test_close_gives_up_after_its_timeout(server, link, keys, gate):
 
     assert not producer.close(timeout=0.01)
     error = never.exception(10)
-    assert isinstance(error, RedisUnavailable)
+    assert isinstance(error, RedisUnavailableError)
     assert not error.sent
     gate.opened.set()
     assert begun.result(10)
@@ -365,7 +370,7 @@ def test_forked_child_discards_the_parents_buffer(server, link, keys, caplog, tm
         def child() -> None:
             said.write_text(caplog.text)
             assert not receipt.done()
-            with pytest.raises(UnknownOutcome, match="belongs to process"):
+            with pytest.raises(OutcomeUnknownError, match="belongs to process"):
                 receipt.result(0)
             own = producer.send("access", b"child")
             assert producer.flush(10)

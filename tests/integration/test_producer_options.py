@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamqd import BacklogFull, ChunkUnknown, Outgoing, Producer
+from streamqd import BacklogFullError, BatchOutcomeUnknownError, Outgoing, Producer
 from streamqd.config import Topic
-from streamqd.errors import ContractError, RedisRefused
+from streamqd.errors import ContractError, RedisResponseError
 from streamqd.policy.partitioning import jump_partition
 from streamqd.store import growth, topics
 from streamqd.store.client import Connection
@@ -120,7 +120,7 @@ def test_a_full_partition_refuses_until_there_is_room(server, link, keys):
     group(link, keys)
     with Producer(server.url, max_backlog=3) as producer:
         producer.send_many("access", [b"1", b"2", b"3"])
-        with pytest.raises(BacklogFull, match="access/0 has a backlog of 3 messages"):
+        with pytest.raises(BacklogFullError, match="access/0 has a backlog of 3 messages"):
             producer.send("access", b"4")
         acknowledge(link, keys, 3)
         producer.send("access", b"5")
@@ -132,7 +132,7 @@ def test_send_many_reports_which_messages_found_room(server, link, keys):
     create(link, keys, 2)
     with Producer(server.url, max_backlog=2) as producer:
         items = [Outgoing(b"%d" % n, partition=n % 2 if n < 4 else 0) for n in range(6)]
-        with pytest.raises(BacklogFull) as caught:
+        with pytest.raises(BacklogFullError) as caught:
             producer.send_many("access", items)
 
     assert [each is not None for each in caught.value.ids] == [True] * 4 + [False] * 2
@@ -170,7 +170,7 @@ def test_a_producer_waits_for_room_and_keeps_the_order(server, link, keys, new_l
 def test_backlog_wait_raises_after_its_timeout(server, link, keys):
     with Producer(server.url, max_backlog=1, backlog_wait=0.05) as producer:
         producer.send("access", b"1")
-        with pytest.raises(BacklogFull):
+        with pytest.raises(BacklogFullError):
             producer.send("access", b"2")
 
 
@@ -178,7 +178,7 @@ def test_a_lost_answer_is_unknown_with_a_limit_too(proxy, link, keys):
     with Producer(proxy.url, max_backlog=10) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
-        with pytest.raises(ChunkUnknown) as caught:
+        with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", [b"1", b"2"])
 
     assert (caught.value.ids, caught.value.unknown) == ([], 2)
@@ -191,7 +191,10 @@ def test_backlog_limit_without_script_permission_is_an_error(server, link, keys)
     link.execute("ACL", "SETUSER", "sender", "reset", "on", "nopass", *rights)
     try:
         url = server.url.replace("unix://", "unix://sender:x@")
-        with Producer(url, max_backlog=5) as producer, pytest.raises(RedisRefused, match="NOPERM"):
+        with (
+            Producer(url, max_backlog=5) as producer,
+            pytest.raises(RedisResponseError, match="NOPERM"),
+        ):
             producer.send("access", b"x")
     finally:
         link.execute("ACL", "DELUSER", "sender")

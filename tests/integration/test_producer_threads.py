@@ -13,7 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from streamqd import AsyncProducer, BufferedProducer, Outgoing, Producer, RedisUnavailable, config
+from streamqd import (
+    AsyncProducer,
+    BufferedProducer,
+    Outgoing,
+    Producer,
+    RedisUnavailableError,
+    config,
+)
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -98,7 +105,7 @@ def test_send_in_a_signal_handler_refuses_to_interrupt_a_send(
 
             thread = threading.Thread(target=interrupt)
             thread.start()
-            with pytest.raises(RedisUnavailable):
+            with pytest.raises(RedisUnavailableError):
                 producer.send("access", "interrupted")
             thread.join(10)
             assert producer.send("access", "after")
@@ -146,7 +153,7 @@ def test_fork_during_a_send_gives_the_child_a_free_lock(
 def elapsed(send: Callable[[], object]) -> float:
     """Return the seconds until a send fails without an answer."""
     started = time.monotonic()
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         send()
     return time.monotonic() - started
 
@@ -200,7 +207,7 @@ def test_async_sends_return_within_the_timeout_if_it_hangs(
             sends = [producer.send(f"t{n % 4}", "x", dedup_id=f"{n}") for n in range(20)]
             found = await asyncio.gather(*sends, return_exceptions=True)
             took = time.monotonic() - started
-            assert {isinstance(each, RedisUnavailable) for each in found} == {True}
+            assert {isinstance(each, RedisUnavailableError) for each in found} == {True}
             fresh_server.resume()
         return took
 

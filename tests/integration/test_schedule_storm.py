@@ -14,7 +14,7 @@ import pytest
 
 from streamqd.admin import schedules as admin
 from streamqd.config import Schedule, Topic
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.schedules.firing import Firer
 from streamqd.schedules.reconciliation import Reconciler
 from streamqd.store import topics
@@ -65,7 +65,7 @@ def operator(store: Store, chance: random.Random, ending: float, _deploys: Deplo
     while time.monotonic() < ending:
         name = chance.choice(NAMES)
         act = chance.choice([admin.pause, admin.resume, admin.resume, run])
-        with contextlib.suppress(Refused):  # it is being moved, or has just changed
+        with contextlib.suppress(RequestRefusedError):  # it is being moved, or has just changed
             act(store, [name])
         time.sleep(chance.random() * 0.1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config, inspection
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from tests.support import tls
 from tests.support.sentinels import NAME, Sentinels
@@ -53,7 +53,7 @@ def test_sentinel_link_accepts_a_database(settings: config.Redis, sentinels: Sen
 
 def test_sentinels_have_a_login_of_their_own(settings: config.Redis) -> None:
     link = connect(replace(settings, sentinel_password_file=None), timeout=2.0, name="test")
-    with pytest.raises(RedisUnavailable, match=r"NOAUTH|Authentication") as caught:
+    with pytest.raises(RedisUnavailableError, match=r"NOAUTH|Authentication") as caught:
         link.execute("PING")
     assert not caught.value.sent
 
@@ -68,7 +68,7 @@ def test_sentinel_link_skips_an_unreachable_sentinel(settings: config.Redis) -> 
 def test_sentinel_link_reports_an_unknown_master(settings: config.Redis) -> None:
     url = settings.url.replace(NAME, "nobody")
     link = connect(replace(settings, url=url), timeout=2.0, name="test")
-    with pytest.raises(RedisUnavailable, match=r"\(nobody\): .* has no answer"):
+    with pytest.raises(RedisUnavailableError, match=r"\(nobody\): .* has no answer"):
         link.execute("PING")
 
 
@@ -82,7 +82,7 @@ def test_sentinel_link_does_not_write_to_a_replica(
     master.call("REPLICAOF", "127.0.0.1", replica.port)
     try:
         for said in ("READONLY", "its role is"):
-            with pytest.raises(RedisUnavailable, match=said) as caught:
+            with pytest.raises(RedisUnavailableError, match=said) as caught:
                 link.execute("SET", "a", "2")
             assert not caught.value.sent
             assert not link.connected
@@ -129,5 +129,5 @@ def test_tls_with_client_certificates(tmp_path: Path) -> None:
         assert link.execute("SET", "a", "1") == b"OK"
         link.close()
         wrong = replace(right, ca_file=folder / "other.pem")
-        with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(RedisUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
             connect(wrong, timeout=5.0, name="test").execute("GET", "a")

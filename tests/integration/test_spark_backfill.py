@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -505,7 +505,7 @@ def test_topic_without_a_table_starts_in_redis(shop: Shop) -> None:
 
 
 def test_missing_archive_is_one_sentence(shop: Shop) -> None:
-    with pytest.raises(Refused, match="is not an archive; create it with"):
+    with pytest.raises(RequestRefusedError, match="is not an archive; create it with"):
         shop.reader().latestOffset(BEGIN, ALL)
 
 

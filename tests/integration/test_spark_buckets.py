@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.errors import Malformed, Refused, SparkError
+from streamqd.errors import InvalidRequestError, RequestRefusedError, SparkError
 from streamqd.paths import store_url
 from streamqd.spark.location import BucketFolder, location
 from streamqd.spark.offsets import Position
@@ -107,9 +107,9 @@ def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: 
     assert found.found
     assert found.file.startswith(f"{url}/tables/access/date=1970-01-01/partition=0/")
     assert not look(url, "access", 0, "9-0", store.options).found
-    with pytest.raises(Refused, match="is not an archive; create it"):
+    with pytest.raises(RequestRefusedError, match="is not an archive; create it"):
         Archive(f"{url}/other", options=store.options)
-    with pytest.raises(Refused, match="neither empty nor an archive"):
+    with pytest.raises(RequestRefusedError, match="neither empty nor an archive"):
         Archive(f"{url}/tables", create=True, options=store.options)
 
 
@@ -153,7 +153,7 @@ def test_one_of_two_writers_is_refused_by_the_store(store: BucketServer, url: st
         try:
             tables[number].append(files[number], {PLACE: Position((5, 0), 5)})
             results.append("committed")
-        except Refused as error:
+        except RequestRefusedError as error:
             results.append(str(error))
 
     threads = [threading.Thread(target=commit, args=(number,)) for number in (0, 1)]
@@ -174,7 +174,7 @@ def test_two_creations_of_a_table_make_one(store: BucketServer, url: str) -> Non
         ready.wait(10)
         try:
             made.append(opened(archive).version)
-        except (Refused, ArchiveError) as error:
+        except (RequestRefusedError, ArchiveError) as error:
             made.append(str(error))
 
     threads = [threading.Thread(target=create) for _ in range(2)]
@@ -261,7 +261,7 @@ def test_credentials_are_in_no_error(store: BucketServer, url: str) -> None:
         lambda: made.verify(made.files()),
         lambda: look(url, "access", 0, "1-0", store.options),
     ):
-        with pytest.raises((Refused, SparkError)) as caught:
+        with pytest.raises((RequestRefusedError, SparkError)) as caught:
             work()
         said.append(str(caught.value))
     assert not [each for each in said if KEY in each or SECRET in each or "\n" in each]
@@ -296,7 +296,7 @@ def test_a_name_does_not_lead_out_of_a_directory(store: BucketServer, url: str, 
     outside.write("a.parquet", b"kept")
     folder = outside.within("inside")
     for access in (folder.read, folder.open_input, folder.open_output, folder.within):
-        with pytest.raises(Refused, match="is not a name in an archive"):
+        with pytest.raises(RequestRefusedError, match="is not a name in an archive"):
             access(name)
     assert not folder.remove(name)
     assert outside.read("a.parquet") == b"kept"
@@ -353,7 +353,9 @@ def test_report_in_a_bucket_is_written_and_read_again(store: BucketServer, url: 
     assert sorted(out.names()) == ["report.html", "report.json"]
     assert reports._last(out) == json.loads(json.dumps(written_document))
     out.write("report.json", b"{}")
-    with pytest.raises(Refused, match="was not written by a report, so it is not overwritten"):
+    with pytest.raises(
+        RequestRefusedError, match="was not written by a report, so it is not overwritten"
+    ):
         reports._last(out)
     store.fail("PUT", "report", Trouble.EXPIRED, times=100)
     store.fail("POST", "report", Trouble.EXPIRED, times=100)
@@ -461,7 +463,7 @@ def test_store_url_has_one_form(named: str, found: str | None) -> None:
      "abfss://box@acc.dfs.core.windows.net/a?sv=1&sig=secret"],
 )  # fmt: skip
 def test_store_url_rejects_other_addresses(named: str) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(InvalidRequestError) as caught:
         store_url(named)
     assert "secret" not in str(caught.value)
 
@@ -515,10 +517,12 @@ def test_endpoint_that_is_not_a_url_is_refused(
 ) -> None:
     """The client panicked, which is no error that a command can report."""
     for name in ("AWS_ENDPOINT_URL", "aws_endpoint"):
-        with pytest.raises(Malformed, match=f"variable {name.lower()} is not a URL; write it"):
+        with pytest.raises(
+            InvalidRequestError, match=f"variable {name.lower()} is not a URL; write it"
+        ):
             location("s3://bucket/a", {name: address})
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-    with pytest.raises(Malformed, match="variable aws_endpoint_url is not a URL"):
+    with pytest.raises(InvalidRequestError, match="variable aws_endpoint_url is not a URL"):
         Archive("s3://bucket/a", create=True)
 
 

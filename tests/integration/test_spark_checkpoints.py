@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines.checkpoints import bind, hold
 from streamqd.store.client import Connection
 from tests.support.servers import Server
@@ -23,7 +23,7 @@ def test_checkpoint_is_held_by_one_run_under_any_path(
     settings = replace(config.Settings(), redis=server.settings)
     (tmp_path / "same").symlink_to(tmp_path / "one")
     with hold(settings, tmp_path / "one"):
-        with pytest.raises(Refused, match="same is in use by process"):
+        with pytest.raises(RequestRefusedError, match="same is in use by process"):
             hold(settings, tmp_path / "same").__enter__()
         with hold(settings, tmp_path / "other"):
             pass
@@ -35,11 +35,13 @@ def test_checkpoint_belongs_to_one_query(tmp_path: Path) -> None:
     query = {"query": "SELECT 1", "mode": "append"}
     bind(tmp_path, query)
     bind(tmp_path, query)
-    with pytest.raises(Refused, match="of another query, whose mode is 'append'; choose another"):
+    with pytest.raises(
+        RequestRefusedError, match="of another query, whose mode is 'append'; choose another"
+    ):
         bind(tmp_path, query | {"mode": "update"})
     sign = tmp_path / "_checkpoints.json"
     sign.write_text("half")
-    with pytest.raises(Refused, match=r"cannot be read \(delete it"):
+    with pytest.raises(RequestRefusedError, match=r"cannot be read \(delete it"):
         bind(tmp_path, query)
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.offsets import Position
 from streamqd.spark.options import read_options
 from streamqd.spark.pipelines import batches, parts
@@ -339,7 +339,7 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
     assert (between.file, between.found) == (found.file, False)
     assert look(folder, "access", 0, "2000-0").file == ""
     assert look(folder, "other", 0, "1001-0").found is False
-    with pytest.raises(Refused, match="is not an archive"):
+    with pytest.raises(RequestRefusedError, match="is not an archive"):
         look(f"{folder}/nowhere", "access", 0, "1001-0")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import topics_deletion
-from streamqd.errors import Refused, TopicMissing
+from streamqd.errors import RequestRefusedError, TopicNotFoundError
 from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -390,9 +390,9 @@ def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
 def test_unknown_topic_is_an_error(shop: Shop) -> None:
     """An unknown name in the options is a mistake, even with a checkpoint."""
     reader = shop.reader(subscribe="access,nowhere")
-    with pytest.raises(TopicMissing, match="topic nowhere does not exist"):
+    with pytest.raises(TopicNotFoundError, match="topic nowhere does not exist"):
         reader.initialOffset()
-    with pytest.raises(TopicMissing, match="topic nowhere does not exist"):
+    with pytest.raises(TopicNotFoundError, match="topic nowhere does not exist"):
         reader.latestOffset(at("0-0", "0-0"), ALL)
 
 
@@ -532,10 +532,10 @@ def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
     text = "Offsets contains partition 7 of access, which does not exist"
     reader = shop.reader(startingOffsets=places)
-    with pytest.raises(Refused, match=f"starting{text}"):
+    with pytest.raises(RequestRefusedError, match=f"starting{text}"):
         reader.initialOffset()
     batch = {"url": shop.server.url, "subscribe": "access", "endingoffsets": places}
-    with pytest.raises(Refused, match=f"ending{text}"):
+    with pytest.raises(RequestRefusedError, match=f"ending{text}"):
         source.StreamqSource(batch).reader(schema=SCHEMA).partitions()
     shop.fill(0, 1, 5)
     assert reader.latestOffset(at("0-0", "0-0"), ALL) == at("5-0", "0-0")
@@ -565,7 +565,9 @@ def test_batch_read_refuses_a_start_after_its_end(shop: Shop) -> None:
         reader = source.StreamqSource(given).reader(schema=SCHEMA)
         return len(reader.partitions())
 
-    with pytest.raises(Refused, match="access partition 0 has no entries to read: its start, 7-0"):
+    with pytest.raises(
+        RequestRefusedError, match="access partition 0 has no entries to read: its start, 7-0"
+    ):
         planned("7-0", "3-0")
     assert planned("3-0", "7-0") > 0
     assert planned("3-0", "3-0") == 0

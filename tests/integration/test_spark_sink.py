@@ -11,7 +11,13 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import topics_deletion
-from streamqd.errors import BadValue, MessageTooLarge, RedisRefused, Refused, TopicMissing
+from streamqd.errors import (
+    InvalidValueError,
+    MessageTooLargeError,
+    RedisResponseError,
+    RequestRefusedError,
+    TopicNotFoundError,
+)
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.spark import outgoing, streams
 from streamqd.spark.options import WriteOptions, write_options
@@ -462,7 +468,7 @@ def test_sink_names_an_invalid_record(shop: Shop) -> None:
     """The error names key and field."""
     parts = [shop.stage(rows("a"))]
     shop.link.execute("HSET", shop.keys.sink(QUERY), "batch", "3", "plan", "[]", "attempt:x", "y")
-    with pytest.raises(BadValue, match="plan of"):
+    with pytest.raises(InvalidValueError, match="plan of"):
         shop.publish(parts)
 
 
@@ -508,7 +514,7 @@ def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
     parts = [shop.stage(rows(*LETTERS))]
     shop.link.execute("CONFIG", "SET", "maxmemory", "1")
     try:
-        with pytest.raises(RedisRefused, match="OOM"):
+        with pytest.raises(RedisResponseError, match="OOM"):
             shop.stage(rows("x"))
         shop.publish(parts)
     finally:
@@ -685,7 +691,7 @@ def test_rows_that_cannot_be_messages(shop: Shop) -> None:
         list(outgoing.rows_of(batch(value=["v"], topic=[None]), shop.options(topic="")))
     with pytest.raises(ValueError, match="a row has no value in uid"):
         list(outgoing.rows_of(batch(value=["v"], uid=[None]), shop.options(idColumn="uid")))
-    with pytest.raises(MessageTooLarge):
+    with pytest.raises(MessageTooLargeError):
         list(outgoing.rows_of(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))
 
 
@@ -696,9 +702,9 @@ def test_sink_routes_rows_to_topic_and_partition(shop: Shop) -> None:
     assert found.place(row._replace(partition=1), 0) == ("out", 1)
     assert found.place(row._replace(key=b"k"), 0) == ("out", crc32_partition(b"k", 2))
     assert found.place(row._replace(dedup_id="i"), 0) == ("out", crc32_partition(b"i", 2))
-    with pytest.raises(Refused, match="partition 2 of topic"):
+    with pytest.raises(RequestRefusedError, match="partition 2 of topic"):
         found.place(row._replace(partition=2), 0)
-    with pytest.raises(TopicMissing, match="option partitions"):
+    with pytest.raises(TopicNotFoundError, match="option partitions"):
         found.place(row._replace(topic="nowhere"), 0)
 
 
@@ -707,7 +713,7 @@ def test_sink_creates_a_topic_with_the_option(shop: Shop, store: Store) -> None:
     assert topics.partition_count(store, "fresh") == 3
     sink.prepare(shop.options(topic="fresh", partitions=9))
     assert topics.partition_count(store, "fresh") == 3
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         sink.prepare(shop.options(topic="nowhere"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.errors import Refused, TopicMissing
+from streamqd.errors import RequestRefusedError, TopicNotFoundError
 from streamqd.model import RawEntry, TopicPartition, Unit
 from streamqd.spark import offsets
 from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Position, Span
@@ -76,11 +76,13 @@ def test_catalog_lists_the_places_of_its_topics(shop: Shop, store: Store) -> Non
     assert found == [("web-1:dlq", 0)]
     assert shop.catalog(subscribe=None, subscribePattern="web").places() == []
     assert shop.catalog(subscribe=None, assign='{"access": [1]}').places() == [("access", 1)]
-    with pytest.raises(Refused, match="partition 2 of topic access not found"):
+    with pytest.raises(RequestRefusedError, match="partition 2 of topic access not found"):
         shop.catalog(subscribe=None, assign='{"access": [2]}').places()
-    with pytest.raises(TopicMissing, match="exist; create it with `streamqd topic create orders`"):
+    with pytest.raises(
+        TopicNotFoundError, match="exist; create it with `streamqd topic create orders`"
+    ):
         shop.catalog(subscribe="orders").places()
-    with pytest.raises(TopicMissing, match="did you mean access, or create it"):
+    with pytest.raises(TopicNotFoundError, match="did you mean access, or create it"):
         shop.catalog(subscribe="acess").places()
 
 
@@ -101,7 +103,7 @@ def test_catalog_reads_the_facts_of_a_stream(shop: Shop, link: Connection, keys:
 def test_group_start_precedes_its_pending_entries(shop: Shop, link: Connection, keys: Keys) -> None:
     shop.add("1-0", "2-0", "3-0")
     catalog = shop.catalog(startingOffsets="group:hits")
-    with pytest.raises(Refused, match="group hits does not exist on access/0"):
+    with pytest.raises(RequestRefusedError, match="group hits does not exist on access/0"):
         catalog.starts(catalog.facts([PLACE]), LATEST)
     link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
     stream = keys.stream("access", 0)
@@ -117,7 +119,7 @@ def test_group_start_precedes_its_pending_entries(shop: Shop, link: Connection, 
 
 def test_starts_must_name_all(shop: Shop) -> None:
     catalog = shop.catalog(startingOffsets='{"access": {"0": "1-0"}}')
-    with pytest.raises(Refused, match="lacks 1 partitions, such as access 1"):
+    with pytest.raises(RequestRefusedError, match="lacks 1 partitions, such as access 1"):
         catalog.starts(catalog.facts(catalog.places()), LATEST)
 
 

@@ -10,7 +10,7 @@ import pytest
 from streamqd.admin import published, stacks
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import ViewReader
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.model import Unit
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -76,7 +76,7 @@ def test_requests_are_bounded_and_old_ones_removed(
     for each in others:
         given(fleet, link, each, 1.0)
     given(fleet, link, Unit("orders", 99, "other"), stacks.ANSWER_SECONDS + 1)
-    with pytest.raises(Refused, match="16 stacks were requested"):
+    with pytest.raises(RequestRefusedError, match="16 stacks were requested"):
         stacks.request(fleet, UNIT)
     given(fleet, link, others[0], stacks.ANSWER_SECONDS + 1)
     stacks.request(fleet, UNIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.store import retention, spark
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -156,7 +156,7 @@ def test_figures_report_a_key_of_a_wrong_type(harness: Harness) -> None:
         measure_partition(harness.keys, "access", 0),
         measure_unit(harness.keys, harness.unit),
     ):
-        with pytest.raises(RedisRefused) as caught:
+        with pytest.raises(RedisResponseError) as caught:
             harness.link.run(call)
         assert caught.value.code == "WRONGTYPE"
 

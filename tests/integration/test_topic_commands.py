@@ -10,7 +10,7 @@ import pytest
 from streamqd import config
 from streamqd.admin import topics as admin_topics
 from streamqd.admin import topics_deletion
-from streamqd.errors import RedisRefused, TopicMissing
+from streamqd.errors import RedisResponseError, TopicNotFoundError
 from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import members, topics
@@ -226,9 +226,9 @@ def test_interrupted_topic_delete_can_be_repeated(
     with pytest.raises(HaltError):
         topics_deletion.delete(store, "access", force=True, progress=stop)
 
-    with pytest.raises(RedisRefused, match="is being deleted"):
+    with pytest.raises(RedisResponseError, match="is being deleted"):
         topics.create(store, "access", config.Topic())
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         admin_topics.partition_count(store, "access")
     assert "partly deleted" in run("topic", "delete", "access", "--dry-run").stdout
     run("topic", "delete", "access", "--yes", "--force")
@@ -245,7 +245,7 @@ def test_producers_leave_no_partial_topic_after_a_delete(
                 each.send("access", b"x", partition=number)
         run("topic", "delete", "access", "--yes")
 
-        with pytest.raises(TopicMissing):
+        with pytest.raises(TopicNotFoundError):
             second.send("access", b"x", key="k")
         assert at(0).dump().keys() == {keys.audit("access").encode()}
         first.send("access", b"x", key="k")

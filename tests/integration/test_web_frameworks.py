@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from streamqd import RedisUnavailable, config
+from streamqd import RedisUnavailableError, config
 from streamqd.errors import ConfigError
 from streamqd.fastapi import AppProducer
 from streamqd.flask import Streamqd
@@ -55,7 +55,7 @@ def fastapi_app(settings: Mapping[str, Any]) -> FastAPI:
     async def create(order: dict[str, int], producer: AppProducer) -> dict[str, str]:
         try:
             return {"uid": await producer.send("orders", order)}
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             raise HTTPException(503) from error
 
     return app

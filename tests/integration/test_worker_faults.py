@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from streamqd import handlers, logs
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import ENTRIES_MAX, LANES_MAX
@@ -312,7 +312,7 @@ def test_refused_reads_are_logged_once_and_backed_off(
     waits: list[float] = []
 
     def refuse(*_given: Any) -> Any:
-        raise RedisRefused("NOPERM", "this user has no permissions")
+        raise RedisResponseError("NOPERM", "this user has no permissions")
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -574,7 +574,7 @@ def test_exiting_worker_tries_an_unreachable_server_only_once(
     settler = new_life(proxy.url).worker("t1").settler
     settler.ack(b"1-0", 0, 1, retried=False, has_counters=False)
     proxy.refusing = True
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailableError):
         settler.flush_last()
     assert proxy.refused == 1
     assert settler.unsettled == 1

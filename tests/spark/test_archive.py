@@ -15,7 +15,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import Topic
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines import archive, tables
 from streamqd.spark.pipelines.archive import Archiver, Done
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -256,7 +256,7 @@ def test_a_hostile_name_in_the_registry_harms_nothing(
     told = [each.getMessage() for each in caplog.records if "is skipped" in each.getMessage()]
     assert len(told) == 6
     assert all(case.keys.registry() in each for each in told)
-    with pytest.raises(Refused, match=r"topic \.\. does not exist"):
+    with pytest.raises(RequestRefusedError, match=r"topic \.\. does not exist"):
         case.run("..")
 
 
@@ -269,7 +269,7 @@ def test_two_runs_do_not_meet(case: ArchiveCase) -> None:
         "access",
         archiver.archive.lease_name,
     )
-    with other, pytest.raises(Refused, match=f"being run by process {os.getpid()} on"):
+    with other, pytest.raises(RequestRefusedError, match=f"being run by process {os.getpid()} on"):
         archiver.run()
     assert archiver.run()[0].rows == 1
     archiver.close()

@@ -19,7 +19,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import Pipeline
-from streamqd.errors import Malformed, Refused, StreamqdError
+from streamqd.errors import InvalidRequestError, RequestRefusedError, StreamqdError
 from streamqd.spark.pipelines import derived, parsed
 from streamqd.spark.pipelines.archive import Archiver, Done
 from streamqd.spark.pipelines.compact import compact
@@ -400,21 +400,51 @@ def test_patterns_of_times_are_in_utc_in_every_session(press: Press) -> None:
 
 
 UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
-    ("id string", None, Refused, "has the column id as long, not id as string; columns can"),
-    ("ID long", None, Refused, "has the column id as long, not ID as long"),
-    ("id long, id2 variant", None, Refused, "id2 is a variant, which tables do not support"),
-    ("id long, Id int", None, Refused, "the column Id occurs twice, because case is ignored"),
-    ("`a b` int", None, Refused, "'a b' does not have a valid name; use up to"),
-    ("entry_id int", None, Refused, "a column entry_id, but every parsed table"),
-    ("id long, n tinyint", None, Refused, "n is a tinyint, which turns 200 into -56; use smallint"),
-    ("id long, s array<struct<n:byte>>", None, Refused, "s.element.n is a tinyint"),
-    ("id long, s struct<n:int NOT NULL>", None, Refused, "s.n is NOT NULL, which only a top-level"),
-    ("id long, m map<int,int>", None, Refused, "the map m has keys of int, but JSON has only"),
-    ("id long, __DOES_NOT_FIT int", None, Malformed, "is not valid; write unique names"),
-    ("id long,", None, Malformed, "the schema 'id long,' is not valid"),
-    ("at timestamp(3)", None, Malformed, "the schema 'at timestamp(3)' is not valid"),
-    ("id long", "at", Refused, "event_time is at, which is not a timestamp or date"),
-    ("id long", "id", Refused, "event_time is id, which is not a timestamp or date"),
+    (
+        "id string",
+        None,
+        RequestRefusedError,
+        "has the column id as long, not id as string; columns can",
+    ),
+    ("ID long", None, RequestRefusedError, "has the column id as long, not ID as long"),
+    (
+        "id long, id2 variant",
+        None,
+        RequestRefusedError,
+        "id2 is a variant, which tables do not support",
+    ),
+    (
+        "id long, Id int",
+        None,
+        RequestRefusedError,
+        "the column Id occurs twice, because case is ignored",
+    ),
+    ("`a b` int", None, RequestRefusedError, "'a b' does not have a valid name; use up to"),
+    ("entry_id int", None, RequestRefusedError, "a column entry_id, but every parsed table"),
+    (
+        "id long, n tinyint",
+        None,
+        RequestRefusedError,
+        "n is a tinyint, which turns 200 into -56; use smallint",
+    ),
+    ("id long, s array<struct<n:byte>>", None, RequestRefusedError, "s.element.n is a tinyint"),
+    (
+        "id long, s struct<n:int NOT NULL>",
+        None,
+        RequestRefusedError,
+        "s.n is NOT NULL, which only a top-level",
+    ),
+    (
+        "id long, m map<int,int>",
+        None,
+        RequestRefusedError,
+        "the map m has keys of int, but JSON has only",
+    ),
+    ("id long, __DOES_NOT_FIT int", None, InvalidRequestError, "is not valid; write unique names"),
+    ("id long,", None, InvalidRequestError, "the schema 'id long,' is not valid"),
+    ("at timestamp(3)", None, InvalidRequestError, "the schema 'at timestamp(3)' is not valid"),
+    ("id long", "at", RequestRefusedError, "event_time is at, which is not a timestamp or date"),
+    ("id long", "id", RequestRefusedError, "event_time is id, which is not a timestamp or date"),
 ]
 
 
@@ -437,7 +467,7 @@ def test_invalid_schema_is_refused_and_entries_are_archived(press: Press) -> Non
 
 
 def test_the_types_that_a_refusal_names_are_accepted(shop: Shop) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         parsed.read_columns(Pipeline("id long, v variant"))
     simple = str(caught.value).partition(" support; use ")[2].partition(", array")[0].split(", ")
     schema = ", ".join(f"c{number} {each}" for number, each in enumerate(simple))
@@ -543,7 +573,7 @@ def test_two_runs_that_know_nothing_of_each_other(
 
     other: list[parsed.Fitted] = []
     monkeypatch.setattr(ArchiveTable, "append", append)
-    with pytest.raises(Refused, match="another run wrote to"):
+    with pytest.raises(RequestRefusedError, match="another run wrote to"):
         parse()
     assert [each.rows for each in other] == [2 if kind is PARSED else 0]
     assert press.ids() == [1, 2, 3]
@@ -561,7 +591,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     folder = archive.folder("orders", QUARANTINE).path
     press.table(QUARANTINE).restore(0)
     press.add(FITS % 3)
-    with pytest.raises(Refused, match="are from different times; restore both"):
+    with pytest.raises(RequestRefusedError, match="are from different times; restore both"):
         press.run()
     press.table().restore(0)
     press.run()  # parses the rows again that the restored versions lack
@@ -570,14 +600,18 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
 
     folder.rename(press.folder / "elsewhere")
     press.add(FITS % 4, b"worst")
-    with pytest.raises(Refused, match="and so are the rows that did not fit the schema; restore"):
+    with pytest.raises(
+        RequestRefusedError, match="and so are the rows that did not fit the schema; restore"
+    ):
         press.run()
     (press.folder / "elsewhere").rename(folder)
     press.run()
     assert press.ids() == [1, 2, 3, 4]
     assert len(press.rows(QUARANTINE)) == 3
     archive.folder("orders", PARSED).path.rename(press.folder / "too")
-    with pytest.raises(Refused, match="a parsed table that no longer exists; remove it as well"):
+    with pytest.raises(
+        RequestRefusedError, match="a parsed table that no longer exists; remove it as well"
+    ):
         press.run()
     folder.rename(press.folder / "three")
     press.run()
@@ -684,10 +718,12 @@ def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> No
     assert press.run("id string, at string").parsed == 0
     raw = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
     raw.delete()
-    with pytest.raises(Refused, match="3 parsed rows of orders have no archived entry any longer"):
+    with pytest.raises(
+        RequestRefusedError, match="3 parsed rows of orders have no archived entry any longer"
+    ):
         press.reparse("id string")
     assert press.reparse("id string", allow_loss=True) == (0, 0)
-    with pytest.raises(Refused, match="schema is not set"):
+    with pytest.raises(RequestRefusedError, match="schema is not set"):
         press.reparse("")
 
 
@@ -701,7 +737,9 @@ def test_unparsed_rows_of_a_compacted_file_replace_no_row(press: Press) -> None:
     (raw,) = press.table(RAW).file_uris()
     assert raw.endswith(".parquet")
     press.table(RAW).delete(f"id = '{START + 10_000}-0'")
-    with pytest.raises(Refused, match="1 parsed rows of orders have no archived entry any longer"):
+    with pytest.raises(
+        RequestRefusedError, match="1 parsed rows of orders have no archived entry any longer"
+    ):
         press.reparse()
     assert press.ids() == [1, 2]
     assert press.reparse(allow_loss=True) == (2, 0)
@@ -722,7 +760,7 @@ def test_restored_raw_table_is_reported(press: Press) -> None:
     raw = archive.table("orders")
     assert raw is not None
     with pytest.raises(
-        Refused, match="was restored to a version older than its parsed rows; remove"
+        RequestRefusedError, match="was restored to a version older than its parsed rows; remove"
     ):
         parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
 

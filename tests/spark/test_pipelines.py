@@ -16,7 +16,12 @@ import pytest
 
 from streamqd import config
 from streamqd.cli import answers
-from streamqd.errors import HandlerLoadError, RedisRefused, Refused, TopicMissing
+from streamqd.errors import (
+    HandlerLoadError,
+    RedisResponseError,
+    RequestRefusedError,
+    TopicNotFoundError,
+)
 from streamqd.message import REPLAY_OF
 from streamqd.spark import read_topic
 from streamqd.spark.form import OptionsError
@@ -97,7 +102,7 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
     assert table is not None
     assert purge(table, 0.0) == 3
     assert asked() == expected
-    with pytest.raises(Refused, match="startingOffsets cannot be used with an archive"):
+    with pytest.raises(RequestRefusedError, match="startingOffsets cannot be used with an archive"):
         read_topic(
             shop.spark,
             "access",
@@ -229,9 +234,9 @@ def test_replay_by_key_and_header_keeps_the_message(
     (sent,) = entries(shop, "again")
     assert json.loads(sent.pop("headers")) == {"n": "1", REPLAY_OF: "access/1/1-0"}
     assert sent == {"payload": b"1:1-0", "key": b"k1", "sentAt": b"5"}
-    with pytest.raises(Refused, match="the condition is not valid"):
+    with pytest.raises(RequestRefusedError, match="the condition is not valid"):
         replay(settings, shop.spark, "access", ReplayFilter(where="nothing = 1"), archive=archive)
-    with pytest.raises(Refused, match="the tier cold requires an archive"):
+    with pytest.raises(RequestRefusedError, match="the tier cold requires an archive"):
         replay(settings, shop.spark, "access", ReplayFilter(tier="cold"))
 
 
@@ -251,7 +256,7 @@ def test_replay_with_a_failed_task_is_one_sentence(
 ) -> None:
     shop.topic("again", 1)
     shop.link.execute("SET", shop.keys.stream("again", 0), "no stream")
-    with pytest.raises(RedisRefused) as told:
+    with pytest.raises(RedisResponseError) as told:
         replay(settings, shop.spark, "access", ReplayFilter(), archive=archive, target="again")
     assert str(told.value).startswith("WRONGTYPE")
     assert told.value.code == "WRONGTYPE"
@@ -279,7 +284,7 @@ def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> 
 def test_replay_into_a_topic_that_is_not_there(shop: Shop, settings: config.Settings) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 3)
-    with pytest.raises(TopicMissing, match="again"):
+    with pytest.raises(TopicNotFoundError, match="again"):
         replay(settings, shop.spark, "access", ReplayFilter(), target="again")
 
 
@@ -296,7 +301,7 @@ def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
     prompt = Prompt(shop.spark, settings, None)
     found = prompt.ask("SELECT reason, 1 AS n, 2 AS n FROM DLQ_access")
     assert found == (["reason", "n", "n"], [("attempts", 1, 2)])
-    with pytest.raises(Refused, match="`cause` cannot be resolved"):
+    with pytest.raises(RequestRefusedError, match="`cause` cannot be resolved"):
         prompt.ask("SELECT cause FROM dlq_access")
 
 
@@ -386,12 +391,12 @@ def test_columns_that_are_refused_are_so_before_the_query_runs(
     query = "SELECT raise_error(concat('it', ' ran', id)) AS n, 2 AS n FROM range(3)"
     with pytest.raises(PipelineError, match="it ran"):
         prompt.ask(query)
-    with pytest.raises(Refused, match="two columns are named n"):
+    with pytest.raises(RequestRefusedError, match="two columns are named n"):
         prompt.ask(query, fits=answers.refused_by("json"))
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 2)
     asked = Standing("SELECT raise_error(id) AS n, 2 AS n FROM topic_access")
-    with pytest.raises(Refused, match="two columns are named n"):
+    with pytest.raises(RequestRefusedError, match="two columns are named n"):
         standing.run(shop.spark, settings, asked, _gone, fits=answers.refused_by("json"))
 
 
@@ -450,17 +455,22 @@ def test_a_standing_query_shows_rows_and_their_changes(
     plain = "SELECT id, string(value) AS body FROM topic_access WHERE id_ms > 2"
     assert ask(plain) == [{"id": "3-0", "body": "0:3-0"}]
     counts = "SELECT partition, count(*) AS n FROM topic_access GROUP BY partition"
-    with pytest.raises(Refused, match="--mode update"):
+    with pytest.raises(RequestRefusedError, match="--mode update"):
         ask(counts)
     one = {"mode": "update", "checkpoint": tmp_path / "one"}
     assert ask(counts, **one) == [{"partition": 0, "n": 3}, {"partition": 1, "n": 1}]
     shop.fill("access", 1, 2, 3)
     assert ask(counts, **one) == [{"partition": 1, "n": 3}], "only what has changed"
-    with pytest.raises(Refused, match="is the checkpoint of another query, whose mode is 'update'"):
+    with pytest.raises(
+        RequestRefusedError, match="is the checkpoint of another query, whose mode is 'update'"
+    ):
         ask(counts, checkpoint=tmp_path / "one")
-    with hold(settings, tmp_path / "one"), pytest.raises(Refused, match="one is in use by process"):
+    with (
+        hold(settings, tmp_path / "one"),
+        pytest.raises(RequestRefusedError, match="one is in use by process"),
+    ):
         ask(counts, **one)
-    with pytest.raises(Refused, match="the query reads no topic"):
+    with pytest.raises(RequestRefusedError, match="the query reads no topic"):
         ask("SELECT 1")
 
     with pytest.raises(BrokenPipeError):  # its reader is gone
@@ -480,9 +490,9 @@ def test_a_standing_query_sends_its_rows_once(
         "SELECT id AS key, upper(concat('v', string(value))) AS value FROM topic_access",
         target="loud", partitions=1, follow=True,
     )  # fmt: skip
-    with pytest.raises(Refused, match="requires a directory for the checkpoint"):
+    with pytest.raises(RequestRefusedError, match="requires a directory for the checkpoint"):
         standing.run(shop.spark, settings, loud, _gone)
-    with pytest.raises(Refused, match="has no column value"):
+    with pytest.raises(RequestRefusedError, match="has no column value"):
         standing.run(
             shop.spark,
             settings,

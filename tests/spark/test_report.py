@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.policy.fingerprint import fingerprint
 from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.report import report
@@ -316,7 +316,7 @@ def test_a_schema_that_is_none_is_malformed(
     shop.topic("access", 1)
     for schema in ("", "int", "a int, A", "a int, a string", "__does_not_fit int"):
         asked = ReportScope(schemas={"access": schema or " "})
-        with pytest.raises(Malformed, match="is not valid"):
+        with pytest.raises(InvalidRequestError, match="is not valid"):
             report(settings, lambda: shop.spark, tmp_path / "out", asked)
     assert list(tmp_path.iterdir()) == []
 
@@ -335,10 +335,10 @@ def test_an_invalid_report_is_rejected_before_spark_starts(
         (ReportScope(schemas={"nothing": "a int"}), "topic nothing does not exist"),
         (ReportScope(since=moment, until=moment), "start of the window must be before its end"),
     ):
-        with pytest.raises(Refused, match=sentence):
+        with pytest.raises(RequestRefusedError, match=sentence):
             report(settings, unasked, tmp_path / "out", asked)
     (tmp_path / "report.html").touch()
-    with pytest.raises(Refused, match="was not written by a report"):
+    with pytest.raises(RequestRefusedError, match="was not written by a report"):
         report(settings, unasked, tmp_path, ReportScope())
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import Pipeline
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines import results, standing
 from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.compact import compact
@@ -81,9 +81,11 @@ def test_rows_of_a_stream_into_a_table_once(
     table = deltalake.DeltaTable(str(case.archive.folder("even", RESULTS)))
     assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == [each[0] for each in expected]
 
-    with pytest.raises(Refused, match="the columns of table even are id, line"):
+    with pytest.raises(RequestRefusedError, match="the columns of table even are id, line"):
         case.into("even", "SELECT id, 1 AS line, key FROM topic_orders", "other")
-    with pytest.raises(Refused, match="is the checkpoint of another query, whose target is"):
+    with pytest.raises(
+        RequestRefusedError, match="is the checkpoint of another query, whose target is"
+    ):
         case.into("odd")
     assert case.archive.names(RESULTS) == ["even"]
 
@@ -92,20 +94,20 @@ def test_an_invalid_table_name_is_one_clear_error(case: QueryCase) -> None:
     case.shop.fill("orders", 0, 1, 2)
     for name in ("..", "../even", "", "a b", "a/b"):
         asked = Standing(QUERY, into=name or " ", archive=case.archive)
-        with pytest.raises(Refused, match="is not a valid name of a topic or table"):
+        with pytest.raises(RequestRefusedError, match="is not a valid name of a topic or table"):
             standing.run(
                 *(case.shop.spark, case.settings, asked, lambda *_: None, case.folder / "names")
             )
     for column, said in (("NULL AS a", "a is a void"), ("1 AS `a b`", "'a b' does not have a")):
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(RequestRefusedError, match=said):
             case.into("even", f"SELECT {column} FROM topic_orders", said)
     with (
         results.hold(case.settings, case.archive, "even"),
-        pytest.raises(Refused, match="table even is being written by process"),
+        pytest.raises(RequestRefusedError, match="table even is being written by process"),
     ):
         case.into("even")
     asked = Standing(QUERY, into="even", archive=case.archive)
-    with pytest.raises(Refused, match="requires a directory for the checkpoint"):
+    with pytest.raises(RequestRefusedError, match="requires a directory for the checkpoint"):
         standing.run(case.shop.spark, case.settings, asked, lambda *_: None)
     assert case.archive.names(RESULTS) == []
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from streamqd import config
 from streamqd.config.topology import PORT_MAX, Address
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.client import connect
 from streamqd.store.slots import SLOTS, SlotMap, slot_of
 from tests.support import tls
@@ -229,7 +229,7 @@ class Cluster:
                 for node in living
             }
             well = all(node.state()["cluster_state"] == "ok" for node in living)
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             return False
         ports = {node.port for node in living}
         return well and len(maps) == 1 and {each[2].port for each in next(iter(maps))} <= ports

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.model import Unit
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -66,11 +66,11 @@ class Whereabouts(NamedTuple):
 
 
 def look(link: Connection, keys: Keys, units: Iterable[Unit]) -> dict[Unit, Whereabouts]:
-    """Take a picture of each unit. Raises RedisRefused, RedisUnavailable."""
+    """Take a picture of each unit. Raises RedisResponseError, RedisUnavailableError."""
     units = list(units)
     found = {}
     for unit, reply in zip(units, link.pipeline([_call(keys, u) for u in units]), strict=True):
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisResponseError):
             raise reply
         found[unit] = Whereabouts.parse(reply)
     return found
@@ -128,7 +128,7 @@ class Conservation:
         self._ended: dict[str, set[str]] = {unit.group: set() for unit in self.units}
 
     def check(self) -> None:
-        """Check once and note the violations. Raises RedisRefused, RedisUnavailable."""
+        """Check once and note the violations. Raises RedisResponseError, RedisUnavailableError."""
         # Messages sent before the picture must be in it. Messages no longer in it must have
         # finished before it was taken, so the ledger is read again.
         self._read_ledger()

@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 import psutil
 
 from streamqd import config, process
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailableError
 from streamqd.model import Uid, Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.scoreboard import WorkerState
@@ -411,7 +411,7 @@ class Daemon:
 
         def settled() -> bool:
             # One of several nodes may be away just now.
-            with contextlib.suppress(RedisUnavailable):
+            with contextlib.suppress(RedisUnavailableError):
                 return self.unsettled() == 0
             return False
 

@@ -21,7 +21,7 @@ import psutil
 
 from streamqd.admin import directives
 from streamqd.admin.published import Fleet
-from streamqd.errors import Refused, StreamqdError
+from streamqd.errors import RequestRefusedError, StreamqdError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -335,7 +335,9 @@ class Nemesis:
         with self._logged("order", "fleet"):
             for unit in dice.sample(self._units, max(1, len(self._units) // 4)):
                 to = dice.choice(self._victims).name
-                with contextlib.suppress(Refused, StreamqdError):  # it is unavailable at the moment
+                with contextlib.suppress(
+                    RequestRefusedError, StreamqdError
+                ):  # it is unavailable at the moment
                     directives.move(self._fleet, unit, to, "the nemesis wants it")
             yield _after(stroke.seconds)
             yield lambda: not self.server_away

@@ -19,7 +19,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from streamqd import config
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.client import connect
 from tests.support import tls
 from tests.support.servers import ProcessServer, die_with_parent, free_port
@@ -138,7 +138,7 @@ class Sentinel:
         """Return the port of the master according to this sentinel; 0 if it does not answer."""
         try:
             found = self.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             return 0
         return 0 if found is None else int(found[1])
 
@@ -146,7 +146,7 @@ class Sentinel:
         """Return what SENTINEL MASTER reports, empty if there is no answer."""
         try:
             flat = [part.decode() for part in self.call("SENTINEL", "MASTER", NAME)]
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             return {}
         return dict(zip(flat[::2], flat[1::2], strict=True))
 

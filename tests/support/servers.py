@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from streamqd import config, embedded
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.store.client import Connection, ServerFacts, connect, server_facts
 from tests.support import fetch_server, users
@@ -241,7 +241,7 @@ class ProcessServer(Server):
             raise AssertionError(f"{self.binary} ended at start:\n{self.log()}")
         try:
             return bool(probe.execute("PING") == b"PONG")
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             return False
 
     def _major(self) -> int:
@@ -264,7 +264,7 @@ class ForeignServer(Server):
         link = connect(self.settings, timeout=5, name="test:foreign")
         try:
             keys = link.execute("DBSIZE")
-        except (RedisUnavailable, RedisRefused) as error:
+        except (RedisUnavailableError, RedisResponseError) as error:
             raise NoServerError(f"{link.address} does not serve: {error}") from error
         finally:
             link.close()
@@ -364,7 +364,7 @@ def _ask_docker() -> None:
 def _answers(probe: Connection) -> bool:
     try:
         return bool(probe.execute("PING") == b"PONG")
-    except (RedisUnavailable, RedisRefused):
+    except (RedisUnavailableError, RedisResponseError):
         return False
 
 

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from streamqd import config, process
-from streamqd.errors import RedisRefused, RedisUnavailable, UnknownOutcome
+from streamqd.errors import OutcomeUnknownError, RedisResponseError, RedisUnavailableError
 from streamqd.producer import Producer
 from tests.support.conservation import home
 from tests.support.ledger import Ledger
@@ -70,10 +70,10 @@ def send(
     while True:
         try:
             found = producer.send(TOPIC, payload, partition=partition, **options)
-        except (RedisUnavailable, RedisRefused) as error:
+        except (RedisUnavailableError, RedisResponseError) as error:
             if "dedup_id" in options and not over.wait(REST_SECONDS):
                 continue  # with a dedup id, it may be sent again any number of times
-            unknown = "dedup_id" in options or isinstance(error, UnknownOutcome)
+            unknown = "dedup_id" in options or isinstance(error, OutcomeUnknownError)
             ledger.tell("unknown" if unknown else "refused", payload)
             over.wait(REST_SECONDS)
         else:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from tests.support.causes import DEADLY, Strike
 from tests.support.conservation import Conservation
@@ -281,7 +281,7 @@ class Trial:
     def _check(self) -> None:
         try:
             self.conservation.check()
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             assert self.nemesis is not None
             # Its connection was killed along with the others; the next check opens a new one.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import config
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisResponseError
 from streamqd.store.client import Connection
 
 FOLDER = Path(__file__).parents[2] / "etc" / "acl"
@@ -89,7 +89,7 @@ def has_selectors(link: Connection) -> bool:
     """Return True if the server supports selectors, as Redis 7 and Valkey do."""
     try:
         link.execute("ACL", "SETUSER", "streamqd-probe", "(+get)")
-    except RedisRefused:
+    except RedisResponseError:
         return False
     link.execute("ACL", "DELUSER", "streamqd-probe")
     return True

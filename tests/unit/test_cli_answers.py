@@ -12,7 +12,7 @@ import pytest
 
 from streamqd.cli import answers
 from streamqd.cli.root import cli
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from tests.support.optional import need
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
@@ -23,7 +23,7 @@ def test_two_columns_of_one_name_keep_their_values(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.split() == ["A", "A", "1", "2"]
     answers.show(["a", "a"], [(1, 2)], "csv")
     assert capsys.readouterr().out.splitlines() == ["a,a", "1,2"]
-    with pytest.raises(Refused, match="two columns are named a; rename one with AS"):
+    with pytest.raises(RequestRefusedError, match="two columns are named a; rename one with AS"):
         answers.show(["a", "a"], [(1, 2)], "json")
 
 
@@ -31,7 +31,7 @@ def test_nested_rows_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     row = pytest.importorskip("pyspark.sql").Row
     answers.show(["at"], [([row(x=1, y=b"z")],)], "json")
     assert json.loads(capsys.readouterr().out) == {"at": [{"x": 1, "y": "z"}]}
-    with pytest.raises(Refused, match="named x"):
+    with pytest.raises(RequestRefusedError, match="named x"):
         answers.show(["at"], [(row("x", "x")(1, 2),)], "json")
 
 

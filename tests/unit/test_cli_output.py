@@ -15,7 +15,7 @@ import pytest
 from streamqd import words
 from streamqd.cli import output
 from streamqd.cli.lines import BadInputError, Lines
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 
 # --- text -----------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ def test_json_holds_no_control_characters() -> None:
 def test_confirmation_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     output.confirm("Delete?", yes=True)
-    with pytest.raises(Refused, match="--yes"):
+    with pytest.raises(RequestRefusedError, match="--yes"):
         output.confirm("Delete?", yes=False)
 
 

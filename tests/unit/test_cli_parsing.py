@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from streamqd import Producer, config, supervisor
 from streamqd.cli import cli
-from streamqd.errors import ConfigError, ContractError, RedisUnavailable, StartRefused
+from streamqd.errors import ConfigError, ContractError, RedisUnavailableError, StartupError
 from streamqd.outbox.database import connect
 from streamqd.version import __version__
 
@@ -427,9 +427,9 @@ def test_check_sees_a_state_directory_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (StartRefused(5, ["it runs already"]), 5, "Error: it runs already\n"),
+        (StartupError(5, ["it runs already"]), 5, "Error: it runs already\n"),
         (ConfigError(["a.b: wrong"]), 3, "Error: a.b: wrong\n"),
-        (RedisUnavailable("no answer", sent=False), 4, "Error: no answer\n"),
+        (RedisUnavailableError("no answer", sent=False), 4, "Error: no answer\n"),
         (ContractError("odd"), 1, "Error: ContractError: odd (-v prints the traceback)\n"),
         (KeyError("k"), 1, "Error: KeyError: 'k' (-v prints the traceback)\n"),
         (KeyboardInterrupt(), 130, "\n"),

@@ -17,7 +17,7 @@ from streamqd import config
 from streamqd.config import secrets
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
-from streamqd.errors import ConfigError, RedisUnavailable
+from streamqd.errors import ConfigError, RedisUnavailableError
 from streamqd.model import Backoff, RetryPolicy
 
 NOTHING: dict[str, str] = {}
@@ -781,7 +781,7 @@ def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, ca
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     claimed.parent.rmdir()
-    with pytest.raises(RedisUnavailable, match="no server has been started"):
+    with pytest.raises(RedisUnavailableError, match="no server has been started"):
         config.redis_url(settings)
     theirs = runtime / "theirs"
     theirs.mkdir(mode=0o700)
@@ -799,7 +799,7 @@ def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
         prepare()
-        with pytest.raises(RedisUnavailable, match="no server has been started"):
+        with pytest.raises(RedisUnavailableError, match="no server has been started"):
             config.resolved(settings)
 
 

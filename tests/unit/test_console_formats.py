@@ -16,7 +16,7 @@ from streamqd.console.view import Visit  # noqa: E402
 from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
 from streamqd.console.views.dead import choice_of  # noqa: E402
 from streamqd.dead_letter import REASONS  # noqa: E402
-from streamqd.errors import Malformed  # noqa: E402
+from streamqd.errors import InvalidRequestError  # noqa: E402
 
 NOON = 1_795_867_200_000  # 2026-11-28 12:00:00 UTC
 HOUR = 3_600_000
@@ -145,5 +145,5 @@ def test_a_filter_states_an_age_or_a_time(text, unix_ms):
 @pytest.mark.parametrize("text", ["yesterday", "1m1h", "-1h"])
 def test_a_filter_refuses_another_text_as_a_time(text):
     anna = Person("anna", Role.ADMIN, "show")
-    with pytest.raises(Malformed, match="write an age"):
+    with pytest.raises(InvalidRequestError, match="write an age"):
         choice_of(Visit(None, anna, {}, {"since": text}), NOON)

@@ -13,7 +13,7 @@ from streamqd.cli import cli as command
 from streamqd.examples import weblog
 from streamqd.examples.demo import summary
 from streamqd.examples.demo.board import Board, shorten, table
-from streamqd.examples.demo.stage import MARKER, DemoFailed, Folder
+from streamqd.examples.demo.stage import MARKER, DemoError, Folder
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, DemoTally
 
 EACH = 5  # messages in each partition
@@ -113,7 +113,7 @@ def test_foreign_folder_is_not_touched(tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.touch()
 
-    with pytest.raises(DemoFailed, match="is not a demo directory"):
+    with pytest.raises(DemoError, match="is not a demo directory"):
         Folder(tmp_path).prepare()
     assert mine.exists()
 
@@ -125,7 +125,7 @@ def test_a_folder_in_which_a_daemon_runs_is_left_alone(tmp_path: Path):
     with lock_path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
-        with pytest.raises(DemoFailed, match="process 4711"):
+        with pytest.raises(DemoError, match="process 4711"):
             Folder(tmp_path).prepare()
     assert lock_path.exists()
 

@@ -24,7 +24,7 @@ from streamqd.cli.output import json_text, printable
 from streamqd.config import topology
 from streamqd.config.endpoint import url_fault
 from streamqd.dead_letter import DeadLetter
-from streamqd.errors import BadValue, ConfigError
+from streamqd.errors import ConfigError, InvalidValueError
 from streamqd.handlers.payloads import decoder
 from streamqd.handlers.verdicts import Undecodable
 from streamqd.http import REQUEST_BYTES_MAX, HttpResponse, HttpServer
@@ -294,7 +294,7 @@ def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) 
 def test_a_count_of_partitions_is_never_guessed(raw: bytes) -> None:
     try:
         assert 1 <= topics.count_of("orders", raw) <= topics.PARTITIONS_MAX
-    except BadValue as error:
+    except InvalidValueError as error:
         refused = str(error)
         assert len(refused) < 300
 

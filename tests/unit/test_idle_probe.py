@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamqd.errors import SilentConnection
+from streamqd.errors import SilentConnectionError
 from streamqd.store import idle_probe
 from streamqd.store.idle_probe import Attempts, IdleProbe
 
@@ -44,7 +44,7 @@ class Prober:
 def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
     """A silent connection is dead if the server answers a new one."""
     prober = Prober(True)
-    with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
+    with pytest.raises(SilentConnectionError, match="a new connection was answered") as raised:
         IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
     assert raised.value.sent, "the command may have been executed"
     assert prober.asked == 1

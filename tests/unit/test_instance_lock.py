@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.errors import StartRefused
+from streamqd.errors import StartupError
 from streamqd.startup import InstanceLock
 
 NOBODY = 65534
@@ -72,7 +72,7 @@ def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
     """The owner of the file could open it for other users again."""
     lock.path.touch()
     os.chown(lock.path, NOBODY, NOBODY)
-    with pytest.raises(StartRefused, match="belongs to another user"):
+    with pytest.raises(StartupError, match="belongs to another user"):
         lock.acquire()
 
 
@@ -80,7 +80,7 @@ def test_instance_lock_refuses_a_symlink(folder: Path, tmp_path: Path) -> None:
     """The target of a link is not opened, truncated or written."""
     (tmp_path / "elsewhere").write_text("kept")
     (folder / "one.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartRefused, match="symbolic link"):
+    with pytest.raises(StartupError, match="symbolic link"):
         InstanceLock(folder, "one")
     assert (tmp_path / "elsewhere").read_text() == "kept"
 

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from streamqd.config import Consumer, Daemon
-from streamqd.errors import ContractError, RedisRefused
+from streamqd.errors import ContractError, RedisResponseError
 from streamqd.model import Lease, Unit
 from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
@@ -111,7 +111,7 @@ def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
     assert first.script.name == "lease_acquire"
     assert (driver.argument("seen_epoch"), driver.argument("dead_token")) == (5, "corpse")
     assert [driver.next_call() for _ in range(3)] == [first] * 3
-    assert driver.partition.apply_reply(RedisRefused("OOM", "full"), 1.0) == ""
+    assert driver.partition.apply_reply(RedisResponseError("OOM", "full"), 1.0) == ""
     assert driver.next_call() == first
 
 

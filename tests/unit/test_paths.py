@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamqd.config.setting import NAME
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.paths import below, local_folder, remove_below
 from tests.support.quick import examples
 
@@ -76,7 +76,7 @@ def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) 
     """For any parts, the joined path is below the root, or it is refused."""
     try:
         found = below(root, *parts)
-    except Refused:
+    except RequestRefusedError:
         return
     assert os.path.commonpath([os.path.realpath(root), os.path.realpath(found)]) == str(root)
     assert os.path.realpath(found) != str(root)
@@ -90,7 +90,7 @@ def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) 
 def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]) -> None:
     """A removal keeps files outside of the root, the root itself and the targets of links."""
     (root / "inner").mkdir(exist_ok=True)
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(RequestRefusedError):
         remove_below(root, *parts)
     assert (root.parent / "outside" / "kept").exists()
     assert (root / "link").is_symlink()
@@ -120,7 +120,7 @@ def test_root_may_be_a_symlink(tmp_path: Path) -> None:
 def test_failed_removal_is_reported(tmp_path: Path) -> None:
     """Each error of a removal is reported."""
     (tmp_path / "file").touch()
-    with pytest.raises(Refused, match=r"file cannot be removed \(Not a directory\)"):
+    with pytest.raises(RequestRefusedError, match=r"file cannot be removed \(Not a directory\)"):
         remove_below(tmp_path, "file")
     remove_below(tmp_path, "missing")
 
@@ -146,7 +146,7 @@ def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
 )
 def test_local_folder_refuses_a_remote_uri(named: str) -> None:
     """Otherwise, such a URI would create a local folder named `s3a:`."""
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(InvalidRequestError) as caught:
         local_folder(named)
     assert str(caught.value).startswith(
         f"{named} is not a directory of this machine, so nothing was written; pass a path"

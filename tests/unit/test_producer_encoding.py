@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from streamqd.errors import MessageTooLarge
+from streamqd.errors import MessageTooLargeError
 from streamqd.handlers.payloads import decoder
 from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, expanded
 
@@ -130,7 +130,7 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
         (Outgoing(Order), TypeError, "of type type cannot be converted to JSON; send bytes"),
         (
             Outgoing(b"x" * 1001),
-            MessageTooLarge,
+            MessageTooLargeError,
             "takes 1,001 bytes, and max_message_bytes is 1,000",
         ),
     ],

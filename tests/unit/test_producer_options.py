@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from streamqd import AsyncProducer, BufferedProducer, Producer, RedisUnavailable
+from streamqd import AsyncProducer, BufferedProducer, Producer, RedisUnavailableError
 from streamqd.producer import options
 
 NOWHERE = "redis://127.0.0.1:1/0"  # these tests send nothing
@@ -113,7 +113,7 @@ def test_topic_that_is_not_a_string_is_refused(topic: Any):
 
 
 def test_unknown_partition_count_is_one_error():
-    with Producer(NOWHERE) as producer, pytest.raises(RedisUnavailable) as caught:
+    with Producer(NOWHERE) as producer, pytest.raises(RedisUnavailableError) as caught:
         producer.send("access", b"x")
     assert str(caught.value).count("cannot read the partition count of topic access") == 1
     assert not caught.value.sent

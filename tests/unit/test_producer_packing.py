@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.errors import MessageTooLarge
+from streamqd.errors import MessageTooLargeError
 from streamqd.producer.encoding import Outgoing, envelope_of, expanded, size_of
 
 PAYLOADS = st.binary(max_size=300)
@@ -26,7 +26,7 @@ class Padded(bytes):
 
 
 def test_measured_size_equals_the_written_size() -> None:
-    with pytest.raises(MessageTooLarge):
+    with pytest.raises(MessageTooLargeError):
         envelope_of(Padded(b"x" * 5), 5)
     found = envelope_of(Padded(b"x"), 1000)
     assert type(found) is bytes

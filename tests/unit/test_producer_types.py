@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 
 from streamqd import (
-    AsyncProducer, BacklogFull, BufferedProducer, BufferFull, ChunkUnknown, Outbox, Outgoing,
-    Producer, Uid, UnknownOutcome,
+    AsyncProducer, BacklogFullError, BatchOutcomeUnknownError, BufferedProducer, BufferFullError,
+    OutcomeUnknownError, Outbox, Outgoing, Producer, Uid,
 )
 
 
@@ -39,11 +39,11 @@ def plain() -> None:
         with BufferedProducer(max_messages=10, block=0, max_backlog=100) as many:
             flushed: bool = many.flush(1.5)
             print(flushed)
-    except ChunkUnknown as error:
+    except BatchOutcomeUnknownError as error:
         lost: int = error.unknown
         known: list[str | None] = error.ids
         print(lost, known)
-    except (BufferFull, BacklogFull, UnknownOutcome):
+    except (BufferFullError, BacklogFullError, OutcomeUnknownError):
         pass
 
 

@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 
 from streamqd import (
-    Backoff, BufferedProducer, ChunkRefused, ConfigError, Context, Dead, DeadLetter, Failures,
-    Message, MessageTooLarge, Producer, Receipt, RedisRefused, RedisUnavailable, Release, Result,
-    Retry, RetryPolicy, SoftTimeout, StreamqdError, TopicMissing, __version__, handler,
-    schedule,
+    Backoff, BatchRejectedError, BufferedProducer, ConfigError, Context, Dead, DeadLetter, Failures,
+    Message, MessageTooLargeError, Producer, Receipt, RedisResponseError, RedisUnavailableError,
+    Release, Result, Retry, RetryPolicy, SoftTimeout, StreamqdError, TopicNotFoundError,
+    __version__, handler, schedule,
 )
 from streamqd.pytest_plugin import RunDaemon
 from streamqd.testing import (
@@ -78,9 +78,11 @@ def send() -> str:
     try:
         with Producer() as producer:
             return producer.send("orders", {"number": 1})
-    except ChunkRefused as error:
+    except BatchRejectedError as error:
         return ", ".join(each for each in error.ids if each is not None)
-    except (TopicMissing, RedisRefused, RedisUnavailable, MessageTooLarge) as error:
+    except (
+        TopicNotFoundError, RedisResponseError, RedisUnavailableError, MessageTooLargeError
+    ) as error:
         return str(error)
     except ConfigError as error:
         problems: list[str] = error.problems

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import Unit
 from streamqd.store import stacks
 from streamqd.store.keys import Keys
@@ -62,13 +62,13 @@ def test_one_endless_line_is_left_out() -> None:
 )
 def test_stack_with_an_invalid_field_is_refused(changed: dict[str, object]) -> None:
     body = json.dumps(FOUND._asdict() | changed).encode()
-    with pytest.raises(BadValue):
+    with pytest.raises(InvalidValueError):
         stacks.parse(body, "k")
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b"{" * 9_999, b" " * (2 << 20)])
 def test_stack_that_is_no_object_is_refused(raw: bytes) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(InvalidValueError):
         stacks.parse(raw, "k")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.errors import RedisRefused, RefusalKind
+from streamqd.errors import RedisResponseError, RefusalKind
 
 TRANSIENT = [
     "LOADING",
@@ -38,12 +38,12 @@ def test_each_error_code_has_one_kind() -> None:
 
 @pytest.mark.parametrize("code", TRANSIENT)
 def test_passing_errors_are_transient(code: str) -> None:
-    assert RedisRefused(code, "x").transient
+    assert RedisResponseError(code, "x").transient
 
 
 @pytest.mark.parametrize("code", [*LASTING, "DELETING", "", "oom"])
 def test_other_errors_are_not_transient(code: str) -> None:
-    assert not RedisRefused(code, "x").transient
+    assert not RedisResponseError(code, "x").transient
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_other_errors_are_not_transient(code: str) -> None:
     ],
 )
 def test_refusal_has_the_kind_of_its_code(code: str, kind: RefusalKind) -> None:
-    assert RedisRefused(code, "x").kind is kind
+    assert RedisResponseError(code, "x").kind is kind

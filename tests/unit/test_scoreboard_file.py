@@ -31,7 +31,7 @@ def test_header_with_valid_checksum_and_invalid_json_is_refused(told: bytes):
     """The start failed with the decoder's own error."""
     magic = scoreboard_file.packed({})[:20]
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
-    with pytest.raises(scoreboard_file.ScoreboardFileRefused, match="not a streamqd scoreboard"):
+    with pytest.raises(scoreboard_file.ScoreboardFileError, match="not a streamqd scoreboard"):
         scoreboard_file.unpacked(raw)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.location import BucketFolder, location
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import parsed, reparse, storage, strict
@@ -273,7 +273,7 @@ def test_payload_nested_too_deeply_to_divide_is_rescued_whole() -> None:
 def test_a_struct_without_fields_is_refused() -> None:
     """Otherwise, a table would be created whose files no task can write."""
     kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
-    with pytest.raises(Refused, match=r"a\.element is a struct without fields"):
+    with pytest.raises(RequestRefusedError, match=r"a\.element is a struct without fields"):
         stored(kind)
 
 
@@ -447,7 +447,9 @@ def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> Non
     files = unfit(quarantine, "1-0")
     table.append([], at(1), owed=UnparsedFiles(0, tuple(files)))
     shutil.rmtree(quarantine.folder.path)
-    with pytest.raises(Refused, match="quarantine/orders is missing, and so are the rows"):
+    with pytest.raises(
+        RequestRefusedError, match="quarantine/orders is missing, and so are the rows"
+    ):
         opened(archive, "orders")
 
 
@@ -469,7 +471,7 @@ def test_owed_file_must_be_inside_its_table(archive: Archive, path: str) -> None
     table.append(
         [], at(1), owed=UnparsedFiles(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),))
     )
-    with pytest.raises(Refused, match="is not a path below"):
+    with pytest.raises(RequestRefusedError, match="is not a path below"):
         opened(archive, "orders")
 
 
@@ -483,7 +485,7 @@ def test_a_table_grows_and_never_changes(archive: Archive) -> None:
     assert table.has_just(pa.schema([*parsed_columns(), *more]))
     assert not table.has_just(parsed_columns())
     for wrong in (("a", pa.string()), ("A", pa.int64()), ("b", pa.list_(pa.string()))):
-        with pytest.raises(Refused, match="columns can be added, but not changed"):
+        with pytest.raises(RequestRefusedError, match="columns can be added, but not changed"):
             table.grow(pa.schema([wrong]))
 
 
@@ -502,7 +504,9 @@ def test_entries_that_are_not_parsed_do_not_hide_a_loss(
         for first in ((3, 0), (1, 0))
     )
     monkeypatch.setattr(raw, "files", lambda: [new])
-    with pytest.raises(Refused, match="2 parsed rows of orders have no archived entry any longer"):
+    with pytest.raises(
+        RequestRefusedError, match="2 parsed rows of orders have no archived entry any longer"
+    ):
         reparse._check_no_loss(archive, raw)
     monkeypatch.setattr(raw, "files", lambda: [old, new])
     reparse._check_no_loss(archive, raw)
@@ -572,5 +576,7 @@ def test_empty_recreated_partition_does_not_stop_others(archive: Archive) -> Non
         {("orders", 1): Position((10, 0))}
     ]
     raw.append([], {("orders", 0): Position((8, 0))})
-    with pytest.raises(Refused, match="was restored to a version older than its parsed rows"):
+    with pytest.raises(
+        RequestRefusedError, match="was restored to a version older than its parsed rows"
+    ):
         list(parsed._chunks(raw, table))

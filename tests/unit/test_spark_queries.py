@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
+from streamqd.errors import RedisResponseError, RedisUnavailableError, StreamqdError
 from streamqd.spark.pipelines.queries import PipelineError, failure, sentence
 
 LOST = (
@@ -33,7 +33,7 @@ CALLING = "An error occurred while calling z:org.apache.spark.api.python.PythonR
             "[NO_TABLE] There is no table x. SQLSTATE: 42P01\nmore",
             "[NO_TABLE] There is no table x.",
         ),
-        (f"{LOST} {CRASHED}\nstreamqd.errors.RedisRefused: WRONGTYPE x\n", "WRONGTYPE x"),
+        (f"{LOST} {CRASHED}\nstreamqd.errors.RedisResponseError: WRONGTYPE x\n", "WRONGTYPE x"),
     ],
 )
 def test_spark_failure_becomes_one_sentence(raised: str, told: str) -> None:
@@ -43,14 +43,18 @@ def test_spark_failure_becomes_one_sentence(raised: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("raised", "kind", "told"),
     [
-        ("streamqd.errors.RedisUnavailable: no answer", RedisUnavailable, "no answer"),
+        ("streamqd.errors.RedisUnavailableError: no answer", RedisUnavailableError, "no answer"),
         (
-            "streamqd.errors.SilentConnection: 127.0.0.1:1 is dead",
-            RedisUnavailable,
+            "streamqd.errors.SilentConnectionError: 127.0.0.1:1 is dead",
+            RedisUnavailableError,
             "127.0.0.1:1 is",
         ),
-        ("streamqd.errors.RedisRefused: LOADING the dataset", RedisRefused, "LOADING the dataset"),
-        ("streamqd.errors.TopicMissing: no topic x", PipelineError, "no topic x"),
+        (
+            "streamqd.errors.RedisResponseError: LOADING the dataset",
+            RedisResponseError,
+            "LOADING the dataset",
+        ),
+        ("streamqd.errors.TopicNotFoundError: no topic x", PipelineError, "no topic x"),
         ("", PipelineError, CRASHED),
     ],
 )
@@ -61,4 +65,4 @@ def test_an_outage_inside_spark_keeps_its_class(
     found = failure(Exception(f"{LOST} {CRASHED}\n{raised}\n\tat org.apache.X"))
     assert type(found) is kind
     assert str(found).startswith(told)
-    assert not isinstance(found, RedisRefused) or found.code == "LOADING"
+    assert not isinstance(found, RedisResponseError) or found.code == "LOADING"

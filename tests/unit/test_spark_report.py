@@ -18,7 +18,7 @@ from streamqd.admin.fleet import Behind, GroupStatus, StatusView
 from streamqd.admin.reading import Unreadable
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.cli import cli
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.location import location
 from streamqd.spark.pipelines import report as reports
 from streamqd.spark.pipelines.chart import bars, count_step, time_labels
@@ -503,7 +503,7 @@ def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
 )
 def test_folder_without_a_report_is_never_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text, "latin-1")
-    with pytest.raises(Refused, match="was not written by a report"):
+    with pytest.raises(RequestRefusedError, match="was not written by a report"):
         reports._last(location(tmp_path))
 
 
@@ -511,15 +511,15 @@ def test_where_a_report_may_go(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
-        with pytest.raises(Refused, match="not a directory"):
+        with pytest.raises(RequestRefusedError, match="not a directory"):
             reports._last(location(tmp_path / name))
-    with pytest.raises(Refused, match="cannot be written"):
+    with pytest.raises(RequestRefusedError, match="cannot be written"):
         reports._write(location(tmp_path / "file" / "below"), document(living()))
 
 
 def test_failed_report_leaves_no_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "report.html").mkdir(parents=True)
-    with pytest.raises(Refused, match="cannot be written"):
+    with pytest.raises(RequestRefusedError, match="cannot be written"):
         reports._write(location(out), document(living()))
     assert [each.name for each in out.iterdir()] == ["report.html"]

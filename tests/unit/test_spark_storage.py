@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from streamqd import config
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.spark import rows as columns
 from streamqd.spark.location import location
 from streamqd.spark.offsets import Position
@@ -144,7 +144,7 @@ def test_a_link_within_a_table_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "date=1970-01-01").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Refused, match="symbolic link"):
+    with pytest.raises(RequestRefusedError, match="symbolic link"):
         PartWriter(location(tmp_path / "table"), 0).write(table([1]))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -188,7 +188,7 @@ def test_second_concurrent_run_is_refused(archive: Archive) -> None:
     first, second = opened(archive), opened(archive)
     files = written(second, 0, 3)
     add(first, 0, 3)
-    with pytest.raises(Refused, match="another run wrote"):
+    with pytest.raises(RequestRefusedError, match="another run wrote"):
         second.append(files, {PLACE: Position((3, 0), 3)})
     assert seen(archive) == [1, 2, 3]
 
@@ -201,7 +201,7 @@ def test_simultaneous_runs_commit_only_once(archive: Archive) -> None:
 
     def run(number: int) -> None:
         ready.wait()
-        with suppress(Refused):
+        with suppress(RequestRefusedError):
             tables[number].append(files[number], {PLACE: Position((5, 0), 5)})
             done.append(number)
 
@@ -233,7 +233,7 @@ def test_missing_short_and_broken_files_are_not_committed(archive: Archive) -> N
 def test_a_file_outside_of_its_table_is_refused(archive: Archive, path: str) -> None:
     made = opened(archive)
     [file] = written(made, 0, 3)
-    with pytest.raises(Refused, match="not a path below"):
+    with pytest.raises(RequestRefusedError, match="not a path below"):
         made.append([file._replace(path=path)], {})
 
 
@@ -375,7 +375,7 @@ def test_files_of_a_killed_creation_are_not_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", "a*b", "a[b]", "a{b}", "a\\b"])
 def test_a_path_that_others_read_otherwise_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Refused, match=r"contains ., which has a special meaning"):
+    with pytest.raises(RequestRefusedError, match=r"contains ., which has a special meaning"):
         Archive(tmp_path / name, create=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -383,9 +383,9 @@ def test_a_path_that_others_read_otherwise_is_refused(tmp_path: Path, name: str)
 def test_a_folder_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "deeper", Path("/proc/nope")):
-        with pytest.raises(Refused, match="cannot be"):
+        with pytest.raises(RequestRefusedError, match="cannot be"):
             Archive(path, create=True)
-    with pytest.raises(Refused, match="cannot be an archive: Not a directory"):
+    with pytest.raises(RequestRefusedError, match="cannot be an archive: Not a directory"):
         Archive(tmp_path / "file")
 
 
@@ -426,15 +426,15 @@ def test_unreadable_table_raises_one_sentence(archive: Archive) -> None:
 def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(Refused, match="neither empty nor an archive"):
+    with pytest.raises(RequestRefusedError, match="neither empty nor an archive"):
         Archive(tmp_path / "other", create=True)
-    with pytest.raises(Refused, match="is not an archive"):
+    with pytest.raises(RequestRefusedError, match="is not an archive"):
         Archive(tmp_path / "nothing")
     for address in ("s3://bucket/archive", "s3:/bucket/archive"):
-        with pytest.raises(Malformed, match="is not a valid directory URL"):
+        with pytest.raises(InvalidRequestError, match="is not a valid directory URL"):
             Archive(Path(address), create=True)
     (archive.folder("access").path / "strange").mkdir(parents=True)
-    with pytest.raises(Refused, match="neither empty nor a table"):
+    with pytest.raises(RequestRefusedError, match="neither empty nor a table"):
         archive.table("access", create=True)
     assert archive.table("orders") is None
 
@@ -496,7 +496,7 @@ def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) 
     if not archive.topics():
         add(opened(archive), 0, 3)
     before = everything(archive)
-    with suppress(Refused):
+    with suppress(RequestRefusedError):
         made = archive.table(topic, create=True)
         assert made is not None
         assert made.folder.path.parent.parent == archive.root.path
@@ -511,7 +511,7 @@ def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path)
     (tmp_path / "elsewhere").mkdir()
     (archive.root.path / "tables").mkdir()
     (archive.root.path / "tables" / "access").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Refused, match="symbolic link"):
+    with pytest.raises(RequestRefusedError, match="symbolic link"):
         archive.table("access", create=True)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -622,7 +622,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
 
 @pytest.mark.parametrize("grace", [0.0, 3599.0, -1.0])
 def test_a_grace_that_is_too_short_is_refused(archive: Archive, grace: float) -> None:
-    with pytest.raises(Refused, match="must be at least 1h"):
+    with pytest.raises(RequestRefusedError, match="must be at least 1h"):
         compact.compact(config.Settings(), archive.root, grace=grace)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamqd.cli import shell
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.spark.pipelines import standing
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.statements import SqlScanner, SqlSplitter, check
@@ -85,7 +85,7 @@ def test_each_line_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_sql_password_is_refused_in_any_spelling(literal: str) -> None:
-    with pytest.raises(Refused, match="passwordFile"):
+    with pytest.raises(RequestRefusedError, match="passwordFile"):
         check(f"CREATE TABLE t USING streamq OPTIONS (topic 't', url {literal})")
 
 
@@ -101,7 +101,7 @@ def test_sql_password_is_refused_in_any_spelling(literal: str) -> None:
 )
 def test_the_url_of_a_table_is_a_literal(option: str) -> None:
     for options in (f"topic 't', {option}", f"{option} , topic 't'"):
-        with pytest.raises(Refused, match="write one literal"):
+        with pytest.raises(RequestRefusedError, match="write one literal"):
             check(f"CREATE TABLE t USING /* by */ `streamq` OPTIONS ({options})")
 
 
@@ -124,7 +124,7 @@ def test_statement_without_a_password_is_allowed(statement: str) -> None:
 
 
 def test_a_statement_that_is_not_utf_8_is_malformed() -> None:
-    with pytest.raises(Malformed, match="not UTF-8"):
+    with pytest.raises(InvalidRequestError, match="not UTF-8"):
         check(b"SELECT '\xe4'".decode("utf-8", "surrogateescape"))
 
 
@@ -133,17 +133,17 @@ NO_SPARK: Any = None  # a refused statement is not passed on
 
 def test_no_way_in_passes_a_password_on(tmp_path: Path) -> None:
     query = "SELECT 'redis://:secret@h'"
-    with pytest.raises(Refused, match="passwordFile"):
+    with pytest.raises(RequestRefusedError, match="passwordFile"):
         Prompt(NO_SPARK, NO_SPARK, None).ask(query)
     folder, asked = tmp_path / "checkpoint", standing.Standing(query)
-    with pytest.raises(Refused, match="passwordFile"):
+    with pytest.raises(RequestRefusedError, match="passwordFile"):
         standing.run(NO_SPARK, NO_SPARK, asked, lambda *_: None, folder)
     assert not folder.exists()
 
 
 def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"-- fine\nSELECT '\xe4';\n")))
-    with pytest.raises(Malformed, match="not UTF-8"):
+    with pytest.raises(InvalidRequestError, match="not UTF-8"):
         shell.work_off(Prompt(NO_SPARK, NO_SPARK, None), "table")
 
 
@@ -162,5 +162,5 @@ def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_sql_table_with_explicit_columns_is_refused(statement: str, refused: bool) -> None:
     """Spark accepted the table, and the first SELECT failed."""
-    with pytest.raises(Refused, match="without columns") if refused else nullcontext():
+    with pytest.raises(RequestRefusedError, match="without columns") if refused else nullcontext():
         check(statement)

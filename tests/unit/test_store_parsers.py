@@ -1,4 +1,4 @@
-"""Every parser of what Redis holds returns a value within bounds, or raises BadValue."""
+"""Every parser of what Redis holds returns a value within bounds, or raises InvalidValueError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamqd.config.setting import NAME
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import Unit
 from streamqd.store import (
     dead,
@@ -65,10 +65,10 @@ class Answers:
 
 
 def read(parse: Callable[[], T], key: str, *fields: str) -> T | None:
-    """Return the parsed value, or None for a BadValue that names the key and one of the fields."""
+    """Return the parsed value, or None for an InvalidValueError that names key and field."""
     try:
         return parse()
-    except BadValue as error:
+    except InvalidValueError as error:
         bad = error
     assert bad.key == key
     assert bad.field in fields or not fields
@@ -119,7 +119,7 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
 def test_a_number_beyond_everything_in_a_member_is_named() -> None:
     """The error names the key and the field."""
     (heartbeat,) = members.heartbeats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
-    with pytest.raises(BadValue, match=r"one\.owned of the info"):
+    with pytest.raises(InvalidValueError, match=r"one\.owned of the info"):
         members.described(heartbeat, "the info")
     assert members.seen_of(heartbeat).leaving
 

@@ -25,7 +25,7 @@ from streamqd import (
     Dead,
     Failures,
     Message,
-    MessageTooLarge,
+    MessageTooLargeError,
     Outgoing,
     Release,
     Result,
@@ -109,7 +109,7 @@ def test_message_equals_that_of_a_producer() -> None:
 
 
 def test_unsendable_message_cannot_be_tested() -> None:
-    with pytest.raises(MessageTooLarge):
+    with pytest.raises(MessageTooLargeError):
         run(obey, b"x" * (1 << 20 | 1))
     with pytest.raises(TypeError):
         run(obey, object())

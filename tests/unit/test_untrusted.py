@@ -1,4 +1,4 @@
-"""Every function that parses a value from Redis returns it within bounds or raises BadValue."""
+"""Every parser of a value from Redis returns it within bounds or raises InvalidValueError."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.store import untrusted
 
 RAW = st.one_of(
@@ -24,7 +24,7 @@ RAW = st.one_of(
 def test_untrusted_integer_is_within_its_bounds(raw: bytes | None):
     try:
         found = untrusted.integer(raw, "k", "f", low=0, high=1000)
-    except BadValue:
+    except InvalidValueError:
         return
     assert type(found) is int
     assert 0 <= found <= 1000
@@ -34,7 +34,7 @@ def test_untrusted_integer_is_within_its_bounds(raw: bytes | None):
 def test_untrusted_number_is_finite_and_within_its_bounds(raw: bytes | None):
     try:
         found = untrusted.number(raw, "k")
-    except BadValue:
+    except InvalidValueError:
         return
     assert math.isfinite(found)
     assert 0 <= found <= untrusted.INTEGER_MAX
@@ -44,7 +44,7 @@ def test_untrusted_number_is_finite_and_within_its_bounds(raw: bytes | None):
 def test_untrusted_text_is_decoded_unchanged(raw: bytes | None):
     try:
         found = untrusted.text(raw, "k")
-    except BadValue:
+    except InvalidValueError:
         return
     assert found.encode() == raw
 
@@ -54,7 +54,7 @@ def test_a_name_can_never_leave_a_folder(raw: bytes | None):
     """Names with `..`, a separator, a leading dot or a line break are rejected."""
     try:
         found = untrusted.name(raw, "k")
-    except BadValue:
+    except InvalidValueError:
         return
     assert not found.startswith(".")
     assert set(found).isdisjoint("/\\\n\r\0 ")
@@ -63,13 +63,13 @@ def test_a_name_can_never_leave_a_folder(raw: bytes | None):
 
 @pytest.mark.parametrize("raw", [b"..", b".", b".hidden", b"a/b", b"a\n", b"", b"x" * 65, b"\xff"])
 def test_invalid_name_is_refused(raw: bytes):
-    with pytest.raises(BadValue, match="a name of"):
+    with pytest.raises(InvalidValueError, match="a name of"):
         untrusted.name(raw, "streaming:mq:topics")
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"[]", b"", b"nul", b'"a"', b"\xff", None])
 def test_invalid_object_is_refused(raw: bytes | None):
-    with pytest.raises(BadValue, match="a JSON object"):
+    with pytest.raises(InvalidValueError, match="a JSON object"):
         untrusted.json_object(raw, "k", "f")
 
 
@@ -78,7 +78,7 @@ def test_missing_value_may_have_a_default():
     assert untrusted.number(None, "k", default=0.5) == 0.5
     assert untrusted.text(None, "k", default="") == ""
     assert untrusted.json_object(None, "k", default={}) == {}
-    with pytest.raises(BadValue, match="k in Redis is nothing and not an integer"):
+    with pytest.raises(InvalidValueError, match="k in Redis is nothing and not an integer"):
         untrusted.integer(None, "k")
 
 

@@ -142,13 +142,16 @@ def overview(store: Store) -> list[TopicDeadLetters]:
 
 
 def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
-    """Return a topic's dead letters of all groups, newest first. Raises TopicMissing."""
+    """Return a topic's dead letters of all groups, newest first. Raises TopicNotFoundError."""
     streams = list(streams_of(store, topic).values())
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
 def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
-    """Return one dead letter in full. Raises TopicMissing, and Refused if the ID is not found."""
+    """Return one dead letter in full.
+
+    Raises TopicNotFoundError, and RequestRefusedError if the ID is not found.
+    """
     entry = find(store, streams_of(store, topic), dead_letter_id)
     row = _row(topic, entry)
     known = DeadLetterFields(entry.fields).known(DeadLetterDetail)
@@ -325,7 +328,7 @@ def causes(
     """Count the matching dead letters by cause, reading the newest first.
 
     At most `last` are counted and `budget` are read, fewer if `stop` returns True.
-    Raises TopicMissing, Refused.
+    Raises TopicNotFoundError, RequestRefusedError.
     """
     return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
 

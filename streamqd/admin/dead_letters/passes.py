@@ -26,7 +26,7 @@ from streamqd.admin import audit, retention
 from streamqd.admin.dead_letters.selection import DeadLetterFields, Stop, never, origin_of, pages
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.policy.fingerprint import of_dead_letter
 from streamqd.store import dead
 from streamqd.store.store import Store
@@ -83,7 +83,10 @@ class Pass:
         progress: Progress = silent,
         examining: Progress = silent,
     ) -> None:
-        """Select the dead letters that exist now. Raises TopicMissing, Refused."""
+        """Select the dead letters that exist now.
+
+        Raises TopicNotFoundError, RequestRefusedError.
+        """
         self.topic = topic
         self._store, self._choice = store, choice
         self._pages = pages(store, topic, choice)
@@ -122,7 +125,7 @@ class Pass:
                     if self.result != DONE:
                         return
                 self._examining(page.examined)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             self.fail(error)
 
     def touched(self, entry: Entry) -> None:
@@ -130,10 +133,10 @@ class Pass:
         self.first = self.first or str(entry.place)
         self.last = str(entry.place)
 
-    def fail(self, error: RedisUnavailable | RedisRefused, sent: int = 0) -> None:
+    def fail(self, error: RedisUnavailableError | RedisResponseError, sent: int = 0) -> None:
         """Record the error that stops the pass. `sent` dead letters have no reply yet."""
         self.result, self.error = FAILED, str(error)
-        if isinstance(error, RedisUnavailable) and error.sent:
+        if isinstance(error, RedisUnavailableError) and error.sent:
             self.unknown += sent
 
     def record(self, verb: str, note: str = "", **more: str) -> bool:
@@ -155,7 +158,7 @@ class Pass:
                 last_id=self.last,
                 note="; ".join(filter(None, (note, result))),
             )
-        except (RedisUnavailable, RedisRefused):
+        except (RedisUnavailableError, RedisResponseError):
             return False
         return True
 
@@ -205,9 +208,9 @@ def purge(
     `unarchived` is True. `configured` are the topic's settings in the file. They override the
     registered ones. The callbacks are those of `replay`.
 
-    Raises TopicMissing. Raises Refused if a named dead letter does not exist or does not match.
-    Raises RedisUnavailable before anything is deleted. A connection that is lost later stops the
-    purge with the result failed.
+    Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
+    does not match. Raises RedisUnavailableError before anything is deleted. A connection that is
+    lost later stops the purge with the result failed.
     """
     holds, _ = retention.settings(store, topic, configured)
     required = holds.archive == "required" and not unarchived
@@ -216,7 +219,7 @@ def purge(
         place, ids = (topic, piece[0].partition), [str(entry.id) for entry in piece]
         try:
             reply = store.run(dead.purge(store.keys, *place, ids, archived_only=required))
-        except (RedisUnavailable, RedisRefused) as error:
+        except (RedisUnavailableError, RedisResponseError) as error:
             done.fail(error, len(piece))
             continue
         found = dead.PurgeReply.parse(reply)
@@ -264,18 +267,21 @@ class Export:
         stop: Stop = never,
         progress: Progress = silent,
     ) -> None:
-        """Select the dead letters that exist now. Raises TopicMissing, Refused."""
+        """Select the dead letters that exist now.
+
+        Raises TopicNotFoundError, RequestRefusedError.
+        """
         self._done = Pass(store, topic, choice, stop, progress)
 
     def lines(self) -> Iterator[str]:
-        """Yield one JSON document (no newline) per dead letter. Raises RedisUnavailable."""
+        """Yield one JSON document (no newline) per dead letter. Raises RedisUnavailableError."""
         for piece in self._done.pieces():
             for entry in piece:
                 yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
                 self._done.counts["exported"] += 1
                 self._done.touched(entry)
         if self._done.result not in (DONE, STOPPED):
-            raise RedisUnavailable(self._done.error, sent=False)
+            raise RedisUnavailableError(self._done.error, sent=False)
 
     def finish(self, note: str = "") -> Exported:
         """Write the audit log and return the result."""

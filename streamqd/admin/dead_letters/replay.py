@@ -32,7 +32,7 @@ from streamqd.admin.dead_letters.selection import (
 )
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import Entry, ViewReader, server_unix_ms
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused
+from streamqd.errors import RedisResponseError, RedisUnavailableError, RequestRefusedError
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.store import dead, directives
@@ -92,13 +92,13 @@ def read_destination(text: str) -> Destination | None:
 class Route:
     """Chooses the destination of each dead letter of a topic.
 
-    Raises TopicMissing. Raises Refused if the destination is the topic itself or has no such
-    partition.
+    Raises TopicNotFoundError. Raises RequestRefusedError if the destination is the topic itself or
+    has no such partition.
     """
 
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{topic} is the topic of the dead letters; omit --to-topic, or pass --everyone"
             )
         self.topic = topic
@@ -214,9 +214,9 @@ def replay(
     that was replayed `max_replays` times stays. `stop` is called between batches. `progress` gets
     the size of each batch, and `examining` the number of dead letters read for each page.
 
-    Raises TopicMissing. Raises Refused if a named dead letter does not exist or does not match, or
-    if the destination does not exist. Raises RedisUnavailable before anything is replayed. A
-    connection that is lost later stops the replay with the result failed.
+    Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
+    does not match, or if the destination does not exist. Raises RedisUnavailableError before
+    anything is replayed. A connection that is lost later stops the replay with the result failed.
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress, examining)
@@ -386,12 +386,12 @@ class _Replay:
         """Run a call per item. Return the replies with their items. An error stops the pass."""
         try:
             replies = self._store.run_many(calls)
-        except RedisUnavailable as error:
+        except RedisUnavailableError as error:
             self._done.fail(error, under_way)
             return []
         found = []
         for each, reply in zip(about, replies, strict=True):
-            if isinstance(reply, RedisRefused):
+            if isinstance(reply, RedisResponseError):
                 self._done.fail(reply)
             else:
                 found.append((each, reply))
@@ -467,9 +467,10 @@ def plan(
     budget: int | None = None,
     stop: Stop = never,
 ) -> ReplayPlan:
-    """Return the effects of a replay without running it. Raises TopicMissing, Refused.
+    """Return the effects of a replay without running it.
 
-    Reads at most `budget` dead letters, fewer if `stop` returns True.
+    Raises TopicNotFoundError, RequestRefusedError. Reads at most `budget` dead letters, fewer if
+    `stop` returns True.
     """
     route = Route(store, topic, target)
     receiving = target.topic or topic

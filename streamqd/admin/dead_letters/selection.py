@@ -25,7 +25,7 @@ from streamqd.admin.reading import (
     read_id,
     read_place,
 )
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store.store import Store
 
 # Counts the replays to a partition. The field `replayCount` is trusted only in a retry stream,
@@ -102,11 +102,14 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 
 
 def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
-    """Return the dead letter `PARTITION:ms-seq`. Raises Refused if it is missing or invalid."""
+    """Return the dead letter `PARTITION:ms-seq`.
+
+    Raises RequestRefusedError if it is missing or invalid.
+    """
     place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
-        raise Refused(
+        raise RequestRefusedError(
             f"dead letter {dead_letter_id} not found (it was replayed or purged, or never"
             " existed); `streamqd dlq list` shows the others"
         )
@@ -114,13 +117,13 @@ def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
 
 
 def streams_of(store: Store, topic: str) -> dict[int, str]:
-    """Return the key of each partition's dead-letter stream. Raises TopicMissing."""
+    """Return the key of each partition's dead-letter stream. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     return {number: store.keys.dlq(topic, number) for number in range(count)}
 
 
 def total(store: Store, topic: str) -> int:
-    """Return the number of dead letters of a topic. Raises TopicMissing."""
+    """Return the number of dead letters of a topic. Raises TopicNotFoundError."""
     streams = streams_of(store, topic)
     return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
@@ -152,8 +155,8 @@ def pages(
     """Yield the matching dead letters, partition by partition and oldest first.
 
     A page has the matches among at most `size` dead letters. Later dead letters than those at the
-    call are not read. Raises TopicMissing. Raises Refused if the partition or a named dead letter
-    does not exist, or if a named dead letter does not match.
+    call are not read. Raises TopicNotFoundError. Raises RequestRefusedError if the partition or a
+    named dead letter does not exist, or if a named dead letter does not match.
     """
     streams = streams_of(store, topic)
     if choice.partition is not None:
@@ -192,7 +195,7 @@ def _walk(
 
 
 def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
-    """Return the named dead letters. Raises Refused before any is changed."""
+    """Return the named dead letters. Raises RequestRefusedError before any is changed."""
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
         here = choice.partition in (None, entry.partition)
@@ -200,11 +203,11 @@ def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list
             continue
         owner = DeadLetterFields(entry.fields).text(b"group")
         if choice.group is not None and owner != choice.group:
-            raise Refused(
+            raise RequestRefusedError(
                 f"dead letter {entry.place} belongs to group {owner}, not {choice.group};"
                 f" pass --group {owner}"
             )
-        raise Refused(
+        raise RequestRefusedError(
             f"dead letter {entry.place} does not match the filter; omit the ID, or change the"
             " filter"
         )
@@ -224,7 +227,10 @@ class LetterCount(NamedTuple):
 
 
 def count(store: Store, topic: str, choice: MessageFilter) -> int:
-    """Return the number of matching dead letters. Raises TopicMissing, Refused."""
+    """Return the number of matching dead letters.
+
+    Raises TopicNotFoundError, RequestRefusedError.
+    """
     return counted(store, topic, choice).letters
 
 
@@ -239,7 +245,7 @@ def counted(
     """Count the matches among the first `budget` dead letters, in the order of `pages`.
 
     Stops earlier when `stop` returns True. Without a filter, the count is exact and no dead letter
-    is read. Raises TopicMissing, Refused.
+    is read. Raises TopicNotFoundError, RequestRefusedError.
     """
     everything = total(store, topic)
     if choice == EVERY:

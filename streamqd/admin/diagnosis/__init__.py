@@ -42,7 +42,7 @@ from streamqd.admin.diagnosis.facts import (
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import ViewReader, server_unix_ms
 from streamqd.config import Settings
-from streamqd.errors import Malformed, RedisRefused
+from streamqd.errors import InvalidRequestError, RedisResponseError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -73,7 +73,10 @@ class DiagnosisReport:
 
 
 def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
-    """Return the checks with these ids or areas, or all. Raises Malformed for unknown ones."""
+    """Return the checks with these ids or areas, or all.
+
+    Raises InvalidRequestError for unknown ones.
+    """
     if not names:
         return list(CHECKS)
     known = {check.id for check in CHECKS} | {check.area for check in CHECKS}
@@ -81,7 +84,7 @@ def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else "`streamqd doctor --list` shows them"
-            raise Malformed(f"check {name} not found; {hint}")
+            raise InvalidRequestError(f"check {name} not found; {hint}")
     return [check for check in CHECKS if check.id in names or check.area in names]
 
 
@@ -96,8 +99,8 @@ def examine(
     """Read the facts that the checks need, and run the checks. Writes nothing.
 
     `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. `read_table`
-    reads the tables of an outbox, None to skip databases. Raises RedisUnavailable, and
-    RedisRefused if the server rejects all commands.
+    reads the tables of an outbox, None to skip databases. Raises RedisUnavailableError, and
+    RedisResponseError if the server rejects all commands.
     """
     needs = {need for check in checks for need in check.needs}
     facts = gather(link, settings, needs, unit, read_table)
@@ -153,7 +156,7 @@ def gather(
     if Need.PERMISSIONS in needs:
         try:
             lacking = rights_of.missing(store, name)
-        except RedisRefused as error:
+        except RedisResponseError as error:
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other permissions, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.ASSIGNMENTS}:

@@ -16,7 +16,7 @@ from streamqd import cgroups, embedded
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
 from streamqd.config import Settings
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 
 UNIT = "streamqd.service"
 FOLDERS = (
@@ -43,7 +43,8 @@ _SPAN_UNITS = {
 def gather(settings: Settings, unit: str, units: int) -> Host:
     """Examine the host. `unit` is a name or a file of systemd, '' for the usual ones.
 
-    `units` are the assignments of the configuration's consumers. Raises Refused for a missing file.
+    `units` are the assignments of the configuration's consumers. Raises RequestRefusedError for a
+    missing file.
     """
     folder = settings.daemon.state_dir
     there = _nearest(folder)
@@ -164,7 +165,7 @@ def _stop_seconds(unit: str) -> tuple[str, float | None]:
     """Return the service manager's stop timeout and its source, '' without one."""
     if "/" in unit:
         if not Path(unit).is_file():
-            raise Refused(f"unit file {unit} not found")
+            raise RequestRefusedError(f"unit file {unit} not found")
         return unit, of_unit_file(Path(unit))
     name = unit or UNIT
     if "." not in name:
@@ -178,7 +179,7 @@ def _stop_seconds(unit: str) -> tuple[str, float | None]:
         if path.is_file():
             return str(path), of_unit_file(path)
     if unit:
-        raise Refused(f"unit {unit} not found; pass its file, with a / in its path")
+        raise RequestRefusedError(f"unit {unit} not found; pass its file, with a / in its path")
     return "", None
 
 

@@ -141,7 +141,7 @@ def examine(
     expected: Sequence[str],
     abandoned_after: float,
 ) -> StreamReport:
-    """Report on every partition of a topic. Raises TopicMissing.
+    """Report on every partition of a topic. Raises TopicNotFoundError.
 
     `expected` are the configured groups. A group without an owner is abandoned if no consumer was
     active for `abandoned_after` seconds.

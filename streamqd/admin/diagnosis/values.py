@@ -20,7 +20,7 @@ from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value
 from streamqd.admin.reading import BATCH, Unreadable, ViewReader, pairs
 from streamqd.config.schedules import SCHEDULE_NAME
-from streamqd.errors import BadValue
+from streamqd.errors import InvalidValueError
 from streamqd.model import LETTERS, Unit
 from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
@@ -68,13 +68,13 @@ def _barriers(raw: bytes, key: str, field: str) -> None:
 
 def _moved(raw: bytes, key: str, field: str) -> None:
     if not _MOVE.fullmatch(raw):
-        raise BadValue(key, field, untrusted.shown(raw), "a time and a destination")
+        raise InvalidValueError(key, field, untrusted.shown(raw), "a time and a destination")
 
 
 def _due_of_place(raw: bytes, key: str, field: str) -> None:
     untrusted.number(raw, key, field)
     if not _PLACE.fullmatch(field):
-        raise BadValue(
+        raise InvalidValueError(
             key, field, untrusted.shown(field.encode()), "a place, such as m:1700000000000-0"
         )
 

@@ -11,7 +11,7 @@ from streamqd.config.values import parse_duration, parse_instant
 from streamqd.console.access import Role
 from streamqd.console.exports import ExportFile
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 
 BUDGET = 10_000  # dead letters that a page examines, the newest first
 BUDGET_MAX = 100_000  # of the causes, on request
@@ -25,15 +25,20 @@ FILTERS = (
 
 
 def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
-    """Return the filter that the URL or form states. Raises Malformed, Refused."""
+    """Return the filter that the URL or form states.
+
+    Raises InvalidRequestError, RequestRefusedError.
+    """
     if visit.text("key") and visit.person.bodies != "show":
-        raise Refused("keys are hidden from your role, so you cannot filter by key")
+        raise RequestRefusedError("keys are hidden from your role, so you cannot filter by key")
     stated_header = visit.text("header")
     header, equals, value = map(str.strip, stated_header.partition("="))
     if stated_header and visit.person.bodies != "show":
-        raise Refused("headers are hidden from your role, so you cannot filter by header")
+        raise RequestRefusedError(
+            "headers are hidden from your role, so you cannot filter by header"
+        )
     if stated_header and not (header and equals):
-        raise Malformed('"Header" must be NAME=VALUE, such as tenant=acme')
+        raise InvalidRequestError('"Header" must be NAME=VALUE, such as tenant=acme')
     return MessageFilter(
         ids=tuple(visit.text("id").split()),
         group=visit.text("group") or None,
@@ -59,7 +64,7 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
         return max(0, now_unix_ms - round(parse_duration(text) * 1000))
     with contextlib.suppress(ValueError):
         return max(0, int(parse_instant(text) * 1000))
-    raise Malformed(
+    raise InvalidRequestError(
         f"{name}: write an age such as 30m, 12h or 7d, or a time such as 2026-11-27T22:00 (UTC)"
     )
 
@@ -134,7 +139,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
     """Return all dead letters that match, as JSON lines."""
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
-        raise Refused("payloads are hidden from your role, so you cannot export them")
+        raise RequestRefusedError("payloads are hidden from your role, so you cannot export them")
     choice = choice_of(visit, visit.now.now_unix_ms)
     file = ExportFile(visit.desk.backend, topic, choice, f"{visit.person.name} (console)")
     return f"{topic}-dead-letters.jsonl", "application/x-ndjson", file
@@ -143,7 +148,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
 def payload(visit: Visit) -> tuple[str, str, bytes]:
     """Return the payload of one letter."""
     if visit.person.bodies != "show":
-        raise Refused("payloads are hidden from your role")
+        raise RequestRefusedError("payloads are hidden from your role")
     letter = dead_letters.show(visit.desk.store, visit.path["topic"], visit.path["letter"])
     return f"{letter.id.replace(':', '-')}.bin", "application/octet-stream", letter.payload
 

@@ -31,7 +31,7 @@ from streamqd.console.view import (
 )
 from streamqd.console.views.dead import choice_of
 from streamqd.dead_letter import REASONS
-from streamqd.errors import Malformed
+from streamqd.errors import InvalidRequestError
 from streamqd.words import plural
 
 Result = TypeVar("Result", ReplayResult, Purged)
@@ -92,10 +92,10 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _target(visit: Visit) -> Target:
-    """Return the destination that the form states. Raises Malformed."""
+    """Return the destination that the form states. Raises InvalidRequestError."""
     everyone, topic = visit.text("to") == "all", visit.text("to_topic")
     if everyone and topic:
-        raise Malformed(
+        raise InvalidRequestError(
             '"To topic" already sends to all groups of that topic; set "Deliver to" to the original'
             " group"
         )
@@ -115,7 +115,7 @@ def _rate(visit: Visit) -> float | None:
     except ValueError:
         rate = 0.0
     if not 0.01 <= rate <= 1e6:
-        raise Malformed('"Rate" must be a number from 0.01 to 1,000,000')
+        raise InvalidRequestError('"Rate" must be a number from 0.01 to 1,000,000')
     return rate
 
 
@@ -334,11 +334,13 @@ def _started(
     """Start a job on the chosen dead letters, in the name of the person.
 
     `clauses` returns the number of changed dead letters, and the result in words. Raises
-    TopicMissing, Refused.
+    TopicNotFoundError, RequestRefusedError.
     """
     topic, store, stated = visit.path["topic"], visit.desk.store, _stated_count(visit)
     if choice.ids:
-        dead_letters.count(store, topic, choice)  # raises Refused for a missing dead letter
+        dead_letters.count(
+            store, topic, choice
+        )  # raises RequestRefusedError for a missing dead letter
 
     def work(desk: Desk, job: ConsoleJob) -> str:
         done = change(

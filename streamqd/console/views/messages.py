@@ -20,7 +20,7 @@ from streamqd.admin.trace import EntryTrace, Trace
 from streamqd.console.access import Role
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.console.views.dead import choice_of
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.policy.partitioning import crc32_partition
 
@@ -90,10 +90,12 @@ def _test_of(visit: Visit) -> Test | None:
     if not text:
         return None
     if visit.person.bodies != "show":
-        raise Refused("payloads are hidden from your role, so you cannot search in them")
+        raise RequestRefusedError(
+            "payloads are hidden from your role, so you cannot search in them"
+        )
     match = _WHERE.fullmatch(text)
     if match is None:
-        raise Malformed(
+        raise InvalidRequestError(
             "the search must be a JSON pointer, header:NAME or payload, followed by = TEXT, ~ TEXT"
             " or exists, such as /customer/id = 42"
         )
@@ -173,7 +175,7 @@ def show_message(visit: Visit) -> Context:
     """Return one message: what sent it, its way through each group, and its copies."""
     topic, name = visit.path["topic"], tracing.read_name(visit.text("uid"))
     if name.topic != topic:
-        raise Malformed(f"{visit.text('uid')} is not a message of {topic}")
+        raise InvalidRequestError(f"{visit.text('uid')} is not a message of {topic}")
     found = tracing.trace(visit.desk.fleet, name)
     kept = found.entry is not None or found.where == "delayed"
     fields = _fields(visit, found.partition, found.id) if kept else {}
@@ -219,7 +221,7 @@ def _of_uid(label: str, text: str) -> Origin:
     """Return an origin that may be a uid. That of a dead letter has `:dlq` after the topic."""
     try:
         name = tracing.read_uid(text)
-    except Malformed:
+    except InvalidRequestError:
         return Origin(label, text)
     topic, _, dead = name.topic.partition(":")
     if dead:
@@ -242,7 +244,7 @@ def _archived(visit: Visit, found: Trace) -> str:
         looked = look(settings.console.archive, *place, settings.archive.pairs)
     except ModuleNotFoundError as error:
         return f"Reading the archive needs the package {error.name}; run {extras.hint('spark')}."
-    except Refused as error:
+    except RequestRefusedError as error:
         return f"{error}."
     finally:
         _looking.release()
@@ -254,7 +256,7 @@ def _archived(visit: Visit, found: Trace) -> str:
 def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
     """Return the fields of an entry or a delayed send, by its ID. Empty if the entry is gone.
 
-    Raises Refused for a delayed send that no longer waits.
+    Raises RequestRefusedError for a delayed send that no longer waits.
     """
     store, topic = visit.desk.store, visit.path["topic"]
     try:
@@ -270,13 +272,13 @@ def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
 def payload(visit: Visit) -> tuple[str, str, bytes]:
     """Return the payload of one message."""
     if visit.person.bodies != "show":
-        raise Refused("payloads are hidden from your role")
+        raise RequestRefusedError("payloads are hidden from your role")
     name = tracing.read_uid(visit.text("uid"))
     if name.topic != visit.path["topic"]:
-        raise Malformed("the uid belongs to another topic")
+        raise InvalidRequestError("the uid belongs to another topic")
     fields = _fields(visit, name.partition, name.id)
     if not fields:
-        raise Refused("the message is no longer in its partition")
+        raise RequestRefusedError("the message is no longer in its partition")
     return (
         f"{name.partition}-{name.id}.bin",
         "application/octet-stream",

@@ -15,7 +15,7 @@ from streamqd.console.view import (
     Preview,
     Visit,
 )
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.store.schedules import MOVING, ORPHANED, PAUSED, UNREADABLE
 
 TICKS_SHOWN = 5
@@ -44,7 +44,7 @@ def show_one(visit: Visit) -> Context:
     detail = schedules.show(store, name)
     try:
         ticks = schedules.upcoming(store, (), name, None, TICKS_SHOWN).rows
-    except Refused:
+    except RequestRefusedError:
         ticks = []
     reader = visit.reader
     stated = {

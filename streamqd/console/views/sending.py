@@ -10,7 +10,7 @@ from streamqd.admin.topics import partition_count
 from streamqd.admin.trace import EDITED_FROM
 from streamqd.console.access import Role
 from streamqd.console.view import Act, ActResult, AuditNote, FormField, Preview, Visit
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.producer import Producer
 
@@ -37,7 +37,7 @@ def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
     except ValueError:
         delay = -1.0
     if delay is not None and not 0 <= delay <= DELAY_MAX:
-        raise Malformed(f'"Delay" must be a number of seconds from 0 to {DELAY_MAX:,}')
+        raise InvalidRequestError(f'"Delay" must be a number of seconds from 0 to {DELAY_MAX:,}')
     return headers, delay
 
 
@@ -86,13 +86,13 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def stated_headers(visit: Visit) -> dict[str, str]:
-    """Return the headers of a form. Raises Malformed."""
+    """Return the headers of a form. Raises InvalidRequestError."""
     try:
         found = json.loads(visit.text("headers") or "{}")
     except (ValueError, RecursionError):
-        raise Malformed('"Headers" must be a JSON object of strings') from None
+        raise InvalidRequestError('"Headers" must be a JSON object of strings') from None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise Malformed('"Headers" must be a JSON object of strings')
+        raise InvalidRequestError('"Headers" must be a JSON object of strings')
     return found
 
 
@@ -114,7 +114,7 @@ def edit(visit: Visit) -> ActResult:
     """Send the edited message."""
     topic, name = visit.path["topic"], visit.path["letter"]
     if not _edit_fields(visit):
-        raise Refused(f"part of the dead letter {NOT_EDITABLE}")
+        raise RequestRefusedError(f"part of the dead letter {NOT_EDITABLE}")
     letter = dead_letters.show(visit.desk.store, topic, name)
     headers = stated_headers(visit) | {EDITED_FROM: letter.uid or f"{topic} {name}"}
     payload = visit.query.get("payload", "")
@@ -141,7 +141,7 @@ def send(
                 topic, payload, key=key or None, headers=dict(headers) or None, delay=delay
             )
         except (ValueError, TypeError, OverflowError) as error:
-            raise Malformed(f"nothing was sent: {error}") from None
+            raise InvalidRequestError(f"nothing was sent: {error}") from None
 
 
 ACTS = (

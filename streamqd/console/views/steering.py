@@ -21,7 +21,7 @@ from streamqd.console.view import (
     Visit,
     integer,
 )
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.model import Unit
 from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
@@ -85,7 +85,7 @@ def _group(visit: Visit) -> tuple[str, str]:
 
 
 def _group_scope(visit: Visit) -> Scope:
-    """Return the group of the path, or its partition in the form. Raises Malformed."""
+    """Return the group of the path, or its partition in the form. Raises InvalidRequestError."""
     number = visit.given("partition", most=PARTITION_MAX)
     return Scope(visit.path["topic"], number, visit.path["group"])
 
@@ -95,11 +95,11 @@ def _stop_scope(visit: Visit) -> Scope:
 
 
 def _stated_scope(visit: Visit) -> Scope:
-    """Return the scope of the URL or form. Raises Malformed."""
+    """Return the scope of the URL or form. Raises InvalidRequestError."""
     try:
         return stored.scope_of(visit.text("scope"))
     except ValueError as error:
-        raise Malformed(f"scope: {error}") from None
+        raise InvalidRequestError(f"scope: {error}") from None
 
 
 def _name(scope: Scope) -> str:
@@ -170,7 +170,7 @@ START = Steering(
 
 
 def unit_of(visit: Visit) -> Unit:
-    """Return the assignment of the path. Raises Malformed."""
+    """Return the assignment of the path. Raises InvalidRequestError."""
     number = integer(visit.path["partition"], "partition", most=PARTITION_MAX)
     return Unit(visit.path["topic"], number, visit.path["group"])
 
@@ -204,9 +204,9 @@ def _to(visit: Visit, unit: Unit) -> str:
 def _move(visit: Visit, unit: Unit, dry_run: bool) -> Steered:
     to = _to(visit, unit)
     if not to:
-        raise Refused(f"no live instance has a consumer for {unit.topic}/{unit.group}")
+        raise RequestRefusedError(f"no live instance has a consumer for {unit.topic}/{unit.group}")
     if not dry_run and not visit.text("to"):
-        raise Malformed('"To" must be the name of a live instance')
+        raise InvalidRequestError('"To" must be the name of a live instance')
     return directives.move(visit.desk.fleet, unit, to, visit.text(WHY), dry_run=dry_run)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from streamqd.admin import ranking
 from streamqd.admin.condition import in_words
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.errors import Malformed
+from streamqd.errors import InvalidRequestError
 
 PANEL_ROWS = 8  # slow handlers, and kinds of failure
 TROUBLES_SHOWN = 3
@@ -35,7 +35,7 @@ def show(visit: Visit) -> Context:
     """Return a page of the assignments that match `q`, in the order `sort`, or in reverse."""
     now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
     if order not in ranking.ORDERS:
-        raise Malformed(f"sort must be one of {', '.join(ranking.ORDERS)}")
+        raise InvalidRequestError(f"sort must be one of {', '.join(ranking.ORDERS)}")
     seen = now.seen
     rows = ranking.chosen(seen.assignments, visit.q, order, reverse=reverse)
     return {

@@ -22,7 +22,7 @@ from streamqd.console.view import (
     Visit,
     topic_of,
 )
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.words import plural, spans
 
 POLL_SECONDS = 1.0  # between two looks at the groups of a growing topic
@@ -52,11 +52,14 @@ def _wanted(visit: Visit) -> int:
 
 
 def _growth(visit: Visit, to: int) -> growth.Progress | None:
-    """Return the growth to continue, None to start one. Raises Malformed, TopicMissing, Refused."""
+    """Return the growth to continue, None to start one.
+
+    Raises InvalidRequestError, TopicNotFoundError, RequestRefusedError.
+    """
     name, settings = visit.path["topic"], visit.desk.settings
     found = growth.progress(visit.desk.store, name, to)
     if found is not None and found.done:
-        raise Refused(f"{name} already has {plural(to, 'partition')}")
+        raise RequestRefusedError(f"{name} already has {plural(to, 'partition')}")
     growth.check_configured(name, to, settings.topics.get(name), settings.source)
     return found
 
@@ -115,12 +118,12 @@ def grow(visit: Visit) -> ActResult:
 def _refuse_in_use(visit: Visit, found: Doomed) -> None:
     offering = directives.offering(visit.desk.fleet, found.topic)
     if offering:
-        raise Refused(
+        raise RequestRefusedError(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances, or"
             f" remove the consumers of {found.topic} from their configuration and reload them"
         )
     if found.owned:
-        raise Refused(
+        raise RequestRefusedError(
             f"topic {found.topic} is in use ({plural(len(found.owned), 'assignment')}, such as"
             f" {found.owned[0]}); stop its consumers first"
         )
@@ -249,19 +252,19 @@ def _delete_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _checked(visit: Visit) -> groups.GroupDetail:
-    """Return the group. Raises TopicMissing, and Refused while it is in use."""
+    """Return the group. Raises TopicNotFoundError, and RequestRefusedError while it is in use."""
     topic, group = visit.path["topic"], visit.path["group"]
     found = groups.describe(visit.desk.store, topic, group)
     if owned := [each for each in found.partitions if each.lease == "owned"]:
-        raise Refused(
+        raise RequestRefusedError(
             f"{owned[0].owner} owns {spans(each.partition for each in owned)} of {topic}/{group};"
             " stop the group first"
         )
     if why := groups.growing(visit.desk.store, topic, group):
-        raise Refused(f"{why}; wait until the growth is complete")
+        raise RequestRefusedError(f"{why}; wait until the growth is complete")
     left = groups.unfinished(found.partitions)
     if left.total and not visit.text("discard"):
-        raise Refused(
+        raise RequestRefusedError(
             f"{topic}/{group} has {plural(left.pending, 'pending message')} and"
             f" {plural(left.retries, 'waiting retry')}; choose discard to delete them"
         )

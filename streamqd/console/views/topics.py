@@ -18,7 +18,7 @@ from streamqd.admin.topics import TopicDetail
 from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.console.views.steering import unit_of, wider_pause
-from streamqd.errors import Malformed
+from streamqd.errors import InvalidRequestError
 from streamqd.model import Unit
 from streamqd.store.directives import Scope
 from streamqd.store.stacks import KEPT_SECONDS
@@ -70,7 +70,9 @@ def show_topic(visit: Visit) -> Context:
     name, now = visit.path["topic"], visit.now
     units = [each for each in now.seen.assignments if each.topic == name]
     if not units:
-        topics.partition_count(visit.desk.store, name)  # raises TopicMissing for an unknown topic
+        topics.partition_count(
+            visit.desk.store, name
+        )  # raises TopicNotFoundError for an unknown topic
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
     most = max((_least(each) for each in units), default=0)
@@ -94,7 +96,7 @@ def _charts(visit: Visit, topic: str, group: str, partitions: int) -> Context:
     """Return the history of a group in the range of the URL, as points and as columns."""
     chosen = visit.text("range", "1h")
     if chosen not in RANGES:
-        raise Malformed(f"range must be one of {', '.join(RANGES)}")
+        raise InvalidRequestError(f"range must be one of {', '.join(RANGES)}")
     minutes, step = RANGES[chosen]
     desk, now = visit.desk, visit.now
     points = desk.backend.history.points(

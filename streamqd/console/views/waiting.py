@@ -19,7 +19,7 @@ from streamqd.console.view import (
     Visit,
     topic_of,
 )
-from streamqd.errors import Malformed
+from streamqd.errors import InvalidRequestError
 from streamqd.model import LETTERS
 from streamqd.words import plural
 
@@ -57,7 +57,9 @@ def _id_field(visit: Visit) -> Sequence[FormField]:
 def _choice(visit: Visit) -> MessageFilter:
     ids = tuple(visit.text("id").split())
     if len(ids) > CHOSEN_MAX:
-        raise Malformed(f"too many messages selected ({len(ids):,}); select at most {CHOSEN_MAX:,}")
+        raise InvalidRequestError(
+            f"too many messages selected ({len(ids):,}); select at most {CHOSEN_MAX:,}"
+        )
     return MessageFilter(ids=ids)
 
 

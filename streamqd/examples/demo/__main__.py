@@ -12,7 +12,7 @@ from pathlib import Path
 
 from streamqd.examples.demo import summary
 from streamqd.examples.demo.board import Board, Row, number
-from streamqd.examples.demo.stage import DemoConsole, DemoDaemon, DemoFailed, Folder
+from streamqd.examples.demo.stage import DemoConsole, DemoDaemon, DemoError, Folder
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
 CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in order
@@ -77,13 +77,13 @@ def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]
             if not fed and produce.poll() is not None:
                 fed = now - began
                 if produce.returncode != 0:
-                    raise DemoFailed(f"streamqd produce failed: {produce.communicate()[1].strip()}")
+                    raise DemoError(f"streamqd produce failed: {produce.communicate()[1].strip()}")
             before, handled = handled, tally.look()
             board.show(_rows(tally), now - began)
             if handled != before:
                 last_change = now
             elif now - last_change > STALL_SECONDS:
-                raise DemoFailed(
+                raise DemoError(
                     f"nothing has moved for {STALL_SECONDS:g} s; see {tally.folder.log}"
                 )
             elif fed and now - last_change > SETTLE_SECONDS and tally.is_settled():
@@ -136,7 +136,7 @@ def main() -> int:
         signal.signal(number_, lambda signum, _frame: sys.exit(128 + signum))
     try:
         return run(Folder(options.dir), serve=options.serve)
-    except DemoFailed as failure:
+    except DemoError as failure:
         print(f"\nIt did not work: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

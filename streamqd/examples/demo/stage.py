@@ -25,7 +25,7 @@ STOP_SECONDS = 60.0
 CONSOLE_PORT = 9466
 
 
-class DemoFailed(Exception):  # noqa: N818 - ends the demonstration with a sentence
+class DemoError(Exception):
     """The demonstration failed. The text is for people."""
 
 
@@ -42,13 +42,11 @@ class Folder:
     def prepare(self) -> int:
         """Recreate the directory and return the number of input lines.
 
-        Raises DemoFailed if the directory contains other files, or a daemon still uses it.
+        Raises DemoError if the directory contains other files, or a daemon still uses it.
         """
         if self.path.exists():
             if any(self.path.iterdir()) and not (self.path / MARKER).exists():
-                raise DemoFailed(
-                    f"{self.path} is not a demo directory; pass another one with --dir"
-                )
+                raise DemoError(f"{self.path} is not a demo directory; pass another one with --dir")
             self._refuse_when_in_use()
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True)
@@ -68,7 +66,7 @@ class Folder:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     pid = lock.read().strip()
-                    raise DemoFailed(
+                    raise DemoError(
                         f"a daemon (process {pid}) is still running in {self.path}; stop it first"
                     ) from None
 
@@ -81,12 +79,12 @@ class Folder:
         return [sys.executable, "-m", "streamqd", "--config", str(self.config), *arguments]
 
     def ask(self, *arguments: str) -> Any:
-        """Run a command and return its JSON output. Raises DemoFailed if the command fails."""
+        """Run a command and return its JSON output. Raises DemoError if the command fails."""
         done = subprocess.run(
             self.streamqd(*arguments, "--json"), capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise DemoFailed(f"streamqd {shlex.join(arguments)} failed: {done.stderr.strip()}")
+            raise DemoError(f"streamqd {shlex.join(arguments)} failed: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
 
@@ -127,21 +125,19 @@ class DemoDaemon:
         self._output.close()
 
     def wait_ready(self) -> None:
-        """Wait for the event `daemon.ready` in the log. Raises DemoFailed after START_SECONDS."""
+        """Wait for the event `daemon.ready` in the log. Raises DemoError after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while "daemon.ready" not in self._events():
             self.check()
             if time.monotonic() > deadline:
-                raise DemoFailed(
-                    f"the daemon was not ready after {START_SECONDS:g} s{self._tail()}"
-                )
+                raise DemoError(f"the daemon was not ready after {START_SECONDS:g} s{self._tail()}")
             time.sleep(0.05)
 
     def check(self) -> None:
-        """Raise DemoFailed if the daemon has exited."""
+        """Raise DemoError if the daemon has exited."""
         code = self.process.poll()
         if code is not None:
-            raise DemoFailed(f"the daemon exited with code {code}{self._tail()}")
+            raise DemoError(f"the daemon exited with code {code}{self._tail()}")
 
     def drain(self) -> int:
         """Send SIGTERM, wait for the daemon, and return its exit code."""

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import BadValue, RedisRefused, RefusalKind, Refused, SparkError
+from streamqd.errors import (
+    InvalidValueError,
+    RedisResponseError,
+    RefusalKind,
+    RequestRefusedError,
+    SparkError,
+)
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register_once
 from streamqd.spark.location import Location, source_name
@@ -105,7 +111,9 @@ class Archiver:
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True, options=settings.archive.pairs)
         self.history_rows = 0  # history rows written by the last run
-        self.problems: dict[str, Refused | SparkError] = {}  # problems of this run, by topic or key
+        self.problems: dict[
+            str, RequestRefusedError | SparkError
+        ] = {}  # problems of this run, by topic or key
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
@@ -116,7 +124,7 @@ class Archiver:
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
         if missing:
-            raise Refused(f"topic {missing[0]} does not exist")
+            raise RequestRefusedError(f"topic {missing[0]} does not exist")
         for name, text in config.useless(self.settings, known):
             self._warn_once(f"pipelines.{name}: {text}")
         names = wanted or known
@@ -137,7 +145,7 @@ class Archiver:
         with ExitStack() as held:
             try:
                 lease = held.enter_context(PipelineLease(self._connect, self.keys, fleet, name))
-            except Refused:
+            except RequestRefusedError:
                 return 0
             archiver = MinuteArchiver(self.archive, store, fleet)
             rows = archiver.run(lease.check)
@@ -157,12 +165,14 @@ class Archiver:
         for topic in self._unread:
             try:
                 parsed.read_columns(self._pipeline(topic))
-            except Refused as error:
+            except RequestRefusedError as error:
                 self._warn_once(str(self._noted(topic, error)))
         self._unread = []
         return spark
 
-    def _noted(self, topic: str, error: Refused | SparkError) -> Refused | SparkError:
+    def _noted(
+        self, topic: str, error: RequestRefusedError | SparkError
+    ) -> RequestRefusedError | SparkError:
         return self.problems.setdefault(topic, type(error)(f"pipelines.{topic}: {error}"))
 
     @contextmanager
@@ -170,12 +180,15 @@ class Archiver:
         """Record an error of one table or key, and continue the run with the others."""
         try:
             yield
-        except (Refused, SparkError) as error:
+        except (RequestRefusedError, SparkError) as error:
             self.problems[about] = type(error)(f"{text}: {error}")
-        except (BadValue, RedisRefused) as error:
-            if isinstance(error, RedisRefused) and error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
+        except (InvalidValueError, RedisResponseError) as error:
+            if (
+                isinstance(error, RedisResponseError)
+                and error.kind is not RefusalKind.BAD_KEY_OR_COMMAND
+            ):
                 raise
-            self.problems[about] = Refused(f"{text}: {error}")
+            self.problems[about] = RequestRefusedError(f"{text}: {error}")
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -231,7 +244,7 @@ class Archiver:
             return
         try:
             fitted = parsed.parse(self.archive, table, pipeline, self._started, lease.check)
-        except (Refused, SparkError) as error:
+        except (RequestRefusedError, SparkError) as error:
             self._noted(table.topic, error)
             return
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined

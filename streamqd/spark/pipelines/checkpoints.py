@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.paths import local_folder
 from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -35,13 +35,13 @@ def bind(folder: Path, query: Mapping[str, str]) -> None:
     """Check that the folder's checkpoint belongs to this query, or record the query in a new one.
 
     Spark continues with a changed query where it can, and its counts then match neither query.
-    Raises Refused.
+    Raises RequestRefusedError.
     """
     sign = _sign(folder)
     known = sign.setdefault("query", dict(query))
     wrong = sorted(name for name in query if known.get(name) != query[name])
     if wrong:
-        raise Refused(
+        raise RequestRefusedError(
             f"{folder} is the checkpoint of another query, whose {wrong[0]} is"
             f" {known.get(wrong[0])!r}; choose another directory, or delete this one to start"
             " again"
@@ -62,4 +62,6 @@ def _sign(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         return {**found, "id": str(found["id"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{path} cannot be read (delete it: no other data is affected)") from error
+        raise RequestRefusedError(
+            f"{path} cannot be read (delete it: no other data is affected)"
+        ) from error

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from streamqd import config
-from streamqd.errors import Refused, SparkError
+from streamqd.errors import RequestRefusedError, SparkError
 from streamqd.spark.location import Location
 from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, tables
@@ -71,23 +71,24 @@ def compact(
     *,
     target: int = TARGET,
     grace: float = _HOUR,
-) -> tuple[list[Compacted], list[Refused | SparkError]]:
+) -> tuple[list[Compacted], list[RequestRefusedError | SparkError]]:
     """Compact topics, or all archived ones. Return the results, and the errors of some tables.
 
-    An error of one table does not stop the others. Raises Refused for an invalid request.
+    An error of one table does not stop the others. Raises RequestRefusedError for an invalid
+    request.
     """
     if grace < _HOUR:
-        raise Refused(
+        raise RequestRefusedError(
             "the grace period must be at least 1h, because a run may still write these files"
         )
     archive = Archive(folder, options=settings.archive.pairs)
     known = archive.topics()
     missing = [name for name in wanted if name not in known]
     if missing:
-        raise Refused(f"{archive.root} contains no data of topic {missing[0]}")
+        raise RequestRefusedError(f"{archive.root} contains no data of topic {missing[0]}")
     keys = Keys(settings.keys.control, settings.keys.streams)
     done: list[Compacted] = []
-    problems: list[Refused | SparkError] = []
+    problems: list[RequestRefusedError | SparkError] = []
     for topic in wanted or known:
         lease = PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name)
         with _noted(problems), lease:
@@ -112,10 +113,10 @@ def compact(
 
 
 @contextmanager
-def _noted(problems: list[Refused | SparkError]) -> Iterator[None]:
+def _noted(problems: list[RequestRefusedError | SparkError]) -> Iterator[None]:
     try:
         yield
-    except (Refused, SparkError) as error:
+    except (RequestRefusedError, SparkError) as error:
         problems.append(error)
 
 
@@ -137,7 +138,7 @@ def tidy(table: ArchiveTable, batches: int) -> None:
     """
     try:
         _tidy(table, batches)
-    except Refused:
+    except RequestRefusedError:
         return  # another program changes the files, and it or the next run merges them
     except ArchiveDamagedError:
         raise

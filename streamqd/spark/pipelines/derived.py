@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark import rows
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 
@@ -79,14 +79,14 @@ class Pair(NamedTuple):
 def opened(archive: Archive, topic: str) -> Pair | None:
     """Return the tables of a topic, after the quarantine got its owed files. None without tables.
 
-    The caller holds the lease on the topic. Raises Refused if one table was restored or removed
-    without the other.
+    The caller holds the lease on the topic. Raises RequestRefusedError if one table was restored or
+    removed without the other.
     """
     parsed = archive.derived(topic, PARSED)
     quarantine = archive.derived(topic, QUARANTINE)
     if parsed is None:
         if quarantine is not None and quarantine.note.batch:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{quarantine.folder} belongs to a parsed table that no longer exists; remove it"
                 " as well, to parse all entries again"
             )
@@ -94,7 +94,7 @@ def opened(archive: Archive, topic: str) -> Pair | None:
     batch, owed = parsed.note.batch, parsed.note.owed
     if quarantine is None:
         if batch:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{archive.folder(topic, QUARANTINE)} is missing, and so are the rows that did"
                 f" not fit the schema; restore it, or remove {parsed.folder} as well, to parse"
                 " all entries again"
@@ -103,7 +103,7 @@ def opened(archive: Archive, topic: str) -> Pair | None:
         assert quarantine is not None
     elif quarantine.note.batch != batch:
         if owed is None or owed.behind != quarantine.note.batch:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{parsed.folder} and {quarantine.folder} are from different times; restore both"
                 " to versions of the same time, or remove both, to parse all entries again"
             )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Self
 
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused
+from streamqd.errors import RedisResponseError, RedisUnavailableError, RequestRefusedError
 from streamqd.process_token import holder_of, is_gone, new_token
 from streamqd.store import archives
 from streamqd.store.client import Connection
@@ -26,8 +26,8 @@ _RENEWALS = 5  # per TTL
 class PipelineLease:
     """The lease of one pipeline on one topic, for the duration of a `with` block.
 
-    1. Entering takes the lease, or raises Refused, which names its holder.
-    2. A thread renews it. `check` raises RedisUnavailable once it is no longer ours.
+    1. Entering takes the lease, or raises RequestRefusedError, which names its holder.
+    2. A thread renews it. `check` raises RedisUnavailableError once it is no longer ours.
     3. Leaving gives it back. After a kill the lease expires. On the same host, the next run detects
        that the process has exited, and does not wait.
     """
@@ -62,7 +62,7 @@ class PipelineLease:
             if reply.word == "HELD" and is_gone(holder := _text(reply.rest[0])):
                 reply = link.run(self._take(holder))
         if reply.word == "HELD":
-            raise Refused(
+            raise RequestRefusedError(
                 f"{self._what} by {holder_of(_text(reply.rest[0]))}, whose lease expires"
                 f" {max(0, reply.rest[1]) / 1000:.0f} s after it exits"
             )
@@ -75,12 +75,12 @@ class PipelineLease:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise RedisUnavailable when another run may have started. Costs no round trip.
+        """Raise RedisUnavailableError when another run may have started. Costs no round trip.
 
         A lease is lost only if Redis does not answer for its TTL, so the error reports that.
         """
         if self._lost or time.monotonic() > self._until:
-            raise RedisUnavailable(
+            raise RedisUnavailableError(
                 f"Redis did not answer for {self._ttl:.0f} s, so this run lost its lease on"
                 f" {self._topic} and another run may have started; run the command again",
                 sent=False,
@@ -98,13 +98,13 @@ class PipelineLease:
                 began = time.monotonic()
                 try:
                     reply = link.run(archives.renew_lease(*arguments, self._ttl))
-                except (RedisUnavailable, RedisRefused):
+                except (RedisUnavailableError, RedisResponseError):
                     continue  # `_until` shows when that has lasted too long
                 if reply.word != "OK":
                     self._lost = True
                     return
                 self._until = began + self._ttl
-            with suppress(RedisUnavailable, RedisRefused):  # it expires
+            with suppress(RedisUnavailableError, RedisResponseError):  # it expires
                 link.run(archives.release_lease(*arguments))
 
 

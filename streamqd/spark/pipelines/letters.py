@@ -66,7 +66,8 @@ class LetterArchiver:
 
         `check` raises an error if the lease is lost. `reported` returns the positions that Redis
         has, and raises an error if files after them are damaged. `advance` reports positions to
-        Redis. Raises ArchiveError, Refused, RedisUnavailable, RedisRefused, OSError.
+        Redis. Raises ArchiveError, RequestRefusedError, RedisUnavailableError, RedisResponseError,
+        OSError.
         """
         facts = self._facts()
         table = self._archive.derived(self._topic, DEAD)

@@ -35,9 +35,10 @@ def look(
     entry_id: str,
     options: Mapping[str, str] | None = None,
 ) -> Looked:
-    """Find an entry. Raises Refused without an archive, and ArchiveError for a damaged one.
+    """Find an entry.
 
-    `options` are those of `[archive]`, for object stores.
+    Raises RequestRefusedError without an archive, and ArchiveError for a damaged one. `options` are
+    those of `[archive]`, for object stores.
     """
     table = Archive(folder, options=options).table(topic)
     wanted = read_id(entry_id)

@@ -50,8 +50,8 @@ class MinuteArchiver:
     def run(self, check: Callable[[], None]) -> int:
         """Archive all entries present now. Return the number of rows.
 
-        `check` raises an error if the lease is lost. Raises ArchiveError, Refused,
-        RedisUnavailable, RedisRefused, OSError.
+        `check` raises an error if the lease is lost. Raises ArchiveError, RequestRefusedError,
+        RedisUnavailableError, RedisResponseError, OSError.
         """
         table = self._archive.derived(self._fleet, HISTORY)
         entries = history.read(self._store, self._fleet, 0, _last(table, self._fleet))

@@ -12,7 +12,13 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import BadValue, RedisRefused, RefusalKind, Refused, SparkError
+from streamqd.errors import (
+    InvalidValueError,
+    RedisResponseError,
+    RefusalKind,
+    RequestRefusedError,
+    SparkError,
+)
 from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register, rows
 from streamqd.spark.offsets import Offsets
@@ -68,7 +74,7 @@ def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> Ar
     """Return a table, None if there is none, or with a warning if it cannot be read."""
     try:
         return archive.derived(name, kind) if archive else None
-    except (Refused, SparkError) as error:
+    except (RequestRefusedError, SparkError) as error:
         warn_once(f"{error}, so the view {view} is without this table")
         return None
 
@@ -87,8 +93,8 @@ def dead_letters(
 ) -> DataFrame:
     """Return the dead letters of all topics: archived ones, and those in Redis after them.
 
-    Tables and partitions that cannot be read are skipped with a warning. Raises Refused if runs of
-    `pipeline archive` follow each other too fast.
+    Tables and partitions that cannot be read are skipped with a warning. Raises RequestRefusedError
+    if runs of `pipeline archive` follow each other too fast.
     """
     from pyspark.sql import functions as f
 
@@ -102,7 +108,9 @@ def dead_letters(
         if _positions(_letter_tables(archive)) == _positions(known):
             break
     else:
-        raise Refused("dead letters were archived during each of several reads; try again")
+        raise RequestRefusedError(
+            "dead letters were archived during each of several reads; try again"
+        )
     read += _waiting_letters(spark, settings, [each for each in places if each not in behind], {})
     names = [each.name for each in COLUMNS]
     frames = [
@@ -140,7 +148,7 @@ def _letter_places(settings: config.Settings) -> list[TopicPartition]:
         for name in registered(Store(link, keys)):
             try:
                 counts |= partition_counts(link, keys, [name])
-            except BadValue as error:
+            except InvalidValueError as error:
                 warn_once(f"{error}, so the view dead_letters is without topic {name}")
         places = [(name, number) for name, count in counts.items() for number in range(count)]
         found = link.pipeline([("XLEN", keys.dlq(*place)) for place in places])
@@ -148,7 +156,7 @@ def _letter_places(settings: config.Settings) -> list[TopicPartition]:
         link.close()
     filled = []
     for place, length in zip(places, found, strict=True):
-        if not isinstance(length, RedisRefused):
+        if not isinstance(length, RedisResponseError):
             filled += [place] if length else []
         elif length.kind is RefusalKind.BAD_KEY_OR_COMMAND:
             warn_once(f"{keys.dlq(*place)}: {length}, so the view dead_letters is without it")

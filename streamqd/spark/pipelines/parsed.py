@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Offsets, Position
 from streamqd.spark.pipelines import compact, derived, fitting, packed, schemas, tables
@@ -52,8 +52,8 @@ def parse(
 ) -> Fitted:
     """Parse the entries of the raw table that are not parsed. `check` raises for a lost lease.
 
-    `spark` is called only if there are entries to parse. Raises Malformed, Refused, ArchiveError,
-    PipelineError.
+    `spark` is called only if there are entries to parse. Raises InvalidRequestError,
+    RequestRefusedError, ArchiveError, PipelineError.
     """
     pair, done = derived.opened(archive, raw.topic), Fitted()
     if not any(True for _ in _chunks(raw, pair and pair.parsed)):
@@ -178,14 +178,17 @@ def _without_bounds(files: Sequence[WrittenFile]) -> tuple[WrittenFile, ...]:
 
 
 def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
-    """Return the schema of a topic, and the columns of its table. Raises Malformed, Refused."""
+    """Return the schema of a topic, and the columns of its table.
+
+    Raises InvalidRequestError, RequestRefusedError.
+    """
     import pyarrow as pa
 
     kind = schemas.read_schema(pipeline.schema or "", pipeline.times)
     columns = schemas.stored(kind)
     taken = [name for name in kind.names if name.lower() in (*OWN, *pipeline.extra)]
     if taken:
-        raise Refused(
+        raise RequestRefusedError(
             f"the schema has a column {taken[0]}, but every parsed table already has a column of"
             " this name"
         )
@@ -193,7 +196,7 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
     if time_of and (
         time_of not in kind.names or kind[time_of].dataType.typeName() not in ("date", "timestamp")
     ):
-        raise Refused(
+        raise RequestRefusedError(
             f"event_time is {time_of}, which is not a timestamp or date column of the schema; set"
             " it to such a column, or remove it to use the time of the entry"
         )
@@ -206,13 +209,14 @@ def _chunks(
 ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
     """Return files of the raw table with entries to parse, by dates, and the end positions.
 
-    An id belongs to one date, so a position between two dates divides files too. Raises Refused.
+    An id belongs to one date, so a position between two dates divides files too. Raises
+    RequestRefusedError.
     """
     known = {} if parsed is None else parsed.positions
     for place, end in raw.positions.items():
         # A recreated stream that is still empty is at zero: there is nothing to parse.
         if place in known and offsets.ZERO < end.id < known[place].id:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{raw.folder} was restored to a version older than its parsed rows; remove the"
                 f" directories of {raw.topic} in parsed and quarantine to parse everything again"
             )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.client import Connection
 
 
@@ -55,7 +55,7 @@ class ProgressMeter:
 
     def look(self) -> None:
         """Show the current progress. If Redis does not answer, nothing is shown."""
-        with suppress(RedisUnavailable, RedisRefused):
+        with suppress(RedisUnavailableError, RedisResponseError):
             self.show(sum(map(int, self._link.execute("HVALS", self._key))))
 
     def show(self, done: int) -> None:
@@ -71,5 +71,5 @@ class ProgressMeter:
         self._forget()
 
     def _forget(self) -> None:
-        with suppress(RedisUnavailable, RedisRefused):  # it expires
+        with suppress(RedisUnavailableError, RedisResponseError):  # it expires
             self._link.execute("DEL", self._key)

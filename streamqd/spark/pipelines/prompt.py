@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd import config
-from streamqd.errors import Refused, StreamqdError
+from streamqd.errors import RequestRefusedError, StreamqdError
 from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.queries import failure, first_line, sentence
 from streamqd.spark.pipelines.statements import check
@@ -47,9 +47,9 @@ class Prompt:
         """Return the answer, all rows or the first `most` rows, in memory.
 
         `fits` gets the names of the columns before a query is run, and may refuse them. Raises
-        Refused or Malformed for an invalid statement, PipelineError for a failed one, and
-        KeyboardInterrupt for a canceled one. Its jobs are canceled. A statement without jobs that
-        does not stop soon is left running.
+        RequestRefusedError or InvalidRequestError for an invalid statement, PipelineError for a
+        failed one, and KeyboardInterrupt for a canceled one. Its jobs are canceled. A statement
+        without jobs that does not stop soon is left running.
         """
         check(statement)
         answered: Future[SqlAnswer] = Future()
@@ -98,7 +98,9 @@ class Prompt:
         except (AnalysisException, ParseException) as error:
             own = sentence(error)
             spark = first_line(error).partition("] ")
-            raise Refused(own if own.startswith("streamq: ") else spark[2] or spark[0]) from error
+            raise RequestRefusedError(
+                own if own.startswith("streamq: ") else spark[2] or spark[0]
+            ) from error
         except StreamqdError:
             raise
         except Exception as error:

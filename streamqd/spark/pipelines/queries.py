@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamqd.errors import (
-    RedisRefused,
-    RedisUnavailable,
-    SilentConnection,
+    RedisResponseError,
+    RedisUnavailableError,
+    SilentConnectionError,
     SparkError,
     StreamqdError,
 )
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL = 0.5  # seconds until an interrupt is noticed
-_CAUSE = re.compile(
-    r"\b(?:[a-z_]+\.)*([A-Z]\w+(?:Error|Refused|Missing|Unavailable)|SilentConnection): ([^\n]+)"
-)
+_CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+Error): ([^\n]+)")
 
-_AWAY = (RedisUnavailable.__name__, SilentConnection.__name__)
+_AWAY = (RedisUnavailableError.__name__, SilentConnectionError.__name__)
 
 _CALLING = re.compile(
     r"An error occurred while calling "
@@ -79,16 +77,16 @@ def in_a_sentence() -> Iterator[None]:
 def failure(error: Exception) -> StreamqdError:
     """Convert Spark's error into one of ours.
 
-    Returns RedisUnavailable if a task or planner could not reach Redis, RedisRefused if Redis
-    rejected a command, and PipelineError otherwise. Spark passes only the name and the text of an
-    exception between processes.
+    Returns RedisUnavailableError if a task or planner could not reach Redis, RedisResponseError if
+    Redis rejected a command, and PipelineError otherwise. Spark passes only the name and the text
+    of an exception between processes.
     """
     found = _CAUSE.findall(str(error))
     name, text = found[-1] if found else ("", "")
     if name in _AWAY:
-        return RedisUnavailable(text.strip(), sent=True)
-    if name == RedisRefused.__name__:
-        return RedisRefused(text.partition(" ")[0], text.strip())
+        return RedisUnavailableError(text.strip(), sent=True)
+    if name == RedisResponseError.__name__:
+        return RedisResponseError(text.partition(" ")[0], text.strip())
     return PipelineError(sentence(error))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.location import Location, location
 from streamqd.spark.offsets import ZERO, Id
 from streamqd.spark.pipelines import derived, lookup, parsed, tables
@@ -43,19 +43,23 @@ def reparse(
 ) -> Reparsed:
     """Parse all archived entries of a topic again, or only those in its quarantine.
 
-    This can be killed at any time and repeated. Raises Refused, Malformed, ArchiveError,
-    PipelineError.
+    This can be killed at any time and repeated. Raises RequestRefusedError, InvalidRequestError,
+    ArchiveError, PipelineError.
     """
     began = time.monotonic()
     archive = Archive(location(folder, settings.archive.pairs))
     pipeline = settings.pipelines.get(topic, config.Pipeline())
     if not pipeline.schema:
-        raise Refused(f"pipelines.{topic}.schema is not set; set it to the columns of the payloads")
+        raise RequestRefusedError(
+            f"pipelines.{topic}.schema is not set; set it to the columns of the payloads"
+        )
     keys = Keys(settings.keys.control, settings.keys.streams)
     with PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name) as lease:
         raw = archive.table(topic)
         if raw is None:
-            raise Refused(f"topic {topic} is not in {folder}; pass a topic that is archived there")
+            raise RequestRefusedError(
+                f"topic {topic} is not in {folder}; pass a topic that is archived there"
+            )
         if quarantine_only:
             done = parsed.parse_quarantine(archive, topic, pipeline, spark, lease.check)
         else:
@@ -67,7 +71,7 @@ def reparse(
 
 
 def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
-    """Raise Refused if raw entries of rows in the derived tables are missing."""
+    """Raise RequestRefusedError if raw entries of rows in the derived tables are missing."""
     kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
     made = [table for kind in kinds if (table := archive.derived(raw.topic, kind)) is not None]
     rows = sum(each.rows for table in made for each in table.files())
@@ -75,7 +79,7 @@ def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
     archived = sum(_rows_up_to(raw, each, ends.get(each.partition, ZERO)) for each in raw.files())
     if rows > archived:
-        raise Refused(
+        raise RequestRefusedError(
             f"{rows - archived} parsed rows of {raw.topic} have no archived entry any longer, so"
             " nothing was changed; pass --quarantine-only to keep them, or --allow-loss to delete"
             " them"

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.spark.options import WriteOptions, of_settings, write_options
 from streamqd.spark.outgoing import Row, Targets, deliver, rows_of
@@ -76,7 +76,7 @@ def replay(
 
     `rate` in messages per second. With a `name`, no message is sent twice within WINDOW, even if
     the named replay is repeated. Without a name, an interrupted replay starts again.
-    Raises Refused, TopicMissing, PipelineError.
+    Raises RequestRefusedError, TopicNotFoundError, PipelineError.
     """
     began = time.monotonic()
     raw = of_settings(settings) | {"topic": target or topic}
@@ -98,7 +98,7 @@ def replay(
 
 
 def choose(frame: DataFrame, choice: ReplayFilter) -> DataFrame:
-    """Return the chosen rows. Raises Refused for a condition that Spark cannot read."""
+    """Return the chosen rows. Raises RequestRefusedError for a condition that Spark cannot read."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
 
@@ -115,7 +115,7 @@ def choose(frame: DataFrame, choice: ReplayFilter) -> DataFrame:
             frame = frame.where(choice.where)
             _ = frame.schema
         except (AnalysisException, ParseException) as error:
-            raise Refused(f"the condition is not valid: {first_line(error)}") from error
+            raise RequestRefusedError(f"the condition is not valid: {first_line(error)}") from error
     return frame
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from streamqd import config
 from streamqd.admin import fleet
 from streamqd.admin.published import Fleet
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark import rows, streams
 from streamqd.spark.location import DiskFolder, Location, location, unusable
 from streamqd.spark.pipelines import report_findings as judge
@@ -46,13 +46,13 @@ def report(
 ) -> dict[str, Any]:
     """Write a report into the directory `out`. Return its figures, to compare with the next ones.
 
-    `spark` is called for a session only if there are entries to read. Raises Refused, Malformed,
-    PipelineError.
+    `spark` is called for a session only if there are entries to read. Raises RequestRefusedError,
+    InvalidRequestError, PipelineError.
     """
     out = location(out, settings.archive.pairs)
     began, last = time.monotonic(), _last(out)
     if scope.since and scope.until and scope.since >= scope.until:
-        raise Refused("the start of the window must be before its end")
+        raise RequestRefusedError("the start of the window must be before its end")
     sizes, dying = _sizes(settings, scope), _fleet(settings).dead_letters
     topics = [
         _topic(settings, spark(), scope, name, size, dead=name in dying)
@@ -88,7 +88,7 @@ def _sizes(settings: config.Settings, scope: ReportScope) -> dict[str, int | Non
         every = sorted({*live, *(() if scope.archive is None else scope.archive.topics())})
         missing = [name for name in (*scope.topics, *scope.schemas) if name not in every]
         if missing:
-            raise Refused(f"topic {missing[0]} does not exist")
+            raise RequestRefusedError(f"topic {missing[0]} does not exist")
         return {
             name: registry.partition_count(store, name) if name in live else None
             for name in every
@@ -176,11 +176,14 @@ def _histories(
 
 
 def _last(out: Location) -> dict[str, Any] | None:
-    """Return the figures of the last report in a folder. Raises Refused if it is not one."""
+    """Return the figures of the last report in a folder.
+
+    Raises RequestRefusedError if it is not one.
+    """
     if isinstance(out, DiskFolder) and (
         out.path.is_symlink() or (out.path.exists() and not out.path.is_dir())
     ):
-        raise Refused(f"{out} is not a directory")
+        raise RequestRefusedError(f"{out} is not a directory")
     try:
         there = set(out.names()) & {FIGURES, PAGE}
     except OSError as error:
@@ -193,7 +196,9 @@ def _last(out: Location) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not str(found.get("format", "")).startswith(judge.FAMILY):
-        raise Refused(f"{out}/{FIGURES} was not written by a report, so it is not overwritten")
+        raise RequestRefusedError(
+            f"{out}/{FIGURES} was not written by a report, so it is not overwritten"
+        )
     return found
 
 

@@ -76,7 +76,7 @@ class ReportScope:
 def figures(rows: DataFrame, letters: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Return the contents of a topic, by the queries above. With a schema, `fields` of payloads.
 
-    `width_ms` is the width of a bucket of the timeline. Raises Malformed.
+    `width_ms` is the width of a bucket of the timeline. Raises InvalidRequestError.
     """
     with kept(_entries(rows)) as entries, kept(_letters(letters)) as dead:
 
@@ -169,7 +169,7 @@ def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Count the payloads that match the schema (`fits`) or not (`bad`). `rows` has one per field.
 
     A row has name, type, count, nulls, the approximate number of distinct values, least, greatest
-    and top: pairs of a value (item) and its approximate count (count). Raises Malformed.
+    and top: pairs of a value (item) and its approximate count (count). Raises InvalidRequestError.
     """
     kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines import compact, fitting, schemas, tables
 from streamqd.spark.pipelines.derived import RESULTS
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -37,7 +37,10 @@ class ResultWriter:
     """
 
     def __init__(self, archive: Archive, name: str, frame: DataFrame, checkpoint: Path) -> None:
-        """Open the table, or make it. Raises Refused for one with other columns, ArchiveError."""
+        """Open the table, or make it.
+
+        Raises RequestRefusedError for one with other columns, ArchiveError.
+        """
         self._columns = schemas.stored(frame.schema)
         self._checkpoint = checkpoint
         self._batches = 0
@@ -45,14 +48,14 @@ class ResultWriter:
         assert table is not None
         self._table = table
         if not table.has_just(self._columns):
-            raise Refused(
+            raise RequestRefusedError(
                 f"the columns of table {name} are"
                 f" {', '.join(tables.arrow_columns(table).names)}, and those of the query differ;"
                 " choose another table, or select these columns with the same types"
             )
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Store a batch. Raises Refused, ArchiveError, PySparkException."""
+        """Store a batch. Raises RequestRefusedError, ArchiveError, PySparkException."""
         query = self._query()
         self._table.reload()
         if self._table.done(query) >= number:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,8 +54,8 @@ def misaligns_columns(kind: DataType) -> bool:
 def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
     """Return the JSON schema in Spark's form, such as `id long, amount decimal(10,2)`.
 
-    `times` are columns and the unit or the pattern of their times. Raises Malformed, and Refused
-    for types that Spark reads wrongly.
+    `times` are columns and the unit or the pattern of their times. Raises InvalidRequestError, and
+    RequestRefusedError for types that Spark reads wrongly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -67,7 +67,7 @@ def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
         kind = None
     names = kind.names if isinstance(kind, StructType) else []
     if not names or len(set(names)) != len(names) or BAD in {each.lower() for each in names}:
-        raise Malformed(
+        raise InvalidRequestError(
             f"the schema {schema!r} is not valid; write unique names with their types, such as"
             " `id long, amount decimal(10,2)`"
         )
@@ -78,7 +78,7 @@ def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
         each.name for each in kind.fields if each.dataType.typeName() in _TIMES
     }
     if unknown:
-        raise Refused(
+        raise RequestRefusedError(
             f"times has the column {min(unknown)}, which is not a timestamp or date of the schema;"
             " remove it from times, or add the column"
         )
@@ -103,7 +103,7 @@ def _check_forms(kind: StructType) -> None:
     for each in kind.fields:
         form = form_of(each)
         if form in UNITS and each.dataType.typeName() == "date":
-            raise Refused(
+            raise RequestRefusedError(
                 f"times has {form} for {each.name}, which is a date; use a timestamp, or a pattern"
             )
         if not form or form in UNITS:
@@ -113,7 +113,7 @@ def _check_forms(kind: StructType) -> None:
         try:
             spark.range(1).select(f.try_to_timestamp(text, f.lit(form))).collect()
         except PySparkException as error:
-            raise Refused(
+            raise RequestRefusedError(
                 f"times has {form!r} for {each.name}, which is not a pattern of Spark; use seconds,"
                 " milliseconds, microseconds, or a pattern such as dd/MM/yyyy HH:mm:ss"
             ) from error
@@ -124,18 +124,22 @@ def _check_json(kind: DataType, path: str) -> None:
     from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructType
 
     if isinstance(kind, ByteType):
-        raise Refused(f"the column {path} is a tinyint, which turns 200 into -56; use smallint")
+        raise RequestRefusedError(
+            f"the column {path} is a tinyint, which turns 200 into -56; use smallint"
+        )
     if isinstance(kind, StructType):
         for each in kind.fields:
             within = f"{path}.{each.name[:100]}"
             if not each.nullable:
-                raise Refused(f"{within} is NOT NULL, which only a top-level column can be")
+                raise RequestRefusedError(
+                    f"{within} is NOT NULL, which only a top-level column can be"
+                )
             _check_json(each.dataType, within)
     elif isinstance(kind, ArrayType):
         _check_json(kind.elementType, f"{path}.element")
     elif isinstance(kind, MapType):
         if not isinstance(kind.keyType, StringType):
-            raise Refused(
+            raise RequestRefusedError(
                 f"the map {path} has keys of {kind.keyType.simpleString()[:100]}, but JSON has"
                 " only string keys; use map<string, …>"
             )
@@ -143,9 +147,10 @@ def _check_json(kind: DataType, path: str) -> None:
 
 
 def stored(kind: StructType) -> pa.Schema:
-    """Return the columns of a Delta table, all nullable. Raises Refused for unsupported columns.
+    """Return the columns of a Delta table, all nullable.
 
-    Names that differ only in case are duplicates, as in Spark.
+    Raises RequestRefusedError for unsupported columns. Names that differ only in case are
+    duplicates, as in Spark.
     """
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -167,19 +172,19 @@ def _check(kind: DataType, within: str) -> None:
 
     if isinstance(kind, StructType):
         if not kind.fields:  # Parquet has no such column
-            raise Refused(
+            raise RequestRefusedError(
                 f"the column {within.rstrip('.')} is a struct without fields; name its fields, or"
                 " make it a string, which has the JSON as text"
             )
         known: set[str] = set()
         for each in kind.fields:
             if not _NAME.fullmatch(each.name):
-                raise Refused(
+                raise RequestRefusedError(
                     f"the column {within}{each.name[:100]!r} does not have a valid name; use up"
                     " to 255 letters, digits, _ and -, without a leading -"
                 )
             if each.name.lower() in known:
-                raise Refused(
+                raise RequestRefusedError(
                     f"the column {within}{each.name} occurs twice, because case is ignored"
                 )
             known.add(each.name.lower())
@@ -190,7 +195,7 @@ def _check(kind: DataType, within: str) -> None:
         _check(kind.keyType, f"{within}key.")
         _check(kind.valueType, f"{within}value.")
     elif kind.typeName().partition("(")[0] not in {*_SIMPLE, *_OTHERWISE, _OF_QUERIES}:
-        raise Refused(
+        raise RequestRefusedError(
             f"the column {within.rstrip('.')} is a {kind.simpleString()}, which tables do not"
             f" support; use {', '.join(_SIMPLE)}, array, map or struct"
         )

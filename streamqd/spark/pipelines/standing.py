@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines import checkpoints, results, tables
 from streamqd.spark.pipelines.prompt import Fits
 from streamqd.spark.pipelines.queries import failure, sentence, wait
@@ -71,13 +71,13 @@ def run(
     """Run the query until all present entries are processed, with `follow` until interrupted.
 
     Each batch of rows is given to `show`, unless the rows go into a topic or a table. `fits` gets
-    the names of their columns before that starts, and may refuse them. Raises Refused or Malformed
-    for an invalid query, PipelineError for a failed one.
+    the names of their columns before that starts, and may refuse them. Raises RequestRefusedError
+    or InvalidRequestError for an invalid query, PipelineError for a failed one.
     """
     check(standing.query)
     if not standing.shown and checkpoint is None:
         into = standing.target or standing.into
-        raise Refused(f"writing into {into} requires a directory for the checkpoint")
+        raise RequestRefusedError(f"writing into {into} requires a directory for the checkpoint")
     with contextlib.ExitStack() as held:
         if checkpoint is not None:
             held.enter_context(checkpoints.hold(settings, checkpoint))
@@ -125,7 +125,7 @@ def _run(
         pace = {"processingTime": INTERVAL} if standing.follow else {"availableNow": True}
         query = writer.trigger(**pace).start()
     except (AnalysisException, ParseException) as error:
-        raise Refused(_hinted(sentence(error), standing)) from error
+        raise RequestRefusedError(_hinted(sentence(error), standing)) from error
     try:
         wait([query])
     except StreamingQueryException as error:
@@ -160,11 +160,11 @@ def _asked(spark: SparkSession, settings: config.Settings, standing: Standing) -
     tables.make_views(spark, settings, None, standing.query, stream=options)
     frame = spark.sql(standing.query)
     if not frame.isStreaming:
-        raise Refused("the query reads no topic, which would be a table topic_NAME")
+        raise RequestRefusedError("the query reads no topic, which would be a table topic_NAME")
     if standing.target:
         needed = {"value", *(("key",) if standing.mode == "update" else ())}
         if missing := sorted(needed - set(frame.columns)):
-            raise Refused(
+            raise RequestRefusedError(
                 f"the query has no column {missing[0]}, which sending to a topic requires"
             )
     return frame

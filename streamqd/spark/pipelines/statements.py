@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import dropwhile
 
 from streamqd.config.secrets import has_password
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import InvalidRequestError, RequestRefusedError
 
 # The end of a piece of SQL, by its kind: plain, a literal, a name, a comment.
 _STOPS = {
@@ -108,27 +108,29 @@ class SqlSplitter:
 
 
 def check(statement: str) -> None:
-    """Raise Malformed for a statement that is not UTF-8, Refused for one with a password of Redis.
+    """Check a statement for characters that Spark cannot read, and for a password of Redis.
 
-    Spark shows statements on its pages, and checkpoints keep them. Texts put together by functions
-    are not checked, except `concat` of literals. So the url of a table must be a literal.
+    Raises InvalidRequestError for a statement that is not UTF-8, and RequestRefusedError for one
+    with a password of Redis: Spark shows statements on its pages, and checkpoints keep them. Texts
+    put together by functions are not checked, except `concat` of literals. So the url of a table
+    must be a literal.
     """
     try:
         statement.encode()
     except UnicodeEncodeError:
-        raise Malformed("the statement is not UTF-8 (convert it with iconv)") from None
+        raise InvalidRequestError("the statement is not UTF-8 (convert it with iconv)") from None
     if any(map(_has_password, _texts(statement))):
-        raise Refused(
+        raise RequestRefusedError(
             "the statement contains a password, which Spark would show on its pages; use"
             " passwordFile, $STREAMQ_URL or streamq.toml"
         )
     if _has_columns(statement):
-        raise Refused(
+        raise RequestRefusedError(
             "a table USING streamq has the columns of its topic; write CREATE TABLE name USING"
             " streamq OPTIONS (topic 'orders'), without columns"
         )
     if _has_made_url(statement):
-        raise Refused(
+        raise RequestRefusedError(
             "the url of the table is an expression, and Spark would show a password in it on its"
             " pages; write one literal, or use $STREAMQ_URL or streamq.toml"
         )

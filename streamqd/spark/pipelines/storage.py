@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.config.setting import NAME
-from streamqd.errors import Refused, SparkError
+from streamqd.errors import RequestRefusedError, SparkError
 from streamqd.spark import need, offsets, rows
 from streamqd.spark.location import LOG, Location, leads_out, location, unusable
 from streamqd.spark.offsets import Offsets
@@ -147,7 +147,7 @@ class Archive:
     """An archive folder. A writer to one of its topics must hold the lease on that topic.
 
     Every write goes through `paths.below`, so a topic's name cannot lead out of the folder. It
-    raises Refused.
+    raises RequestRefusedError.
     """
 
     def __init__(
@@ -157,9 +157,10 @@ class Archive:
         create: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Open the folder. Raises Refused when it is none and may not be made, Malformed.
+        """Open the folder.
 
-        Raises SparkError if an object store rejects a request.
+        Raises RequestRefusedError when it is none and may not be made, InvalidRequestError. Raises
+        SparkError if an object store rejects a request.
 
         `options` are those of `[archive]`, for object stores.
         """
@@ -167,14 +168,14 @@ class Archive:
         self.root = location(root, options)
         odd = _AMBIGUOUS.search(str(self.root))
         if odd:
-            raise Refused(
+            raise RequestRefusedError(
                 f"the path {self.root} contains {odd[0]}, which has a special meaning in Spark or"
                 " Delta"
             )
         try:
             self.id = self._opened(create=create)
         except FileNotFoundError:
-            raise Refused(
+            raise RequestRefusedError(
                 f"{self.root} is not an archive; create it with `streamqd pipeline archive`"
             ) from None
         except OSError as error:
@@ -183,7 +184,10 @@ class Archive:
             ) from self.root.cause(error)
 
     def _opened(self, *, create: bool) -> str:
-        """Return the ID of the archive, created if there is none. Raises Refused, OSError."""
+        """Return the ID of the archive, created if there is none.
+
+        Raises RequestRefusedError, OSError.
+        """
         try:
             content = self.root.read(_SIGN)
         except FileNotFoundError:
@@ -191,7 +195,7 @@ class Archive:
                 raise
             _make_folder(self.root)
             if _holds_more_than(self.root, f"{_SIGN}.tmp"):
-                raise Refused(f"{self.root} is neither empty nor an archive") from None
+                raise RequestRefusedError(f"{self.root} is neither empty nor an archive") from None
             sign = json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n"
             self.root.write(_SIGN, sign.encode())
             # Read again, because another run may have replaced it. If it does so only later, the
@@ -200,7 +204,7 @@ class Archive:
         try:
             return str(json.loads(content)["id"])
         except (ValueError, KeyError, TypeError) as error:
-            raise Refused(f"{self.root}/{_SIGN} cannot be read: {error}") from error
+            raise RequestRefusedError(f"{self.root}/{_SIGN} cannot be read: {error}") from error
 
     @property
     def lease_name(self) -> str:
@@ -218,16 +222,19 @@ class Archive:
         return sorted(each for each in found if NAME.fullmatch(each))
 
     def folder(self, topic: str, kind: TableKind = RAW) -> Location:
-        """Return the folder of a topic's table. Raises Refused for an invalid name."""
+        """Return the folder of a topic's table. Raises RequestRefusedError for an invalid name."""
         if not NAME.fullmatch(topic):
-            raise Refused(
+            raise RequestRefusedError(
                 f"{topic!r} is not a valid name of a topic or table; use letters, digits, '_', '-'"
                 " and '.'"
             )
         return self.root.within(kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
-        """Return the table of a topic, None when there is none. Raises Refused, ArchiveError."""
+        """Return the table of a topic, None when there is none.
+
+        Raises RequestRefusedError, ArchiveError.
+        """
         folder = self.folder(topic)
         if not create:
             return ArchiveTable(folder, topic) if _is_made(folder) else None
@@ -242,7 +249,7 @@ class Archive:
     ) -> ArchiveTable | None:
         """Return a derived table, None if it does not exist. With `columns`, create a missing one.
 
-        Raises Refused, ArchiveError.
+        Raises RequestRefusedError, ArchiveError.
         """
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
@@ -412,7 +419,7 @@ class ArchiveTable:
         more than the last. `of` is the query whose batch it is, and the query's batch number, as in
         `done`. With `replace`, all other files are removed from the table. With `columns`, it
         starts again, with no other files, columns and positions. When it returns, the commit has
-        reached the disk. Raises Refused if another run has committed a batch since the
+        reached the disk. Raises RequestRefusedError if another run has committed a batch since the
         table was opened, ArchiveError.
         """
         from deltalake import PostCommitHookProperties
@@ -435,7 +442,7 @@ class ArchiveTable:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans),
             )
         if self.note != new:
-            raise Refused(
+            raise RequestRefusedError(
                 f"another run wrote to {self.folder} at the same time; run the command again"
             )
 
@@ -447,12 +454,12 @@ class ArchiveTable:
         """
         try:
             yield
-        except (Refused, ArchiveError):
+        except (RequestRefusedError, ArchiveError):
             if not (self.folder.repeats and self._has_commit(mark)):
                 raise
 
     def _has_commit(self, mark: str) -> bool:
-        with suppress(Refused, ArchiveError):
+        with suppress(RequestRefusedError, ArchiveError):
             self.reload()
             with _translated(self.folder, "read"):
                 return any(each.get(COMMIT) == mark for each in self.delta.history(10))
@@ -476,7 +483,7 @@ class ArchiveTable:
     def grow(self, columns: pa.Schema) -> None:
         """Add the columns that the table lacks, and set new comments.
 
-        Raises Refused for a column of another type.
+        Raises RequestRefusedError for a column of another type.
         """
         from deltalake import Schema
 
@@ -485,7 +492,7 @@ class ArchiveTable:
         for each in wanted:
             found = have.get(each.name.lower(), each)
             if found.name != each.name or found.type != each.type:
-                raise Refused(
+                raise RequestRefusedError(
                     f"{self.folder} has the column {found.name} as {_described(found)}, not"
                     f" {each.name} as {_described(each)}; columns can be added, but not changed, so"
                     " declare it as it was"
@@ -579,11 +586,11 @@ def _restored(commit: dict[str, Any]) -> tuple[int, int]:
 
 
 def _check_free(folder: Location) -> None:
-    """Raise Refused for a folder in which a table cannot be made."""
+    """Raise RequestRefusedError for a folder in which a table cannot be made."""
     with _translated(folder, "read"):
         free = folder.has_table() or not _holds_more_than(folder, LOG)
     if not free:
-        raise Refused(f"{folder} is neither empty nor a table; move it away")
+        raise RequestRefusedError(f"{folder} is neither empty nor a table; move it away")
 
 
 def _created(folder: Location, topic: str, kind: TableKind, columns: pa.Schema) -> None:
@@ -615,7 +622,7 @@ def _make_folder(folder: Location) -> None:
     try:
         folder.make()
     except FileNotFoundError as error:  # as below /proc
-        raise Refused(f"{folder} cannot be created: {error.strerror}") from error
+        raise RequestRefusedError(f"{folder} cannot be created: {error.strerror}") from error
 
 
 def _is_made(folder: Location) -> bool:
@@ -705,7 +712,7 @@ def _translated(folder: Location, verb: str) -> Iterator[None]:
         yield
     except CommitFailedError as error:
         text = f"another run wrote to {folder} at the same time; run the command again"
-        raise Refused(text) from folder.cause(error)
+        raise RequestRefusedError(text) from folder.cause(error)
     except (DeltaError, OSError) as error:
         said = folder.said(error)
         raise ArchiveError(f"{folder} cannot be {verb}: {said}") from folder.cause(error)

@@ -35,7 +35,7 @@ _LONG_NUMBER = b"0" * 1000
 _AS_ZEROS = bytes.maketrans(b"123456789.eE+-", b"0" * 14)
 
 
-class _TwiceError(ValueError):
+class _DuplicateFieldError(ValueError):
     """A name occurs twice in one object."""
 
 
@@ -45,7 +45,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                raise _TwiceError(f"the name {ascii(name)[:100]} occurs twice")
+                raise _DuplicateFieldError(f"the name {ascii(name)[:100]} occurs twice")
             names.add(name)
     return found
 
@@ -262,7 +262,7 @@ def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
         return {}, "it is not UTF-8"
     except UnicodeEncodeError:
         return {}, "it contains half of a surrogate pair, such as \\ud800"
-    except _TwiceError as error:
+    except _DuplicateFieldError as error:
         return {}, str(error)
     except (ValueError, RecursionError):
         return {}, "it is not JSON"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import RequestRefusedError
 from streamqd.spark import offsets, read_topic, rows
 from streamqd.spark.location import BucketFolder
 from streamqd.spark.options import DLQ, of_settings, read_options
@@ -130,16 +130,16 @@ def tiered(
     from Redis. If they are already trimmed, the table has grown, and is opened again.
     """
     if tier not in ("all", "hot", "cold"):
-        raise Refused(f"tier must be all, hot or cold, not {tier}")
+        raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
     bounds = [name for name in options if name.lower().startswith(("starting", "ending"))]
     if bounds and archive is not None:
-        raise Refused(
+        raise RequestRefusedError(
             f"{bounds[0]} cannot be used with an archive, where timestamp or id_ms are"
             " filtered instead"
         )
     if archive is None:
         if tier == "cold":
-            raise Refused("the tier cold requires an archive; pass archivePath")
+            raise RequestRefusedError("the tier cold requires an archive; pass archivePath")
         return hot(spark, options, topic, None)
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
@@ -195,10 +195,10 @@ def make_views(
     *,
     stream: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Make the views that a query names. Return their names. Raises Refused for a clash.
+    """Make the views that a query names.
 
-    SHOW TABLES and SHOW VIEWS name all. Views of streams with the options of `stream`, when that is
-    given.
+    Return their names. Raises RequestRefusedError for a clash. SHOW TABLES and SHOW VIEWS name all.
+    Views of streams with the options of `stream`, when that is given.
     """
     from streamqd.spark.pipelines.overviews import OVERVIEWS
 
@@ -219,7 +219,9 @@ def make_views(
         if name.lower() in made:
             if every:
                 continue
-            raise Refused(f"{name} is ambiguous: it could be {made[name.lower()]} or {of}")
+            raise RequestRefusedError(
+                f"{name} is ambiguous: it could be {made[name.lower()]} or {of}"
+            )
         made[name.lower()] = of
         if kind in _DERIVED:
             assert archive is not None

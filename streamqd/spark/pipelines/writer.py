@@ -125,7 +125,10 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [PlanPartition(json.dumps(ends)), *parts]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Write one part. Raises DataLossError, RedisUnavailable, RedisRefused, OSError."""
+        """Write one part.
+
+        Raises DataLossError, RedisUnavailableError, RedisResponseError, OSError.
+        """
         if isinstance(partition, PlanPartition):
             yield (*(None,) * 7, partition.planned)
         elif isinstance(partition, PartPartition):
