@@ -1,9 +1,9 @@
 """A short table of the most recent failures, in shared memory.
 
-Each unit has a table in its slot of the scoreboard. A row contains an exception's class or the exit
-of a process, with a count and the time of the last one. It never contains a message or a traceback,
-which may include parts of a payload. The worker writes the table when a handler fails, and the
-supervisor writes it while no worker runs.
+Each assignment has a table in its slot of the scoreboard. A row contains an exception's class or
+the exit of a process, with a count and the time of the last one. It never contains a message or a
+traceback, which may include parts of a payload. The worker writes the table when a handler fails,
+and the supervisor writes it while no worker runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES = ROWS * _ROW.size
 
 
 class Failure(NamedTuple):
-    """One kind of failure: its count since the slot got its unit, and the time of the last one.
+    """One kind of failure: its count since the slot got its assignment, and its last time.
 
     `last_ns` is on the `now_ns` clock.
     """

@@ -1,8 +1,8 @@
 """The reason why a running worker does not start a message, in shared memory.
 
-The reasons are stored in words of a unit's slot in the scoreboard, which only the unit's worker
-writes. Such a wait is not the worker's fault: no crash is charged for it, and it does not count
-towards the time limits of a run.
+The reasons are stored in words of an assignment's slot in the scoreboard, which only the
+assignment's worker writes. Such a wait is not the worker's fault: no crash is charged for it, and
+it does not count towards the time limits of a run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Waiting(NamedTuple):
 
 
 class IdleReason:
-    """The words of one unit. Counts survive a restart of the worker, which calls `reset`."""
+    """The words of one assignment. Counts survive a restart of the worker, which calls `reset`."""
 
     def __init__(self, words: memoryview[int]) -> None:
         self._words = words

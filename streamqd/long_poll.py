@@ -2,8 +2,9 @@
 
 A worker that waits for messages receives nothing for seconds, even if its connection is dead. So it
 records the last entries it received. The housekeeper, on its own connection, checks whether a later
-entry exists that the worker should have received. The position is stored in words of a unit's slot
-in the scoreboard. The housekeeper writes the last word, and the worker writes the others.
+entry exists that the worker should have received. The position is stored in words of an
+assignment's slot in the scoreboard. The housekeeper writes the last word, and the worker writes the
+others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Poll(NamedTuple):
 
 
 class PollWords:
-    """The words of one unit."""
+    """The words of one assignment."""
 
     def __init__(self, words: memoryview[int]) -> None:
         self._words = words

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamqd.config.setting import NAME
 from streamqd.dead_letter import DeadLetter
-from streamqd.model import RawEntry, Unit
+from streamqd.model import Assignment, RawEntry
 
 # Bookkeeping fields. They are trusted only in the retry stream, which only streamqd writes. In the
 # partition stream, a producer can write any value into them. The fields with a message's origin are
@@ -50,7 +50,7 @@ def _unwatched() -> None:
 class Delivery:
     """The recipient of entries, which is the same for all messages of one worker."""
 
-    unit: Unit
+    assignment: Assignment
     instance: str
     epoch: int
     progress: Callable[[], None] = _unwatched  # reports to the daemon that a run makes progress
@@ -105,17 +105,17 @@ class Message:
     @property
     def topic(self) -> str:
         """The name of the topic."""
-        return self._delivery.unit.topic
+        return self._delivery.assignment.topic
 
     @property
     def partition(self) -> int:
         """The number of the partition, starting at 0."""
-        return self._delivery.unit.partition
+        return self._delivery.assignment.partition
 
     @property
     def group(self) -> str:
         """The consumer group of this run, which is `<name>@dlq` for dead letters."""
-        return self._delivery.unit.group
+        return self._delivery.assignment.group
 
     @property
     def epoch(self) -> int:
@@ -159,7 +159,7 @@ class Message:
     @property
     def replay_count(self) -> int:
         """The number of times that an operator replayed it from the dead letters."""
-        return self._count(REPLAY_COUNT, believed=self._delivery.unit.reads_dead_letters)
+        return self._count(REPLAY_COUNT, believed=self._delivery.assignment.reads_dead_letters)
 
     @cached_property
     def forgiven_at(self) -> float:
@@ -169,7 +169,9 @@ class Message:
     @cached_property
     def dead_letter(self) -> DeadLetter | None:
         """The dead letter's details, for a consumer with `source = "dlq"`, or None for others."""
-        return DeadLetter.read(self.fields) if self._delivery.unit.reads_dead_letters else None
+        return (
+            DeadLetter.read(self.fields) if self._delivery.assignment.reads_dead_letters else None
+        )
 
     @property
     def original_id(self) -> str:
@@ -185,14 +187,14 @@ class Message:
 
         They differ from the current ones only for a dead letter that was moved here.
         """
-        unit, topic = self._delivery.unit, self._field(ORIGINAL_TOPIC)
+        assignment, topic = self._delivery.assignment, self._field(ORIGINAL_TOPIC)
         if topic is None:
-            return unit.topic, unit.partition
+            return assignment.topic, assignment.partition
         get = self.fields.get
         written, number = get(ORIGINAL_ID, b""), get(ORIGINAL_PARTITION, b"")
         if _ENTRY_ID.fullmatch(written) and _TOPIC.fullmatch(topic) and _NUMBER.fullmatch(number):
             return topic.decode(), int(number)
-        return unit.topic, unit.partition
+        return assignment.topic, assignment.partition
 
     @property
     def uid(self) -> str:
@@ -214,7 +216,7 @@ class Message:
         names = self._fields
         if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
             return None  # a cheap check, because it runs for every message
-        if self._delivery.unit.reads_dead_letters:
+        if self._delivery.assignment.reads_dead_letters:
             return None
         at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))
         ends = []

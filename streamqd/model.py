@@ -12,7 +12,7 @@ LETTERS = "@dlq"  # suffix of groups that read dead letters. A configured name n
 
 QUERIES = "spark:"  # prefix of groups that only record the position of a Spark query
 
-# Owner names that commands use while they own a unit for a short time.
+# Owner names that commands use while they own an assignment for a short time.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
@@ -74,8 +74,8 @@ def duplicate_uid(uid: str) -> Uid:
     return _DuplicateUid(uid)
 
 
-class Unit(NamedTuple):
-    """The unit of ownership: one partition of a topic, or its dead letters, for one group.
+class Assignment(NamedTuple):
+    """The assignment of ownership: one partition of a topic, or its dead letters, for one group.
 
     For dead letters, the group is the configured name followed by `@dlq`.
     """
@@ -91,7 +91,7 @@ class Unit(NamedTuple):
 
     @property
     def is_of_query(self) -> bool:
-        """True if the unit is the position of a Spark query, which no instance ever owns."""
+        """True if the assignment is the position of a Spark query, which no instance ever owns."""
         return self.group.startswith(QUERIES)
 
     def __str__(self) -> str:
@@ -99,12 +99,12 @@ class Unit(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right to settle a unit's messages. It is valid while the fence contains `token`.
+    """The right to settle an assignment's messages. It is valid while the fence contains `token`.
 
-    `epoch` counts the owners of the unit. It is 0 where the count is not needed.
+    `epoch` counts the owners of the assignment. It is 0 where the count is not needed.
     """
 
-    unit: Unit
+    assignment: Assignment
     token: str  # '' for none
     epoch: int = 0
 

@@ -20,7 +20,7 @@ from streamqd.errors import (
     RedisUnavailableError,
     RefusalKind,
 )
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import SLOT_COUNT
 from streamqd.store import key_types, messages, topics
 from streamqd.store.client import Connection
@@ -35,7 +35,7 @@ def ensure_topics(
     known: Mapping[str, int] = MappingProxyType({}),
     *,
     emptied: bool = False,
-    restored: list[Unit] | None = None,
+    restored: list[Assignment] | None = None,
 ) -> dict[str, int]:
     """Register topics and create missing groups. Return the partition counts.
 
@@ -114,13 +114,13 @@ def _count_problems(settings: Settings, topic: str, count: int | None) -> list[s
 
 
 def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
-    units = sum(counts.get(consumer.topic, 0) for consumer in settings.consumers)
-    if units <= SLOT_COUNT:
+    assignments = sum(counts.get(consumer.topic, 0) for consumer in settings.consumers)
+    if assignments <= SLOT_COUNT:
         return []
     return [
         (
-            f"consumers: together they have {units} partitions, but one instance can own at most"
-            f" {SLOT_COUNT}; move some of them to another fleet"
+            f"consumers: together they have {assignments} partitions, but one instance can own at"
+            f" most {SLOT_COUNT}; move some of them to another fleet"
         )
     ]
 
@@ -152,12 +152,14 @@ def _mistyped(store: Store, topic: str) -> list[InvalidValueError]:
 
 
 def _set_aside(
-    error: RedisResponseError, topic: str | None = None, unit: Unit | None = None
+    error: RedisResponseError, topic: str | None = None, assignment: Assignment | None = None
 ) -> None:
     """Log an error that concerns one key. Raises all other errors, which concern the server."""
     if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
         raise error
-    logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic, unit=unit)
+    logs.event(
+        "redis.bad_value", logging.WARNING, error=str(error), topic=topic, assignment=assignment
+    )
 
 
 def _wanted(declared: Topic | None) -> int | None:
@@ -182,40 +184,51 @@ def _unknown(store: Store, settings: Settings, topic: str) -> bool:
     return topics.partition_count(store, topic) is None
 
 
-def log_restored(unit: Unit, reply: Reply) -> bool:
+def log_restored(assignment: Assignment, reply: Reply) -> bool:
     """Return True, and log it, if an expected group was created. `reply` is from group_ensure."""
     created = reply.word == "CREATED"
     if created:
-        logs.event("group.restored", logging.WARNING, unit=unit, after=reply.rest[0].decode())
+        logs.event(
+            "group.restored", logging.WARNING, assignment=assignment, after=reply.rest[0].decode()
+        )
     return created
 
 
-def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool) -> list[Unit]:
+def _ensure_group(
+    store: Store, consumer: Consumer, count: int, *, emptied: bool
+) -> list[Assignment]:
     """Create the group where it is missing. Return the partitions that should have had it."""
-    meta, field = store.keys.meta(consumer.topic), f"group:{consumer.unit_group}"
+    meta, field = store.keys.meta(consumer.topic), f"group:{consumer.assignment_group}"
     seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
     start = "$" if consumer.start == "latest" and new else "0"
-    units = [Unit(consumer.topic, number, consumer.unit_group) for number in range(count)]
-    restored: list[Unit] = []
+    assignments = [
+        Assignment(consumer.topic, number, consumer.assignment_group) for number in range(count)
+    ]
+    restored: list[Assignment] = []
     whole = True
     for first in range(0, count, 256):
-        batch = units[first : first + 256]
-        calls = [messages.ensure_group(store.keys, unit, start) for unit in batch]
-        for unit, reply in zip(batch, store.run_each(calls), strict=True):
+        batch = assignments[first : first + 256]
+        calls = [messages.ensure_group(store.keys, assignment, start) for assignment in batch]
+        for assignment, reply in zip(batch, store.run_each(calls), strict=True):
             if isinstance(reply, RedisUnavailableError):
                 raise reply
             if isinstance(reply, ContractError):
-                # The supervisor asks again when it owns the unit, and leaves only that unit alone.
+                # The supervisor asks again when it owns the assignment, and leaves only that
+                # assignment alone.
                 logs.event(
-                    "redis.refused", logging.ERROR, request="group", error=str(reply), unit=unit
+                    "redis.refused",
+                    logging.ERROR,
+                    request="group",
+                    error=str(reply),
+                    assignment=assignment,
                 )
                 whole = False
             elif isinstance(reply, RedisResponseError):
-                _set_aside(reply, unit=unit)
+                _set_aside(reply, assignment=assignment)
                 whole = False
-            elif not new and log_restored(unit, reply):
-                restored.append(unit)
+            elif not new and log_restored(assignment, reply):
+                restored.append(assignment)
     if whole and not seen_before:
         # Set it only after every partition has the group, so a crash before repeats the same start.
         store.execute("HSETNX", meta, field, count)

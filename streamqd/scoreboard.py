@@ -2,9 +2,9 @@
 
 The supervisor creates one shared mapping before its first fork. The mapping is backed by a file in
 a memory file system (`supervisor/scoreboard_file.py`), so that it outlives a killed supervisor.
-Where no such file system exists, the mapping is anonymous.
-Every (topic, partition, group) unit that this instance ever owned has a slot and keeps it for the
-supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory.
+Where no such file system exists, the mapping is anonymous. Every (topic, partition, group)
+assignment that this instance ever owned has a slot and keeps it for the supervisor's life, so
+counters survive a crashed worker. Untouched slots cost no memory.
 
 The scoreboard uses no locks. While a process works in a slot, each field has one writer: the
 worker, the supervisor or the housekeeper, as listed in `WorkerSlot`. After the worker exited, went
@@ -34,7 +34,7 @@ from typing import NamedTuple
 from streamqd import failures
 from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
-from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Lease, Unit
+from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Assignment, Lease
 
 LAYOUT = 3  # version of the byte layout. Raise it when a field changes its place or meaning.
 SLOT_COUNT = 4096
@@ -98,7 +98,9 @@ SLOT_BYTES = _paged(_USED_BYTES)
 BOARD_BYTES = mmap.PAGESIZE
 HEADER_OFFSET = 1024  # offset of the file's header in the board's page
 
-_LEASE = struct.Struct("<32s32sQI")  # two tokens, the epoch, a checksum that includes the unit
+_LEASE = struct.Struct(
+    "<32s32sQI"
+)  # two tokens, the epoch, a checksum that includes the assignment
 _TOKEN_BYTES = 32
 _PLACE = re.compile(rb"[mr]:[0-9]{1,20}-[0-9]{1,20}")
 
@@ -201,7 +203,7 @@ class Batch(NamedTuple):
 
 
 class RecordedLease(NamedTuple):
-    """The lease under which a unit's worker works.
+    """The lease under which an assignment's worker works.
 
     `next_token` is about to replace the lease's token, or '' if no change is in progress.
     """
@@ -218,7 +220,7 @@ _LANES = 29  # number of lanes in use by a worker that runs several messages at 
 
 
 class WorkerSlot:
-    """The pages of one unit. The fields map its 64 words, some of which are unused.
+    """The pages of one assignment. The fields map its 64 words, some of which are unused.
 
     `words`, `lanes` and `states` are public for the worker's hot path.
 
@@ -263,7 +265,7 @@ class WorkerSlot:
     suspects = _Field(59)  # number of suspects in all, with those already run
     # written by the housekeeper
     reclaim_requested = _Field(20)
-    # written once, when the slot gets its unit
+    # written once, when the slot gets its assignment
     _name_length = _Field(30)
     # words that other modules divide up
     _POLL = slice(31, 37)
@@ -271,7 +273,7 @@ class WorkerSlot:
 
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board
-        self._unit: Unit | None = None
+        self._assignment: Assignment | None = None
         self._reserved = 0  # number of lanes with reserved memory
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
         self.poll = PollWords(self.words[self._POLL])
@@ -291,17 +293,17 @@ class WorkerSlot:
         self._places = view[_OFFSET_PLACES:_USED_BYTES]
 
     @property
-    def unit(self) -> Unit | None:
-        """The unit that the slot belongs to, None while the slot is unused."""
+    def assignment(self) -> Assignment | None:
+        """The assignment that the slot belongs to, None while the slot is unused."""
         # Every process reads the name often, and it never changes, so it is parsed only once.
-        if self._unit is None and (length := self._name_length):
+        if self._assignment is None and (length := self._name_length):
             topic, partition, group = bytes(self._name[:length]).decode().split("\n")
-            self._unit = Unit(topic, int(partition), group)
-        return self._unit
+            self._assignment = Assignment(topic, int(partition), group)
+        return self._assignment
 
-    def name(self, unit: Unit) -> None:
-        """Assign the slot to a unit permanently."""
-        raw = f"{unit.topic}\n{unit.partition}\n{unit.group}".encode()
+    def name(self, assignment: Assignment) -> None:
+        """Assign the slot to an assignment permanently."""
+        raw = f"{assignment.topic}\n{assignment.partition}\n{assignment.group}".encode()
         self._name[: len(raw)] = raw
         self._name_length = len(raw)
 
@@ -353,7 +355,7 @@ class WorkerSlot:
     # --- the lease, which only a successor of the supervisor reads ---
 
     def note_lease(self, lease: Lease, next_token: str = "") -> None:
-        """Record the lease of the unit's worker, and the token that is about to replace its token.
+        """Record the lease of the worker, and the token that is about to replace its token.
 
         Call it before sending the command that replaces the token. If the supervisor is killed,
         its successor repeats that command, which acknowledges and charges only once. Raises
@@ -368,7 +370,7 @@ class WorkerSlot:
         self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
 
     def forget_lease(self) -> None:
-        """Record that the unit is not owned."""
+        """Record that the assignment is not owned."""
         self._lease[: _LEASE.size] = bytes(_LEASE.size)
 
     def lease(self) -> RecordedLease | None:
@@ -376,14 +378,14 @@ class WorkerSlot:
 
         Raises ValueError when the record is torn.
         """
-        unit = self.unit
+        assignment = self.assignment
         token, next_token, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
-        if unit is None or token == next_token == bytes(_TOKEN_BYTES):
+        if assignment is None or token == next_token == bytes(_TOKEN_BYTES):
             return None
         if found != self._lease_sum(token, next_token, epoch):
             raise ValueError("token checksum mismatch")
         texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, next_token)]
-        return RecordedLease(Lease(unit, texts[0], epoch), texts[1])
+        return RecordedLease(Lease(assignment, texts[0], epoch), texts[1])
 
     def _lease_sum(self, token: bytes, next_token: bytes, epoch: int) -> int:
         name = bytes(self._name[: self._name_length])
@@ -591,7 +593,7 @@ class Scoreboard:
     _flags = _Field(1)
     progress_ns = _Field(2)  # end of the supervisor's last tick (`now_ns` clock)
     housekeeper_progress_ns = _Field(3)  # end of the housekeeper's last round, or its fork
-    unowned = _Field(4)  # wanted units that no instance owned at the supervisor's last check
+    unowned = _Field(4)  # wanted assignments that no instance owned at the supervisor's last check
 
     def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
         self._descriptor = descriptor
@@ -608,7 +610,7 @@ class Scoreboard:
         # Path to which an unusable scoreboard file of the previous supervisor was moved.
         self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
-        self._allotted: dict[Unit, WorkerSlot] = {}
+        self._allotted: dict[Assignment, WorkerSlot] = {}
 
     @property
     def flags(self) -> InstanceFlags:
@@ -633,19 +635,20 @@ class Scoreboard:
         """Return the named slots."""
         return [self.slot(index) for index in range(self.used)]
 
-    def allot(self, unit: Unit) -> WorkerSlot:
-        """Return the unit's slot. The first call for a unit names an unused slot. Supervisor only.
+    def allot(self, assignment: Assignment) -> WorkerSlot:
+        """Return the assignment's slot.
 
-        Raises ValueError when all slots are in use, and OSError when the memory is full.
+        The first call for an assignment names an unused slot. Supervisor only. Raises ValueError
+        when all slots are in use, and OSError when the memory is full.
         """
-        if unit not in self._allotted:
+        if assignment not in self._allotted:
             if self.used == self.size:
                 raise ValueError(f"all {self.size} slots of the scoreboard are in use")
             self.reserve(self.used, HEAD_BYTES)
-            slot = self._allotted[unit] = self.slot(self.used)
-            slot.name(unit)
+            slot = self._allotted[assignment] = self.slot(self.used)
+            slot.name(assignment)
             self.used += 1
-        return self._allotted[unit]
+        return self._allotted[assignment]
 
     def reserve(self, index: int, size: int, offset: int = 0) -> None:
         """Allocate `size` bytes of a slot, starting at `offset`. Raises OSError."""

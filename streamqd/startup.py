@@ -34,7 +34,7 @@ from streamqd.errors import (
     StartupError,
 )
 from streamqd.inspection import ask_servers, check_servers
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.paths import below
 from streamqd.registration import ensure_topics
 from streamqd.store.client import Connection, connect
@@ -228,7 +228,7 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
     )
     prepared = complete(settings, found, only)
     problems, partitions = prepared.problems, {}
-    restored: list[Unit] = []
+    restored: list[Assignment] = []
     if not problems:
         try:
             partitions = register(prepared.settings, restored)
@@ -245,7 +245,7 @@ def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dic
     `known` maps topics to the partition counts that they had. Returns the problem ('' for none),
     the number of groups that were created again, and the partition counts of all topics.
     """
-    problem, restored, partitions = "", list[Unit](), dict[str, int]()
+    problem, restored, partitions = "", list[Assignment](), dict[str, int]()
     try:
         partitions = register(settings, restored, known, emptied=True)
     except (ConfigError, RedisUnavailableError, RedisResponseError) as error:
@@ -255,7 +255,7 @@ def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dic
 
 def register(
     settings: Settings,
-    restored: list[Unit],
+    restored: list[Assignment],
     known: Mapping[str, int] = MappingProxyType({}),
     *,
     emptied: bool = False,

@@ -1,1 +1,1 @@
-"""Tests: unit, contract, integration, acceptance. What they share is in `support`."""
+"""Tests: assignment, contract, integration, acceptance. What they share is in `support`."""

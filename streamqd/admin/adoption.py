@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from streamqd.admin import backlog, groups, topics
 from streamqd.admin.reading import Unreadable, ViewReader, ask, lease_views, pairs
 from streamqd.errors import RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import adoption
 from streamqd.store.adoption import Adopted
 from streamqd.store.fetch import CONSUMER
@@ -47,23 +47,23 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     Raises RequestRefusedError while streamqd owns a partition of the group.
     """
     count = groups.known(store, topic, group)
-    units = [Unit(topic, number, group) for number in range(count)]
+    assignments = [Assignment(topic, number, group) for number in range(count)]
     reader = ViewReader(store)
-    views = lease_views(reader, units)
-    for unit, held in zip(units, views, strict=True):
+    views = lease_views(reader, assignments)
+    for assignment, held in zip(assignments, views, strict=True):
         if held.token:
-            raise _owned(unit, held.owner)
+            raise _owned(assignment, held.owner)
     found = []
     for kind in ("m", "r"):
-        streams = [_stream(store.keys, unit, kind) for unit in units]
+        streams = [_stream(store.keys, assignment, kind) for assignment in assignments]
         replies = ask(store, [("XINFO", "CONSUMERS", stream, group) for stream in streams])
-        for unit, reply in zip(units, replies, strict=True):
+        for assignment, reply in zip(assignments, replies, strict=True):
             for flat in reply or ():
                 each = pairs(flat)
                 name = each[b"name"].decode("utf-8", "replace")
                 if name != CONSUMER and each[b"pending"]:
                     pending, idle = int(each[b"pending"]), int(each[b"idle"])
-                    found.append(ConsumerRow(unit.partition, name, pending, idle))
+                    found.append(ConsumerRow(assignment.partition, name, pending, idle))
     entries = sum(row.pending for row in found)
     return AdoptedGroup(topic, group, True, found, entries, reader.rows)
 
@@ -77,32 +77,38 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:
         reader.keep(unread)
-    units = [Unit(topic, each, group) for each in range(topics.partition_count(store, topic))]
-    streams = {_stream(store.keys, unit, kind): (unit, kind) for unit in units for kind in "mr"}
+    assignments = [
+        Assignment(topic, each, group) for each in range(topics.partition_count(store, topic))
+    ]
+    streams = {
+        _stream(store.keys, assignment, kind): (assignment, kind)
+        for assignment in assignments
+        for kind in "mr"
+    }
     there = backlog.positions(reader, list(streams))
-    for stream, (unit, kind) in streams.items():
+    for stream, (assignment, kind) in streams.items():
         if group in there[stream]:
-            _drain(store, unit, kind)
+            _drain(store, assignment, kind)
     return replace(seen, dry_run=False, unreadable=reader.rows)
 
 
-def _drain(store: Store, unit: Unit, kind: str) -> None:
+def _drain(store: Store, assignment: Assignment, kind: str) -> None:
     cursor = adoption.BEGIN
     while True:
-        reply = store.run(adoption.adopt(store.keys, unit, kind, cursor))
+        reply = store.run(adoption.adopt(store.keys, assignment, kind, cursor))
         if reply.word == "HELD":
-            raise _owned(unit, reply.rest[1].decode("utf-8", "replace"))
+            raise _owned(assignment, reply.rest[1].decode("utf-8", "replace"))
         cursor = Adopted.parse(reply).cursor
         if cursor == adoption.BEGIN:
             return
 
 
-def _stream(keys: Keys, unit: Unit, kind: str) -> str:
-    return keys.source(*unit) if kind == "m" else keys.retry_stream(*unit)
+def _stream(keys: Keys, assignment: Assignment, kind: str) -> str:
+    return keys.source(*assignment) if kind == "m" else keys.retry_stream(*assignment)
 
 
-def _owned(unit: Unit, owner: str) -> RequestRefusedError:
+def _owned(assignment: Assignment, owner: str) -> RequestRefusedError:
     return RequestRefusedError(
-        f"{owner} owns {unit}; stop it, or remove the consumer from its configuration. While it"
-        " runs, it takes over idle entries of other clients after reclaim_idle"
+        f"{owner} owns {assignment}; stop it, or remove the consumer from its configuration."
+        " While it runs, it takes over idle entries of other clients after reclaim_idle"
     )

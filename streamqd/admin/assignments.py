@@ -14,17 +14,17 @@ from typing import Any, Protocol, TypeVar
 from streamqd.admin import backlog, published
 from streamqd.admin.condition import condition
 from streamqd.admin.reading import ViewReader, lease_views
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import spark, statistics
 from streamqd.store.leases import LeaseView
-from streamqd.store.statistics import Backlog, UnitFigures
+from streamqd.store.statistics import AssignmentFigures, Backlog
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
 RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
 # A worker in these states has returned its lease, but its instance still publishes it.
 RESTING = ("broken", "failed")
 # An assignment, and the values of its row that an instance has published.
-Report = tuple[Unit, dict[str, Any]]
+Report = tuple[Assignment, dict[str, Any]]
 _VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.handlers.Undecodable")
 
 
@@ -115,14 +115,14 @@ class AssignmentRow:
     failures: tuple[RecentFailure, ...] = ()  #: kinds of failure on any instance, latest first
 
     @property
-    def unit(self) -> Unit:
+    def assignment(self) -> Assignment:
         """The assignment as a value."""
-        return Unit(self.topic, self.partition, self.group)
+        return Assignment(self.topic, self.partition, self.group)
 
     @property
     def name(self) -> str:
         """`topic/partition/group`."""
-        return str(self.unit)
+        return str(self.assignment)
 
     @property
     def state(self) -> str:
@@ -150,22 +150,22 @@ class AssignmentRow:
         return found[0] if found and found[0].seconds_ago <= RECENT_SECONDS else None
 
 
-class HasUnit(Protocol):
+class HasAssignment(Protocol):
     """Facts about one assignment."""
 
     @property
-    def unit(self) -> Unit:
+    def assignment(self) -> Assignment:
         """The assignment that these facts describe."""
 
 
-AnyUnit = TypeVar("AnyUnit", bound=HasUnit)
+AnyAssignment = TypeVar("AnyAssignment", bound=HasAssignment)
 
 
-def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:
+def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAssignment]]:
     """Return the rows of each group of each topic."""
-    found: dict[tuple[str, str], list[AnyUnit]] = {}
+    found: dict[tuple[str, str], list[AnyAssignment]] = {}
     for row in rows:
-        found.setdefault((row.unit.topic, row.unit.group), []).append(row)
+        found.setdefault((row.assignment.topic, row.assignment.group), []).append(row)
     return found
 
 
@@ -184,13 +184,15 @@ def error_name(error: str) -> str:
 
 def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow]:
     """Return the assignments in the summary of an instance, as if it owned them all."""
-    return [AssignmentRow(*unit, **values) for unit, values in reports_of(instance, summary)]
+    return [
+        AssignmentRow(*assignment, **values) for assignment, values in reports_of(instance, summary)
+    ]
 
 
 def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
     """Return each assignment with its published values, for callers that add others to the row."""
     tables = published.tables(summary.get("assignments"))
-    return [(_unit_of(raw), _published_values(instance, raw)) for raw in tables]
+    return [(_assignment_of(raw), _published_values(instance, raw)) for raw in tables]
 
 
 _WHOLE = (
@@ -228,9 +230,9 @@ def _published_values(instance: str, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unit_of(raw: dict[str, Any]) -> Unit:
+def _assignment_of(raw: dict[str, Any]) -> Assignment:
     number = published.whole(raw.get("partition")) or 0
-    return Unit(str(raw.get("topic", "")), number, str(raw.get("group", "")))
+    return Assignment(str(raw.get("topic", "")), number, str(raw.get("group", "")))
 
 
 def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
@@ -240,7 +242,7 @@ def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
             str(each.get("error", "")),
             published.whole(each.get("count")) or 0,
             published.real(each.get("seconds_ago")) or 0.0,
-            *_unit_of(raw),
+            *_assignment_of(raw),
             instance=instance,
         )
         for raw in published.tables(summary.get("assignments"))
@@ -253,42 +255,46 @@ def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
 
 def measured(
     reader: ViewReader,
-    units: Sequence[Unit],
+    assignments: Sequence[Assignment],
     now_unix_ms: int,
     reports: Sequence[Report] = (),
-    more: Callable[[Unit], dict[str, Any]] = lambda _: {},
+    more: Callable[[Assignment], dict[str, Any]] = lambda _: {},
     *,
     count_max: int = COUNT_MAX,
 ) -> list[AssignmentRow]:
-    """Return a row for each unit, as it is in Redis, with what its owner has published.
+    """Return a row for each assignment, as it is in Redis, with what its owner has published.
 
     `more` returns further values of a row. Where the server keeps no count, unread messages are
     counted up to `count_max`.
     """
-    known = {(values["owner"], unit): values for unit, values in reports}
-    known |= {("", unit): values for unit, values in reports if values["worker"] in RESTING}
-    views = lease_views(reader, units)
-    calls = [statistics.measure_unit(reader.keys, unit) for unit in units]
+    known = {(values["owner"], assignment): values for assignment, values in reports}
+    known |= {
+        ("", assignment): values for assignment, values in reports if values["worker"] in RESTING
+    }
+    views = lease_views(reader, assignments)
+    calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
     replies = reader.measure(calls)
     figures = {
-        unit: each
-        for unit, reply in zip(units, replies, strict=True)
-        if (each := backlog.unit_figures(reader, unit, reply)) is not None
+        assignment: each
+        for assignment, reply in zip(assignments, replies, strict=True)
+        if (each := backlog.assignment_figures(reader, assignment, reply)) is not None
     }
     unread, uncounted = _unread(reader, figures, count_max)
     rows = []
-    for unit, view, reply in zip(units, views, replies, strict=True):
+    for assignment, view, reply in zip(assignments, views, replies, strict=True):
         lease, owner, since = holder(view)
-        each, retry = figures.get(unit, _NO_FIGURES), unread[unit, RETRY]
-        lag, oldest = unread[unit, MAIN] + retry, each.oldest_unix_ms()
+        each, retry = figures.get(assignment, _NO_FIGURES), unread[assignment, RETRY]
+        lag, oldest = unread[assignment, MAIN] + retry, each.oldest_unix_ms()
         values = {
-            "lease": "query" if unit.is_of_query else lease,
+            "lease": "query" if assignment.is_of_query else lease,
             "owner": owner,
             "epoch": view.epoch,
             "since_unix_ms": since,
             "quarantine": view.quarantine,
             "exists": reply is None or reply.word != "NOGROUP",
-            "lag": lag if unit in figures and unit not in uncounted and lag <= count_max else None,
+            "lag": lag
+            if assignment in figures and assignment not in uncounted and lag <= count_max
+            else None,
             "lag_at_least": lag,
             "retry_unread": retry,
             "pending": each.pending,
@@ -299,12 +305,16 @@ def measured(
             "oldest_seconds": None if oldest is None else max(0, now_unix_ms - oldest) / 1000,
             "next_due_unix_ms": each.next_due_unix_ms,
         }
-        rows.append(AssignmentRow(*unit, **known.get((owner, unit), {}) | values | more(unit)))
+        rows.append(
+            AssignmentRow(
+                *assignment, **known.get((owner, assignment), {}) | values | more(assignment)
+            )
+        )
     return rows
 
 
 _NO_BACKLOG = Backlog(0, "", None, "", 0)
-_NO_FIGURES = UnitFigures(_NO_BACKLOG, _NO_BACKLOG, 0, None)
+_NO_FIGURES = AssignmentFigures(_NO_BACKLOG, _NO_BACKLOG, 0, None)
 
 
 def holder(lease: LeaseView) -> tuple[str, str, int | None]:
@@ -318,21 +328,21 @@ MAIN, RETRY = 0, 1  # the partition's stream, and the retry stream of the group
 
 
 def _unread(
-    reader: ViewReader, figures: Mapping[Unit, UnitFigures], most: int
-) -> tuple[Counter[tuple[Unit, int]], set[Unit]]:
-    """Return the unread messages of each unit in MAIN and in RETRY, and units with a partial count.
+    reader: ViewReader, figures: Mapping[Assignment, AssignmentFigures], most: int
+) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
+    """Return the unread messages of each assignment in MAIN and RETRY, and the partly counted ones.
 
     Where the server keeps no count, they are counted up to `most` or a few more. A call counts no
     more than its byte limit allows, so all streams take turns.
     """
-    keys, found, uncounted = reader.keys, Counter[tuple[Unit, int]](), set[Unit]()
-    left: list[tuple[tuple[Unit, int], str, str]] = []  # perhaps more entries after this ID
-    for unit, each in figures.items():
-        streams = {keys.source(*unit): each.main, keys.retry_stream(*unit): each.retry}
+    keys, found, uncounted = reader.keys, Counter[tuple[Assignment, int]](), set[Assignment]()
+    left: list[tuple[tuple[Assignment, int], str, str]] = []  # perhaps more entries after this ID
+    for assignment, each in figures.items():
+        streams = {keys.source(*assignment): each.main, keys.retry_stream(*assignment): each.retry}
         for at, (stream, behind) in enumerate(streams.items()):
-            found[unit, at] = 1 if behind.unread is None else behind.unread
+            found[assignment, at] = 1 if behind.unread is None else behind.unread
             if behind.unread is None:
-                left.append(((unit, at), stream, behind.oldest_unread_id))
+                left.append(((assignment, at), stream, behind.oldest_unread_id))
     while left:
         steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
         before, left = left, []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamqd.admin.reading import ViewReader, group_names
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import spark, statistics
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.scripts import Reply
@@ -17,18 +17,26 @@ COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
 PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
 
 
-def figures(reader: ViewReader, units: Sequence[Unit]) -> list[statistics.UnitFigures | None]:
-    """Measure units, as `unit_figures` reads them."""
-    calls = [statistics.measure_unit(reader.keys, unit) for unit in units]
+def figures(
+    reader: ViewReader, assignments: Sequence[Assignment]
+) -> list[statistics.AssignmentFigures | None]:
+    """Measure assignments, as `assignment_figures` reads them."""
+    calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
     replies = reader.measure(calls)
-    return [unit_figures(reader, unit, reply) for unit, reply in zip(units, replies, strict=True)]
+    return [
+        assignment_figures(reader, assignment, reply)
+        for assignment, reply in zip(assignments, replies, strict=True)
+    ]
 
 
-def unit_figures(
-    reader: ViewReader, unit: Unit, reply: Reply | None
-) -> statistics.UnitFigures | None:
-    """Parse a reply of `statistics.measure_unit`. None: no such group, or an unreadable reply."""
-    return reader.figures(statistics.unit_figures, reply, reader.keys.retry(*unit))
+def assignment_figures(
+    reader: ViewReader, assignment: Assignment, reply: Reply | None
+) -> statistics.AssignmentFigures | None:
+    """Parse a reply of `statistics.measure_assignment`.
+
+    None: no such group, or an unreadable reply.
+    """
+    return reader.figures(statistics.assignment_figures, reply, reader.keys.retry(*assignment))
 
 
 def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -69,22 +77,22 @@ def count_between(
     return total, position == upto
 
 
-def other_clients(reader: ViewReader, units: Sequence[Unit]) -> list[dict[str, int]]:
-    """Return for each unit the number of pending entries by other client.
+def other_clients(reader: ViewReader, assignments: Sequence[Assignment]) -> list[dict[str, int]]:
+    """Return for each assignment the number of pending entries by other client.
 
     The name '' stands for entries without a consumer.
     """
     asked = [
-        ("XPENDING", stream, unit.group)
-        for unit in units
-        for stream in (reader.keys.source(*unit), reader.keys.retry_stream(*unit))
+        ("XPENDING", stream, assignment.group)
+        for assignment in assignments
+        for stream in (reader.keys.source(*assignment), reader.keys.retry_stream(*assignment))
     ]
     replies = reader.ask(asked)
     return [held_by_others(replies[at : at + 2]) for at in range(0, len(replies), 2)]
 
 
 def held_by_others(replies: Sequence[Any]) -> dict[str, int]:
-    """Return `other_clients` for one unit, from the XPENDING summaries of its two streams."""
+    """Return `other_clients` for one assignment, from the XPENDING summaries of its two streams."""
     found: Counter[str] = Counter()
     for reply in replies:
         clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []

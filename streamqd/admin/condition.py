@@ -46,7 +46,7 @@ _WORDS = {
 def condition(
     lease: str, worker: str, run_seconds: float | None, *, paused: bool, stopped: bool
 ) -> str:
-    """Name the condition of a unit.
+    """Name the condition of an assignment.
 
     `lease` is owned, expired, free or query, `worker` the state that its owner publishes ('' for
     none), `run_seconds` how long the present run has lasted.

@@ -19,7 +19,7 @@ from streamqd.admin.reading import Unreadable, ViewReader, lease_views
 from streamqd.admin.reloads import PendingReload
 from streamqd.errors import RequestRefusedError
 from streamqd.idle_reason import WORDS
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, place
 from streamqd.store import directives, members
 from streamqd.store import topics as registry
@@ -110,8 +110,8 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         for name, order in sorted(found.drains.items())
     ]
     listed += [
-        row("move", str(unit), order, gone=order.to not in live)
-        for unit, order in sorted(found.moves.items())
+        row("move", str(assignment), order, gone=order.to not in live)
+        for assignment, order in sorted(found.moves.items())
     ]
     listed += [
         row(
@@ -124,7 +124,9 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         for name, order in sorted(found.reloads.items())
     ]
     # Every instance reads these with its next heartbeat, and applies them immediately.
-    immediate = [("stack", str(unit), order) for unit, order in sorted(found.stacks.items())]
+    immediate = [
+        ("stack", str(assignment), order) for assignment, order in sorted(found.stacks.items())
+    ]
     if found.rebalance is not None:
         immediate.append(("rebalance", "", found.rebalance))
     for kind, target, order in immediate:
@@ -432,8 +434,8 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
         heartbeat = _member(fleet, state, instance)
         if (heartbeat.heartbeat_unix_ms, heartbeat.info.get("nonce")) != (moved, nonce):
             raise _alive(instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000)
-    units = _of_pairs(fleet, seen.member.offers)
-    views = lease_views(ViewReader(fleet.store), units)
+    assignments = _of_pairs(fleet, seen.member.offers)
+    views = lease_views(ViewReader(fleet.store), assignments)
     last = [held for held in views if held.token and held.owner == instance]
     lives = [held.ttl for held in last if held.ttl]
     if lives:
@@ -452,7 +454,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
         silent_seconds=(state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000,
         ownerless=len(last),
         directives=[row.name for row in rows(state) if instance in (row.target, row.to)],
-        topics=sorted({unit.topic for unit in units}),
+        topics=sorted({assignment.topic for assignment in assignments}),
         dry_run=dry_run,
     )
 
@@ -532,12 +534,14 @@ class Rebalanced:
     waiting: list[str]
 
 
-def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Move a unit to an instance, until another move or a rebalance.
+def move(
+    fleet: Fleet, assignment: Assignment, to: str, why: str, *, dry_run: bool = False
+) -> Steered:
+    """Move an assignment to an instance, until another move or a rebalance.
 
     Raises RequestRefusedError if the instance cannot own it now.
     """
-    check_scope(fleet, Scope(unit.topic, unit.partition, None))
+    check_scope(fleet, Scope(assignment.topic, assignment.partition, None))
     state = published.fleet_state(fleet)
     seen = living(state, to)
     if seen.leaving:
@@ -546,32 +550,32 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
         raise RequestRefusedError(
             f"instance {to} is drained; run `streamqd drain {to} --undo` first"
         )
-    if (unit.topic, unit.group) not in seen.member.offers:
+    if (assignment.topic, assignment.group) not in seen.member.offers:
         raise RequestRefusedError(
-            f"instance {to} has no consumer for {unit.topic}/{unit.group}; configure one there"
-            " and reload, or choose another instance"
+            f"instance {to} has no consumer for {assignment.topic}/{assignment.group}; configure"
+            " one there and reload, or choose another instance"
         )
-    if unit in seen.broken:
+    if assignment in seen.broken:
         raise RequestRefusedError(
-            f"the worker of {unit} crashes in a loop on {to}; fix the handler and run"
+            f"the worker of {assignment} crashes in a loop on {to}; fix the handler and run"
             f" `streamqd reload {to}`, or choose another instance"
         )
-    if state.control.stop_of(unit) is not None:
+    if state.control.stop_of(assignment) is not None:
         raise RequestRefusedError(
-            f"group {unit.group} of {unit.topic} is stopped; run"
-            f" `streamqd group start {unit.topic} {unit.group}` first"
+            f"group {assignment.group} of {assignment.topic} is stopped; run"
+            f" `streamqd group start {assignment.topic} {assignment.group}` first"
         )
     owners = owners_of(fleet, offered(fleet, state))
-    owner = owners.get(unit, "")
+    owner = owners.get(assignment, "")
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
         raise RequestRefusedError(
             f"instance {to} owns {plural(cap, 'assignment')}, which is its max_partitions; move"
             " another one away, or raise daemon.max_partitions"
         )
-    name = f"move:{unit}"
+    name = f"move:{assignment}"
     notes = [f"{to} already owns it and will keep it"] if owner == to else []
-    known = state.control.moves.get(unit)
+    known = state.control.moves.get(assignment)
     changed = owner != to or known is None or known.to != to
     return _given(fleet, name, why=why, to=to, changed=changed, notes=notes, dry_run=dry_run)
 
@@ -580,7 +584,7 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
     """Remove all move directives and rebalance the fleet now, without waiting times."""
     state = published.fleet_state(fleet)
     planned = plan(fleet, state)
-    forgotten = [f"move:{unit}" for unit in sorted(state.control.moves)]
+    forgotten = [f"move:{assignment}" for assignment in sorted(state.control.moves)]
     if dry_run:
         return Rebalanced(None, True, planned, forgotten, [])
     done = write(fleet, directives.REBALANCE, why=why, remove=forgotten)
@@ -589,47 +593,59 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
 
 def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
     """Return the moves of a rebalance now, without the move directives."""
-    units = [unit for unit in offered(fleet, state) if state.control.stop_of(unit) is None]
-    owners = owners_of(fleet, units)
-    wanted = place(state.placeable(), units, owners)
+    assignments = [
+        assignment
+        for assignment in offered(fleet, state)
+        if state.control.stop_of(assignment) is None
+    ]
+    owners = owners_of(fleet, assignments)
+    wanted = place(state.placeable(), assignments, owners)
     return [
-        PlannedMove(*unit, owners.get(unit, ""), wanted.get(unit, ""))
-        for unit in units
-        if owners.get(unit, "") != wanted.get(unit, "")
+        PlannedMove(*assignment, owners.get(assignment, ""), wanted.get(assignment, ""))
+        for assignment in assignments
+        if owners.get(assignment, "") != wanted.get(assignment, "")
     ]
 
 
-def offered(fleet: Fleet, state: FleetState) -> list[Unit]:
-    """Return every unit that a live member offers."""
+def offered(fleet: Fleet, state: FleetState) -> list[Assignment]:
+    """Return every assignment that a live member offers."""
     return _of_pairs(fleet, {pair for seen in state.live.values() for pair in seen.member.offers})
 
 
-def _of_pairs(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Unit]:
+def _of_pairs(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignment]:
     counts = {
         topic: registry.partition_count(fleet.store, topic) or 0
         for topic in {topic for topic, _ in pairs}
     }
     return sorted(
-        Unit(topic, number, group) for topic, group in pairs for number in range(counts[topic])
+        Assignment(topic, number, group)
+        for topic, group in pairs
+        for number in range(counts[topic])
     )
 
 
-def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
-    """Return the owner of each owned unit."""
-    views = lease_views(ViewReader(fleet.store), units)
-    return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
+def owners_of(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, str]:
+    """Return the owner of each owned assignment."""
+    views = lease_views(ViewReader(fleet.store), assignments)
+    return {
+        assignment: held.owner
+        for assignment, held in zip(assignments, views, strict=True)
+        if held.token
+    }
 
 
-def not_moved(fleet: Fleet, unit: Unit, to: str) -> list[str]:
+def not_moved(fleet: Fleet, assignment: Assignment, to: str) -> list[str]:
     """Return True if the assignment has not arrived."""
-    owner = owners_of(fleet, [unit]).get(unit, "")
-    return [] if owner == to else [f"{unit} is owned by {owner or 'no instance'}"]
+    owner = owners_of(fleet, [assignment]).get(assignment, "")
+    return [] if owner == to else [f"{assignment} is owned by {owner or 'no instance'}"]
 
 
 def not_drained(fleet: Fleet, instance: str) -> list[str]:
     """Return the assignments that a drained instance still owns."""
     owners = owners_of(fleet, offered(fleet, published.fleet_state(fleet)))
-    return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
+    return [
+        f"{instance} owns {assignment}" for assignment, owner in owners.items() if owner == instance
+    ]
 
 
 def not_rebalanced(fleet: Fleet) -> list[str]:
@@ -643,21 +659,25 @@ def not_rebalanced(fleet: Fleet) -> list[str]:
 
 def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
     """Return a text for each partition of a stopped group that is still owned."""
-    return [f"{owner} owns {unit}" for unit, owner in _owned(fleet, topic, group).items() if owner]
+    return [
+        f"{owner} owns {assignment}"
+        for assignment, owner in _owned(fleet, topic, group).items()
+        if owner
+    ]
 
 
 def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
     """Return a text for each partition of a started group without an owner."""
     owners = _owned(fleet, topic, group)
-    return [f"no instance owns {unit}" for unit, owner in owners.items() if not owner]
+    return [f"no instance owns {assignment}" for assignment, owner in owners.items() if not owner]
 
 
-def _owned(fleet: Fleet, topic: str, group: str) -> dict[Unit, str]:
+def _owned(fleet: Fleet, topic: str, group: str) -> dict[Assignment, str]:
     """Return the owner of every partition of a group, '' without one."""
     count = topics.partition_count(fleet.store, topic)
-    units = [Unit(topic, number, group) for number in range(count)]
-    owners = owners_of(fleet, units)
-    return {unit: owners.get(unit, "") for unit in units}
+    assignments = [Assignment(topic, number, group) for number in range(count)]
+    owners = owners_of(fleet, assignments)
+    return {assignment: owners.get(assignment, "") for assignment in assignments}
 
 
 # States of a worker that is not paused.
@@ -665,44 +685,46 @@ _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a text for each unit whose worker runs, or has not reported since the directive."""
+    """Return a text for each assignment whose worker runs or has not reported since then."""
     return _not_in(fleet, scope, since_unix_ms, paused=True)
 
 
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a text for each unit whose worker is paused, or has not reported since then.
+    """Return a text for each assignment whose worker is paused, or has not reported since then.
 
-    Units under another pause are left out.
+    Assignments under another pause are left out.
     """
     return _not_in(fleet, scope, since_unix_ms, paused=False)
 
 
 def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str]:
     state = published.fleet_state(fleet)
-    units = [unit for unit in offered(fleet, state) if scope.covers(unit)]
+    assignments = [assignment for assignment in offered(fleet, state) if scope.covers(assignment)]
     if not paused:
-        units = [unit for unit in units if state.control.pause_of(unit) is None]
-    owners = owners_of(fleet, units)
+        assignments = [
+            assignment for assignment in assignments if state.control.pause_of(assignment) is None
+        ]
+    owners = owners_of(fleet, assignments)
     reports = _reported(fleet, sorted(set(owners.values())))
     waiting = []
-    for unit, owner in owners.items():
+    for assignment, owner in owners.items():
         at, states = reports[owner]
-        worker = states.get(unit, "")
+        worker = states.get(assignment, "")
         if at < since:
-            waiting.append(f"{owner} has not reported on {unit} yet")
+            waiting.append(f"{owner} has not reported on {assignment} yet")
         elif worker in (_UNPAUSED if paused else ("paused",)):
             doing = "has a message running" if paused else "is still paused"
-            waiting.append(f"{unit} on {owner} {doing}")
+            waiting.append(f"{assignment} on {owner} {doing}")
     return waiting
 
 
-def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
+def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Assignment, str]]]:
     """Return each instance's last publication time (server's clock) and its workers' states."""
     found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
         name: (
             published.whole(summary.get("at_unix_ms")) or 0,
-            {row.unit: row.worker for row in assignments.published_rows(name, summary)},
+            {row.assignment: row.worker for row in assignments.published_rows(name, summary)},
         )
         for name, summary in zip(instances, found, strict=True)
     }
@@ -731,7 +753,7 @@ def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class DepartingUnit:
+class DepartingAssignment:
     """One assignment of the departing instance.
 
     `to` is the instance that takes it, '' without one. `stranded` is the reason: no-consumer (no
@@ -759,41 +781,41 @@ class Departure:
 
     instance: str
     last: bool
-    assignments: list[DepartingUnit]
+    assignments: list[DepartingAssignment]
     longest_run_seconds: float | None
     longest_run: str
 
     @property
-    def stranded(self) -> list[DepartingUnit]:
+    def stranded(self) -> list[DepartingAssignment]:
         """The assignments that no instance takes."""
-        return [unit for unit in self.assignments if unit.stranded]
+        return [assignment for assignment in self.assignments if assignment.stranded]
 
 
 def departure(fleet: Fleet, instance: str) -> Departure:
     """Plan the departure of an instance. Raises RequestRefusedError when it is not live."""
     state = published.fleet_state(fleet)
     living(state, instance)
-    units = offered(fleet, state)
-    owners = owners_of(fleet, units)
+    assignments = offered(fleet, state)
+    owners = owners_of(fleet, assignments)
     others = [one for one in state.placeable() if one.member.id != instance]
-    moves = {unit: order.to for unit, order in state.control.moves.items()}
-    who = takers(instance, others, units, owners, moves)
+    moves = {assignment: order.to for assignment, order in state.control.moves.items()}
+    who = takers(instance, others, assignments, owners, moves)
     seen = snapshot.read_published(fleet)
-    workers = {each.unit: each for each in seen.assignments if each.owner == instance}
+    workers = {each.assignment: each for each in seen.assignments if each.owner == instance}
     busiest = max(workers.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None
     return Departure(
         instance=instance,
         last=not others,
         assignments=[
-            DepartingUnit(
-                *unit,
+            DepartingAssignment(
+                *assignment,
                 to=to,
                 stranded=why,
-                in_flight=workers[unit].in_flight if unit in workers else None,
-                lag=workers[unit].lag if unit in workers else None,
+                in_flight=workers[assignment].in_flight if assignment in workers else None,
+                lag=workers[assignment].lag if assignment in workers else None,
             )
-            for unit, (to, why) in who.items()
+            for assignment, (to, why) in who.items()
         ],
         longest_run_seconds=run or None,
         longest_run=busiest.name if busiest and run else "",
@@ -803,29 +825,33 @@ def departure(fleet: Fleet, instance: str) -> Departure:
 def takers(
     instance: str,
     others: Sequence[MemberView],
-    units: Sequence[Unit],
-    owners: Mapping[Unit, str],
-    moves: Mapping[Unit, str],
-) -> dict[Unit, tuple[str, str]]:
+    assignments: Sequence[Assignment],
+    owners: Mapping[Assignment, str],
+    moves: Mapping[Assignment, str],
+) -> dict[Assignment, tuple[str, str]]:
     """Return the new owner of each assignment of an instance, or the reason for none. No I/O.
 
     `others` are the members that may own something, without the departing one.
     """
     # Without this owner among the members, its assignments are placed like free ones.
-    wanted = place(others, units, owners, moves)
+    wanted = place(others, assignments, owners, moves)
     owned = Counter(wanted.values())
     found = {}
-    for unit in sorted(unit for unit, owner in owners.items() if owner == instance):
-        to = wanted.get(unit, "")
-        found[unit] = (to, "" if to else _why_stranded(unit, others, owned))
+    for assignment in sorted(
+        assignment for assignment, owner in owners.items() if owner == instance
+    ):
+        to = wanted.get(assignment, "")
+        found[assignment] = (to, "" if to else _why_stranded(assignment, others, owned))
     return found
 
 
-def _why_stranded(unit: Unit, others: Sequence[MemberView], owned: Mapping[str, int]) -> str:
-    offering = [one for one in others if (unit.topic, unit.group) in one.member.offers]
+def _why_stranded(
+    assignment: Assignment, others: Sequence[MemberView], owned: Mapping[str, int]
+) -> str:
+    offering = [one for one in others if (assignment.topic, assignment.group) in one.member.offers]
     if not offering:
         return "no-consumer"
-    fit = [one.member for one in offering if unit not in one.broken]
+    fit = [one.member for one in offering if assignment not in one.broken]
     if not fit:
         return "broken"
     return (

@@ -12,7 +12,7 @@ from typing import TypeVar
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
 from streamqd.admin.reading import ViewReader
 from streamqd.errors import InvalidValueError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import retries, untrusted
 from streamqd.store.keys import named
 from streamqd.store.retries import Delayed, Holder
@@ -41,8 +41,8 @@ Row = TypeVar("Row")
 
 
 def holder_of(topic: str, partition: int, group: str) -> Holder:
-    """Return the unit of a group's retries, or with '' topic and partition."""
-    return Unit(topic, partition, group) if group else (topic, partition)
+    """Return the assignment of a group's retries, or with '' topic and partition."""
+    return Assignment(topic, partition, group) if group else (topic, partition)
 
 
 def messages(

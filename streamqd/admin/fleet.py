@@ -165,30 +165,30 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     )
 
 
-def group_rows(units: Sequence[AssignmentRow], control: Directives) -> list[GroupStatus]:
-    """Return a row for each group, in the order of the units."""
+def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> list[GroupStatus]:
+    """Return a row for each group, in the order of the assignments."""
     found = []
-    for (topic, group), some in by_group(units).items():
-        word = min((unit.condition for unit in some), key=gravity)
-        alike = [unit for unit in some if unit.condition == word]
-        runs = [unit.longest_run_seconds for unit in some if unit.longest_run_seconds is not None]
-        oldest = [unit.oldest_unix_ms for unit in some if unit.oldest_unix_ms is not None]
-        rates = [unit.acked for unit in some if unit.acked is not None]
+    for (topic, group), some in by_group(assignments).items():
+        word = min((row.condition for row in some), key=gravity)
+        alike = [row for row in some if row.condition == word]
+        runs = [row.longest_run_seconds for row in some if row.longest_run_seconds is not None]
+        oldest = [row.oldest_unix_ms for row in some if row.oldest_unix_ms is not None]
+        rates = [row.acked for row in some if row.acked is not None]
         found.append(
             GroupStatus(
                 topic=topic,
                 group=group,
                 partitions=len(some),
-                owned=sum(unit.lease == "owned" for unit in some),
+                owned=sum(row.lease == "owned" for row in some),
                 condition=word,
                 condition_partitions=len(alike),
                 longest_run_seconds=max(runs, default=None),
                 reason=_reason(alike, control),
                 rate=round(sum(rates), 2) if rates else None,
-                lag=known_sum(unit.lag for unit in some),
-                pending=sum(unit.pending or 0 for unit in some),
-                waiting_retries=sum(unit.waiting_retries or 0 for unit in some),
-                dead_letters=known_sum(unit.dead_letters for unit in some),
+                lag=known_sum(row.lag for row in some),
+                pending=sum(row.pending or 0 for row in some),
+                waiting_retries=sum(row.waiting_retries or 0 for row in some),
+                dead_letters=known_sum(row.dead_letters for row in some),
                 oldest_unix_ms=min(oldest, default=None),
             )
         )
@@ -198,7 +198,7 @@ def group_rows(units: Sequence[AssignmentRow], control: Directives) -> list[Grou
 def _reason(alike: list[AssignmentRow], control: Directives) -> str:
     """Return the reason for the condition of these assignments, '' if unknown."""
     first = alike[0]
-    stop, pause = control.stop_of(first.unit), control.pause_of(first.unit)
+    stop, pause = control.stop_of(first.assignment), control.pause_of(first.assignment)
     if first.condition == "stopped" and stop is not None:
         return stop.why
     if first.condition == "paused" and pause is not None:
@@ -217,20 +217,20 @@ def _last_error(alike: list[AssignmentRow]) -> str:
     return error_name(min(known)[1]) if known else ""
 
 
-def _behind(units: Sequence[AssignmentRow]) -> list[Behind]:
+def _behind(assignments: Sequence[AssignmentRow]) -> list[Behind]:
     """Groups with unread messages, longest wait first."""
     found = []
-    for (topic, group), some in by_group(unit for unit in units if unit.lag != 0).items():
+    for (topic, group), some in by_group(row for row in assignments if row.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
-        oldest = [unit.oldest_unread_unix_ms for unit in some]
+        oldest = [row.oldest_unread_unix_ms for row in some]
         found.append(
             Behind(
                 topic=topic,
                 group=group,
-                lag=known_sum(unit.lag for unit in some),
+                lag=known_sum(row.lag for row in some),
                 since_unix_ms=min((each for each in oldest if each is not None), default=None),
                 lag_per_second=round(sum(slopes), 2) if len(slopes) == len(some) else None,
-                partitions=[unit.partition for unit in some],
+                partitions=[row.partition for row in some],
             )
         )
     return sorted(found, key=lambda each: each.since_unix_ms or math.inf)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamqd.admin import assignments, backlog, growth, named_fields, topics
-from streamqd.admin.assignments import AssignmentRow, by_group
+from streamqd.admin import backlog, growth, named_fields, topics
+from streamqd.admin.assignments import AssignmentRow, by_group, measured
 from streamqd.admin.reading import (
     SEQ_MAX,
     Id,
@@ -29,7 +29,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.config.values import parse_duration
 from streamqd.errors import InvalidRequestError, RequestRefusedError
-from streamqd.model import KEEPERS, Unit
+from streamqd.model import KEEPERS, Assignment
 from streamqd.store import groups as group_calls
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
@@ -132,8 +132,10 @@ def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
     for name, count in counts.items():
         reader = ViewReader(store)
         names = topics.groups_of(reader, {name: count})[name]
-        units = [Unit(name, number, group) for group in names for number in range(count)]
-        found = by_group(_measured(reader, units))
+        assignments = [
+            Assignment(name, number, group) for group in names for number in range(count)
+        ]
+        found = by_group(_measured(reader, assignments))
         rows += [_row(name, group, some, reader) for (_, group), some in found.items()]
         if reader.rows and not found:
             rows.append(_row(name, "", [], reader))
@@ -147,12 +149,12 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     """
     reader = ViewReader(store)
     count = known(store, topic, group, reader)
-    units = [Unit(topic, number, group) for number in range(count)]
-    streams = {unit.partition: store.keys.source(*unit) for unit in units}
+    assignments = [Assignment(topic, number, group) for number in range(count)]
+    streams = {assignment.partition: store.keys.source(*assignment) for assignment in assignments}
     positions = backlog.positions(reader, [*streams.values()])
     parts = [
         replace(row, position=positions[streams[row.partition]].get(group, "0-0"))
-        for row in _measured(reader, units)
+        for row in _measured(reader, assignments)
     ]
     row = _row(topic, group, parts, reader)
     present = {each.partition for each in parts}
@@ -202,17 +204,19 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
         known(store, topic, group)  # raises RequestRefusedError for an unknown group
-    units = [Unit(topic, number, group) for number in range(count)]
+    assignments = [Assignment(topic, number, group) for number in range(count)]
     if not force:
-        _refuse_busy(store, units)
-    for unit in units:
-        call = group_calls.delete(store.keys, unit, force=force, token=secrets.token_hex(16))
+        _refuse_busy(store, assignments)
+    for assignment in assignments:
+        call = group_calls.delete(store.keys, assignment, force=force, token=secrets.token_hex(16))
         while (reply := store.run(call)).word == "MORE":
             pass
         if reply.word == "OWNED":
-            raise RequestRefusedError(owned_sentence(unit, reply.rest[0].decode()))
+            raise RequestRefusedError(owned_sentence(assignment, reply.rest[0].decode()))
         if reply.word == "UNSETTLED":
-            raise RequestRefusedError(f"{unit} received new messages; pass --force to discard them")
+            raise RequestRefusedError(
+                f"{assignment} received new messages; pass --force to discard them"
+            )
     # Last: the record of the group allows an interrupted deletion to be repeated.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
@@ -239,34 +243,35 @@ def unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
     return Unfinished(sum(row.pending or 0 for row in rows), waiting + due, due)
 
 
-def owned_sentence(unit: Unit, owner: str) -> str:
-    """Return the refusal for a unit that an instance or another command owns."""
+def owned_sentence(assignment: Assignment, owner: str) -> str:
+    """Return the refusal for an assignment that an instance or another command owns."""
     if owner in KEEPERS:
         return (
-            f"a {owner.replace('-', ' ')} is changing {unit}, or was interrupted; run this command"
-            " again when it is done, or in 15 s"
+            f"a {owner.replace('-', ' ')} is changing {assignment}, or was interrupted; run this"
+            " command again when it is done, or in 15 s"
         )
     return (
-        f"{unit} is owned by {owner}; stop the group first with `streamqd group stop {unit.topic}"
-        f" {unit.group} --wait`, or pass --force to take the partition from its owner"
+        f"{assignment} is owned by {owner}; stop the group first with `streamqd group stop"
+        f" {assignment.topic}"
+        f" {assignment.group} --wait`, or pass --force to take the partition from its owner"
     )
 
 
-def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
-    for row in _measured(ViewReader(store), units):
+def _refuse_busy(store: Store, assignments: Sequence[Assignment]) -> None:
+    for row in _measured(ViewReader(store), assignments):
         if row.lease == "owned":
-            raise RequestRefusedError(owned_sentence(row.unit, row.owner))
+            raise RequestRefusedError(owned_sentence(row.assignment, row.owner))
         left = unfinished([row])
         if left.total:
             raise RequestRefusedError(
-                f"{row.unit} has {left.total} messages that are pending or wait for a retry;"
+                f"{row.assignment} has {left.total} messages that are pending or wait for a retry;"
                 " pass --force to discard them"
             )
 
 
-def _measured(reader: ViewReader, units: Sequence[Unit]) -> list[AssignmentRow]:
+def _measured(reader: ViewReader, assignments: Sequence[Assignment]) -> list[AssignmentRow]:
     """Return the rows of the partitions on which the groups exist, with exact lags."""
-    rows = assignments.measured(reader, units, 0, count_max=backlog.COUNT_MAX)
+    rows = measured(reader, assignments, 0, count_max=backlog.COUNT_MAX)
     return [row for row in rows if row.exists]
 
 
@@ -417,24 +422,24 @@ def reset(
         topics.check_partition(topic, number, count)
     after = position(to, server_unix_ms(store.connection))
     chosen = sorted({*partitions}) or range(count)
-    units = [Unit(topic, number, group) for number in chosen]
-    obstacle = _obstacle(store, units, force=force)
+    assignments = [Assignment(topic, number, group) for number in chosen]
+    obstacle = _obstacle(store, assignments, force=force)
     if obstacle and not dry_run:
         raise RequestRefusedError(obstacle)
     rows = []
-    for unit in units:
+    for assignment in assignments:
         if dry_run:
-            rows.append(_foreseen(store, unit, after, drop_retries))
+            rows.append(_foreseen(store, assignment, after, drop_retries))
             continue
-        done = _reset(store, unit, after, drop_retries=drop_retries, force=force)
+        done = _reset(store, assignment, after, drop_retries=drop_retries, force=force)
         if done is not None:
-            rows.append(_reset_row(store, unit, done))
+            rows.append(_reset_row(store, assignment, done))
     retries = "drop" if drop_retries else "keep"
     return GroupReset(topic, group, to, dry_run, retries, rows, obstacle)
 
 
 def _reset(
-    store: Store, unit: Unit, after: str, *, drop_retries: bool, force: bool
+    store: Store, assignment: Assignment, after: str, *, drop_retries: bool, force: bool
 ) -> group_calls.ResetResult | None:
     """Reset one partition, in as many calls as its pending messages take.
 
@@ -447,7 +452,7 @@ def _reset(
         reply = store.run(
             group_calls.reset(
                 store.keys,
-                unit,
+                assignment,
                 part.after if part else after,
                 drop_retries=drop_retries,
                 force=force,
@@ -456,7 +461,7 @@ def _reset(
             )
         )
         if reply.word == "OWNED":
-            raise RequestRefusedError(_owned_sentence(unit, reply.rest[0].decode()))
+            raise RequestRefusedError(_owned_sentence(assignment, reply.rest[0].decode()))
         if reply.word == "NOGROUP":
             return None
         found = group_calls.ResetResult.parse(reply)
@@ -465,43 +470,47 @@ def _reset(
             return part
 
 
-def _obstacle(store: Store, units: Sequence[Unit], *, force: bool) -> str:
-    """Return why these units cannot be reset now, '' if they can.
+def _obstacle(store: Store, assignments: Sequence[Assignment], *, force: bool) -> str:
+    """Return why these assignments cannot be reset now, '' if they can.
 
     `force` does not apply to partitions that a growth keeps, because their keys would lose their
     order.
     """
-    views = lease_views(ViewReader(store), units)
-    for unit, view in zip(units, views, strict=True):
+    views = lease_views(ViewReader(store), assignments)
+    for assignment, view in zip(assignments, views, strict=True):
         if view.ttl is not None and (view.owner == growth.OWNER or not force):
-            return _owned_sentence(unit, view.owner)
+            return _owned_sentence(assignment, view.owner)
     return ""
 
 
-def _owned_sentence(unit: Unit, owner: str) -> str:
+def _owned_sentence(assignment: Assignment, owner: str) -> str:
     if owner != growth.OWNER:
-        return owned_sentence(unit, owner)
+        return owned_sentence(assignment, owner)
     return (
-        f"{unit.topic} is growing, and {unit} is not read until the growth is complete; run"
-        " `streamqd topic grow` to continue it"
+        f"{assignment.topic} is growing, and {assignment} is not read until the growth is"
+        " complete; run `streamqd topic grow` to continue it"
     )
 
 
-def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> PartitionReset:
-    stream = store.keys.source(*unit)
+def _reset_row(
+    store: Store, assignment: Assignment, done: group_calls.ResetResult
+) -> PartitionReset:
+    stream = store.keys.source(*assignment)
     unread, exact = backlog.count_behind(store, stream, done.after)
-    return PartitionReset(unit.partition, unread=unread, unread_exact=exact, **done._asdict())
+    return PartitionReset(assignment.partition, unread=unread, unread_exact=exact, **done._asdict())
 
 
-def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
+def _foreseen(
+    store: Store, assignment: Assignment, after: str, drop_retries: bool
+) -> PartitionReset:
     """Predict the reply of the script `group_reset` without changing anything."""
-    stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
+    stream, retry = store.keys.source(*assignment), store.keys.retry_stream(*assignment)
     info, pending, waiting, retried = ask(
         store,
         [
             ("XINFO", "STREAM", stream),
-            ("XPENDING", stream, unit.group),
-            ("ZCARD", store.keys.retry(*unit)),
+            ("XPENDING", stream, assignment.group),
+            ("ZCARD", store.keys.retry(*assignment)),
             ("XLEN", retry),
         ],
     )
@@ -510,9 +519,11 @@ def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> Parti
         after = last
     return _reset_row(
         store,
-        unit,
+        assignment,
         group_calls.ResetResult(
-            before=backlog.positions(ViewReader(store), [stream])[stream].get(unit.group, "0-0"),
+            before=backlog.positions(ViewReader(store), [stream])[stream].get(
+                assignment.group, "0-0"
+            ),
             after=after,
             pending=int(pending[0]) if pending else 0,
             waiting_retries=waiting if drop_retries else 0,

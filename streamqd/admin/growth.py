@@ -25,7 +25,7 @@ from streamqd.admin import backlog, directives, topics
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BATCH, ViewReader, ask, last_id, lease_views, measure, read_id
 from streamqd.errors import ContractError, RequestRefusedError
-from streamqd.model import TOPIC_GROW, Lease, Unit
+from streamqd.model import TOPIC_GROW, Assignment, Lease
 from streamqd.store import growth as growth_calls
 from streamqd.store import leases, messages
 from streamqd.store.growth import Growth
@@ -237,19 +237,21 @@ def _keep(
     new: Iterable[int],
 ) -> None:
     """Create the groups at the start of the new partitions, and acquire the leases."""
-    units = [Unit(topic, number, name) for name in names for number in new]
-    measure(store, [messages.ensure_group(store.keys, unit, "0") for unit in units])
-    views = lease_views(ViewReader(store), units)
+    assignments = [Assignment(topic, number, name) for name in names for number in new]
+    measure(
+        store, [messages.ensure_group(store.keys, assignment, "0") for assignment in assignments]
+    )
+    views = lease_views(ViewReader(store), assignments)
     calls = [
-        leases.acquire(store.keys, Lease(unit, found.token, view.epoch), LEASE_SECONDS, OWNER)
-        for unit, view in zip(units, views, strict=True)
+        leases.acquire(store.keys, Lease(assignment, found.token, view.epoch), LEASE_SECONDS, OWNER)
+        for assignment, view in zip(assignments, views, strict=True)
     ]
-    for unit, reply in zip(units, measure(store, calls), strict=True):
+    for assignment, reply in zip(assignments, measure(store, calls), strict=True):
         # After the switch, a daemon may already read a new group, which has no earlier messages.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.STARTED:
             raise RequestRefusedError(
-                f"{unit} is already owned, although the topic has only {found.before} partitions;"
-                f" delete the remains of an older topic {topic} first"
+                f"{assignment} is already owned, although the topic has only {found.before}"
+                f" partitions; delete the remains of an older topic {topic} first"
             )
 
 
@@ -269,7 +271,11 @@ def _settle(
         row = _settling(store, topic, found, name)
         if row.done:
             measure(
-                store, [leases.release(store.keys, Lease(unit, found.token)) for unit in kept[name]]
+                store,
+                [
+                    leases.release(store.keys, Lease(assignment, found.token))
+                    for assignment in kept[name]
+                ],
             )
             notify(RELEASED)
         rows.append(row)
@@ -279,16 +285,18 @@ def _settle(
     return Progress(topic, found.before, to, done, rows)
 
 
-def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
-    """Return the new units that the growth still owns, by group."""
+def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Assignment]]:
+    """Return the new assignments that the growth still owns, by group."""
     new = range(found.before, to)
     names = topics.groups(store, topic, new, only_messages=True)
-    units = [Unit(topic, number, name) for name in names for number in new]
-    replies = ask(store, [("HGET", store.keys.fence(*unit), "token") for unit in units])
-    kept: dict[str, list[Unit]] = {}
-    for unit, token in zip(units, replies, strict=True):
+    assignments = [Assignment(topic, number, name) for name in names for number in new]
+    replies = ask(
+        store, [("HGET", store.keys.fence(*assignment), "token") for assignment in assignments]
+    )
+    kept: dict[str, list[Assignment]] = {}
+    for assignment, token in zip(assignments, replies, strict=True):
         if token == found.token.encode():
-            kept.setdefault(unit.group, []).append(unit)
+            kept.setdefault(assignment.group, []).append(assignment)
     return kept
 
 

@@ -13,7 +13,7 @@ from streamqd.admin import published, reloads
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.published import FleetState
 from streamqd.admin.reloads import PendingReload
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.members import Heartbeat, seen_of
 from streamqd.words import lasting, plural, roughly
 
@@ -54,7 +54,7 @@ class InstanceRow:
     capacity: int | None = None
     limit: str = ""
     offers: frozenset[tuple[str, str]] = frozenset()
-    broken: frozenset[Unit] = frozenset()
+    broken: frozenset[Assignment] = frozenset()
     weight: int = 1
     cap: int = 0
     leaving: bool = False
@@ -75,9 +75,17 @@ class InstanceRow:
 def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
     """Return the row of an instance from the values that it publishes."""
     info, seen = heartbeat.info, seen_of(heartbeat)
-    units = [unit for unit in published.tables(summary.get("assignments")) if unit.get("owned")]
+    assignments = [
+        assignment
+        for assignment in published.tables(summary.get("assignments"))
+        if assignment.get("owned")
+    ]
     up, began = summary.get("redis_up"), published.real(info.get("started"))
-    sizes = [size for unit in units if (size := published.whole(unit.get("rss"))) is not None]
+    sizes = [
+        size
+        for assignment in assignments
+        if (size := published.whole(assignment.get("rss"))) is not None
+    ]
     silent = heartbeat.instance in state.silent
     return InstanceRow(
         instance=heartbeat.instance,
@@ -88,8 +96,10 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
         at_unix_ms=published.whole(summary.get("at_unix_ms")),
         reported=bool(summary),
         redis_up=up if isinstance(up, bool) else None,
-        owned=len(units),
-        acked=round(sum(published.rate(unit, "acked") or 0.0 for unit in units), 2),
+        owned=len(assignments),
+        acked=round(
+            sum(published.rate(assignment, "acked") or 0.0 for assignment in assignments), 2
+        ),
         pid=published.whole(info.get("pid")),
         # A summary of the previous run remains for a few seconds.
         started_unix_ms=published.whole(summary.get("started_unix_ms"))
@@ -206,8 +216,8 @@ def reload_waits(facts: SeesInstances) -> Iterator[CheckResult]:
         if seconds < RELOAD_SECONDS:
             continue
         fix = f"check again in a few seconds, then read `reload.` in the log of {each.instance}"
-        if waiting.unit:
-            fix = f"`streamqd why {waiting.unit}` shows its worker"
+        if waiting.assignment:
+            fix = f"`streamqd why {waiting.assignment}` shows its worker"
         yield CheckResult(
             f"{each.instance} was asked to reload {lasting(seconds)} ago"
             f"{f' by {waiting.by}' if waiting.by else ''}, and waits for {waiting.waits_for}",
@@ -215,7 +225,7 @@ def reload_waits(facts: SeesInstances) -> Iterator[CheckResult]:
             about=each.instance,
             evidence={
                 "asked_unix_ms": waiting.asked_unix_ms,
-                "assignment": str(waiting.unit) if waiting.unit else None,
+                "assignment": str(waiting.assignment) if waiting.assignment else None,
             },
             severity=None if waiting.its_turn else Severity.NOTE,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from streamqd.admin.reading import ViewReader
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import leases
 from streamqd.store.leases import OwnerChange
 
@@ -53,13 +53,15 @@ class OwnerPeriod:
     held_seconds: float | None = None
 
 
-def read(reader: ViewReader, unit: Unit, owner: str, now_unix_ms: int) -> list[OwnerPeriod]:
+def read(
+    reader: ViewReader, assignment: Assignment, owner: str, now_unix_ms: int
+) -> list[OwnerPeriod]:
     """Return the last owners, newest first, at most OWNERS_MAX. `owner` is the present one, or ''.
 
     One command. The reader keeps invalid entries.
     """
-    key = reader.keys.epochs(*unit)
-    [entries] = reader.ask([leases.changes(reader.keys, unit)])
+    key = reader.keys.epochs(*assignment)
+    [entries] = reader.ask([leases.changes(reader.keys, assignment)])
     found = [reader.read(OwnerChange.parse, entry, key) for entry in entries or ()]
     return periods([each for each in found if each is not None], owner, now_unix_ms)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.admin import assignments, named_fields, snapshot
-from streamqd.admin.assignments import AssignmentRow
+from streamqd.admin import named_fields, snapshot
+from streamqd.admin.assignments import AssignmentRow, measured
 from streamqd.admin.reading import Unreadable, ViewReader, server_unix_ms
 from streamqd.store.store import Store
 
@@ -47,7 +47,7 @@ def view(
     A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
-    _, groups, units = snapshot.chosen(reader, topic, group, partition)
-    rows = assignments.measured(reader, units, now)
+    _, groups, assignments = snapshot.chosen(reader, topic, group, partition)
+    rows = measured(reader, assignments, now)
     idle = [name for name, some in groups.items() if not some]
     return PartitionsView(now, rows, idle, reader.rows)

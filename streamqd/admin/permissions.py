@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from streamqd.errors import RedisResponseError, RefusalKind
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 # A server checks permissions when a command is queued in a transaction, and a discarded transaction
 # does nothing. The names are those of a topic that does not exist.
-_UNIT = Unit("streamqd-check", 0, "streamqd-check")
+_ASSIGNMENT = Assignment("streamqd-check", 0, "streamqd-check")
 
 # The commands used on each kind of key. `@` stands for the key.
 _LEASE = "GET @, SET @ v, DEL @, STRLEN @, PTTL @, PEXPIRE @ 1"
@@ -67,7 +67,7 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
 
     Raises RedisResponseError when the user may not start a transaction, which workers need too.
     """
-    fence = store.keys.fence(*_UNIT)
+    fence = store.keys.fence(*_ASSIGNMENT)
     # Without a transaction EXEC is an error, but not the same one for all users.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
     watched, *others = store.pipeline(transaction)
@@ -79,8 +79,8 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
     for needed in (
         _of_partition(store.keys),
         {
-            store.keys.meta(_UNIT.topic): _META,
-            store.keys.partitions(_UNIT.topic): _NAMES,
+            store.keys.meta(_ASSIGNMENT.topic): _META,
+            store.keys.partitions(_ASSIGNMENT.topic): _NAMES,
         },
         {store.keys.registry(): _NAMES, "": _KEYLESS},
         _of_fleet(store.keys, fleet),
@@ -117,17 +117,17 @@ def _named(parts: list[str]) -> str:
 
 
 def _of_partition(keys: Keys) -> dict[str, str]:
-    place = _UNIT[:2]
+    place = _ASSIGNMENT[:2]
     return {
-        keys.lease(*_UNIT): _LEASE,
-        keys.fence(*_UNIT): _FENCE,
-        keys.attempts(*_UNIT): _ATTEMPTS,
-        keys.epochs(*_UNIT): _EPOCHS,
-        keys.stack(*_UNIT): _STACK,
-        keys.retry(*_UNIT): _ORDERED,
-        keys.retry_items(*_UNIT): _MAPPED,
+        keys.lease(*_ASSIGNMENT): _LEASE,
+        keys.fence(*_ASSIGNMENT): _FENCE,
+        keys.attempts(*_ASSIGNMENT): _ATTEMPTS,
+        keys.epochs(*_ASSIGNMENT): _EPOCHS,
+        keys.stack(*_ASSIGNMENT): _STACK,
+        keys.retry(*_ASSIGNMENT): _ORDERED,
+        keys.retry_items(*_ASSIGNMENT): _MAPPED,
         keys.stream(*place): _STREAM,
-        keys.retry_stream(*_UNIT): _STREAM,
+        keys.retry_stream(*_ASSIGNMENT): _STREAM,
         keys.dlq(*place): _LETTERS,
         keys.moving(*place): _MAPPED,
         keys.scheduled(*place): _ORDERED,

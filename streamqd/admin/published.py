@@ -135,20 +135,21 @@ def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
         if found.get(name) is not None and whole(found[name]) is None:
             reader.add(_odd(key, name, found[name], "an integer"))
             found[name] = None
-    units = found.get("assignments")
-    if units is not None and not (
-        isinstance(units, list) and all(isinstance(unit, dict) for unit in units)
+    assignments = found.get("assignments")
+    if assignments is not None and not (
+        isinstance(assignments, list)
+        and all(isinstance(assignment, dict) for assignment in assignments)
     ):
-        reader.add(_odd(key, "assignments", units, "a list of JSON objects"))
-    for unit in units if isinstance(units, list) else ():
-        for name, value in unit.items() if isinstance(unit, dict) else ():
+        reader.add(_odd(key, "assignments", assignments, "a list of JSON objects"))
+    for assignment in assignments if isinstance(assignments, list) else ():
+        for name, value in assignment.items() if isinstance(assignment, dict) else ():
             if (
                 isinstance(value, int | float)
                 and not isinstance(value, bool)
                 and real(value) is None
             ):
                 reader.add(_odd(key, f"assignments.{name}", value, "a number"))
-                unit[name] = None
+                assignment[name] = None
     return found
 
 
@@ -173,9 +174,9 @@ def whole(value: Any) -> int | None:
     return None if found is None else int(found)
 
 
-def rate(unit: dict[str, Any], name: str) -> float | None:
+def rate(assignment: dict[str, Any], name: str) -> float | None:
     """Return a published rate of an assignment per second, None when unknown."""
-    rates = unit.get("rates")
+    rates = assignment.get("rates")
     return real(rates.get(name)) if isinstance(rates, dict) else None
 
 

@@ -16,25 +16,25 @@ RECENT_SECONDS = 600.0  # age of a failure after which it is left out
 Rank = Callable[[AssignmentRow], tuple[float | str, ...]]
 
 
-def urgency(unit: AssignmentRow) -> tuple[float | str, ...]:
+def urgency(row: AssignmentRow) -> tuple[float | str, ...]:
     """Return the rank by urgency: pauses and failures first, then the longest wait."""
-    word = unit.condition
+    word = row.condition
     trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
-    if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) >= STUCK_SECONDS):
+    if not trouble and (word not in CALM or (row.longest_run_seconds or 0) >= STUCK_SECONDS):
         trouble = 1
     # In steps that double, so that rows with similar ranks do not swap places all the time.
     return trouble, *(
-        int(math.log2(1 + figure / 4)) for figure in (unit.oldest_seconds or 0, unit.lag or 0)
+        int(math.log2(1 + figure / 4)) for figure in (row.oldest_seconds or 0, row.lag or 0)
     )
 
 
 def _by(field: str) -> Rank:
-    return lambda unit: (getattr(unit, field) or 0,)
+    return lambda row: (getattr(row, field) or 0,)
 
 
 # The orders by one column.
 _RANKS: Mapping[str, Rank] = {
-    "owner": lambda unit: (unit.owner,),
+    "owner": lambda row: (row.owner,),
     "epoch": _by("epoch"),
     "since": _by("since_unix_ms"),
     "rate": _by("acked"),
@@ -51,9 +51,12 @@ _RANKS: Mapping[str, Rank] = {
 ORDERS = ("urgency", "name", *_RANKS)
 
 
-def ordered(units: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
-    """Return the units sorted by one of `ORDERS`, highest first, and by name if equal."""
-    by_name = sorted(units, key=lambda unit: (unit.topic, unit.group, unit.partition))
+def ordered(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
+    """Return the assignments sorted by one of `ORDERS`, highest first, and by name if equal."""
+    by_name = sorted(
+        rows,
+        key=lambda row: (row.topic, row.group, row.partition),
+    )
     if order == "name":
         return by_name
     # Names ascend, numbers descend.
@@ -62,15 +65,15 @@ def ordered(units: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
 
 
 def chosen(
-    units: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
+    rows: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
 ) -> list[AssignmentRow]:
-    """Return the units whose name, owner or state contains a text, in an order."""
+    """Return the assignments whose name, owner or state contains a text, in an order."""
     wanted = text.lower()
     found = ordered(
         [
-            unit
-            for unit in units
-            if wanted in f"{unit.name} {unit.owner} {unit.state} {unit.condition}".lower()
+            row
+            for row in rows
+            if wanted in f"{row.name} {row.owner} {row.state} {row.condition}".lower()
         ],
         order,
     )
@@ -87,15 +90,15 @@ class SlowHandler:
     run_seconds: float
 
 
-def slowest(units: Iterable[AssignmentRow]) -> list[SlowHandler]:
+def slowest(rows: Iterable[AssignmentRow]) -> list[SlowHandler]:
     """Return the groups whose handlers have run, the slowest first."""
-    timed = [each for each in units if each.p99_seconds is not None or each.longest_run_seconds]
+    timed = [each for each in rows if each.p99_seconds is not None or each.longest_run_seconds]
     found = [
         SlowHandler(
             topic,
             group,
-            max(unit.p99_seconds or 0.0 for unit in some),
-            max(unit.longest_run_seconds or 0.0 for unit in some),
+            max(row.p99_seconds or 0.0 for row in some),
+            max(row.longest_run_seconds or 0.0 for row in some),
         )
         for (topic, group), some in by_group(timed).items()
     ]

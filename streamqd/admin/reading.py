@@ -21,7 +21,7 @@ from streamqd.errors import (
     RefusalKind,
     RequestRefusedError,
 )
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import leases, tracing, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -426,17 +426,22 @@ def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | 
     return sizes
 
 
-def lease_views(reader: ViewReader, units: Sequence[Unit]) -> list[LeaseView]:
-    """Fence and lease of each unit. A number that cannot be read is 0."""
-    replies = reader.ask([command for unit in units for command in leases.view(reader.keys, unit)])
+def lease_views(reader: ViewReader, assignments: Sequence[Assignment]) -> list[LeaseView]:
+    """Fence and lease of each assignment. A number that cannot be read is 0."""
+    replies = reader.ask(
+        [command for assignment in assignments for command in leases.view(reader.keys, assignment)]
+    )
     return [
-        lease_view(reader, unit, *both)
-        for unit, *both in zip(units, replies[::2], replies[1::2], strict=True)
+        lease_view(reader, assignment, *both)
+        for assignment, *both in zip(assignments, replies[::2], replies[1::2], strict=True)
     ]
 
 
 def lease_view(
-    reader: ViewReader, unit: Unit, fence: Sequence[bytes | None] | None, ttl_ms: int | None
+    reader: ViewReader,
+    assignment: Assignment,
+    fence: Sequence[bytes | None] | None,
+    ttl_ms: int | None,
 ) -> LeaseView:
     """Parse the replies to the commands of `leases.view`. None is a refused command."""
     token, epoch, owner, since, quarantine = fence or (None,) * 5
@@ -445,7 +450,7 @@ def lease_view(
     while True:
         reply = (token, numbers["epoch"], owner, numbers["since"], quarantine)
         try:
-            return LeaseView.parse(reply, ttl, reader.keys.fence(*unit))
+            return LeaseView.parse(reply, ttl, reader.keys.fence(*assignment))
         except InvalidValueError as error:
             reader.add(error)
             numbers[error.field] = None

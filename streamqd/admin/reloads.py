@@ -11,7 +11,7 @@ from typing import Any
 
 from streamqd.admin import published
 from streamqd.admin.published import FleetState
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import may_reload
 from streamqd.words import lasting, plural
 
@@ -21,15 +21,15 @@ class PendingReload:
     """An unfinished reload of one instance.
 
     `asked_unix_ms` is the time of the directive (server's clock) or of the signal (clock of the
-    instance's host). `by` and `reason` are those of the directive, '' for a signal. `unit` is the
-    assignment whose worker is being replaced. `waits_for` is a clause for sentences. `its_turn` is
-    False while other instances reload first.
+    instance's host). `by` and `reason` are those of the directive, '' for a signal. `assignment` is
+    the assignment whose worker is being replaced. `waits_for` is a clause for sentences. `its_turn`
+    is False while other instances reload first.
     """
 
     asked_unix_ms: int
     by: str
     reason: str
-    unit: Unit | None
+    assignment: Assignment | None
     waits_for: str
     its_turn: bool = True
 
@@ -49,15 +49,15 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     if isinstance(raw, dict):
         since = published.whole(raw.get("since_unix_ms")) or 0
         at = published.whole(raw.get("directive_unix_ms")) or 0  # 0 for a signal
-        unit = _unit_of(raw.get("assignment"))
+        assignment = _assignment_of(raw.get("assignment"))
         # A later directive waits until this reload has finished.
         mine = order if order is not None and order.at_unix_ms == at else None
         return PendingReload(
             at or since,
             mine.by if mine else "",
             mine.why if mine else "",
-            unit,
-            _waits_for(raw, unit, _run_seconds(summary, unit)),
+            assignment,
+            _waits_for(raw, assignment, _run_seconds(summary, assignment)),
         )
     if order is None:
         return None
@@ -71,30 +71,34 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     return PendingReload(order.at_unix_ms, order.by, order.why, None, waits, its_turn)
 
 
-def _unit_of(raw: Any) -> Unit | None:
+def _assignment_of(raw: Any) -> Assignment | None:
     """Return an assignment published as a list, None for anything else."""
     if not isinstance(raw, list) or [type(part) for part in raw] != [str, int, str]:
         return None
-    return Unit(*raw)
+    return Assignment(*raw)
 
 
-def _run_seconds(summary: Mapping[str, Any], unit: Unit | None) -> float:
+def _run_seconds(summary: Mapping[str, Any], assignment: Assignment | None) -> float:
     """Return the age of the oldest run of an assignment in seconds, 0 without one."""
     for raw in published.tables(summary.get("assignments")):
-        if unit is not None and [*unit] == [raw.get(each) for each in Unit._fields]:
+        if assignment is not None and [*assignment] == [
+            raw.get(each) for each in Assignment._fields
+        ]:
             return published.real(raw.get("longest_run_seconds")) or 0.0
     return 0.0
 
 
-def _waits_for(raw: Mapping[str, Any], unit: Unit | None, run_seconds: float) -> str:
+def _waits_for(raw: Mapping[str, Any], assignment: Assignment | None, run_seconds: float) -> str:
     step, left = raw.get("step"), published.whole(raw.get("workers")) or 0
     text = "the check of the new configuration and code"
-    if unit is not None:
-        text = f"the replacement of the worker of {unit}"
+    if assignment is not None:
+        text = f"the replacement of the worker of {assignment}"
         if step == "start":
-            text = f"the start of the new worker of {unit}"
+            text = f"the start of the new worker of {assignment}"
         elif step == "finish":
-            text = f"the old worker of {unit} to stop"
+            text = f"the old worker of {assignment} to stop"
             if run_seconds:
-                text = f"the message of {unit} that has been running for {lasting(run_seconds)}"
+                text = (
+                    f"the message of {assignment} that has been running for {lasting(run_seconds)}"
+                )
     return f"{text}; then {plural(left, 'more worker')} to replace" if left else text

@@ -14,7 +14,7 @@ from streamqd.admin import due, groups, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, attempt_of, count_in
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
-from streamqd.model import LETTERS, Unit
+from streamqd.model import LETTERS, Assignment
 from streamqd.store import retries as retry_calls
 from streamqd.store.items import portions
 from streamqd.store.retries import Delayed
@@ -98,8 +98,10 @@ def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[
 def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> RetriesMadeDue:
     """Make retries due now. The owner's housekeeper moves them within a second."""
     due = missing = 0
-    for unit, batch in _batches(topic, group, rows):
-        reply = store.run(retry_calls.make_due(store.keys, unit, [_place(row) for row in batch]))
+    for assignment, batch in _batches(topic, group, rows):
+        reply = store.run(
+            retry_calls.make_due(store.keys, assignment, [_place(row) for row in batch])
+        )
         due += int(reply.rest[0])
         missing += int(reply.rest[1])
     return RetriesMadeDue(topic, group, due, missing)
@@ -116,11 +118,11 @@ def cancel(
     drop = drop or group.endswith(LETTERS)
     words: list[str] = []
     letters: list[str] = []
-    for unit, batch in _batches(topic, group, rows):
-        items = [(_place(row), {} if drop else _context(unit, row)) for row in batch]
-        found, ids = store.run(retry_calls.cancel(store.keys, unit, items, drop=drop)).rest
+    for assignment, batch in _batches(topic, group, rows):
+        items = [(_place(row), {} if drop else _context(assignment, row)) for row in batch]
+        found, ids = store.run(retry_calls.cancel(store.keys, assignment, items, drop=drop)).rest
         words += [word.decode() for word in found]
-        letters += [f"{unit.partition}:{each.decode()}" for each in ids if each]
+        letters += [f"{assignment.partition}:{each.decode()}" for each in ids if each]
     moved = words.count("MOVED")
     return RetriesCanceled(
         topic=topic,
@@ -133,7 +135,7 @@ def cancel(
     )
 
 
-def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
+def _context(assignment: Assignment, row: RetryRow) -> dict[bytes, bytes]:
     """Return the fields that a dead letter has in addition to those of its message."""
     topic, partition, original = row.uid.rsplit("/", 2)
     texts = {
@@ -141,7 +143,7 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
         "originalPartition": partition,
         "originalId": original,
         "timestamp": original.partition("-")[0],
-        "group": unit.group,
+        "group": assignment.group,
         "attempts": str(row.attempt - 1),
         "crashes": str(row.crashes),
         "reason": "canceled",
@@ -177,9 +179,9 @@ def _find(store: Store, topic: str, group: str, count: int, name: str) -> FoundM
     match = _NAME.fullmatch(name)
     if match is None:
         raise InvalidRequestError(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
-    unit = Unit(topic, int(match[1]), group)
-    topics.check_partition(topic, unit.partition, count)
-    found = due.find(store, unit, match[2])
+    assignment = Assignment(topic, int(match[1]), group)
+    topics.check_partition(topic, assignment.partition, count)
+    found = due.find(store, assignment, match[2])
     if found is None:
         raise RequestRefusedError(
             f"retry {name} not found for {group}: it ran already, or never existed"
@@ -189,11 +191,11 @@ def _find(store: Store, topic: str, group: str, count: int, name: str) -> FoundM
 
 def _batches(
     topic: str, group: str, rows: Sequence[RetryRow]
-) -> Iterator[tuple[Unit, list[RetryRow]]]:
+) -> Iterator[tuple[Assignment, list[RetryRow]]]:
     placed = ((int(row.id.partition(":")[0]), row) for row in rows)
     for partition, batch in due.batches(placed):
         for part in portions(batch, lambda row: row.payload_bytes or 0, due.BATCH):
-            yield Unit(topic, partition, group), part
+            yield Assignment(topic, partition, group), part
 
 
 def _place(row: RetryRow) -> str:

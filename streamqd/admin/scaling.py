@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import assignments, published, snapshot
-from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group
+from streamqd.admin import published, snapshot
+from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group, measured
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.errors import RequestRefusedError
-from streamqd.model import LETTERS, Unit
+from streamqd.model import LETTERS, Assignment
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 
@@ -66,23 +66,25 @@ def measure(
     reader = ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
     chosen = [name.partition("/") for name in names]
-    units: list[Unit] = []
+    assignments: list[Assignment] = []
     for topic in dict.fromkeys(topic for topic, _, _ in chosen) if chosen else (None,):
         _, _, found = snapshot.chosen(reader, topic, None, None)
-        units += [each for each in found if not each.is_of_query]
+        assignments += [each for each in found if not each.is_of_query]
     if chosen:
-        units = [each for each in units if not {each.topic, _name(each)}.isdisjoint(names)]
-        there = {_name(each) for each in units}
+        assignments = [
+            each for each in assignments if not {each.topic, _name(each)}.isdisjoint(names)
+        ]
+        there = {_name(each) for each in assignments}
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
             if slash and name not in there:
                 raise RequestRefusedError(
                     f"no group {group} reads topic {topic}; run `streamqd group list {topic}`"
                 )
-    measured = assignments.measured(reader, units, state.now_unix_ms)
-    due = _due(reader, units, state.now_unix_ms + int(within_seconds * 1000))
+    rows = measured(reader, assignments, state.now_unix_ms)
+    due = _due(reader, assignments, state.now_unix_ms + int(within_seconds * 1000))
     groups = {
         "/".join(pair): _group(some, due, state.control, target)
-        for pair, some in by_group(measured).items()
+        for pair, some in by_group(rows).items()
     }
     return ScaleView(
         fleet=fleet.name,
@@ -95,41 +97,45 @@ def measure(
     )
 
 
-def _name(unit: Unit) -> str:
-    return f"{unit.topic}/{unit.group}"
+def _name(assignment: Assignment) -> str:
+    return f"{assignment.topic}/{assignment.group}"
 
 
-def _due(reader: ViewReader, units: Sequence[Unit], last_unix_ms: int) -> Counter[Unit]:
+def _due(
+    reader: ViewReader, assignments: Sequence[Assignment], last_unix_ms: int
+) -> Counter[Assignment]:
     """Count the due times of each assignment up to an instant."""
-    sets = {unit: _timed(reader.keys, unit) for unit in units}
+    sets = {assignment: _timed(reader.keys, assignment) for assignment in assignments}
     names = list(dict.fromkeys(name for some in sets.values() for name in some))
     replies = reader.ask([("ZCOUNT", name, "-inf", last_unix_ms) for name in names])
     counts = dict(zip(names, replies, strict=True))
-    return Counter({unit: sum(counts[name] or 0 for name in some) for unit, some in sets.items()})
+    return Counter(
+        {assignment: sum(counts[name] or 0 for name in some) for assignment, some in sets.items()}
+    )
 
 
-def _timed(keys: Keys, unit: Unit) -> list[str]:
+def _timed(keys: Keys, assignment: Assignment) -> list[str]:
     """Return the keys of the sorted sets that contain the due times of an assignment."""
-    found = [keys.retry(*unit)]
-    if not unit.group.endswith(LETTERS):  # dead letters have no delayed sends
-        place = (unit.topic, unit.partition)
+    found = [keys.retry(*assignment)]
+    if not assignment.group.endswith(LETTERS):  # dead letters have no delayed sends
+        place = (assignment.topic, assignment.partition)
         found += [keys.scheduled(*place), keys.schedules_due(*place)]
     return found
 
 
 def _group(
-    assignments: Sequence[AssignmentRow], due: Counter[Unit], control: Directives, target: int
+    assignments: Sequence[AssignmentRow], due: Counter[Assignment], control: Directives, target: int
 ) -> GroupScale:
-    backlogs = {each.unit: _backlog(each) + due[each.unit] for each in assignments}
+    backlogs = {each.assignment: _backlog(each) + due[each.assignment] for each in assignments}
     able = [
         backlog
-        for unit, backlog in backlogs.items()
-        if control.pause_of(unit) is None and control.stop_of(unit) is None
+        for assignment, backlog in backlogs.items()
+        if control.pause_of(assignment) is None and control.stop_of(assignment) is None
     ]
     return GroupScale(
         backlog=sum(backlogs.values()),
         backlog_exact=all(each.lag is not None for each in assignments if each.exists),
-        due=sum(due[unit] for unit in backlogs),
+        due=sum(due[assignment] for assignment in backlogs),
         busy=sum(bool(each.pending) for each in assignments),
         partitions=len(backlogs),
         wanted=min(sum(backlog > 0 for backlog in able), -(-sum(able) // target)),

@@ -27,7 +27,7 @@ from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.errors import RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import members, statistics
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, Directives
@@ -172,7 +172,7 @@ def read(
     state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
     instances, reports, failures = _published(state, published.summaries(reader, fleet.name, names))
-    counts, _, units = chosen(reader, topic, group, partition)
+    counts, _, assignments = chosen(reader, topic, group, partition)
     figures = topics.figures_of(reader, counts) if dead_letters else {}
     letters = _letters(reader, figures)
     more = _more(state.control, failures, figures, letters)
@@ -180,7 +180,7 @@ def read(
         fleet=fleet.name,
         state=state,
         instances=instances,
-        assignments=measured(reader, units, state.now_unix_ms, reports, more),
+        assignments=measured(reader, assignments, state.now_unix_ms, reports, more),
         failures=failures,
         topics=counts,
         partitions=figures,
@@ -220,17 +220,20 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         ],
     )
     # During a move, two instances may claim one assignment: the newer epoch wins.
-    owned = dict[Unit, dict[str, Any]]()
-    for unit, values in sorted(reports, key=lambda each: each[1]["epoch"], reverse=True):
-        owned.setdefault(unit, values)
+    owned = dict[Assignment, dict[str, Any]]()
+    for assignment, values in sorted(reports, key=lambda each: each[1]["epoch"], reverse=True):
+        owned.setdefault(assignment, values)
     strays = [
-        unit
+        assignment
         for topic, group in sorted(offers)
         for number in range(counts.get(topic, 0))
-        if (unit := Unit(topic, number, group)) not in owned
+        if (assignment := Assignment(topic, number, group)) not in owned
     ]
     more = _more(state.control, failures)
-    rows = [AssignmentRow(*unit, **values | more(unit)) for unit, values in owned.items()]
+    rows = [
+        AssignmentRow(*assignment, **values | more(assignment))
+        for assignment, values in owned.items()
+    ]
     rows += measured(reader, strays[:STRAYS_MAX], state.now_unix_ms, more=more)
     rows.sort(key=lambda row: (row.topic, row.group, row.partition))
     return FleetSnapshot(
@@ -265,21 +268,23 @@ def _more(
     failures: Iterable[RecentFailure],
     figures: Mapping[tuple[str, int], PartitionFigures] = {},
     letters: Mapping[tuple[str, int], DeadLetterCount] = {},
-) -> Callable[[Unit], dict[str, Any]]:
+) -> Callable[[Assignment], dict[str, Any]]:
     """Return a function for the values of a row that neither its owner nor its keys contain."""
-    by_unit: dict[Unit, list[RecentFailure]] = {}
+    by_assignment: dict[Assignment, list[RecentFailure]] = {}
     for each in failures:
-        by_unit.setdefault(Unit(each.topic, each.partition, each.group), []).append(each)
+        by_assignment.setdefault(Assignment(each.topic, each.partition, each.group), []).append(
+            each
+        )
 
-    def more(unit: Unit) -> dict[str, Any]:
+    def more(assignment: Assignment) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "paused": control.pause_of(unit) is not None,
-            "stopped": control.stop_of(unit) is not None,
-            "failures": tuple(by_unit.get(unit, ())),
+            "paused": control.pause_of(assignment) is not None,
+            "stopped": control.stop_of(assignment) is not None,
+            "failures": tuple(by_assignment.get(assignment, ())),
         }
-        place = (unit.topic, unit.partition)
+        place = (assignment.topic, assignment.partition)
         if place in letters:
-            found["dead_letters"] = letters[place].of(unit.group)
+            found["dead_letters"] = letters[place].of(assignment.group)
             found["partition_dead_letters"] = figures[place].dead
         return found
 
@@ -294,7 +299,7 @@ def chosen(
     topic: str | None,
     group: str | None,
     partition: int | None,
-) -> tuple[dict[str, int], dict[str, list[str]], list[Unit]]:
+) -> tuple[dict[str, int], dict[str, list[str]], list[Assignment]]:
     """Return the selected topics with partition count and groups, and the selected assignments.
 
     None selects all. A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
@@ -303,17 +308,17 @@ def chosen(
     if partition is not None:
         topics.check_partition(topic or "", partition, counts.get(topic or "", 0))
     groups = topics.groups_of(reader, counts)
-    units = [
-        Unit(each, number, name)
+    assignments = [
+        Assignment(each, number, name)
         for each, count in counts.items()
         for name in groups[each]
         if group in (None, name)
         for number in (range(count) if partition is None else (partition,))
     ]
-    if group is not None and not units:
+    if group is not None and not assignments:
         where = f"topic {topic}" if topic else "any topic"
         raise RequestRefusedError(f"no group {group} reads {where}; run `streamqd group list`")
-    return counts, groups, units
+    return counts, groups, assignments
 
 
 def _letters(

@@ -9,7 +9,7 @@ from streamqd.admin.directives import Steered
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import ViewReader, lease_views
 from streamqd.errors import RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import stacks
 from streamqd.store.directives import Directive, Scope
 from streamqd.store.stacks import PublishedStack
@@ -32,39 +32,41 @@ class StackView:
     missed: bool
 
 
-def request(fleet: Fleet, unit: Unit, *, dry_run: bool = False) -> Steered:
+def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> Steered:
     """Ask the owner of an assignment to publish the stack of its worker.
 
     Removes older requests of the fleet that can have no answer any more. Raises RequestRefusedError
     without a live owner, and if REQUESTS_MAX others have no answer.
     """
-    directives.check_scope(fleet, Scope(*unit))
+    directives.check_scope(fleet, Scope(*assignment))
     state = published.fleet_state(fleet)
-    [held] = lease_views(ViewReader(fleet.store), [unit])
+    [held] = lease_views(ViewReader(fleet.store), [assignment])
     if not held.token:
         raise RequestRefusedError(
-            f"no instance owns {unit}, so it has no worker; run `streamqd why {unit}`"
+            f"no instance owns {assignment}, so it has no worker; run `streamqd why {assignment}`"
         )
     directives.living(state, held.owner)
-    others = {each: given for each, given in state.control.stacks.items() if each != unit}
+    others = {each: given for each, given in state.control.stacks.items() if each != assignment}
     old = [each for each, given in others.items() if not _is_recent(given, state.now_unix_ms)]
     if len(others) - len(old) >= REQUESTS_MAX:
         raise RequestRefusedError(
             f"{REQUESTS_MAX} stacks were requested in the last {ANSWER_SECONDS:.0f} s; wait, and"
             " request this one again"
         )
-    name, notes = f"stack:{unit}", [f"{held.owner} owns it"]
+    name, notes = f"stack:{assignment}", [f"{held.owner} owns it"]
     if dry_run:
         return Steered(name, None, True, True, notes)
     done = directives.write(fleet, name, remove=[f"stack:{each}" for each in old])
     return Steered(name, done.at_unix_ms, True, False, notes)
 
 
-def read(reader: ViewReader, state: FleetState, unit: Unit, now_unix_ms: int) -> StackView:
+def read(
+    reader: ViewReader, state: FleetState, assignment: Assignment, now_unix_ms: int
+) -> StackView:
     """Return the stack of an assignment. An invalid one is kept by the reader, and missing."""
-    key = reader.keys.stack(*unit)
+    key = reader.keys.stack(*assignment)
     [raw] = reader.ask([("GET", key)])
-    found, given = reader.read(stacks.parse, raw, key), state.control.stacks.get(unit)
+    found, given = reader.read(stacks.parse, raw, key), state.control.stacks.get(assignment)
     if given is not None and now_unix_ms - given.at_unix_ms > stacks.KEPT_SECONDS * 1000:
         given = None  # a published answer has expired too
     is_open = given is not None and (found is None or found.requested_unix_ms < given.at_unix_ms)

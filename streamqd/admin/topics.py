@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import assignments, backlog, topics_settings
+from streamqd.admin import backlog, topics_settings
+from streamqd.admin.assignments import measured
 from streamqd.admin.reading import Unreadable, ViewReader, group_names, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import InvalidRequestError, RequestRefusedError, TopicNotFoundError
-from streamqd.model import LETTERS, QUERIES, Unit
+from streamqd.model import LETTERS, QUERIES, Assignment
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
@@ -279,8 +280,8 @@ def _partition_rows(
     reader: ViewReader, topic: str, count: int, names: list[str]
 ) -> list[PartitionRow]:
     figures = figures_of(reader, {topic: count}).values()
-    units = [Unit(topic, number, name) for number in range(count) for name in names]
-    rows = assignments.measured(reader, units, 0, count_max=backlog.COUNT_MAX)
+    assignments = [Assignment(topic, number, name) for number in range(count) for name in names]
+    rows = measured(reader, assignments, 0, count_max=backlog.COUNT_MAX)
     sizes = memory_of(
         reader.store, [reader.keys.stream(topic, number) for number in range(count)], SAMPLES
     )

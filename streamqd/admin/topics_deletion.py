@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from streamqd.admin import topics as admin
 from streamqd.admin.reading import ViewReader, ask, lease_views
 from streamqd.errors import RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import schedules, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -67,8 +67,8 @@ def look(store: Store, topic: str) -> Doomed:
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
-    units = [Unit(topic, number, name) for number in range(count) for name in names]
-    views = lease_views(ViewReader(store), units)
+    assignments = [Assignment(topic, number, name) for number in range(count) for name in names]
+    views = lease_views(ViewReader(store), assignments)
     lengths = ask(
         store,
         [
@@ -87,8 +87,8 @@ def look(store: Store, topic: str) -> Doomed:
         dead_letters=sum(lengths[1::2]),
         groups=names,
         owned=[
-            f"{unit} by {view.owner}"
-            for unit, view in zip(units, views, strict=True)
+            f"{assignment} by {view.owner}"
+            for assignment, view in zip(assignments, views, strict=True)
             if view.ttl is not None
         ],
         partly_deleted=raw is not None,
@@ -131,8 +131,8 @@ def delete(
 def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
     """Yield the keys to remove: known ones, the owner's first, then keys that a scan finds."""
     keys, numbers = store.keys, range(found.partitions)
-    units = [(topic, number, group) for number in numbers for group in found.groups]
-    of_units = (
+    assignments = [(topic, number, group) for number in numbers for group in found.groups]
+    of_assignments = (
         *(keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts),
         *(keys.epochs, keys.stack),
     )
@@ -142,8 +142,8 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
         *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )
     # After the fence is deleted, every call of an owner is rejected.
-    names: list[str | bytes] = [keys.fence(*unit) for unit in units]
-    names += [kind(*unit) for unit in units for kind in of_units]
+    names: list[str | bytes] = [keys.fence(*assignment) for assignment in assignments]
+    names += [kind(*assignment) for assignment in assignments for kind in of_assignments]
     names += [kind(topic, number) for number in numbers for kind in of_partitions]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]

@@ -20,7 +20,7 @@ from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import InvalidRequestError, RedisResponseError, RequestRefusedError
 from streamqd.message import LAST_ERROR, REPLAY_OF, RUN_REFERENCE
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
 
@@ -246,7 +246,7 @@ class _Search:
     def run(self) -> Trace:
         name, keys = self._name, self._keys
         view = snapshot.read_published(self._fleet)
-        units = {each.unit: each for each in view.assignments}
+        assignments = {each.assignment: each for each in view.assignments}
         stream = keys.stream(name.topic, name.partition)
         here, info, first, archived, removed = ask(
             self._store,
@@ -270,7 +270,7 @@ class _Search:
             )
         self._again = [copy.id for copy in self._copies(stream)]
         groups = topics.groups(self._store, name.topic, (name.partition,))
-        rows = [self._group(group, letters, units) for group in sorted(groups)]
+        rows = [self._group(group, letters, assignments) for group in sorted(groups)]
         written = bool(here or letters or self._again or any(row.state in _KNOWN for row in rows))
         unreadable = any(row.state == UNREADABLE for row in rows)
         if not written and not unreadable:
@@ -343,29 +343,32 @@ class _Search:
     # --- one group ---
 
     def _group(
-        self, group: str, letters: list[DeadLetterTrace], units: dict[Unit, AssignmentRow]
+        self,
+        group: str,
+        letters: list[DeadLetterTrace],
+        assignments: dict[Assignment, AssignmentRow],
     ) -> GroupTrace:
-        unit = Unit(self._name.topic, self._name.partition, group)
-        seen = units.get(unit)
+        assignment = Assignment(self._name.topic, self._name.partition, group)
+        seen = assignments.get(assignment)
         owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
         try:
-            found = self._state(unit, letters, seen)
+            found = self._state(assignment, letters, seen)
         except RedisResponseError as error:
             found = {"state": UNREADABLE, "problem": str(error)}
         return GroupTrace(group=group, owner=owner, condition=condition, **found)
 
     def _state(
-        self, unit: Unit, letters: list[DeadLetterTrace], seen: AssignmentRow | None
+        self, assignment: Assignment, letters: list[DeadLetterTrace], seen: AssignmentRow | None
     ) -> dict[str, Any]:
-        if unit.reads_dead_letters:
-            return self._of_letters(unit, letters, seen)
-        retry = self._keys.retry_stream(*unit)
-        mine = [each for each in letters if each.group == unit.group]
+        if assignment.reads_dead_letters:
+            return self._of_letters(assignment, letters, seen)
+        retry = self._keys.retry_stream(*assignment)
+        mine = [each for each in letters if each.group == assignment.group]
         more: dict[str, Any] = {"dead_letter_ids": [each.id for each in mine]}
         replays = max((each.replays for each in mine), default=0)
         # The newest of the entry and the entries that replays to every group wrote gives the state.
         held = [
-            self._handed_out(unit, self._keys.source(*unit), f"m:{entry_id}", seen)
+            self._handed_out(assignment, self._keys.source(*assignment), f"m:{entry_id}", seen)
             for entry_id in (*reversed(self._again), str(self._id))
         ]
         for each in held:
@@ -374,13 +377,13 @@ class _Search:
         for copy in reversed(self._copies(retry)):
             counts = _counts(copy.fields)
             replays = max(replays, counts["replays"])
-            again = self._handed_out(unit, retry, f"r:{copy.id}", seen)
+            again = self._handed_out(assignment, retry, f"r:{copy.id}", seen)
             if again["state"] != DONE:
                 word = READY if again["state"] == UNREAD else again["state"]
                 counts["attempt"] += again.get("failures", 0)
                 counts["crashes"] += again.get("crashes", 0)
                 return more | again | counts | {"state": word, "replays": replays}
-        for row in self._delayed(unit):
+        for row in self._delayed(assignment):
             found = _delayed(row)
             return more | found | {"replays": max(replays, found["replays"])}
         more["replays"] = replays
@@ -391,18 +394,18 @@ class _Search:
         return more | {"state": UNREAD if held[0]["state"] == UNREAD else DONE}
 
     def _of_letters(
-        self, unit: Unit, letters: list[DeadLetterTrace], seen: AssignmentRow | None
+        self, assignment: Assignment, letters: list[DeadLetterTrace], seen: AssignmentRow | None
     ) -> dict[str, Any]:
         """Return the trace in a group that reads dead letters."""
         for letter in reversed(letters):
             place = f"m:{letter.id.partition(':')[2]}"
-            return self._handed_out(unit, self._keys.source(*unit), place, seen) | {
+            return self._handed_out(assignment, self._keys.source(*assignment), place, seen) | {
                 "dead_letter_ids": [letter.id]
             }
         return {"state": "none"}
 
     def _handed_out(
-        self, unit: Unit, stream: str, place: str, seen: AssignmentRow | None
+        self, assignment: Assignment, stream: str, place: str, seen: AssignmentRow | None
     ) -> dict[str, Any]:
         """Return the state of one stream entry in a group: unread, running, pending or done."""
         entry_id = place[2:]
@@ -410,10 +413,10 @@ class _Search:
             self._store,
             [
                 ("XINFO", "GROUPS", stream),
-                ("XPENDING", stream, unit.group, entry_id, entry_id, 1),
-                ("HGET", self._keys.attempts(*unit), f"{place}:c"),
-                ("HGET", self._keys.attempts(*unit), f"{place}:f"),
-                ("HGET", self._keys.attempts(*unit), f"{place}:due"),
+                ("XPENDING", stream, assignment.group, entry_id, entry_id, 1),
+                ("HGET", self._keys.attempts(*assignment), f"{place}:c"),
+                ("HGET", self._keys.attempts(*assignment), f"{place}:f"),
+                ("HGET", self._keys.attempts(*assignment), f"{place}:due"),
             ],
         )
         found = {"place": place, "crashes": _count(crashes), "failures": _count(failures)}
@@ -428,15 +431,17 @@ class _Search:
                 found |= {"state": RUNNING, "running_seconds": seen.longest_run_seconds}
             return found
         rows = [pairs(each) for each in groups or ()]
-        at = [each for each in rows if each[b"name"] == unit.group.encode()]
+        at = [each for each in rows if each[b"name"] == assignment.group.encode()]
         read = bool(at) and read_id(at[0][b"last-delivered-id"]) >= read_id(entry_id)
         return {"state": DONE if read else UNREAD}
 
-    def _delayed(self, unit: Unit) -> Iterator[retries.Delayed]:
+    def _delayed(self, assignment: Assignment) -> Iterator[retries.Delayed]:
         """Return the waiting retries of the message, by its place or from all waiting ones."""
         after = (0, "")
         for _ in range(PAGES_MAX):
-            page, more = retries.rows(self._store.run(retries.page(self._keys, unit, after, PAGE)))
+            page, more = retries.rows(
+                self._store.run(retries.page(self._keys, assignment, after, PAGE))
+            )
             for row in page:
                 original = row.fields.get(b"originalId", b"").decode("utf-8", "replace")
                 if original == str(self._id) or row.place == f"m:{self._id}":

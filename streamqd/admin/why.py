@@ -24,7 +24,7 @@ from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.errors import RequestRefusedError
 from streamqd.failures import HOUSEKEEPING
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import statistics
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
@@ -66,13 +66,13 @@ class WaitFacts:
     @property
     def pair(self) -> str:
         """`topic/group`."""
-        return f"{self.row.unit.topic}/{self.row.unit.group}"
+        return f"{self.row.assignment.topic}/{self.row.assignment.group}"
 
     # --- which members could own it ---
 
     @property
     def holder(self) -> InstanceRow | None:
-        """The member that owns the unit, or owned it last."""
+        """The member that owns the assignment, or owned it last."""
         return self.members.get(self.row.owner)
 
     @property
@@ -83,12 +83,12 @@ class WaitFacts:
     @property
     def offering(self) -> list[InstanceRow]:
         """The live members with a consumer for it."""
-        return [each for each in self.alive if self.row.unit[::2] in each.offers]
+        return [each for each in self.alive if self.row.assignment[::2] in each.offers]
 
     @property
     def fit(self) -> list[InstanceRow]:
         """The offering members where its worker does not crash in a loop."""
-        return [each for each in self.offering if self.row.unit not in each.broken]
+        return [each for each in self.offering if self.row.assignment not in each.broken]
 
     @property
     def present(self) -> list[InstanceRow]:
@@ -153,7 +153,7 @@ class WaitFacts:
 
     @property
     def housekeeping(self) -> list[RecentFailure]:
-        """The housekeeper's tasks that fail on the unit."""
+        """The housekeeper's tasks that fail on the assignment."""
         return self.recent(f"{HOUSEKEEPING} ")
 
 
@@ -207,12 +207,12 @@ def answer(
     seen = snapshot.read(fleet, topic, group, partition, reader=reader)
     if not seen.assignments:
         raise RequestRefusedError(f"no group reads topic {topic}; start a consumer of it")
-    units = [row.unit for row in seen.assignments]
-    free = [row.unit for row in seen.assignments if not row.owner]
+    assignments = [row.assignment for row in seen.assignments]
+    free = [row.assignment for row in seen.assignments if not row.owner]
     # Only scripts read a lease, so a key of another type appears as a missing owner.
-    reader.keep_mistyped({store.keys.lease(*unit): "string" for unit in free})
-    shown = _shown(reader, [unit for unit in units if unit.is_of_query])
-    held = dict(zip(units, other_clients(reader, units), strict=True))
+    reader.keep_mistyped({store.keys.lease(*assignment): "string" for assignment in free})
+    shown = _shown(reader, [assignment for assignment in assignments if assignment.is_of_query])
+    held = dict(zip(assignments, other_clients(reader, assignments), strict=True))
     feeding = outboxes.feeding(reader, topic, () if partition is not None else configured)
     late = [
         cause
@@ -224,12 +224,18 @@ def answer(
             row,
             _with_outboxes(
                 causes(
-                    replace(facts, other_clients=held[row.unit], shown_seconds=shown.get(row.unit))
+                    replace(
+                        facts,
+                        other_clients=held[row.assignment],
+                        shown_seconds=shown.get(row.assignment),
+                    )
                 ),
                 late,
             ),
             reader.rows,
-            owners.read(reader, row.unit, row.owner, seen.now_unix_ms) if with_owners else None,
+            owners.read(reader, row.assignment, row.owner, seen.now_unix_ms)
+            if with_owners
+            else None,
         )
         for row, facts in zip(seen.assignments, wait_facts(seen), strict=True)
     ]
@@ -277,15 +283,17 @@ def _of_outbox(
     return None
 
 
-def _shown(reader: ViewReader, units: list[Unit]) -> dict[Unit, float]:
+def _shown(reader: ViewReader, assignments: list[Assignment]) -> dict[Assignment, float]:
     """Return the seconds since each Spark query reported its position."""
-    calls = [statistics.measure_partition(reader.keys, *unit[:2]) for unit in units]
+    calls = [
+        statistics.measure_partition(reader.keys, *assignment[:2]) for assignment in assignments
+    ]
     found = {}
-    for unit, reply in zip(units, reader.measure(calls), strict=True):
-        figures = topics.partition_figures_of(reader, unit[:2], reply)
+    for assignment, reply in zip(assignments, reader.measure(calls), strict=True):
+        figures = topics.partition_figures_of(reader, assignment[:2], reply)
         for query in figures.queries:
-            if query.group == unit.group and query.idle_ms is not None:
-                found[unit] = query.idle_ms / 1000
+            if query.group == assignment.group and query.idle_ms is not None:
+                found[assignment] = query.idle_ms / 1000
     return found
 
 
@@ -296,28 +304,29 @@ def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
     return [WaitFacts(row, now, control, members) for row in seen.assignments]
 
 
-# --- many units -----------------------------------------------------------------------------------
+# --- many assignments
+# -----------------------------------------------------------------------------------
 
 
-class UnitCause(NamedTuple):
+class AssignmentCause(NamedTuple):
     """The first cause of an assignment."""
 
     row: AssignmentRow
     cause: WaitCause
 
 
-def problems(seen: FleetSnapshot) -> Iterator[UnitCause]:
+def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
     """Yield the first problem of each assignment, if it has one. Directives are not problems."""
     for facts in wait_facts(seen):
         for rule in _rules(facts):
             if rule.word in _PROBLEMS:
-                yield UnitCause(facts.row, _cause(rule, _texts(facts)))
+                yield AssignmentCause(facts.row, _cause(rule, _texts(facts)))
                 break
 
 
-def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
-    """Return one clause per group and cause, for the unit that has waited longest."""
-    alike: dict[tuple[str, str, str], list[UnitCause]] = {}
+def summed_up(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, str]]:
+    """Return one clause per group and cause, for the assignment that has waited longest."""
+    alike: dict[tuple[str, str, str], list[AssignmentCause]] = {}
     for each in found:
         alike.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
     clauses = []
@@ -418,18 +427,18 @@ _QUERY = (
     CauseRule(
         "idle",
         lambda f: not f.waits,
-        "the Spark query of {unit} has read everything, and showed its position {shown} ago",
+        "the Spark query of {assignment} has read everything, and showed its position {shown} ago",
     ),
     CauseRule(
         "query-silent",
         lambda f: (f.shown_seconds or math.inf) >= QUERY_SILENT_SECONDS,
-        "the Spark query of {unit} has not shown its position for {shown}; {waiting}",
+        "the Spark query of {assignment} has not shown its position for {shown}; {waiting}",
         "start it again, or, if it is not needed, `streamqd group delete {topic} {group} --yes`",
     ),
     CauseRule(
         "moving",
         lambda _: True,
-        "the Spark query of {unit} showed its position {shown} ago; {waiting}",
+        "the Spark query of {assignment} showed its position {shown} ago; {waiting}",
     ),
 )
 
@@ -444,20 +453,20 @@ _DIRECTIVES = (
     CauseRule(
         "paused",
         lambda f: f.row.paused,
-        "{unit} is paused{by} (directive pause:{scope})",
+        "{assignment} is paused{by} (directive pause:{scope})",
         "`streamqd resume {scope_argument}`",
     ),
     CauseRule(
         "paused",
         lambda f: f.holder and f.holder.state == "paused",
-        "instance {owner}, which owns {unit}, is paused by a signal",
+        "instance {owner}, which owns {assignment}, is paused by a signal",
         "send SIGCONT to the supervisor of {owner}",
     ),
     CauseRule(
         "paused",
         _in("paused"),
-        "the worker of {unit} on {owner} is paused",
-        "`streamqd resume {unit}`",
+        "the worker of {assignment} on {owner} is paused",
+        "`streamqd resume {assignment}`",
     ),
 )
 
@@ -465,7 +474,7 @@ _EXPIRED = (
     CauseRule(
         "owner-silent",
         lambda f: f.row.lease == "expired",
-        "{owner}, the owner of {unit}, does not renew its lease{and_silence}",
+        "{owner}, the owner of {assignment}, does not renew its lease{and_silence}",
         "another instance with a consumer of {pair} takes over automatically. If there is none,"
         " check that the host of {owner} is up and reaches Redis",
     ),
@@ -476,51 +485,51 @@ _UNOWNED = (
     CauseRule(
         "no-instance",
         lambda f: not f.alive,
-        "no instance owns {unit}: no instance of the fleet is live",
+        "no instance owns {assignment}: no instance of the fleet is live",
         "start streamqd",
     ),
     CauseRule(
         "no-consumer",
         lambda f: not f.offering,
-        "no instance owns {unit}: none of {alive} has a consumer of {pair}",
+        "no instance owns {assignment}: none of {alive} has a consumer of {pair}",
         "start an instance whose configuration has a consumer of {pair}",
     ),
     CauseRule(
         "internal-error",
         _in("failed"),
-        "{owner} released {unit} temporarily after an internal error of streamqd{last}",
+        "{owner} released {assignment} temporarily after an internal error of streamqd{last}",
         _FIX_INTERNAL,
     ),
     CauseRule(
         "crash-loop",
         lambda f: not f.fit,
-        "the worker of {unit} crashes in a loop on {offering} and is backing off{last}",
+        "the worker of {assignment} crashes in a loop on {offering} and is backing off{last}",
         _FIX_CRASHES,
     ),
     CauseRule(
         "no-capacity",
         lambda f: all(each.full for each in f.fit),
-        "no instance owns {unit}: the operating system refuses more processes ({limits})",
+        "no instance owns {assignment}: the operating system refuses more processes ({limits})",
         _FIX_LIMITS,
     ),
     CauseRule(
         "drained",
         lambda f: not f.present,
-        "no instance owns {unit}: all instances with a consumer of {pair} are drained or"
+        "no instance owns {assignment}: all instances with a consumer of {pair} are drained or"
         " leaving ({fit})",
         "start another instance, or run `streamqd drain INSTANCE --undo`",
     ),
     CauseRule(
         "max-partitions",
         lambda f: all(each.cap and each.owned >= each.cap for each in f.present),
-        "no instance owns {unit}: every instance with a consumer of {pair} has reached its"
+        "no instance owns {assignment}: every instance with a consumer of {pair} has reached its"
         " max_partitions ({caps})",
         "raise daemon.max_partitions, or start another instance",
     ),
     CauseRule(
         "changing-hands",
         lambda f: f.row.lease == "free",
-        "no instance owns {unit} yet; {taker} can take it",
+        "no instance owns {assignment} yet; {taker} can take it",
         _LATER,
     ),
 )
@@ -530,7 +539,7 @@ _OWNED = (
     CauseRule(
         "growing",
         lambda f: f.row.owner == GROWTH,
-        "{topic} grows: {unit} is read when {group} has acknowledged its messages in the old"
+        "{topic} grows: {assignment} is read when {group} has acknowledged its messages in the old"
         " partitions",
         "`streamqd topic grow` with the new number shows how much is left. Repeat it until the"
         " growth is complete",
@@ -538,25 +547,25 @@ _OWNED = (
     CauseRule(
         "owner-silent",
         lambda f: f.holder and f.holder.state == "silent",
-        "{owner}, the owner of {unit}, {silence}",
+        "{owner}, the owner of {assignment}, {silence}",
         "check that the host of {owner} is up and reaches Redis. Its lease expires automatically",
     ),
     CauseRule(
         "no-report",
         _in("", "unknown"),
-        "{owner} owns {unit}, but has not published its state",
+        "{owner} owns {assignment}, but has not published its state",
         f"{_LATER}. If this persists, read the log of that instance",
     ),
     CauseRule(
         "internal-error",
         _in("failed"),
-        "{owner} released {unit} temporarily after an internal error of streamqd{last}",
+        "{owner} released {assignment} temporarily after an internal error of streamqd{last}",
         _FIX_INTERNAL,
     ),
     CauseRule(
         "crash-loop",
-        lambda f: _in("broken")(f) or (f.holder and f.row.unit in f.holder.broken),
-        "the worker of {unit} crashes in a loop on {owner} and is backing off{last}",
+        lambda f: _in("broken")(f) or (f.holder and f.row.assignment in f.holder.broken),
+        "the worker of {assignment} crashes in a loop on {owner} and is backing off{last}",
         _FIX_CRASHES,
     ),
 )
@@ -566,53 +575,53 @@ _AT_WORK = (
     CauseRule(
         "no-capacity",
         lambda f: f.holder and f.holder.limit and _in("gone", "booting")(f) and not f.row.running,
-        "{owner} owns {unit} and is about to give it up: the operating system refuses more"
+        "{owner} owns {assignment} and is about to give it up: the operating system refuses more"
         " processes ({limit})",
         _FIX_LIMITS,
     ),
     CauseRule(
         "blocked",
         _in("blocked"),
-        "{unit} is blocked on {owner} by its first message, which has failed{next}{last}",
+        "{assignment} is blocked on {owner} by its first message, which has failed{next}{last}",
         'fix the handler for that message. With on_error = "block", all later messages wait for it',
     ),
     CauseRule(
         "circuit-open",
         _in("halted"),
-        "the circuit breaker of {unit} is open on {owner}: no message is started{next}"
+        "the circuit breaker of {assignment} is open on {owner}: no message is started{next}"
         "{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
         "circuit-open",
         _in("probing"),
-        "the circuit breaker of {unit} is half-open on {owner}: one message runs as a"
+        "the circuit breaker of {assignment} is half-open on {owner}: one message runs as a"
         " probe{next}{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
         "flood",
         _in("flooded"),
-        "the flood guard has stopped {unit} on {owner}, because most of its messages"
+        "the flood guard has stopped {assignment} on {owner}, because most of its messages"
         " are dead-lettered{last}",
-        "fix the handler, then `streamqd resume {unit}`",
+        "fix the handler, then `streamqd resume {assignment}`",
     ),
     CauseRule(
         "throttled",
         _in("throttled"),
-        "{unit} is throttled on {owner} by its rate of {rate}",
+        "{assignment} is throttled on {owner} by its rate of {rate}",
         "wait, or raise the rate of the consumer{more_rate}",
     ),
     CauseRule(
         "keys-held",
         _keeps_messages,
-        "the worker of {unit} on {owner} keeps {held}{next}{last}",
+        "the worker of {assignment} on {owner} keeps {held}{next}{last}",
         "fix the handler for the first message of each key. held_max limits the held messages",
     ),
     CauseRule(
         "loop-blocked",
         lambda f: f.row.loop_blocked_seconds,
-        "a coroutine has blocked the event loop of {unit} on {owner} for {blocked}{blocker},"
+        "a coroutine has blocked the event loop of {assignment} on {owner} for {blocked}{blocker},"
         " which stops all other coroutines there",
         "await something that does not block, or move that call to a thread with"
         " asyncio.to_thread. loop.blocked in the log of {owner} has the stack",
@@ -620,52 +629,52 @@ _AT_WORK = (
     CauseRule(
         "slow-handler",
         lambda f: f.run_seconds >= STUCK_SECONDS,
-        "the handler of {unit} on {owner} has been working on one message{running} for {run}"
+        "the handler of {assignment} on {owner} has been working on one message{running} for {run}"
         "{progress}; {waiting}",
-        "{hard_timeout}; `streamqd stack {unit}` prints the stack of the handler",
+        "{hard_timeout}; `streamqd stack {assignment}` prints the stack of the handler",
     ),
     CauseRule(
         "crashing",
         lambda f: f.crashes and _in("gone", "booting")(f),
-        "the worker of {unit} on {owner} keeps crashing ({crash}) and is being restarted",
+        "the worker of {assignment} on {owner} keeps crashing ({crash}) and is being restarted",
         "read the last worker.crashed events of its log",
     ),
     CauseRule(
         "failing",
         lambda f: _fails(f) and _ends_dead(f),
-        "{failing_share} of the runs of {unit} fail, and the messages are dead-lettered without"
-        " another attempt: {failed} runs/s{last}",
+        "{failing_share} of the runs of {assignment} fail, and the messages are dead-lettered"
+        " without another attempt: {failed} runs/s{last}",
         "fix the handler or its dependency{see_failed}; then `streamqd dlq replay {topic} --group"
         " {group} --dry-run`",
     ),
     CauseRule(
         "failing",
         lambda f: _fails(f) and not _ends_dead(f),
-        "{failing_share} of the runs of {unit} fail{last}",
+        "{failing_share} of the runs of {assignment} fail{last}",
         "fix the handler or its dependency{see_failed}",
     ),
     CauseRule(
         "recovering",
         _in("recovering"),
-        "{unit} is recovering on {owner}: {recovery}",
+        "{assignment} is recovering on {owner}: {recovery}",
         "wait: streamqd runs these messages in rounds to find the one that crashes its process",
     ),
     CauseRule(
         "quarantine",
         lambda f: f.row.quarantine and f.acked <= MOVING and not _in("recovering")(f),
-        "{unit} runs the pending messages of its lost owner in rounds",
+        "{assignment} runs the pending messages of its lost owner in rounds",
         "wait: streamqd runs these messages in rounds to find one that takes down hosts",
     ),
     CauseRule(
         "housekeeping",
         lambda f: f.housekeeping,
-        "the housekeeper of {owner} fails on {unit} with an internal error: {housekeeping}",
+        "the housekeeper of {owner} fails on {assignment} with an internal error: {housekeeping}",
         "report the traceback of housekeeper.failed in the log of {owner}",
     ),
     CauseRule(
         "redis-unavailable",
         lambda f: f.holder and f.holder.redis_up is False,
-        "{owner}, the owner of {unit}, cannot reach Redis",
+        "{owner}, the owner of {assignment}, cannot reach Redis",
         "check the network from the host of {owner} to Redis",
     ),
 )
@@ -675,66 +684,68 @@ _OTHER_CLIENTS = (
     CauseRule(
         "unowned",
         lambda f: f.other_clients.get(""),
-        "{unit} has {unowned} pending without a consumer, because a client returned them (XNACK)",
+        "{assignment} has {unowned} pending without a consumer, because a client returned them"
+        " (XNACK)",
         "streamqd takes them over within 15 s while an instance owns the partition",
     ),
     CauseRule(
         "other-client",
         lambda f: any(f.other_clients),
-        "another client has fetched messages of {unit} and not acknowledged them: {clients}",
+        "another client has fetched messages of {assignment} and not acknowledged them: {clients}",
         "stop that client. streamqd takes its entries over after reclaim_idle",
     ),
 )
 
-# The activity of a unit that nothing delays. The first true one applies.
+# The activity of an assignment that nothing delays. The first true one applies.
 _OTHERWISE = (
-    CauseRule("idle", lambda f: not f.waits, "{unit}: no messages waiting"),
+    CauseRule("idle", lambda f: not f.waits, "{assignment}: no messages waiting"),
     CauseRule(
         "lag-growing",
         lambda f: f.acked > MOVING and f.slope > STEADY,
-        "{unit} lags: {waiting}, growing by {slope}/s, while {owner} handles {acked}{takes}",
+        "{assignment} lags: {waiting}, growing by {slope}/s, while {owner} handles {acked}{takes}",
         "messages arrive faster than one worker handles them: make the handler faster, or grow the"
         " topic",
     ),
     CauseRule(
         "lagging",
         lambda f: f.acked > MOVING and f.late,
-        "{unit} lags: {waiting}, while {owner} handles {acked}{takes}{caught_up}",
+        "{assignment} lags: {waiting}, while {owner} handles {acked}{takes}{caught_up}",
         "{catch_up}",
     ),
     CauseRule(
         "moving",
         lambda f: f.acked > MOVING,
-        "{unit} makes progress: {acked} on {owner}, {waiting}{caught_up}",
+        "{assignment} makes progress: {acked} on {owner}, {waiting}{caught_up}",
     ),
     CauseRule(
         "waiting-for-retry",
         lambda f: f.row.waiting_retries and not f.row.oldest_unread_unix_ms and not f.row.pending,
-        "{waiting_retries} of {unit} wait for their next attempt{next_due}{last}",
+        "{waiting_retries} of {assignment} wait for their next attempt{next_due}{last}",
         "wait, or fix the error of their last attempt",
     ),
     CauseRule(
         "running",
         lambda f: f.holder and _in("ready")(f) and f.run_seconds >= RUNNING_SECONDS,
-        "{unit} has been running one message{running} for {run} on {owner}; {waiting}",
+        "{assignment} has been running one message{running} for {run} on {owner}; {waiting}",
     ),
     CauseRule(
         "no-progress",
         lambda f: f.holder and _in("ready")(f),
-        "{unit} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
+        "{assignment} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
         " acknowledged in the last seconds",
-        f"{_LATER}. If this persists, read the stack of the worker with `streamqd stack {{unit}}`",
+        f"{_LATER}. If this persists, read the stack of the worker with `streamqd stack"
+        f" {{assignment}}`",
     ),
     CauseRule(
         "starting",
         lambda f: f.holder and f.row.worker,
-        "{unit} is owned by {owner} and its worker is {state}",
+        "{assignment} is owned by {owner} and its worker is {state}",
         _LATER,
     ),
     CauseRule(
         "unknown",
         lambda _: True,
-        "{unit} is {lease}, and no cause is known",
+        "{assignment} is {lease}, and no cause is known",
         f"{_LATER}, then read the log of the owner",
     ),
 )
@@ -811,16 +822,16 @@ def share_failing(acked: float | None, failed: float | None) -> float:
 
 def _texts(f: WaitFacts) -> dict[str, object]:
     """Return the values for the sentences of the table."""
-    stop, pause = f.control.stop_of(f.row.unit), f.control.pause_of(f.row.unit)
+    stop, pause = f.control.stop_of(f.row.assignment), f.control.pause_of(f.row.assignment)
     order = stop or (pause and pause[1])
     scope = str(pause[0]) if pause else ""
     silence = f"has been silent for {_silent_seconds(f, f.holder):.0f} s" if f.holder else ""
     least = max(f.row.lag or 0, f.row.lag_at_least)
     left = _catching_up(least, f.slope)
     return {
-        "unit": f.row.unit,
-        "topic": f.row.unit.topic,
-        "group": f.row.unit.group,
+        "assignment": f.row.assignment,
+        "topic": f.row.assignment.topic,
+        "group": f.row.assignment.group,
         "pair": f.pair,
         "lease": f.row.lease,
         "owner": f.row.owner or f.row.reporter,
@@ -904,7 +915,7 @@ def _last(failures: Iterable[RecentFailure]) -> str:
 
 def _see_failed(f: WaitFacts) -> str:
     """Return the command that shows the failed messages: dead letters or waiting retries."""
-    topic, group = f.row.unit[::2]
+    topic, group = f.row.assignment[::2]
     if f.row.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"
     if f.row.waiting_retries:
@@ -957,8 +968,8 @@ def _clients(other_clients: Mapping[str, int]) -> str:
 def _running(f: WaitFacts) -> str:
     """Return the running message: its uid, which `trace` takes, or else its place."""
     kind, _, entry_id = f.row.running.partition(":")
-    if kind == "m" and not f.row.unit.reads_dead_letters:
-        return f" ({f.row.unit.topic}/{f.row.unit.partition}/{entry_id})"
+    if kind == "m" and not f.row.assignment.reads_dead_letters:
+        return f" ({f.row.assignment.topic}/{f.row.assignment.partition}/{entry_id})"
     return f" ({f.row.running})" if f.row.running else ""
 
 

@@ -121,7 +121,7 @@ def _named_groups(asked: Asked) -> list[str]:
     return [each for each in _places(asked) if each.count("/") < 2]
 
 
-def _units(asked: Asked) -> list[str]:
+def _assignments(asked: Asked) -> list[str]:
     """Return topics. After `TOPIC/`, return its partitions, alone and with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
@@ -140,7 +140,7 @@ LOOKS: dict[str, Look] = {
     "TOPIC/PARTITION/GROUP": _places,
     "TOPIC/PARTITION[/GROUP]": _places,
     "[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]": _places,
-    "TOPIC[/PARTITION[/GROUP]]": _units,
+    "TOPIC[/PARTITION[/GROUP]]": _assignments,
     "group": _groups,
     "GROUP": _groups,
     "SCHEDULE": _schedules,

@@ -16,7 +16,7 @@ from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
 from streamqd.cli.output import ago, confirm, listing, printable, styled, table, unreadable
 from streamqd.cli.session import Session
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Scope, scope_of
 from streamqd.words import age, count
 
@@ -120,14 +120,14 @@ def read_scope(
     return scope
 
 
-def read_unit(name: str) -> Unit:
+def read_assignment(name: str) -> Assignment:
     """Parse TOPIC/PARTITION/GROUP without `*`."""
     topic, partition, group = _scope(name)
     if topic is None or partition is None or group is None:
         raise click.UsageError(
             f"{name} is not a valid assignment; pass TOPIC/PARTITION/GROUP, such as orders/3/bill"
         )
-    return Unit(topic, partition, group)
+    return Assignment(topic, partition, group)
 
 
 def _scope(name: str) -> Scope:
@@ -157,12 +157,12 @@ def move(
     the new instance until it is moved again, or until `streamqd rebalance` discards the move. While
     the instance cannot own it, it is placed like any other partition.
     """
-    unit = read_unit(name)
+    assignment = read_assignment(name)
     fleet = session.fleet
     return DirectiveResult(
-        directives.move(fleet, unit, instance, reason, dry_run=dry_run),
-        f"{unit} is assigned to {instance}",
-        lambda: directives.not_moved(fleet, unit, instance),
+        directives.move(fleet, assignment, instance, reason, dry_run=dry_run),
+        f"{assignment} is assigned to {instance}",
+        lambda: directives.not_moved(fleet, assignment, instance),
     )
 
 
@@ -247,13 +247,13 @@ def show_departure(departure: Departure) -> None:
         click.echo(f"{name} is the last instance: its partitions wait until another one starts")
     stranded: dict[str, list[str]] = defaultdict(list)
     takers: dict[str, list[str]] = defaultdict(list)
-    for unit in departure.assignments:
-        place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
-        if unit.to:
-            takers[unit.to].append(place)
-    for unit in departure.stranded:
-        place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
-        stranded[unit.stranded].append(place)
+    for assignment in departure.assignments:
+        place = printable(f"{assignment.topic}/{assignment.partition}/{assignment.group}")
+        if assignment.to:
+            takers[assignment.to].append(place)
+    for assignment in departure.stranded:
+        place = printable(f"{assignment.topic}/{assignment.partition}/{assignment.group}")
+        stranded[assignment.stranded].append(place)
     for why, places in stranded.items():
         more = [f"and {len(places) - ALIKE_MAX:,} more"] if len(places) > ALIKE_MAX else []
         shown = ", ".join(places[:ALIKE_MAX] + more)

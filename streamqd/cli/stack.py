@@ -10,10 +10,10 @@ from streamqd.admin.reading import ViewReader
 from streamqd.admin.stacks import ANSWER_SECONDS
 from streamqd.cli.arguments import DURATION
 from streamqd.cli.command import CommandResult, answering, wait_until_applied
-from streamqd.cli.fleet import read_unit
+from streamqd.cli.fleet import read_assignment
 from streamqd.cli.output import printable, unreadable
 from streamqd.cli.session import Session
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.stacks import PublishedStack
 from streamqd.words import count
 
@@ -39,12 +39,12 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
     keeps it in Redis for 5 minutes, at most 32 KiB. The exit code is 1 if no stack arrives, for
     example because the owner runs an older version.
     """
-    unit, fleet, reader = read_unit(name), session.fleet, ViewReader(session.store)
-    at = stacks.request(fleet, unit).at_unix_ms or 0
+    assignment, fleet, reader = read_assignment(name), session.fleet, ViewReader(session.store)
+    at = stacks.request(fleet, assignment).at_unix_ms or 0
     found: list[PublishedStack] = []
 
     def missing() -> list[str]:
-        found[:] = [each for each in [_published(fleet, reader, unit)] if each is not None]
+        found[:] = [each for each in [_published(fleet, reader, assignment)] if each is not None]
         return [] if found and found[0].requested_unix_ms >= at else [name]
 
     wait_until_applied(missing, timeout)
@@ -53,23 +53,23 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
     def show() -> None:
         unreadable(reader.rows)
         if answer is None:
-            click.echo(f"no stack of {unit} arrived within {timeout:g} s", err=True)
+            click.echo(f"no stack of {assignment} arrived within {timeout:g} s", err=True)
         else:
-            _show(unit, answer)
+            _show(assignment, answer)
 
-    document = unit._asdict() | {"stack": None if answer is None else answer._asdict()}
+    document = assignment._asdict() | {"stack": None if answer is None else answer._asdict()}
     code = 0 if answer is not None and answer.stack else EXIT_NO_STACK
     return CommandResult(document, show, code)
 
 
-def _published(fleet: Fleet, reader: ViewReader, unit: Unit) -> PublishedStack | None:
+def _published(fleet: Fleet, reader: ViewReader, assignment: Assignment) -> PublishedStack | None:
     state = published.fleet_state(fleet)
-    return stacks.read(reader, state, unit, state.now_unix_ms).published
+    return stacks.read(reader, state, assignment, state.now_unix_ms).published
 
 
-def _show(unit: Unit, answer: PublishedStack) -> None:
+def _show(assignment: Assignment, answer: PublishedStack) -> None:
     process = f", pid {answer.pid}" if answer.pid else ""
-    click.echo(f"{unit} on {printable(answer.instance)}, epoch {answer.epoch}{process}")
+    click.echo(f"{assignment} on {printable(answer.instance)}, epoch {answer.epoch}{process}")
     if answer.problem:
         click.echo(printable(answer.problem), err=True)
     if answer.stack:

@@ -44,11 +44,11 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
     _show_directives(seen)
     states = [each.lease for each in seen.assignments if each.lease != "query"]
     of = count(len(states), "partition")
-    units = f"{states.count('owned')} of {of} owned" if states else "no groups"
+    assignments = f"{states.count('owned')} of {of} owned" if states else "no groups"
     if topic is None:
-        click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {units}")
+        click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {assignments}")
     else:
-        click.echo(f"topic {printable(topic)} in the fleet {seen.fleet}: {units}")
+        click.echo(f"topic {printable(topic)} in the fleet {seen.fleet}: {assignments}")
     for problem in seen.problems:
         sentence(problem, "  ! ", 4)
     if seen.schedules.schedules:
@@ -63,7 +63,7 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
         _show_groups(seen)
     if seen.assignments and topic is not None:
         click.echo()
-        _show_units(seen)
+        _show_assignments(seen)
 
 
 def _schedules(seen: fleet.StatusView) -> str:
@@ -144,7 +144,7 @@ def _state(condition: str, run_seconds: float | None, progress: str) -> str:
     return in_words(condition)
 
 
-def _show_units(seen: fleet.StatusView) -> None:
+def _show_assignments(seen: fleet.StatusView) -> None:
     listing(
         "PARTITION MSG/S LAG PENDING RETRIES OLDEST STATE OWNER",
         seen.assignments,
@@ -152,12 +152,12 @@ def _show_units(seen: fleet.StatusView) -> None:
         msg_s=lambda each: each.acked,
         retries=lambda each: each.waiting_retries,
         oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
-        state=_unit_state,
+        state=_assignment_state,
         owner=lambda each: each.owner or "-",
     )
 
 
-def _unit_state(each: AssignmentRow) -> str:
+def _assignment_state(each: AssignmentRow) -> str:
     progress = recovery(each.suspects_left, each.suspects, each.round_size)
     return _state(each.condition, each.longest_run_seconds, progress)
 
@@ -240,7 +240,7 @@ def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
         listing(
             "PARTITION OWNER EPOCH SINCE LAG PENDING RETRIES OLDEST",
             seen.assignments,
-            partition=lambda row: str(row.unit),
+            partition=lambda row: str(row.assignment),
             owner=owner,
             epoch=epoch,
             since=lambda row: ago(seen.now_unix_ms, row.since_unix_ms),

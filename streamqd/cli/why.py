@@ -65,10 +65,10 @@ def _show(causes: list[WaitCause], text: str) -> None:
 
 def _show_topic(answers: list[admin.Answer]) -> None:
     """Print each cause of a group once. Causes that block progress come first."""
-    found = {each.row.unit: each for each in answers}
-    first = (admin.UnitCause(each.row, each.causes[0]) for each in answers)
+    found = {each.row.assignment: each for each in answers}
+    first = (admin.AssignmentCause(each.row, each.causes[0]) for each in answers)
     for worst, text in sorted(admin.summed_up(first), key=lambda each: each[0].cause.moves):
-        _show(found[worst.row.unit].causes, text)
+        _show(found[worst.row.assignment].causes, text)
 
 
 def _show_owners(owners: list[OwnerPeriod]) -> None:

@@ -272,7 +272,7 @@ class Consumer:
     @property
     def name(self) -> str:
         """`topic/group`, as for `--only`. For a consumer of dead letters, `topic/group@dlq`."""
-        return f"{self.topic}/{self.unit_group}"
+        return f"{self.topic}/{self.assignment_group}"
 
     @property
     def place_named(self) -> str:
@@ -285,7 +285,7 @@ class Consumer:
         return self.source == "dlq"
 
     @property
-    def unit_group(self) -> str:
+    def assignment_group(self) -> str:
         """The group's name in assignments, keys and views. For dead letters, `group@dlq`."""
         return self.group + LETTERS if self.reads_dead_letters else self.group
 

@@ -28,7 +28,7 @@ from streamqd.config import Settings
 from streamqd.console import sources
 from streamqd.console.formats import sentence
 from streamqd.console.sources import NO_SOURCES, Sources
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Directive
 from streamqd.words import age, count, lasting, plural, short
 
@@ -155,7 +155,7 @@ class FleetNow:
     slow: SlowFacts
     troubles: Sequence[Trouble]
     groups: Sequence[GroupNow]
-    levels: Mapping[Unit, str]
+    levels: Mapping[Assignment, str]
     taken: float
     kept: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
@@ -230,16 +230,19 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
 def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     """Derive troubles and groups from facts."""
     slow = replace(slow, dead=_dead(seen, slow.dead))
-    first = {found.row.unit: found for found in why.problems(seen)}
-    words = {unit: found.cause.word for unit, found in first.items()}
+    first = {found.row.assignment: found for found in why.problems(seen)}
+    words = {assignment: found.cause.word for assignment, found in first.items()}
     causes = why.summed_up(first.values())
-    levels = {row.unit: LEVELS[why.grade(row, words.get(row.unit, ""))] for row in seen.assignments}
+    levels = {
+        row.assignment: LEVELS[why.grade(row, words.get(row.assignment, ""))]
+        for row in seen.assignments
+    }
     rows = {pair: list(some) for pair, some in by_group(seen.assignments).items()}
     groups = []
     for each in fleets.group_rows(seen.assignments, seen.state.control):
         some = rows[each.topic, each.group]
-        worst = min(some, key=lambda row: _rank(levels[row.unit]))
-        found = _group(each, some, levels[worst.unit], words.get(worst.unit, ""))
+        worst = min(some, key=lambda row: _rank(levels[row.assignment]))
+        found = _group(each, some, levels[worst.assignment], words.get(worst.assignment, ""))
         groups.append(_behind(found, seen.now_unix_ms))
     groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
     explained = {(each.row.topic, each.row.group) for each, _ in causes}
@@ -357,11 +360,12 @@ def _of_doctor(findings: Sequence[Finding]) -> Iterator[Trouble]:
         yield Trouble(WARN, text, kind="doctor")
 
 
-def _of_cause(found: why.UnitCause, text: str) -> Trouble:
-    unit, cause = found.row, found.cause
-    level = LEVELS[why.grade(unit, cause.word)]
+def _of_cause(found: why.AssignmentCause, text: str) -> Trouble:
+    assignment, cause = found.row, found.cause
+    level = LEVELS[why.grade(assignment, cause.word)]
     return Trouble(
-        level, text, cause.advice, "assignment", unit.topic, unit.group, unit.partition,
+        level, text, cause.advice, "assignment", assignment.topic,
+        assignment.group, assignment.partition,
         found.row.oldest_unix_ms,
     )  # fmt: skip
 

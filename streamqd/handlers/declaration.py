@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from streamqd.handlers.options import HandlerOptions, ScheduleOptions
-from streamqd.model import Backoff, RetryPolicy, Unit
+from streamqd.model import Assignment, Backoff, RetryPolicy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Given = ParamSpec("Given")
@@ -29,7 +29,7 @@ class Context:
 
     __module__ = "streamqd.handlers"
 
-    assignment: Unit
+    assignment: Assignment
     instance: str
     state_dir: Path
 

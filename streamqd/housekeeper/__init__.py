@@ -40,7 +40,7 @@ from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState, now_ns
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
@@ -92,7 +92,7 @@ class Housekeeper:
         self.view = MetricsView(
             instance=daemon.instance,
             board=board,
-            consumers=tuple((each.topic, each.unit_group) for each in settings.consumers),
+            consumers=tuple((each.topic, each.assignment_group) for each in settings.consumers),
         )
         self._isolation = TaskIsolation(self.view)
         self.summary = Summary(
@@ -113,7 +113,7 @@ class Housekeeper:
             isolate = self._isolation.of("history")
             self._history = HistoryWriter(self._store, self.view, settings, isolate)
         self._tasks = self._table()
-        self._owned: list[Unit] = []
+        self._owned: list[Assignment] = []
         self._idle: list[bool] = []
         self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE if the instance is one
         self._look_at = 0.0  # next check of the slots, monotonic
@@ -130,11 +130,15 @@ class Housekeeper:
 
         def promote_retries() -> float:
             return retries.turn(
-                lambda: {unit: slot.next_due_unix_ms for slot, unit in view.owned()}
+                lambda: {assignment: slot.next_due_unix_ms for slot, assignment in view.owned()}
             )
 
         def promote_delayed() -> float:
-            return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
+            return sends.turn(
+                lambda: {
+                    (assignment.topic, assignment.partition): 0 for _, assignment in view.owned()
+                }
+            )
 
         scheduler = Scheduler(store, view, self._settings, isolate)
         return [
@@ -199,9 +203,9 @@ class Housekeeper:
                 self._history.write()
 
     def _look(self) -> None:
-        """Record the units that this instance owns, and the running workers."""
+        """Record the assignments that this instance owns, and the running workers."""
         slots = self.view.owned()
-        owned = [unit for _, unit in slots]
+        owned = [assignment for _, assignment in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)

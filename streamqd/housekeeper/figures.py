@@ -10,7 +10,7 @@ from streamqd.housekeeper.batch import Refusals, Steps, Target, prepared, read_a
 from streamqd.isolate import Isolate, directly
 from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
 from streamqd.store.client import Connection
@@ -37,15 +37,15 @@ def measure(
     store: Store,
     view: MetricsView,
     bad: Once | None = None,
-    isolate: Isolate[Unit | tuple[str, int]] = directly,
+    isolate: Isolate[Assignment | tuple[str, int]] = directly,
 ) -> Steps:
     """Read the figures of everything that this instance owns into the view, a write at a step.
 
     The figures are as old as the start of the measurement.
     """
     began = now_ns()
-    units = [unit for _, unit in view.owned()]
-    places = sorted({(unit.topic, unit.partition) for unit in units})
+    assignments = [assignment for _, assignment in view.owned()]
+    places = sorted({(assignment.topic, assignment.partition) for assignment in assignments})
     refusals = Refusals()
     partitions = yield from _each(
         store,
@@ -57,11 +57,11 @@ def measure(
     )
     if bad is not None:
         bad.values(each.bad for each in partitions.values() if each.bad is not None)
-    view.units = yield from _each(
+    view.assignments = yield from _each(
         store,
-        units,
-        lambda unit: statistics.measure_unit(store.keys, unit),
-        lambda _, reply: statistics.unit_figures(reply),
+        assignments,
+        lambda assignment: statistics.measure_assignment(store.keys, assignment),
+        lambda _, reply: statistics.assignment_figures(reply),
         refusals,
         isolate,
     )

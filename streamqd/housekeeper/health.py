@@ -46,8 +46,8 @@ def ready(view: MetricsView) -> list[str]:
         reasons.append("this instance owns no partition, and some have no owner")
     if owned and all(slot.state == WorkerState.BROKEN for slot, _ in owned):
         reasons.append("every worker crashes in a loop")
-    for slot, unit in owned:
-        figures = view.units.get(unit)
+    for slot, assignment in owned:
+        figures = view.assignments.get(assignment)
         if (
             slot.state == WorkerState.READY
             and figures is not None
@@ -55,7 +55,7 @@ def ready(view: MetricsView) -> list[str]:
             and _stale(slot.progress_ns, WORKER_SECONDS)
             and not longest_run(slot)
         ):
-            reasons.append(f"the worker of {unit} makes no progress")
+            reasons.append(f"the worker of {assignment} makes no progress")
     return reasons
 
 

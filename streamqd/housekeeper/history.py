@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from streamqd.config import Settings
 from streamqd.isolate import Isolate
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import COUNTERS, WorkerSlot, now_ns
 from streamqd.store import history
 from streamqd.store.history import HANDLER_MAX, HistoryRow, Interval
@@ -40,18 +40,20 @@ class HistoryWriter:
     """
 
     def __init__(
-        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[Unit]
+        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[Assignment]
     ) -> None:
         self._store = store
         self._view = view
         self._daemon = settings.daemon
         self._isolate = isolate
         self._handlers = {
-            (each.topic, each.unit_group): each.handler for each in settings.consumers
+            (each.topic, each.assignment_group): each.handler for each in settings.consumers
         }
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
-        self._ever_added: dict[Unit, int] = {}  # last measured number of messages ever written
-        self._added: Counter[Unit] = Counter()  # since the last entry
+        self._ever_added: dict[
+            Assignment, int
+        ] = {}  # last measured number of messages ever written
+        self._added: Counter[Assignment] = Counter()  # since the last entry
         self._since_ns = now_ns()
         self._minute = 0  # minutes since 1970 at the last entry, server's clock
 
@@ -74,16 +76,16 @@ class HistoryWriter:
         view = self._view
         slots = dict(self._slots)
         measured: Counter[tuple[str, str]] = Counter()
-        units: list[HistoryRow] = []
-        for slot, unit in view.named():
-            handler = self._handlers.get((unit.topic, unit.group), "")[:HANDLER_MAX]
-            row = HistoryRow(unit.topic, unit.group, unit.partition, handler)
-            self._isolate(unit, self._count, row, slot, slots)
-            row.counts["added"] = self._added[unit]
+        assignments: list[HistoryRow] = []
+        for slot, assignment in view.named():
+            handler = self._handlers.get((assignment.topic, assignment.group), "")[:HANDLER_MAX]
+            row = HistoryRow(assignment.topic, assignment.group, assignment.partition, handler)
+            self._isolate(assignment, self._count, row, slot, slots)
+            row.counts["added"] = self._added[assignment]
             if slot.owned:
-                self._isolate(unit, self._backlog, row, unit, measured)
+                self._isolate(assignment, self._backlog, row, assignment, measured)
             if not row.idle:
-                units.append(row)
+                assignments.append(row)
         now = now_ns()
         history.append(
             self._store,
@@ -93,8 +95,8 @@ class HistoryWriter:
                 self._daemon.instance,
                 view.now_unix_ms(),
                 (now - self._since_ns) / 1e9,
-                _summed(units),
-                units=units,
+                _summed(assignments),
+                assignments=assignments,
                 measured=measured,
             ),
             self._daemon.history,
@@ -105,11 +107,11 @@ class HistoryWriter:
     def _look(self) -> None:
         """Count the messages written to the owned partitions since the last call."""
         before, self._ever_added = self._ever_added, {}
-        for _, unit in self._view.owned():
-            partition = self._view.partitions.get((unit.topic, unit.partition))
+        for _, assignment in self._view.owned():
+            partition = self._view.partitions.get((assignment.topic, assignment.partition))
             if partition is not None:
-                added = self._ever_added[unit] = partition.added
-                self._added[unit] += max(0, added - before.get(unit, added))
+                added = self._ever_added[assignment] = partition.added
+                self._added[assignment] += max(0, added - before.get(assignment, added))
 
     def _count(self, row: HistoryRow, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
         """Add the counts of a slot since the last entry. A new slot starts at zero."""
@@ -120,11 +122,13 @@ class HistoryWriter:
         row.handled = _added(seen.handled, before.handled if before else None)
         row.delays = _added(seen.delays, before.delays if before else None)
 
-    def _backlog(self, row: HistoryRow, unit: Unit, measured: Counter[tuple[str, str]]) -> None:
+    def _backlog(
+        self, row: HistoryRow, assignment: Assignment, measured: Counter[tuple[str, str]]
+    ) -> None:
         """Set the backlog of a partition, and count the partition if its lag is known."""
-        figures = self._view.units.get(unit)
+        figures = self._view.assignments.get(assignment)
         if figures is not None:
-            measured[unit.topic, unit.group] += figures.lag is not None
+            measured[assignment.topic, assignment.group] += figures.lag is not None
             row.lag = figures.lag or 0
             row.oldest_ms = round(self._view.age(figures.oldest_unix_ms()) * 1000)
 
@@ -135,15 +139,17 @@ def _added(runs: Sequence[int], before: Sequence[int] | None) -> dict[int, int]:
     return {bucket: count for bucket, count in enumerate(new) if count > 0}
 
 
-def _summed(units: Iterable[HistoryRow]) -> list[HistoryRow]:
+def _summed(assignments: Iterable[HistoryRow]) -> list[HistoryRow]:
     """Return the sums of each topic and group, with the age of the oldest message."""
     rows: dict[tuple[str, str], HistoryRow] = {}
-    for unit in units:
-        row = rows.setdefault((unit.topic, unit.group), HistoryRow(unit.topic, unit.group))
+    for assignment in assignments:
+        row = rows.setdefault(
+            (assignment.topic, assignment.group), HistoryRow(assignment.topic, assignment.group)
+        )
         for name in history.COUNTS:
-            row.counts[name] += unit.counts[name]
-        for index, runs in unit.handled.items():
+            row.counts[name] += assignment.counts[name]
+        for index, runs in assignment.handled.items():
             row.handled[index] = row.handled.get(index, 0) + runs
-        row.lag += unit.lag
-        row.oldest_ms = max(row.oldest_ms, unit.oldest_ms)
+        row.lag += assignment.lag
+        row.oldest_ms = max(row.oldest_ms, assignment.oldest_ms)
     return list(rows.values())

@@ -1,4 +1,4 @@
-"""Isolate the subjects of housekeeper tasks: an error for one partition or unit stops no other.
+"""Isolate the subjects of housekeeper tasks: an error for one of them stops no other.
 
 Every task runs its work for one subject through this module. After an unexpected error, the task
 pauses for that subject, with a backoff, and continues with the others.
@@ -17,12 +17,12 @@ from streamqd.errors import InvalidValueError, RedisResponseError, RedisUnavaila
 from streamqd.failures import HOUSEKEEPING
 from streamqd.isolate import Isolate
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Backoff, Unit
+from streamqd.model import Assignment, Backoff
 from streamqd.policy import backoff
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Subject = Unit | tuple[str, int]  # a unit, or a partition: topic and number
+Subject = Assignment | tuple[str, int]  # an assignment, or a partition: topic and number
 
 BACKOFF = Backoff(kind="exponential", base=2.0, max=60.0, jitter="none")
 
@@ -79,9 +79,9 @@ class TaskIsolation:
                 failing.trouble.recovered(task=task, **_named(subject))
                 del self._failing[task, subject]
 
-    def failures(self, unit: Unit) -> list[dict[str, Any]]:
-        """Return the failures of a unit or its partition, in the form of the summary."""
-        now, subjects = time.monotonic(), (unit, (unit.topic, unit.partition))
+    def failures(self, assignment: Assignment) -> list[dict[str, Any]]:
+        """Return the failures of an assignment or its partition, in the form of the summary."""
+        now, subjects = time.monotonic(), (assignment, (assignment.topic, assignment.partition))
         return [
             {
                 "error": f"{HOUSEKEEPING} {task}: {failing.error}",
@@ -108,6 +108,6 @@ class TaskIsolation:
 
 
 def _named(subject: Subject) -> dict[str, Any]:
-    if isinstance(subject, Unit):
-        return {"unit": subject}
+    if isinstance(subject, Assignment):
+        return {"assignment": subject}
     return {"topic": subject[0], "partition": subject[1]}

@@ -14,7 +14,7 @@ from typing import Any
 from streamqd.housekeeper.batch import run_commands
 from streamqd.isolate import Isolate, directly
 from streamqd.long_poll import Poll
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
@@ -32,29 +32,35 @@ class Listener:
     """
 
     def __init__(
-        self, store: Store, wake: Callable[[], None], isolate: Isolate[Unit] = directly
+        self, store: Store, wake: Callable[[], None], isolate: Isolate[Assignment] = directly
     ) -> None:
         self._store = store
         self._isolate = isolate
         self._wake = wake
-        self._overdue: dict[Unit, Poll] = {}  # waits for which the last check found an entry
+        self._overdue: dict[Assignment, Poll] = {}  # waits for which the last check found an entry
 
-    def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
+    def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
         """Check the waiting workers. Return the seconds to the next check if that is sooner."""
-        waiting: dict[Unit, Poll] = {}
-        for slot, unit in owned:
-            poll = self._isolate(unit, self._look, unit, slot)
+        waiting: dict[Assignment, Poll] = {}
+        for slot, assignment in owned:
+            poll = self._isolate(assignment, self._look, assignment, slot)
             if poll is not None:
-                waiting[unit] = poll
-        places: dict[StreamPosition, list[Unit]] = {}
-        for unit, poll in waiting.items():
-            places.setdefault((self._store.keys.retry_stream(*unit), poll.retry), []).append(unit)
-            places.setdefault((self._store.keys.source(*unit), poll.main), []).append(unit)
+                waiting[assignment] = poll
+        places: dict[StreamPosition, list[Assignment]] = {}
+        for assignment, poll in waiting.items():
+            places.setdefault((self._store.keys.retry_stream(*assignment), poll.retry), []).append(
+                assignment
+            )
+            places.setdefault((self._store.keys.source(*assignment), poll.main), []).append(
+                assignment
+            )
         found = self._with_entries(list(places))
-        self._overdue = {unit: waiting[unit] for place in found for unit in places[place]}
+        self._overdue = {
+            assignment: waiting[assignment] for place in found for assignment in places[place]
+        }
         return SURE_SECONDS if self._overdue else None
 
-    def _look(self, unit: Unit, slot: WorkerSlot) -> Poll | None:
+    def _look(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
         """Return a worker's wait, None if it does not wait.
 
         If the previous check found an entry for the same wait, notify the worker, and return None.
@@ -63,7 +69,7 @@ class Listener:
         poll = words.waiting()
         if poll is None or poll.since_ns == words.missed:
             return None
-        if self._overdue.get(unit) == poll:
+        if self._overdue.get(assignment) == poll:
             words.miss(poll)
             self._wake()
             return None

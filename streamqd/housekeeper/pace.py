@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
 TREND_SECONDS = 20.0  # time constant of a trend, an exponential average
@@ -133,7 +133,7 @@ def _quantile(counts: Sequence[float], share: float) -> float:
 class Pace:
     """The pace figures of the summary, updated at each check."""
 
-    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
         self._isolate = isolate
         self.arriving = Trend()
         self.lag = Drift()
@@ -150,22 +150,24 @@ class Pace:
             }
             self.arriving.observe(added, now)
             lags: dict[Hashable, float] = {
-                unit: each.lag for unit, each in view.units.items() if each.lag is not None
+                assignment: each.lag
+                for assignment, each in view.assignments.items()
+                if each.lag is not None
             }
             self.lag.observe(lags, now)
         now = now_ns()
-        for slot, unit in view.named():
-            self._isolate(unit, self._observe_latency, slot, now)
+        for slot, assignment in view.named():
+            self._isolate(assignment, self._observe_latency, slot, now)
 
     def _observe_latency(self, slot: WorkerSlot, now: int) -> None:
         self.latency.observe(slot.index, *slot.histogram("handle"), now)
 
-    def document(self, index: int, unit: Unit) -> dict[str, float | None]:
-        """Return a unit's fields: rates per second, durations in seconds, null if unknown."""
+    def document(self, index: int, assignment: Assignment) -> dict[str, float | None]:
+        """Return the fields of an assignment: rates per second, seconds, null if unknown."""
         durations = self.latency.of(index)
         return {
-            "arriving": self.arriving.of((unit.topic, unit.partition)),
-            "lag_per_second": self.lag.of(unit),
+            "arriving": self.arriving.of((assignment.topic, assignment.partition)),
+            "lag_per_second": self.lag.of(assignment),
             "p50_seconds": durations.p50 if durations else None,
             "p99_seconds": durations.p99 if durations else None,
             "mean_seconds": durations.mean if durations else None,

@@ -16,7 +16,7 @@ from streamqd.housekeeper import batch
 from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import now_ns
 from streamqd.store import messages
 from streamqd.store.messages import Promoted
@@ -201,19 +201,21 @@ class Promoter(Generic[Target]):
 
 
 def retry_promoter(
-    store: Store, view: MetricsView, isolate: Isolate[Unit] = directly
-) -> Promoter[Unit]:
+    store: Store, view: MetricsView, isolate: Isolate[Assignment] = directly
+) -> Promoter[Assignment]:
     """Promote due retries into the retry streams."""
 
-    def measured(unit: Unit) -> int | None:
-        figures = view.units.get(unit)
+    def measured(assignment: Assignment) -> int | None:
+        figures = view.assignments.get(assignment)
         return None if figures is None else figures.next_due_unix_ms
 
-    def moved(unit: Unit, count: int) -> None:
-        view.count("promoted", (unit.topic, str(unit.partition), unit.group), count)
+    def moved(assignment: Assignment, count: int) -> None:
+        view.count(
+            "promoted", (assignment.topic, str(assignment.partition), assignment.group), count
+        )
 
-    def call(unit: Unit) -> Call:
-        return messages.promote_retries(store.keys, unit, PAGE)
+    def call(assignment: Assignment) -> Call:
+        return messages.promote_retries(store.keys, assignment, PAGE)
 
     return Promoter(store, view, call, measured, moved, isolate=isolate)
 

@@ -14,7 +14,7 @@ from streamqd import logs
 from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
@@ -29,7 +29,7 @@ BEGIN = b"0-0"
 class GroupWalk(NamedTuple):
     """A scan of another client's pending entries: the first page only, or the later pages."""
 
-    unit: Unit
+    assignment: Assignment
     key: str
     name: bytes
     is_later: bool
@@ -43,11 +43,11 @@ class Reclaimer:
     """
 
     def __init__(
-        self, store: Store, consumers: Iterable[Consumer], isolate: Isolate[Unit] = directly
+        self, store: Store, consumers: Iterable[Consumer], isolate: Isolate[Assignment] = directly
     ) -> None:
         self._store = store
         self._isolate = isolate
-        self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
+        self._idle = {(each.topic, each.assignment_group): each.reclaim_idle for each in consumers}
         self._walks: dict[GroupWalk, bytes] = {}  # position of each scan, the next scan first
         self._list_at = 0.0  # latest time of the next consumer listing (monotonic)
 
@@ -56,9 +56,13 @@ class Reclaimer:
         """Seconds between two checks: a quarter of the shortest idle time."""
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
-    def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
+    def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
         """Read pages of other clients' pending entries. Return the seconds until the next pages."""
-        slots = {unit: slot for slot, unit in owned if (unit.topic, unit.group) in self._idle}
+        slots = {
+            assignment: slot
+            for slot, assignment in owned
+            if (assignment.topic, assignment.group) in self._idle
+        }
         if not self._walks or time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + self.every
             self._list(slots)
@@ -66,34 +70,44 @@ class Reclaimer:
         self._walks = {
             walk: at
             for walk, at in self._walks.items()
-            if walk.unit in slots and not _is_flagged(slots[walk.unit])
+            if walk.assignment in slots and not _is_flagged(slots[walk.assignment])
         }
         made = [
-            (walk, self._isolate(walk.unit, self._command, walk))
+            (walk, self._isolate(walk.assignment, self._command, walk))
             for walk in list(self._walks)[:PAGES_MAX]
         ]
         asked = [(walk, command) for walk, command in made if command is not None]
         pages = run_commands(self._store, [command for _, command in asked])
         for (walk, _), rows in zip(asked, pages, strict=True):
             page = rows if isinstance(rows, list) else []
-            self._isolate(walk.unit, self._book, walk, page, slots[walk.unit])
+            self._isolate(walk.assignment, self._book, walk, page, slots[walk.assignment])
         return NEXT_PAGE_SECONDS if self._walks else None
 
-    def _list(self, slots: Mapping[Unit, WorkerSlot]) -> None:
+    def _list(self, slots: Mapping[Assignment, WorkerSlot]) -> None:
         """Start a scan of every consumer with pending entries. Scans under way keep their turn.
 
         An entry without a consumer is idle forever, so it raises the flag immediately.
         """
         places = [
-            (unit, key)
-            for unit in slots
-            for key in (self._store.keys.source(*unit), self._store.keys.retry_stream(*unit))
+            (assignment, key)
+            for assignment in slots
+            for key in (
+                self._store.keys.source(*assignment),
+                self._store.keys.retry_stream(*assignment),
+            )
         ]
-        replies = run_commands(self._store, [("XPENDING", key, unit.group) for unit, key in places])
+        replies = run_commands(
+            self._store, [("XPENDING", key, assignment.group) for assignment, key in places]
+        )
         found: list[GroupWalk] = []
-        for (unit, key), pending in zip(places, replies, strict=True):
+        for (assignment, key), pending in zip(places, replies, strict=True):
             if isinstance(pending, list):
-                found += self._isolate(unit, _other_clients, unit, key, pending, slots[unit]) or ()
+                found += (
+                    self._isolate(
+                        assignment, _other_clients, assignment, key, pending, slots[assignment]
+                    )
+                    or ()
+                )
         there = set(found)
         kept = {
             walk: at for walk, at in self._walks.items() if walk._replace(is_later=False) in there
@@ -102,33 +116,37 @@ class Reclaimer:
 
     def _command(self, walk: GroupWalk) -> tuple[Any, ...]:
         after = b"(" + self._walks[walk]
-        return ("XPENDING", walk.key, walk.unit.group, after, "+", PAGE, walk.name)
+        return ("XPENDING", walk.key, walk.assignment.group, after, "+", PAGE, walk.name)
 
     def _book(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
         """Note a page: raise the flag, or continue with later entries in another turn."""
         del self._walks[walk]
-        idle_ms = round(self._idle[walk.unit.topic, walk.unit.group] * 1000)
+        idle_ms = round(self._idle[walk.assignment.topic, walk.assignment.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):
-            _raise_flag(slot, walk.unit, walk.name)
+            _raise_flag(slot, walk.assignment, walk.name)
         elif len(rows) == PAGE:
             rest = walk._replace(is_later=True)
             if walk.is_later or rest not in self._walks:
                 self._walks[rest] = rows[-1][0]
 
 
-def _other_clients(unit: Unit, key: str, pending: list[Any], slot: WorkerSlot) -> list[GroupWalk]:
+def _other_clients(
+    assignment: Assignment, key: str, pending: list[Any], slot: WorkerSlot
+) -> list[GroupWalk]:
     """Return the scans of the pending entries of other consumers in a stream."""
     held = {name: int(count) for name, count in pending[3] or () if name}
     if int(pending[0]) > sum(held.values()):
-        _raise_flag(slot, unit, b"")
-    return [GroupWalk(unit, key, name, is_later=False) for name in held if name != OUR_CONSUMER]
+        _raise_flag(slot, assignment, b"")
+    return [
+        GroupWalk(assignment, key, name, is_later=False) for name in held if name != OUR_CONSUMER
+    ]
 
 
 def _is_flagged(slot: WorkerSlot) -> bool:
     return slot.reclaim_requested != slot.reclaim_done
 
 
-def _raise_flag(slot: WorkerSlot, unit: Unit, name: bytes) -> None:
+def _raise_flag(slot: WorkerSlot, assignment: Assignment, name: bytes) -> None:
     if not _is_flagged(slot):
         slot.reclaim_requested = slot.reclaim_done + 1
-        logs.event("reclaim.requested", unit=unit, consumer_name=name)
+        logs.event("reclaim.requested", assignment=assignment, consumer_name=name)

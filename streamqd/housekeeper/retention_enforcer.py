@@ -15,7 +15,7 @@ from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import TopicPartition, Unit
+from streamqd.model import Assignment, TopicPartition
 from streamqd.store import retention
 from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Call, Reply
@@ -36,7 +36,7 @@ class RetentionEnforcer:
         store: Store,
         view: MetricsView,
         groups: Mapping[str, list[str]],
-        isolate: Isolate[TopicPartition | Unit] = directly,
+        isolate: Isolate[TopicPartition | Assignment] = directly,
     ) -> None:
         self._store = store
         self._isolate = isolate
@@ -65,7 +65,7 @@ class RetentionEnforcer:
         self, places: Mapping[TopicPartition, Topic], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, bool]:
         waiting = [place for place, topic in places.items() if topic.retention.drops]
-        affected: set[Unit] = set()
+        affected: set[Assignment] = set()
         left = yield from run_batched(
             self._store,
             waiting,
@@ -99,7 +99,7 @@ class RetentionEnforcer:
         reply: Reply | RedisResponseError,
         refusals: Refusals,
         losses: Counter[Loss],
-        affected: set[Unit],
+        affected: set[Assignment],
     ) -> bool:
         """Note one answer. Return True if there is more to drop now."""
         if isinstance(reply, RedisResponseError):
@@ -113,33 +113,33 @@ class RetentionEnforcer:
         if dropped.removed or place not in self._seen:
             # Also at the first check: the process that dropped may have died before it settled.
             self._seen.add(place)
-            affected |= {Unit(*place, group) for group in dropped.unread}
+            affected |= {Assignment(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():
             losses[*place, group, "unread"] += lost
         return dropped.removed > 0
 
     def _settle(
-        self, affected: set[Unit], refusals: Refusals, losses: Counter[Loss]
-    ) -> Generator[None, None, list[Unit]]:
-        """Settle dropped entries in flight. Return the units that may have more."""
+        self, affected: set[Assignment], refusals: Refusals, losses: Counter[Loss]
+    ) -> Generator[None, None, list[Assignment]]:
+        """Settle dropped entries in flight. Return the assignments that may have more."""
 
-        def book(unit: Unit, reply: Reply | RedisResponseError) -> bool:
+        def book(assignment: Assignment, reply: Reply | RedisResponseError) -> bool:
             settled = 0
             if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
                 settled = int(reply.rest[0])
-            losses[*unit, "pending"] += settled
+            losses[*assignment, "pending"] += settled
             return settled == MISSING
 
         left = yield from run_batched(
             self._store,
             sorted(affected),
-            lambda unit: retention.settle_missing(self._store.keys, unit, MISSING),
+            lambda assignment: retention.settle_missing(self._store.keys, assignment, MISSING),
             book,
             ROUNDS_MAX,
             self._isolate,
         )
-        for unit in left:
-            self._seen.discard((unit.topic, unit.partition))
+        for assignment in left:
+            self._seen.discard((assignment.topic, assignment.partition))
         return left
 
     def _report_losses(self, losses: Counter[Loss]) -> None:

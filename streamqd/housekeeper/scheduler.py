@@ -64,7 +64,7 @@ class Scheduler:
         return self._firer.turn() if self._declared else None
 
     def _owned(self) -> set[TopicPartition]:
-        return {(unit.topic, unit.partition) for _, unit in self._view.owned()}
+        return {(assignment.topic, assignment.partition) for _, assignment in self._view.owned()}
 
     def _note(self, outcome: Outcome) -> None:
         topic = outcome.place[0]

@@ -17,7 +17,7 @@ from streamqd.housekeeper.pace import Pace
 from streamqd.idle_reason import WORDS
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView, longest_run, seconds_since, waiting
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
     COUNTERS,
@@ -30,7 +30,7 @@ from streamqd.store.statistics import DeadLetterCount
 from streamqd.version import __version__
 
 RATE_SECONDS = 10.0  # time constant of the exponential average of each rate
-FAILURES_MAX = 4  # kinds of failure that are shown for each unit
+FAILURES_MAX = 4  # kinds of failure that are shown for each assignment
 RATED = ("fetched", "acked", "retried", "dead_lettered", "failed")
 _RATED = [COUNTERS.index(name) for name in RATED]
 
@@ -38,7 +38,7 @@ _RATED = [COUNTERS.index(name) for name in RATED]
 class Rates:
     """Counts per second of every slot, smoothed."""
 
-    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
         self._isolate = isolate
         self._seen: dict[int, tuple[list[int], int]] = {}
         self._rates: dict[int, list[float]] = {}
@@ -46,8 +46,8 @@ class Rates:
     def observe(self, view: MetricsView) -> None:
         """Sample the current counters of every slot."""
         now = now_ns()
-        for slot, unit in view.named():
-            self._isolate(unit, self._take, slot, now)
+        for slot, assignment in view.named():
+            self._isolate(assignment, self._take, slot, now)
 
     def _take(self, slot: WorkerSlot, now: int) -> None:
         counters = slot.counters.tolist()
@@ -78,10 +78,10 @@ class Summary:
         view: MetricsView,
         settings: Settings,
         pid: int,
-        isolate: Isolate[Unit] = directly,
-        tasks: Callable[[Unit], list[dict[str, Any]]] = lambda _: [],
+        isolate: Isolate[Assignment] = directly,
+        tasks: Callable[[Assignment], list[dict[str, Any]]] = lambda _: [],
     ) -> None:
-        """`tasks` returns the failures of the housekeeper's tasks at a unit."""
+        """`tasks` returns the failures of the housekeeper's tasks at an assignment."""
         self._isolate = isolate
         self._tasks = tasks
         self._view = view
@@ -91,7 +91,7 @@ class Summary:
         self._started = round(process.started_at(pid) * 1000)
         self.rates = Rates(isolate)
         self.pace = Pace(isolate)
-        self._consumers = {(each.topic, each.unit_group): each for each in settings.consumers}
+        self._consumers = {(each.topic, each.assignment_group): each for each in settings.consumers}
 
     def observe(self) -> None:
         """Sample the counters for the rates. Call it once before each `document`."""
@@ -103,12 +103,12 @@ class Summary:
         view = self._view
         board = view.board
         shown = [
-            self._isolate(unit, self._unit, slot, unit)
-            for slot, unit in view.named()
+            self._isolate(assignment, self._assignment, slot, assignment)
+            for slot, assignment in view.named()
             if slot.owned or slot.state in (WorkerState.BROKEN, WorkerState.FAILED)
         ]
-        units = [each for each in shown if each is not None]
-        units.sort(key=lambda each: (each["topic"], each["group"], each["partition"]))
+        assignments = [each for each in shown if each is not None]
+        assignments.sort(key=lambda each: (each["topic"], each["group"], each["partition"]))
         return {
             "instance": view.instance,
             "fleet": self._settings.daemon.fleet,
@@ -117,10 +117,10 @@ class Summary:
             "version": __version__,
             "started_unix_ms": self._started,
             "at_unix_ms": view.now_unix_ms() if view.asked_ns else None,
-            "state": state_of(board.flags, owned=any(each["owned"] for each in units)),
+            "state": state_of(board.flags, owned=any(each["owned"] for each in assignments)),
             "redis_up": view.redis_up,
             "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
-            "assignments": units,
+            "assignments": assignments,
             "refused_board": self._refused_board(),
         }
 
@@ -129,20 +129,20 @@ class Summary:
         path = self._view.board.refused_file
         return str(path) if path is not None and path.exists() else ""
 
-    def _unit(self, slot: WorkerSlot, unit: Unit) -> dict[str, Any]:
-        figures = self._view.units.get(unit)
-        partition = self._view.partitions.get((unit.topic, unit.partition))
-        letters = self._view.letters.get((unit.topic, unit.partition))
+    def _assignment(self, slot: WorkerSlot, assignment: Assignment) -> dict[str, Any]:
+        figures = self._view.assignments.get(assignment)
+        partition = self._view.partitions.get((assignment.topic, assignment.partition))
+        letters = self._view.letters.get((assignment.topic, assignment.partition))
         if partition is not None and not partition.dead:
             letters = DeadLetterCount(whole=True)
         oldest = figures.oldest_unix_ms() if figures else None
         unread = figures.oldest_unread_unix_ms() if figures else None
-        consumer = self._consumers.get((unit.topic, unit.group))
+        consumer = self._consumers.get((assignment.topic, assignment.group))
         longest = longest_run(slot)
         return {
-            "topic": unit.topic,
-            "partition": unit.partition,
-            "group": unit.group,
+            "topic": assignment.topic,
+            "partition": assignment.partition,
+            "group": assignment.group,
             "owned": bool(slot.owned),
             "state": worker_state(slot),
             "pid": slot.pid or None,
@@ -157,7 +157,7 @@ class Summary:
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
             "partition_dead_letters": partition.dead if partition else None,
-            "dead_letters": letters.of(unit.group) if letters else None,
+            "dead_letters": letters.of(assignment.group) if letters else None,
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),
@@ -170,8 +170,8 @@ class Summary:
             "rate_per": consumer.rate_per if consumer else None,
             "progress_seconds": _progress(slot, longest.started_ns) if longest else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
-            "failures": [*self._tasks(unit), *self._failures(slot)],
-            **self.pace.document(slot.index, unit),
+            "failures": [*self._tasks(assignment), *self._failures(slot)],
+            **self.pace.document(slot.index, assignment),
             "rates": self.rates.of(slot),
             "counters": dict(zip(COUNTERS, slot.counters.tolist(), strict=False)),
         }

@@ -16,7 +16,7 @@ from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import TopicPartition, Unit
+from streamqd.model import Assignment, TopicPartition
 from streamqd.store import retention
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Call, Reply
@@ -29,14 +29,17 @@ SOON = 1.0  # seconds until the next run where an acknowledged entry is removed 
 
 
 class Trimmer:
-    """Trims the streams of this instance's partitions and units. The script finds the floor."""
+    """Trims the streams of this instance's partitions and assignments.
+
+    The script finds the floor.
+    """
 
     def __init__(
         self,
         store: Store,
         view: MetricsView,
         settings: Settings,
-        isolate: Isolate[TopicPartition | Unit] = directly,
+        isolate: Isolate[TopicPartition | Assignment] = directly,
     ) -> None:
         self._store = store
         self._isolate = isolate
@@ -61,8 +64,8 @@ class Trimmer:
             self._view.held = dict(self._held)
 
     def _steps(self) -> Steps:
-        owned = [unit for _, unit in self._view.owned()]
-        self._topics.refresh({*self._configured, *(unit.topic for unit in owned)})
+        owned = [assignment for _, assignment in self._view.owned()]
+        self._topics.refresh({*self._configured, *(assignment.topic for assignment in owned)})
         places = self._places(owned)
         self._held = {place: held for place, held in self._held.items() if place in places}
         waiting = self._streams(owned, places)
@@ -84,10 +87,14 @@ class Trimmer:
         at_once = any(topic.retention.ack_policy == "delete" for topic in places.values())
         return SOON if at_once else None
 
-    def _places(self, owned: list[Unit]) -> dict[TopicPartition, Topic]:
+    def _places(self, owned: list[Assignment]) -> dict[TopicPartition, Topic]:
         """Return the partitions to trim, with the settings of their topics."""
         # A reader of dead letters alone does not need the groups of the partition.
-        wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_dead_letters}
+        wanted = {
+            (assignment.topic, assignment.partition)
+            for assignment in owned
+            if not assignment.reads_dead_letters
+        }
         for name in self._configured:
             topic = self._topics.get(name)
             if topic is not None and topic.retention.without_groups:
@@ -101,17 +108,23 @@ class Trimmer:
         return places
 
     def _streams(
-        self, owned: list[Unit], places: dict[TopicPartition, Topic]
-    ) -> list[TopicPartition | Unit]:
-        """Return partitions (as places) and retry streams (as units) that may need trimming."""
-        figures = self._view.units
+        self, owned: list[Assignment], places: dict[TopicPartition, Topic]
+    ) -> list[TopicPartition | Assignment]:
+        """Return the partitions (places) and retry streams (assignments) that may need trimming."""
+        figures = self._view.assignments
         return [
             *(place for place, topic in places.items() if topic.retention.bounded),
-            *(unit for unit in owned if unit in figures and figures[unit].retry.length),
+            *(
+                assignment
+                for assignment in owned
+                if assignment in figures and figures[assignment].retry.length
+            ),
         ]
 
-    def _call(self, stream: TopicPartition | Unit, places: dict[TopicPartition, Topic]) -> Call:
-        if isinstance(stream, Unit):
+    def _call(
+        self, stream: TopicPartition | Assignment, places: dict[TopicPartition, Topic]
+    ) -> Call:
+        if isinstance(stream, Assignment):
             return retention.trim_retry(self._store.keys, stream, PAGE)
         topic = places[stream]
         bounds = topic.retention
@@ -134,7 +147,10 @@ class Trimmer:
         )
 
     def _book(
-        self, stream: TopicPartition | Unit, reply: Reply | RedisResponseError, refusals: Refusals
+        self,
+        stream: TopicPartition | Assignment,
+        reply: Reply | RedisResponseError,
+        refusals: Refusals,
     ) -> bool:
         """Note one answer. Return True if there is more to trim now."""
         if isinstance(reply, RedisResponseError):
@@ -144,7 +160,7 @@ class Trimmer:
             self._say_refused(stream, reply)
             return False
         trimmed = Trimmed.parse(reply)
-        if not isinstance(stream, Unit):
+        if not isinstance(stream, Assignment):
             self._refused.discard(stream)
             self._held.pop(stream, None)
             if trimmed.held:
@@ -153,8 +169,12 @@ class Trimmer:
                 self._view.count("trimmed", (stream[0], str(stream[1])), trimmed.removed)
         return trimmed.more
 
-    def _say_refused(self, stream: TopicPartition | Unit, reply: Reply) -> None:
-        if isinstance(stream, Unit) or stream in self._refused or reply.word != "MISSING_GROUP":
+    def _say_refused(self, stream: TopicPartition | Assignment, reply: Reply) -> None:
+        if (
+            isinstance(stream, Assignment)
+            or stream in self._refused
+            or reply.word != "MISSING_GROUP"
+        ):
             return
         self._refused.add(stream)
         logs.event(

@@ -73,7 +73,7 @@ def event(
     trace: str = "",
     **fields: object,
 ) -> None:
-    """Log one event. Fields that are None are left out. A `Unit` becomes its three parts.
+    """Log one event. Fields that are None are left out. A `Assignment` becomes its three parts.
 
     `exc` adds a traceback, and `trace` the text of one. Field values are cut and escaped. Never
     pass a payload.

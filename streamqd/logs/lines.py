@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from streamqd.config import masked
 from streamqd.logs.records import CONTEXT
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.words import HIDDEN, harmless
 
 LINE_MAX = 16 * 1024  # characters of one rendered line, which is then cut
@@ -123,7 +123,7 @@ def _pairs(fields: Mapping[str, object]) -> str:
 def flatten(fields: Mapping[str, object]) -> dict[str, object]:
     shown: dict[str, object] = {}
     for key, value in fields.items():
-        if isinstance(value, Unit):
+        if isinstance(value, Assignment):
             shown |= {"topic": value.topic, "partition": value.partition, "group": value.group}
         elif value is not None:
             shown[key] = value

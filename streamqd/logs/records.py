@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 
 CONTEXT = ("topic", "partition", "group", "uid", "attempt", "trace_id", "span_id")
 """Attributes of a record, in the order in which lines show them. `handler` is never shown."""
@@ -58,7 +58,9 @@ running: ContextVar[Handled | None] = ContextVar("running", default=None)
 
 
 def mark_records(
-    handler: str, unit: Unit, ids: Callable[[], tuple[str | None, str | None]] | None = None
+    handler: str,
+    assignment: Assignment,
+    ids: Callable[[], tuple[str | None, str | None]] | None = None,
 ) -> None:
     """Add the attributes in `CONTEXT`, and `handler`, to every record made in this process.
 
@@ -68,9 +70,9 @@ def mark_records(
     """
     base = logging.getLogRecordFactory()
     always = {
-        "topic": unit.topic,
-        "partition": unit.partition,
-        "group": unit.group,
+        "topic": assignment.topic,
+        "partition": assignment.partition,
+        "group": assignment.group,
         "handler": handler,
         "trace_id": None,
         "span_id": None,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from streamqd import logs
 from streamqd.idle_reason import Wait, Waiting
 from streamqd.metrics.view import Labels, MetricsView, longest_run, seconds_since, waiting
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import (
     BUCKETS,
     DELAY_BUCKETS,
@@ -24,7 +24,7 @@ from streamqd.scoreboard import (
     WorkerState,
 )
 from streamqd.store.outbox import OutboxView
-from streamqd.store.statistics import PartitionFigures, QueryFigures, UnitFigures, unix_ms
+from streamqd.store.statistics import AssignmentFigures, PartitionFigures, QueryFigures, unix_ms
 from streamqd.version import __version__
 
 Values = Iterable[tuple[Labels, float]]
@@ -35,7 +35,7 @@ Histograms = Iterable[tuple[Labels, tuple[Sequence[float], list[int], float]]]
 _RUN_BOUNDS = [bound if 4 <= index < 29 else 0.0 for index, bound in enumerate(BUCKETS)]
 _DELAY_BOUNDS = [bound if index < 29 else 0.0 for index, bound in enumerate(DELAY_BUCKETS)]
 
-UNIT = ("topic", "partition", "group", "streamqd_instance")
+ASSIGNMENT = ("topic", "partition", "group", "streamqd_instance")
 GROUP = ("topic", "partition", "group")
 CONSUMER = ("topic", "group", "streamqd_instance")
 PARTITION = ("topic", "partition")
@@ -65,26 +65,28 @@ class Metric:
 # --- where values come from -----------------------------------------------------------------------
 
 
-def _labels(view: MetricsView, unit: Unit) -> Labels:
-    return (unit.topic, str(unit.partition), unit.group, view.instance)
+def _labels(view: MetricsView, assignment: Assignment) -> Labels:
+    return (assignment.topic, str(assignment.partition), assignment.group, view.instance)
 
 
 def _slots(read: Callable[[WorkerSlot], float]) -> Source:
-    """Return a value of every unit that this instance owns or has owned."""
+    """Return a value of every assignment that this instance owns or has owned."""
     return Source(
-        UNIT, lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.named())
+        ASSIGNMENT,
+        lambda view: ((_labels(view, assignment), read(slot)) for slot, assignment in view.named()),
     )
 
 
 def _owned(read: Callable[[WorkerSlot], float]) -> Source:
-    """Return a value of every unit that this instance owns."""
+    """Return a value of every assignment that this instance owns."""
     return Source(
-        UNIT, lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.owned())
+        ASSIGNMENT,
+        lambda view: ((_labels(view, assignment), read(slot)) for slot, assignment in view.owned()),
     )
 
 
 def _waits(read: Callable[[Waiting], float]) -> Source:
-    """Return a figure of the waiting worker of each owned unit, 0 without a worker."""
+    """Return a figure of the waiting worker of each owned assignment, 0 without a worker."""
     return _owned(lambda slot: read(waiting(slot)))
 
 
@@ -103,12 +105,12 @@ def _partition(read: Callable[[PartitionFigures], float | None]) -> Source:
     )
 
 
-def _group(read: Callable[[MetricsView, UnitFigures], float | None]) -> Source:
+def _group(read: Callable[[MetricsView, AssignmentFigures], float | None]) -> Source:
     return Source(
         GROUP,
         lambda view: (
-            ((unit.topic, str(unit.partition), unit.group), value)
-            for unit, figures in view.units.items()
+            ((assignment.topic, str(assignment.partition), assignment.group), value)
+            for assignment, figures in view.assignments.items()
             if (value := read(view, figures)) is not None
         ),
     )
@@ -158,8 +160,8 @@ def _thousandths(name: str, labels: Labels) -> Source:
 def _histogram(name: str, bounds: Sequence[float] = _RUN_BOUNDS) -> Source:
     def read(view: MetricsView) -> Histograms:
         merged: dict[Labels, tuple[Sequence[float], list[int], float]] = {}
-        for slot, unit in view.named():
-            labels = (unit.topic, unit.group, view.instance)
+        for slot, assignment in view.named():
+            labels = (assignment.topic, assignment.group, view.instance)
             counts, seconds = slot.histogram(name)
             if labels in merged:
                 _, others, total = merged[labels]
@@ -172,10 +174,10 @@ def _histogram(name: str, bounds: Sequence[float] = _RUN_BOUNDS) -> Source:
 
 
 def _failures(view: MetricsView) -> Values:
-    for slot, unit in view.named():
+    for slot, assignment in view.named():
         timeouts = slot.counter("timeouts")
-        yield (*_labels(view, unit), "error"), slot.counter("failed") - timeouts
-        yield (*_labels(view, unit), "timeout"), timeouts
+        yield (*_labels(view, assignment), "error"), slot.counter("failed") - timeouts
+        yield (*_labels(view, assignment), "timeout"), timeouts
 
 
 def _moves(view: MetricsView) -> Values:
@@ -185,8 +187,10 @@ def _moves(view: MetricsView) -> Values:
 
 def _partitions_owned(view: MetricsView) -> Values:
     counts = dict.fromkeys(view.consumers, 0)
-    for _, unit in view.owned():
-        counts[unit.topic, unit.group] = counts.get((unit.topic, unit.group), 0) + 1
+    for _, assignment in view.owned():
+        counts[assignment.topic, assignment.group] = (
+            counts.get((assignment.topic, assignment.group), 0) + 1
+        )
     return (((topic, group, view.instance), n) for (topic, group), n in counts.items())
 
 
@@ -209,7 +213,7 @@ def _held(view: MetricsView) -> Values:
 
 
 def _limited(view: MetricsView) -> Values:
-    """Return the rate limit of every owned unit that has one."""
+    """Return the rate limit of every owned assignment that has one."""
     return (each for each in _owned(lambda slot: slot.rate_micro / 1e6).read(view) if each[1])
 
 
@@ -245,7 +249,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "failures",
-        Source((*UNIT, "result"), _failures),
+        Source((*ASSIGNMENT, "result"), _failures),
         "Handler runs that raised an exception (result error) or exceeded timeout (timeout).",
     ),
     _counter("crashes", _slot("crashes"), "Worker processes that died."),
@@ -545,7 +549,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "rate_limit",
-        Source(UNIT, _limited),
+        Source(ASSIGNMENT, _limited),
         "Runs per second that may start in the partition. Absent without a limit.",
     ),
     _counter(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from streamqd.idle_reason import Wait, Waiting
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import RunningEntry, Scoreboard, WorkerSlot, now_ns
 from streamqd.store.outbox import OutboxView
-from streamqd.store.statistics import DeadLetterCount, PartitionFigures, UnitFigures
+from streamqd.store.statistics import AssignmentFigures, DeadLetterCount, PartitionFigures
 
 Labels = tuple[str, ...]
 
@@ -29,7 +29,7 @@ class MetricsView:
     board: Scoreboard
     consumers: tuple[tuple[str, str], ...] = ()  # every configured (topic, group)
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
-    units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
+    assignments: Mapping[Assignment, AssignmentFigures] = field(default_factory=dict)
     letters: Mapping[tuple[str, int], DeadLetterCount] = field(default_factory=dict)
     outboxes: tuple[OutboxView, ...] = ()  # configured outboxes, as published by their relays
     _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
@@ -41,17 +41,17 @@ class MetricsView:
     measured_ns: int = 0  # our clock at the last measurement, 0 = none yet
     redis_up: bool = False
 
-    def owned(self) -> list[tuple[WorkerSlot, Unit]]:
-        """Return the slots whose units this instance owns."""
+    def owned(self) -> list[tuple[WorkerSlot, Assignment]]:
+        """Return the slots whose assignments this instance owns."""
         slots = [slot for slot in self.board.slots() if slot.owned]
-        return [(slot, unit) for slot in slots if (unit := slot.unit) is not None]
+        return [(slot, assignment) for slot in slots if (assignment := slot.assignment) is not None]
 
-    def named(self) -> Iterator[tuple[WorkerSlot, Unit]]:
-        """Yield the slots of all units that this instance owns or has owned."""
+    def named(self) -> Iterator[tuple[WorkerSlot, Assignment]]:
+        """Yield the slots of all assignments that this instance owns or has owned."""
         for slot in self.board.slots():
-            unit = slot.unit
-            if unit is not None:
-                yield slot, unit
+            assignment = slot.assignment
+            if assignment is not None:
+                yield slot, assignment
 
     def count(self, name: str, labels: Labels, amount: int = 1) -> None:
         """Add to the housekeeper's own tally."""

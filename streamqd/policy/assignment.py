@@ -1,18 +1,19 @@
-"""Assigns units to members. It only provides fairness, while the fence provides safety.
+"""Assigns assignments to members. It only provides fairness, while the fence provides safety.
 
 Properties of the result, by priority:
 
-1. A unit goes to a member that offers its (topic, group), within the member's cap, or to no member.
-2. Members are balanced in total. If all offer the same, each gets its share by weight, rounded
+1. An assignment goes to a member that offers its (topic, group), within the member's cap, or to no
+member. 2. Members are balanced in total. If all offer the same, each gets its share by weight,
+rounded
    down, or one more. If offers differ, no chain of moves would improve the balance.
-3. Units stay where they are, except for moves that the total balance needs.
-4. Units that are free or must move are chosen so that each (topic, group) is spread evenly too.
+3. Assignments stay where they are, except for moves that the total balance needs. 4. Assignments
+that are free or must move are chosen so that each (topic, group) is spread evenly too.
 
 The result depends on the arguments only, not on their order. It is stable: another call with the
-result as owners moves nothing. So no unit moves only to spread a (topic, group) better.
+result as owners moves nothing. So no assignment moves only to spread a (topic, group) better.
 
-The algorithm works with counts per member and (topic, group), which are few. The units themselves
-are many, and are dealt out at the end.
+The algorithm works with counts per member and (topic, group), which are few. The assignments
+themselves are many, and are dealt out at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy import balancing
 from streamqd.policy.balancing import Part
 
@@ -33,8 +34,8 @@ Pair = tuple[str, str]  # (topic, group)
 class Member:
     """A live instance. `weight` is at least 1. A `cap` of 0 means no limit.
 
-    `elsewhere` is the number of units that it owns outside the units to assign. They count for its
-    load and its cap, and do not move.
+    `elsewhere` is the number of assignments that it owns outside the assignments to assign. They
+    count for its load and its cap, and do not move.
     """
 
     id: str
@@ -45,39 +46,41 @@ class Member:
 
 
 def assign(
-    members: Sequence[Member], units: Iterable[Unit], owners: Mapping[Unit, str]
-) -> dict[Unit, str]:
-    """Return the wanted owner of every unit that some member offers and has room for.
+    members: Sequence[Member], assignments: Iterable[Assignment], owners: Mapping[Assignment, str]
+) -> dict[Assignment, str]:
+    """Return the wanted owner of every assignment that some member offers and has room for.
 
-    `owners` are the current owners. A unit whose owner is not a member is free.
+    `owners` are the current owners. An assignment whose owner is not a member is free.
     """
-    by_pair: dict[Pair, list[Unit]] = defaultdict(list)
-    for unit in units:
-        by_pair[unit.topic, unit.group].append(unit)
-    wanted: dict[Unit, str] = {}
+    by_pair: dict[Pair, list[Assignment]] = defaultdict(list)
+    for assignment in assignments:
+        by_pair[assignment.topic, assignment.group].append(assignment)
+    wanted: dict[Assignment, str] = {}
     for some, pairs in _parts(members, by_pair.keys()):
         wanted |= _assign_part(some, {pair: sorted(by_pair[pair]) for pair in pairs}, owners)
     return wanted
 
 
 def _assign_part(
-    members: Sequence[Member], by_pair: Mapping[Pair, list[Unit]], owners: Mapping[Unit, str]
-) -> dict[Unit, str]:
+    members: Sequence[Member],
+    by_pair: Mapping[Pair, list[Assignment]],
+    owners: Mapping[Assignment, str],
+) -> dict[Assignment, str]:
     """Run `assign` for members, sorted by name, whose offers connect them with each other."""
     rows = {member.id: row for row, member in enumerate(members)}
     columns = {
         offers: [column for column, pair in enumerate(by_pair) if pair in offers]
         for offers in {member.offers for member in members}
     }
-    kept: list[dict[int, list[Unit]]] = []  # by column, then by row
-    free: list[list[Unit]] = []  # by column
+    kept: list[dict[int, list[Assignment]]] = []  # by column, then by row
+    free: list[list[Assignment]] = []  # by column
     counts = [[0] * len(by_pair) for _ in members]
-    for column, (pair, units) in enumerate(by_pair.items()):
+    for column, (pair, assignments) in enumerate(by_pair.items()):
         offering = {member.id for member in members if pair in member.offers}
-        by_row: dict[int, list[Unit]] = defaultdict(list)
-        loose: list[Unit] = []
-        for unit, owner in zip(units, map(owners.get, units), strict=True):
-            (by_row[rows[owner]] if owner in offering else loose).append(unit)
+        by_row: dict[int, list[Assignment]] = defaultdict(list)
+        loose: list[Assignment] = []
+        for assignment, owner in zip(assignments, map(owners.get, assignments), strict=True):
+            (by_row[rows[owner]] if owner in offering else loose).append(assignment)
         for row, held in by_row.items():
             counts[row][column] = len(held)
         kept.append(by_row)
@@ -91,7 +94,7 @@ def _assign_part(
         fixed=[member.elsewhere for member in members],
     )
     wants = zip(*balancing.balance(part), strict=True)  # by column, too
-    wanted: dict[Unit, str] = {}
+    wanted: dict[Assignment, str] = {}
     for by_row, want, loose in zip(kept, wants, free, strict=True):
         for row, dealt in _deal(by_row, want, loose):
             wanted |= dict.fromkeys(dealt, members[row].id)
@@ -119,16 +122,16 @@ def _parts(
 
 
 def _deal(
-    held: Mapping[int, list[Unit]], want: Sequence[int], free: Sequence[Unit]
-) -> Iterator[tuple[int, list[Unit]]]:
-    """Yield the units of one (topic, group) for each row: as many as wanted, its own first.
+    held: Mapping[int, list[Assignment]], want: Sequence[int], free: Sequence[Assignment]
+) -> Iterator[tuple[int, list[Assignment]]]:
+    """Yield the assignments of one (topic, group) for each row: as many as wanted, its own first.
 
-    Members give up their highest partitions. The first row that lacks units gets the lowest free
-    one.
+    Members give up their highest partitions. The first row that lacks assignments gets the lowest
+    free one.
     """
     loose = list(free)
-    for row, units in held.items():
-        loose += units[want[row] :]
+    for row, assignments in held.items():
+        loose += assignments[want[row] :]
     next_loose = iter(sorted(loose))
     for row, count in enumerate(want):
         if count:

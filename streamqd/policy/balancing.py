@@ -1,4 +1,4 @@
-"""Compute how many units of each topic and group every instance should own.
+"""Compute how many assignments of each topic and group every instance should own.
 
 Rows are members, columns are (topic, group)s. Both are sorted by name, so
 names break ties. `assignment` calls this module for each connected part.
@@ -18,28 +18,28 @@ class Part:
     """A connected component of members and the assignments that they offer to run, as counts."""
 
     weights: list[int]  # weight of each row
-    caps: list[int | None]  # most units of each row
+    caps: list[int | None]  # most assignments of each row
     offers: list[list[int]]  # columns that each row offers
-    held: Table  # owned units by row and column, where the row offers the column
-    free: list[int]  # units without an owner, by column
-    fixed: list[int]  # units of each row that are outside all columns and do not move
+    held: Table  # owned assignments by row and column, where the row offers the column
+    free: list[int]  # assignments without an owner, by column
+    fixed: list[int]  # assignments of each row that are outside all columns and do not move
     loads: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.loads = [sum(row) + fixed for row, fixed in zip(self.held, self.fixed, strict=True)]
 
     def room(self, row: int) -> int | None:
-        """Return how many more units a row may take, None without a cap."""
+        """Return how many more assignments a row may take, None without a cap."""
         cap = self.caps[row]
         return None if cap is None else cap - self.loads[row]
 
     def full(self, row: int) -> bool:
-        """Return True if a row may take no more units."""
+        """Return True if a row may take no more assignments."""
         cap = self.caps[row]
         return cap is not None and self.loads[row] >= cap
 
     def shift(self, row: int, column: int, by: int) -> None:
-        """Add `by` units of a column to a row. A negative number removes units."""
+        """Add `by` assignments of a column to a row. A negative number removes assignments."""
         self.held[row][column] += by
         self.loads[row] += by
 
@@ -63,7 +63,8 @@ def _balance_complete(part: Part) -> None:
     for row, want in enumerate(wanted):
         _release(part, row, part.loads[row] - want)
     lacking = [want - load for want, load in zip(wanted, part.loads, strict=True)]
-    # With caps there may be more free units than room. Then each column gets its part of the room.
+    # With caps there may be more free assignments than room. Then each column gets its part of the
+    # room.
     dealt = shares(part.free, list(part.free), [0] * len(part.free), sum(lacking))
     for column, count in enumerate(dealt):
         _deal_column(part, column, count, lacking)
@@ -108,7 +109,7 @@ def shares(
 
 
 def _release(part: Part, row: int, count: int) -> None:
-    """Free `count` units of a row, from the columns in which it exceeds its share most."""
+    """Free `count` assignments of a row, from the columns in which it exceeds its share most."""
     if count <= 0:
         return
     weight, weights = part.weights[row], sum(part.weights)
@@ -134,7 +135,7 @@ def _sizes(part: Part) -> list[int]:
 
 
 def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> None:
-    """Deal free units of a column to rows that lack units, the fewest in the column first."""
+    """Deal free assignments of a column to rows that lack some, fewest in the column first."""
 
     def key(row: int) -> tuple[float, float, int]:
         weight = part.weights[row]
@@ -153,10 +154,10 @@ def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> Non
 
 # --- offers differ ----------------------------------------------------------------------------
 #
-# A move from one row to another is an improvement if the giver saves more than the taker pays:
-# (2 * load - 1) / weight > (2 * load + 1) / weight. With equal weights, that is a difference of two
-# units. In general it lowers the sum of load² / weight, so the improvements are finite. Quotients
-# of small integers compare exactly as floats: equal ones are equal.
+# A move from one row to another is an improvement if the giver saves more than the taker pays: (2 *
+# load - 1) / weight > (2 * load + 1) / weight. With equal weights, that is a difference of two
+# assignments. In general it lowers the sum of load² / weight, so the improvements are finite.
+# Quotients of small integers compare exactly as floats: equal ones are equal.
 
 
 def _saving(part: Part, row: int) -> float:
@@ -197,7 +198,7 @@ def _is_even(part: Part) -> bool:
 
 
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
-    """Deal free units of a column to the least loaded rows, the fewest in the column first."""
+    """Deal free assignments of a column to the least loaded rows, fewest in the column first."""
 
     def key(row: int) -> tuple[float, float, int]:
         return _cost(part, row), part.held[row][column] / part.weights[row], row
@@ -213,7 +214,7 @@ def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
 
 
 def _make_room(part: Part, column: int, offerers: Table) -> bool:
-    """Place one free unit although all offerers are full, by moving other units away."""
+    """Place one free assignment although all offerers are full, by moving others away."""
     came: dict[int, tuple[int, int]] = {}  # row -> column through which it was reached, giver
     columns = {column}
     todo: list[tuple[int, int]] = [(column, -1)]
@@ -243,11 +244,11 @@ def _shift_back(part: Part, came: dict[int, tuple[int, int]], row: int) -> None:
 
 
 def _move_directly(part: Part, offerers: Table) -> None:
-    """Move units from the most loaded rows directly to the least loaded rows that offer them.
+    """Move assignments from the most loaded rows directly to the least loaded rows that offer them.
 
     The giver is the row that saves most. After the move, its price equals that saving, which no
-    other row exceeds, so it takes no unit later. Prices therefore only rise, and a queue holds each
-    taker once, with a price that is corrected when it is read.
+    other row exceeds, so it takes no assignment later. Prices therefore only rise, and a queue
+    holds each taker once, with a price that is corrected when it is read.
     """
     prices = [_cost(part, row) for row in range(len(part.loads))]
     takers = [[(prices[row], row) for row in rows if not part.full(row)] for rows in offerers]

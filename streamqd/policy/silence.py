@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 
 # A member must be silent for this many of our own heartbeats before its silence counts: after an
@@ -87,7 +87,7 @@ class SilenceDetector:
         self._ttl = ttl
         self._interval = interval
         self._members: SilenceWatch[str, int] = SilenceWatch(interval)
-        self._leases: SilenceWatch[Unit, PartitionView] = SilenceWatch(interval, _is_renewed)
+        self._leases: SilenceWatch[Assignment, PartitionView] = SilenceWatch(interval, _is_renewed)
         self._duplicate: SilenceWatch[str, int] = SilenceWatch(interval)
         # Heartbeats of another run under our id that were sent while we watched.
         self._duplicate_heartbeats = 0
@@ -122,11 +122,11 @@ class SilenceDetector:
     def expired(
         self,
         now: float,
-        views: Mapping[Unit, PartitionView],
+        views: Mapping[Assignment, PartitionView],
         seen: Sequence[MemberView],
         live: Sequence[MemberView],
-    ) -> frozenset[Unit]:
-        """Return the units whose leases count as expired although the server reports time left.
+    ) -> frozenset[Assignment]:
+        """Return the assignments whose leases count as expired although the server disagrees.
 
         A lease is acquired for a number of seconds, but it expires at an instant of the server's
         clock. It counts as expired if its owner has exited, its remaining time has never grown
@@ -137,11 +137,13 @@ class SilenceDetector:
         alive = {one.member.id for one in live}
         ttls = {one.member.id: one.ttl for one in seen if one.ttl and one.member.id not in alive}
         of_the_dead = {
-            unit: view for unit, view in views.items() if view.leased and view.owner in ttls
+            assignment: view
+            for assignment, view in views.items()
+            if view.leased and view.owner in ttls
         }
         return frozenset(
-            unit
-            for unit, silence in self._leases.observe(now, of_the_dead).items()
+            assignment
+            for assignment, silence in self._leases.observe(now, of_the_dead).items()
             if silence.checks >= LEASE_LOOKS
             and now - silence.since > LEASE_TTLS * ttls[silence.value.owner]
             and silence.value.remaining > ttls[silence.value.owner]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -13,12 +13,14 @@ BEGIN = "0-0"
 PAGE = 256
 
 
-def adopt(keys: Keys, unit: Unit, source: str, cursor: str = BEGIN, count: int = PAGE) -> Call:
+def adopt(
+    keys: Keys, assignment: Assignment, source: str, cursor: str = BEGIN, count: int = PAGE
+) -> Call:
     """Take over one page of pending entries. `source`: m = partition stream, r = retry stream."""
-    stream = keys.source(*unit) if source == "m" else keys.retry_stream(*unit)
+    stream = keys.source(*assignment) if source == "m" else keys.retry_stream(*assignment)
     return scripts.get("message_adopt").call(
-        {"fence": keys.fence(*unit), "source": stream},
-        group=unit.group,
+        {"fence": keys.fence(*assignment), "source": stream},
+        group=assignment.group,
         cursor=cursor,
         count=count,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
@@ -34,7 +34,7 @@ def replay(
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
-    place = (topic, partition) if group is None else Unit(topic, partition, group)
+    place = (topic, partition) if group is None else Assignment(topic, partition, group)
     return scripts.on(
         "dead_replay",
         keys,

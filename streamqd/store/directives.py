@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -44,9 +44,9 @@ class Scope(NamedTuple):
     partition: int | None = None
     group: str | None = None
 
-    def covers(self, unit: Unit | Scope) -> bool:
+    def covers(self, assignment: Assignment | Scope) -> bool:
         """Return True if an assignment, or every one of another scope, is in this scope."""
-        return all(mine in (None, its) for mine, its in zip(self, unit, strict=True))
+        return all(mine in (None, its) for mine, its in zip(self, assignment, strict=True))
 
     def __str__(self) -> str:
         return "/".join("*" if part is None else str(part) for part in self)
@@ -67,22 +67,22 @@ class Directives:
 
     pauses: dict[Scope, Directive] = field(default_factory=dict)
     stops: dict[Scope, Directive] = field(default_factory=dict)
-    moves: dict[Unit, Directive] = field(default_factory=dict)
+    moves: dict[Assignment, Directive] = field(default_factory=dict)
     drains: dict[str, Directive] = field(default_factory=dict)
     reloads: dict[str, Directive] = field(default_factory=dict)
-    stacks: dict[Unit, Directive] = field(default_factory=dict)
+    stacks: dict[Assignment, Directive] = field(default_factory=dict)
     rebalance: Directive | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def pause_of(self, unit: Unit | Scope) -> tuple[Scope, Directive] | None:
-        """Return the widest pause that covers a unit or a scope, or None."""
-        found = [each for each in self.pauses if each.covers(unit)]
+    def pause_of(self, assignment: Assignment | Scope) -> tuple[Scope, Directive] | None:
+        """Return the widest pause that covers an assignment or a scope, or None."""
+        found = [each for each in self.pauses if each.covers(assignment)]
         scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
         return None if scope is None else (scope, self.pauses[scope])
 
-    def stop_of(self, unit: Unit) -> Directive | None:
-        """Return the directive that stopped the group of a unit, or None."""
-        return self.stops.get(stop_scope(unit.topic, unit.group))
+    def stop_of(self, assignment: Assignment) -> Directive | None:
+        """Return the directive that stopped the group of an assignment, or None."""
+        return self.stops.get(stop_scope(assignment.topic, assignment.group))
 
     def reload_for(self, instance: str) -> Directive | None:
         """Return the latest reload of the instance or of all, None without one."""
@@ -112,13 +112,13 @@ def read(flat: Sequence[bytes]) -> Directives:
             elif kind == "stop":
                 found.stops[_group(scope_of(rest))] = directive
             elif kind == "move" and directive.to:
-                found.moves[_unit(scope_of(rest))] = directive
+                found.moves[_assignment(scope_of(rest))] = directive
             elif kind == "drain" and rest:
                 found.drains[rest] = directive
             elif kind == "reload" and rest:
                 found.reloads[rest] = directive
             elif kind == "stack":
-                found.stacks[_unit(scope_of(rest))] = directive
+                found.stacks[_assignment(scope_of(rest))] = directive
             elif name == REBALANCE:
                 rebalance = directive
             else:
@@ -168,10 +168,10 @@ def _group(scope: Scope) -> Scope:
     return scope
 
 
-def _unit(scope: Scope) -> Unit:
+def _assignment(scope: Scope) -> Assignment:
     if scope.topic is None or scope.partition is None or scope.group is None:
         raise ValueError("it does not name one partition of one group")
-    return Unit(scope.topic, scope.partition, scope.group)
+    return Assignment(scope.topic, scope.partition, scope.group)
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -58,16 +58,19 @@ class FetchResult(NamedTuple):
 
 
 class Fetcher:
-    """The fenced reader of one unit on one connection. Needs `watch` after each new connection."""
+    """The fenced reader of one assignment on one connection.
+
+    Needs `watch` after each new connection.
+    """
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease) -> None:
-        unit = lease.unit
+        assignment = lease.assignment
         self._node = link.node
         self._token = lease.token.encode()
-        self._group = unit.group
-        self._stream = keys.source(*unit)
-        self._retry = keys.retry_stream(*unit)
-        fence = keys.fence(*unit)
+        self._group = assignment.group
+        self._stream = keys.source(*assignment)
+        self._retry = keys.retry_stream(*assignment)
+        fence = keys.fence(*assignment)
         self._retry_name = self._retry.encode()
         self._watch = _pack("WATCH", fence) + _pack("HGET", fence, "token")
         self._reads: dict[int, bytes] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -20,7 +20,7 @@ KEPT_SECONDS = 15.0  # time for which the partition stays reserved between two c
 
 def reset(
     keys: Keys,
-    unit: Unit,
+    assignment: Assignment,
     after: str,
     *,
     drop_retries: bool,
@@ -37,7 +37,7 @@ def reset(
     return scripts.on(
         "group_reset",
         keys,
-        unit,
+        assignment,
         after=after,
         drop=drop_retries,
         force=force,
@@ -71,7 +71,7 @@ class ResetResult(NamedTuple):
 
 def delete(
     keys: Keys,
-    unit: Unit,
+    assignment: Assignment,
     *,
     force: bool,
     token: str,
@@ -85,7 +85,7 @@ def delete(
     return scripts.on(
         "group_delete",
         keys,
-        unit,
+        assignment,
         force=force,
         token=token,
         ttl_ms=round(KEPT_SECONDS * 1000),

@@ -19,7 +19,7 @@ from streamqd.store import untrusted
 from streamqd.store.store import Store
 
 ROWS_MAX = 1_000  # topics and groups in one entry, about 80 bytes each
-UNITS_MAX = 1_000  # assignments in one entry, about 110 bytes each
+ASSIGNMENTS_MAX = 1_000  # assignments in one entry, about 110 bytes each
 BUCKETS_MAX = 64
 HANDLER_MAX = 300  # characters of the name of a handler
 PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
@@ -66,10 +66,10 @@ class HistoryRow:
 class Interval:
     """An entry of one instance, for the `seconds` seconds before `until_unix_ms`.
 
-    `rows` are sums of groups, and `units` the figures of assignments. `measured` maps a topic and
-    group to the number of partitions that the instance owned at the end and whose lag it measured,
-    including idle ones without a row. Entries of older versions have neither `units` nor
-    `measured`. An invalid entry has only `bad`, the error.
+    `rows` are sums of groups, and `assignments` the figures of assignments. `measured` maps a topic
+    and group to the number of partitions that the instance owned at the end and whose lag it
+    measured, including idle ones without a row. Entries of older versions have neither
+    `assignments` nor `measured`. An invalid entry has only `bad`, the error.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Interval:
     seconds: float = 0.0
     rows: Sequence[HistoryRow] = ()
     bad: InvalidValueError | None = None
-    units: Sequence[HistoryRow] = ()
+    assignments: Sequence[HistoryRow] = ()
     measured: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -98,16 +98,16 @@ class Interval:
         """True if it covers the end of its last minute, so that its lag is that of the minute."""
         return self.until_unix_ms >= self.minutes.stop * _MINUTE_MS
 
-    def by_unit(self) -> list[HistoryRow]:
+    def by_assignment(self) -> list[HistoryRow]:
         """Return the figures of assignments, and for each group those without an assignment."""
         rest = {
             (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))
             for row in self.rows
         }
-        for unit in self.units:
-            if left := rest.get((unit.topic, unit.group)):
-                _subtract(left, unit)
-        return [*self.units, *(each for each in rest.values() if not each.idle)]
+        for assignment in self.assignments:
+            if left := rest.get((assignment.topic, assignment.group)):
+                _subtract(left, assignment)
+        return [*self.assignments, *(each for each in rest.values() if not each.idle)]
 
 
 def share(count: int, at: int, parts: int) -> int:
@@ -118,10 +118,13 @@ def share(count: int, at: int, parts: int) -> int:
 def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) -> None:
     """Add an entry, and remove the entries that are older than `keep_seconds`.
 
-    Beyond ROWS_MAX rows and UNITS_MAX units, the busiest are kept. Raises RedisResponseError,
-    RedisUnavailableError.
+    Beyond ROWS_MAX rows and ASSIGNMENTS_MAX assignments, the busiest are kept. Raises
+    RedisResponseError, RedisUnavailableError.
     """
-    rows, units = _busiest(interval.rows, ROWS_MAX), _busiest(interval.units, UNITS_MAX)
+    rows, assignments = (
+        _busiest(interval.rows, ROWS_MAX),
+        _busiest(interval.assignments, ASSIGNMENTS_MAX),
+    )
     measured = [[*pair, number] for pair, number in interval.measured.items()][:MEASURED_MAX]
     since = max(0, interval.until_unix_ms - round(keep_seconds * 1000))
     store.execute(
@@ -129,8 +132,8 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
         *("instance", interval.instance, "until", interval.until_unix_ms),
         *("seconds", f"{interval.seconds:.3f}"),
         *("rows", json.dumps([_packed(row) for row in rows], separators=(",", ":"))),
-        *("units", json.dumps(_packed_units(units), separators=(",", ":"))),
-        *("delays", json.dumps(_packed_delays(units), separators=(",", ":"))),
+        *("units", json.dumps(_packed_assignments(assignments), separators=(",", ":"))),
+        *("delays", json.dumps(_packed_delays(assignments), separators=(",", ":"))),
         *("measured", json.dumps(measured, separators=(",", ":"))),
     )
 
@@ -156,15 +159,15 @@ def _busiest(rows: Iterable[HistoryRow], most: int) -> list[HistoryRow]:
     return sorted(rows, key=lambda row: -sum(row.counts.values()) - row.lag)[:most]
 
 
-def _subtract(rest: HistoryRow, unit: HistoryRow) -> None:
+def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
     """Subtract the figures of an assignment from the sums of its group."""
     for name in COUNTS:
-        rest.counts[name] = max(0, rest.counts[name] - unit.counts[name])
-    rest.lag = max(0, rest.lag - unit.lag)
-    for index, runs in unit.handled.items():
+        rest.counts[name] = max(0, rest.counts[name] - assignment.counts[name])
+    rest.lag = max(0, rest.lag - assignment.lag)
+    for index, runs in assignment.handled.items():
         rest.handled[index] = max(0, rest.handled.get(index, 0) - runs)
     rest.handled = {index: runs for index, runs in rest.handled.items() if runs}
-    rest.handler = rest.handler or unit.handler
+    rest.handler = rest.handler or assignment.handler
     if not rest.lag:  # the oldest message is that of an assignment
         rest.oldest_ms = 0
 
@@ -178,22 +181,22 @@ def _figures(row: HistoryRow) -> list[int]:
     return [*counts, row.lag, row.oldest_ms, *_flat(row.handled)]
 
 
-def _packed_units(units: Iterable[HistoryRow]) -> list[Any]:
+def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
     """Return lists of topic, group, handler, and a list of figures for each partition."""
     return _grouped(
         ((each.topic, each.group, each.handler), [each.partition, *_figures(each)])
-        for each in units
+        for each in assignments
     )
 
 
-def _packed_delays(units: Iterable[HistoryRow]) -> list[Any]:
+def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
     """Return lists of topic, group, and a list of figures for each partition with known delays.
 
     They are in a field of their own, which older versions ignore.
     """
     return _grouped(
         ((each.topic, each.group), [each.partition, *_flat(each.delays)])
-        for each in units
+        for each in assignments
         if each.delays is not None
     )
 
@@ -213,17 +216,21 @@ def _flat(handled: Mapping[int, int]) -> Iterable[int]:
 
 def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interval:
     try:
-        units = _read(key, "units", fields.get(b"units", b"[]"), UNITS_MAX, _units)
-        delays = dict(_read(key, "delays", fields.get(b"delays", b"[]"), UNITS_MAX, _delays))
-        for unit in units:
-            unit.delays = delays.get((unit.topic, unit.group, unit.partition))
+        assignments = _read(
+            key, "units", fields.get(b"units", b"[]"), ASSIGNMENTS_MAX, _assignments
+        )
+        delays = dict(_read(key, "delays", fields.get(b"delays", b"[]"), ASSIGNMENTS_MAX, _delays))
+        for assignment in assignments:
+            assignment.delays = delays.get(
+                (assignment.topic, assignment.group, assignment.partition)
+            )
         return Interval(
             entry_id,
             untrusted.name(fields.get(b"instance"), key, "instance"),
             untrusted.integer(fields.get(b"until"), key, "until"),
             untrusted.number(fields.get(b"seconds"), key, "seconds", high=86_400.0),
             _read(key, "rows", fields.get(b"rows", b""), ROWS_MAX, _row),
-            units=units,
+            assignments=assignments,
             measured=dict(
                 _read(key, "measured", fields.get(b"measured", b"[]"), MEASURED_MAX, _measured)
             ),
@@ -263,7 +270,7 @@ def _row(raw: Any) -> list[HistoryRow]:
     return [HistoryRow(raw[0], raw[1], None, "", *_read_figures(raw[2:]))]
 
 
-def _units(raw: Any) -> list[HistoryRow]:
+def _assignments(raw: Any) -> list[HistoryRow]:
     """Return the rows of the assignments of a group."""
     if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
         raise ValueError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Keys:
 
     def source(self, topic: str, partition: int, group: str) -> str:
         """STREAM that the group reads: the partition, or for `<name>@dlq` its dead letters."""
-        if Unit(topic, partition, group).reads_dead_letters:
+        if Assignment(topic, partition, group).reads_dead_letters:
             return self.dlq(topic, partition)
         return self.stream(topic, partition)
 
@@ -195,8 +195,8 @@ class Keys:
         return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
 
 
-# A unit, topic and partition, or a topic.
-Place = Unit | tuple[str, int] | tuple[str]
+# An assignment, topic and partition, or a topic.
+Place = Assignment | tuple[str, int] | tuple[str]
 
 # Keys by their names in script headers: for a topic, for a group, and for a partition.
 _OF_TOPIC = {"meta": Keys.meta, "partitions": Keys.partitions}
@@ -229,11 +229,11 @@ _OF_PARTITION = {
 def named(keys: Keys, name: str, place: Place) -> str:
     """Return the key that script headers call `name`.
 
-    `delayed`, `items` and `target` are the keys of delayed sends, unless `place` is a unit.
+    `delayed`, `items` and `target` are the keys of delayed sends, unless `place` is an assignment.
     Raises KeyError if a place has no such key.
     """
     if name in _OF_TOPIC:
         return _OF_TOPIC[name](keys, place[0])
-    if isinstance(place, Unit) and name in _OF_GROUP:
+    if isinstance(place, Assignment) and name in _OF_GROUP:
         return _OF_GROUP[name](keys, *place)
     return _OF_PARTITION[name](keys, *place[:2])

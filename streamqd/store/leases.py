@@ -1,4 +1,4 @@
-"""Script calls for the lease of a unit, the right to settle its messages.
+"""Script calls for the lease of an assignment, the right to settle its messages.
 
 The supervisor uses them. Durations are seconds here and milliseconds in the scripts.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError, InvalidValueError
-from streamqd.model import ENTRIES_MAX, Lease, Unit
+from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -26,7 +26,7 @@ def acquire(
     owner: str,
     dead_token: str = "",
 ) -> Call:
-    """Acquire the unit if it is free and no owner acquired it since `lease.epoch` was read.
+    """Acquire the assignment if it is free and no owner acquired it since `lease.epoch` was read.
 
     The token of `lease` must be new. Repeat the same call until it is answered. `dead_token` is the
     token of a predecessor whose processes have all exited, or of an owner that was silent for
@@ -35,7 +35,7 @@ def acquire(
     return scripts.on(
         "lease_acquire",
         keys,
-        lease.unit,
+        lease.assignment,
         token=lease.token,
         seen_epoch=lease.epoch,
         ttl_ms=_ttl_ms(ttl),
@@ -46,7 +46,7 @@ def acquire(
 
 def renew(keys: Keys, lease: Lease, ttl: float) -> Call:
     """Extend the lease to `ttl` seconds from now."""
-    return scripts.on("lease_renew", keys, lease.unit, token=lease.token, ttl_ms=_ttl_ms(ttl))
+    return scripts.on("lease_renew", keys, lease.assignment, token=lease.token, ttl_ms=_ttl_ms(ttl))
 
 
 def refence(
@@ -71,7 +71,7 @@ def refence(
     return scripts.on(
         "lease_refence",
         keys,
-        lease.unit,
+        lease.assignment,
         old=lease.token,
         new=new,
         ttl_ms=_ttl_ms(ttl),
@@ -82,11 +82,11 @@ def refence(
 
 
 def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
-    """Release the unit. Its token must not be used after this was sent.
+    """Release the assignment. Its token must not be used after this was sent.
 
     `reason` is recorded with the change of owner, '' if it is unknown.
     """
-    return scripts.on("lease_release", keys, lease.unit, token=lease.token, reason=reason)
+    return scripts.on("lease_release", keys, lease.assignment, token=lease.token, reason=reason)
 
 
 class Acquired(NamedTuple):
@@ -123,7 +123,7 @@ class LeaseView(NamedTuple):
     """Fence and lease, read together. For information: it decides nothing."""
 
     token: str
-    """'' if no instance owns the unit."""
+    """'' if no instance owns the assignment."""
     epoch: int
     """0 if it was never owned."""
     owner: str
@@ -146,17 +146,17 @@ class LeaseView(NamedTuple):
         )
 
 
-def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
+def view(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
     """Build the two commands whose replies `LeaseView.parse` takes."""
     return [
-        ("HMGET", keys.fence(*unit), "token", "epoch", "owner", "since", "quarantine"),
-        ("PTTL", keys.lease(*unit)),
+        ("HMGET", keys.fence(*assignment), "token", "epoch", "owner", "since", "quarantine"),
+        ("PTTL", keys.lease(*assignment)),
     ]
 
 
-def glance(keys: Keys, unit: Unit) -> tuple[Any, ...]:
+def glance(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
     """Build the command that returns the token of the lease, or None without a lease."""
-    return ("GET", keys.lease(*unit))
+    return ("GET", keys.lease(*assignment))
 
 
 class OwnerChange(NamedTuple):
@@ -187,9 +187,9 @@ class OwnerChange(NamedTuple):
         )
 
 
-def changes(keys: Keys, unit: Unit) -> tuple[Any, ...]:
+def changes(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
     """Build the command that returns the last changes of owner, oldest first."""
-    return ("LRANGE", keys.epochs(*unit), -CHANGES_MAX, -1)
+    return ("LRANGE", keys.epochs(*assignment), -CHANGES_MAX, -1)
 
 
 def _ttl_ms(ttl: float) -> int:

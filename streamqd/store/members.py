@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import InvalidValueError, RedisResponseError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
 from streamqd.store import key_types, scripts, untrusted
@@ -20,7 +20,7 @@ from streamqd.store.store import Store
 
 INFO = "the members of a fleet"  # used if the caller passes no key
 WEIGHT_MAX = 1_000_000
-UNITS_MAX = 1_000_000
+ASSIGNMENTS_MAX = 1_000_000
 TTL_MAX = 366 * 86_400
 
 
@@ -127,17 +127,19 @@ def described(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
 
     weight = whole("weight", 1, WEIGHT_MAX)
     offers = frozenset((topic, group) for topic, group in rows("offers", str, str))
-    broken = frozenset(Unit(*row) for row in rows("broken", str, int, str))
+    broken = frozenset(Assignment(*row) for row in rows("broken", str, int, str))
     ttl = raw.get("ttl")
     if ttl is not None and (type(ttl) not in (int, float) or not 0 < ttl <= TTL_MAX):
         raise _bad(key, name, "ttl", ttl, f"a number of seconds to {TTL_MAX}")
     return MemberView(
-        Member(name, 1 if weight is None else weight, whole("cap", 0, UNITS_MAX) or 0, offers),
+        Member(
+            name, 1 if weight is None else weight, whole("cap", 0, ASSIGNMENTS_MAX) or 0, offers
+        ),
         heartbeat_unix_ms,
         bool(raw.get("leaving")),
         broken,
         whole("reloaded", 0),
-        whole("owned", 0, UNITS_MAX),
+        whole("owned", 0, ASSIGNMENTS_MAX),
         None if ttl is None else float(ttl),
     )
 

@@ -1,4 +1,4 @@
-"""Script calls for the messages of a unit: list pending entries, settle, promote.
+"""Script calls for the messages of an assignment: list pending entries, settle, promote.
 
 The worker reads and settles, fenced by its token. The housekeeper promotes, which any process may
 do. The fetch itself is in `store.fetch`, and trimming in `store.retention`.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError, InvalidValueError
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import scripts, untrusted
 from streamqd.store.items import Fields, listed
 from streamqd.store.keys import Keys
@@ -30,11 +30,11 @@ BEGIN: Cursor = (b"", b"")
 # --- reading ---------------------------------------------------------------------------------
 
 
-def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
+def ensure_group(keys: Keys, assignment: Assignment, start: str) -> Call:
     """Ensure that the group exists. `start`: 0 = from the first message, $ = only later ones."""
     if start not in ("0", "$"):
         raise ContractError(f"group_ensure: start {start!r}")
-    return scripts.on("group_ensure", keys, unit, start=start)
+    return scripts.on("group_ensure", keys, assignment, start=start)
 
 
 def restore_group(
@@ -211,12 +211,12 @@ def reclaim(
     stream = keys.source if source == "m" else keys.retry_stream
     return scripts.get("message_reclaim").call(
         {
-            "fence": keys.fence(*lease.unit),
-            "source": stream(*lease.unit),
+            "fence": keys.fence(*lease.assignment),
+            "source": stream(*lease.assignment),
         },
         token=lease.token,
         session=session,
-        group=lease.unit.group,
+        group=lease.assignment.group,
         idle_ms=_ms(idle),
         count=_page(count),
         at_name=page[0],
@@ -296,8 +296,8 @@ def dead(
     Do not call it for a group that reads dead letters: it would read its own dead letters forever.
     """
     _bounded("settle_dead", len(items))
-    if lease.unit.reads_dead_letters:
-        raise ContractError(f"settle_dead: {lease.unit} reads dead letters")
+    if lease.assignment.reads_dead_letters:
+        raise ContractError(f"settle_dead: {lease.assignment} reads dead letters")
     return _fenced(
         "settle_dead",
         keys,
@@ -357,9 +357,9 @@ def quarantine_mark(
 # --- housekeeping ----------------------------------------------------------------------------
 
 
-def promote_retries(keys: Keys, unit: Unit, count: int) -> Call:
+def promote_retries(keys: Keys, assignment: Assignment, count: int) -> Call:
     """Move due retries into the group's retry stream."""
-    return scripts.on("message_promote", keys, unit, count=_page(count))
+    return scripts.on("message_promote", keys, assignment, count=_page(count))
 
 
 def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
@@ -387,9 +387,9 @@ class Promoted(NamedTuple):
         return cls(moved, orphans, due_of(due), unreadable, bool(more))
 
 
-def snapshot(keys: Keys, unit: Unit, limit: int = 500) -> Call:
+def snapshot(keys: Keys, assignment: Assignment, limit: int = 500) -> Call:
     """Count the messages of a group on a partition by state, in one atomic step."""
-    return scripts.on("partition_snapshot", keys, unit, limit=limit)
+    return scripts.on("partition_snapshot", keys, assignment, limit=limit)
 
 
 class Snapshot(NamedTuple):
@@ -414,8 +414,8 @@ class Snapshot(NamedTuple):
 
 
 def _fenced(script: str, keys: Keys, lease: Lease, **given: Any) -> Call:
-    """Call a script that acts for the owner of a unit."""
-    return scripts.on(script, keys, lease.unit, token=lease.token, **given)
+    """Call a script that acts for the owner of an assignment."""
+    return scripts.on(script, keys, lease.assignment, token=lease.token, **given)
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -56,10 +56,10 @@ def trim(
     )
 
 
-def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
+def trim_retry(keys: Keys, assignment: Assignment, limit: int) -> Call:
     """Trim the retry stream of a group to its unacknowledged entries."""
     return scripts.get("stream_trim").call(
-        {"stream": keys.retry_stream(*unit)},
+        {"stream": keys.retry_stream(*assignment)},
         keep_from="",
         max_len=-1,
         max_bytes=-1,
@@ -67,7 +67,7 @@ def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
         archive=False,
         groupless=False,
         limit=_page(limit, REMOVED_MAX),
-        expected=[unit.group],
+        expected=[assignment.group],
     )
 
 
@@ -134,15 +134,15 @@ class Dropped(NamedTuple):
         return cls(removed, {untrusted.label(name): lost for name, lost in pairs})
 
 
-def settle_missing(keys: Keys, unit: Unit, count: int) -> Call:
+def settle_missing(keys: Keys, assignment: Assignment, count: int) -> Call:
     """Settle the group's pending entries that `drop` removed."""
     return scripts.get("missing_settle").call(
         {
-            "stream": keys.stream(unit.topic, unit.partition),
-            "attempts": keys.attempts(*unit),
-            "trim": keys.trim(unit.topic, unit.partition),
+            "stream": keys.stream(assignment.topic, assignment.partition),
+            "attempts": keys.attempts(*assignment),
+            "trim": keys.trim(assignment.topic, assignment.partition),
         },
-        group=unit.group,
+        group=assignment.group,
         count=_page(count, MISSING_MAX),
     )
 

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX
 from streamqd.store.scripts import Call, Reply
 
-Holder = Unit | tuple[str, int]  # unit of retries, or topic and partition of delayed sends
+Holder = (
+    Assignment | tuple[str, int]
+)  # assignment of retries, or topic and partition of delayed sends
 
 
 class Delayed(NamedTuple):

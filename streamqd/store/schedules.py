@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from streamqd.config.schedules import LAST_UNIX_MS
 from streamqd.config.setting import NAME
 from streamqd.errors import ContractError, InvalidValueError
-from streamqd.model import TopicPartition, Unit
+from streamqd.model import Assignment, TopicPartition
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys, named
 from streamqd.store.scripts import Call, Reply
@@ -157,11 +157,11 @@ def fire(
     of_place = ("due", "schedules", "last", "stream", *_counted(partitions))
     found = {each: named(keys, each, place) for each in of_place}
     if group:
-        unit = Unit(*place, group)
+        assignment = Assignment(*place, group)
         found |= {
-            "retry": keys.retry_stream(*unit),
-            "delayed": keys.retry(*unit),
-            "items": keys.retry_items(*unit),
+            "retry": keys.retry_stream(*assignment),
+            "delayed": keys.retry(*assignment),
+            "items": keys.retry_items(*assignment),
         }
     flat: list[object] = []
     for each in ticks:

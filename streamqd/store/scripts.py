@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.keys import Keys, Place, named
 
 KEY_TYPES = frozenset({"HASH", "LIST", "SET", "STREAM", "STRING", "ZSET"})
@@ -160,14 +160,14 @@ def on(
     optional: Collection[str] = (),
     **args: object,
 ) -> Call:
-    """Build a call on the keys of a unit, a partition or a topic that the header names.
+    """Build a call on the keys of an assignment, a partition or a topic that the header names.
 
-    `optional` names optional keys to pass. The group of a unit is passed if the header has an
-    argument `group`. Raises ContractError if an argument is missing or unknown.
+    `optional` names optional keys to pass. The group of an assignment is passed if the header has
+    an argument `group`. Raises ContractError if an argument is missing or unknown.
     """
     script = get(name)
     wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
-    if isinstance(place, Unit) and any(arg.name == "group" for arg in script.args):
+    if isinstance(place, Assignment) and any(arg.name == "group" for arg in script.args):
         args["group"] = place.group
     return script.call({each: named(keys, each, place) for each in wanted}, **args)
 

@@ -9,7 +9,7 @@ import json
 from typing import Any, NamedTuple
 
 from streamqd.errors import InvalidValueError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import untrusted
 from streamqd.store.keys import Keys
 
@@ -41,10 +41,10 @@ class PublishedStack(NamedTuple):
         return self._replace(stack=kept, lines_left_out=self.lines_left_out + left_out)
 
 
-def publish(keys: Keys, unit: Unit, found: PublishedStack) -> tuple[Any, ...]:
+def publish(keys: Keys, assignment: Assignment, found: PublishedStack) -> tuple[Any, ...]:
     """Build the command that publishes a stack for KEPT_SECONDS, and replaces an earlier one."""
     body = json.dumps(found.shortened()._asdict(), separators=(",", ":"))
-    return ("SET", keys.stack(*unit), body, "PX", KEPT_SECONDS * 1000)
+    return ("SET", keys.stack(*assignment), body, "PX", KEPT_SECONDS * 1000)
 
 
 def parse(raw: bytes | None, key: str) -> PublishedStack | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from streamqd.config.setting import NAME
 from streamqd.errors import InvalidValueError
-from streamqd.model import QUERIES, Unit
+from streamqd.model import QUERIES, Assignment
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -63,7 +63,7 @@ class Backlog(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UnitFigures:
+class AssignmentFigures:
     """The figures of one group on one partition: the partition and the group's retry stream."""
 
     main: Backlog
@@ -151,20 +151,20 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
     return tuple(found[:QUERIES_MAX])
 
 
-def measure_unit(keys: Keys, unit: Unit) -> Call:
+def measure_assignment(keys: Keys, assignment: Assignment) -> Call:
     """Build the call for the figures of one group on one partition."""
-    return scripts.on("assignment_measure", keys, unit)
+    return scripts.on("assignment_measure", keys, assignment)
 
 
-def unit_figures(reply: Reply, key: str = RETRIES) -> UnitFigures | None:
-    """Read the reply to `measure_unit`. Return None if the group does not exist there.
+def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | None:
+    """Read the reply to `measure_assignment`. Return None if the group does not exist there.
 
     `key` is the key of the due times of retries.
     """
     if reply.word == "NOGROUP":
         return None
     main, retry, waiting, due = reply.rest
-    return UnitFigures(
+    return AssignmentFigures(
         main=_backlog(main),
         retry=_backlog(retry),
         waiting_retries=int(waiting),

@@ -6,7 +6,7 @@ lease. So while a lease carries the token that was read with its fence, the fenc
 reading the lease is enough. The fence is read again if the lease is gone or has another token. If
 the owner may have exited, the fence is also read, together with the remaining time of the lease.
 
-The view itself decides nothing: the script that acquires a unit compares epochs.
+The view itself decides nothing: the script that acquires an assignment compares epochs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from streamqd import logs
 from streamqd.errors import InvalidValueError, RedisUnavailableError, StreamqdError
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 from streamqd.store import leases, topics
 from streamqd.store.keys import Keys
@@ -28,67 +28,81 @@ from streamqd.store.leases import LeaseView
 
 TOPICS_INTERVAL_SECONDS = 2.0  # seconds between two reads of the topics' entries
 
-# Runs the same number of commands for each unit, in order. Each reply of a silent node is replaced
-# by its error.
-Ask = Callable[[Sequence[Unit], list[tuple[Any, ...]]], list[Any]]
+# Runs the same number of commands for each assignment, in order. Each reply of a silent node is
+# replaced by its error.
+Ask = Callable[[Sequence[Assignment], list[tuple[Any, ...]]], list[Any]]
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A snapshot of the fleet: the live members, and the owners of the other units."""
+    """A snapshot of the fleet: the live members, and the owners of the other assignments."""
 
     live: Sequence[MemberView] = ()
-    views: Mapping[Unit, PartitionView] = field(default_factory=dict)
+    views: Mapping[Assignment, PartitionView] = field(default_factory=dict)
     # Tokens of owners that have exited: of an earlier run of this instance, or of an expired lease.
-    dead_tokens: Mapping[Unit, str] = field(default_factory=dict)
+    dead_tokens: Mapping[Assignment, str] = field(default_factory=dict)
 
 
 class OwnershipCache:
-    """The last view of each unit that had an owner at that time."""
+    """The last view of each assignment that had an owner at that time."""
 
-    def __init__(self, keys: Keys, isolate: Isolate[Unit] = directly) -> None:
+    def __init__(self, keys: Keys, isolate: Isolate[Assignment] = directly) -> None:
         self._keys = keys
         self._isolate = isolate
-        self._held: dict[Unit, LeaseView] = {}
+        self._held: dict[Assignment, LeaseView] = {}
         self.bad: list[
             InvalidValueError
-        ] = []  # invalid values of the last check, except those of units
+        ] = []  # invalid values of the last check, except those of assignments
 
-    def read(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
-        """Return the views of the units, except those with a silent node or an unreadable fence.
+    def read(
+        self, assignments: Sequence[Assignment], live: Collection[str], ask: Ask
+    ) -> dict[Assignment, LeaseView]:
+        """Return the view of each assignment, except on a silent node or with an unreadable fence.
 
-        `live` are the owners known to be alive. If such an owner still holds a unit, its `ttl` is
-        that of an earlier check. Raises the errors of `ask`.
+        `live` are the owners known to be alive. If such an owner still holds an assignment, its
+        `ttl` is that of an earlier check. Raises the errors of `ask`.
         """
-        held = {unit: view for unit, view in self._held.items() if view.owner in live}
-        found: dict[Unit, LeaseView] = {}
-        silent: set[Unit] = set()
-        glance = {unit: self._isolate(unit, leases.glance, self._keys, unit) for unit in held}
-        known = [unit for unit in units if glance.get(unit)]
-        glances = ask(known, [command for unit in known if (command := glance[unit])])
-        for unit, token in zip(known, glances, strict=True):
+        held = {assignment: view for assignment, view in self._held.items() if view.owner in live}
+        found: dict[Assignment, LeaseView] = {}
+        silent: set[Assignment] = set()
+        glance = {
+            assignment: self._isolate(assignment, leases.glance, self._keys, assignment)
+            for assignment in held
+        }
+        known = [assignment for assignment in assignments if glance.get(assignment)]
+        glances = ask(known, [command for assignment in known if (command := glance[assignment])])
+        for assignment, token in zip(known, glances, strict=True):
             if isinstance(token, RedisUnavailableError):
-                silent.add(unit)
-            elif token == held[unit].token.encode():
-                found[unit] = held[unit]
+                silent.add(assignment)
+            elif token == held[assignment].token.encode():
+                found[assignment] = held[assignment]
         self.bad = []
-        left = [unit for unit in units if unit not in found and unit not in silent]
-        views = {unit: self._isolate(unit, leases.view, self._keys, unit) for unit in left}
-        rest = [unit for unit in left if views[unit]]
-        replies = ask(rest, [each for unit in rest for each in views[unit] or ()])
-        for unit, fence, ttl in zip(rest, replies[::2], replies[1::2], strict=True):
+        left = [
+            assignment
+            for assignment in assignments
+            if assignment not in found and assignment not in silent
+        ]
+        views = {
+            assignment: self._isolate(assignment, leases.view, self._keys, assignment)
+            for assignment in left
+        }
+        rest = [assignment for assignment in left if views[assignment]]
+        replies = ask(rest, [each for assignment in rest for each in views[assignment] or ()])
+        for assignment, fence, ttl in zip(rest, replies[::2], replies[1::2], strict=True):
             if not (isinstance(fence, StreamqdError) or isinstance(ttl, StreamqdError)):
-                view = self._isolate(unit, self._read_unit, unit, fence, ttl)
+                view = self._isolate(assignment, self._read_assignment, assignment, fence, ttl)
                 if view is not None:
-                    found[unit] = view
+                    found[assignment] = view
         self._held = {
-            unit: view for unit, view in found.items() if view.token and view.ttl is not None
+            assignment: view
+            for assignment, view in found.items()
+            if view.token and view.ttl is not None
         }
         return found
 
-    def _read_unit(self, unit: Unit, fence: Any, ttl: Any) -> LeaseView | None:
+    def _read_assignment(self, assignment: Assignment, fence: Any, ttl: Any) -> LeaseView | None:
         try:
-            return LeaseView.parse(fence, ttl, self._keys.fence(*unit))
+            return LeaseView.parse(fence, ttl, self._keys.fence(*assignment))
         except InvalidValueError as error:
             self.bad.append(error)
             return None

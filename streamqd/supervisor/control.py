@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamqd import logs
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
@@ -25,7 +25,9 @@ class Control:
         self._me = instance
         self._read = False
         self.directives = Directives()
-        self._stacks: dict[Unit, Directive] = {}  # requests that `take_stacks` has not returned
+        self._stacks: dict[
+            Assignment, Directive
+        ] = {}  # requests that `take_stacks` has not returned
         self._unreadable = logs.Once("directive.ignored")
         self._reloaded = 0  # time of the last finished reload directive
         self._reloading = 0  # time of the running one, 0 = none
@@ -36,14 +38,16 @@ class Control:
         """True if this instance should own no partition."""
         return self._me in self.directives.drains
 
-    def is_paused(self, unit: Unit) -> bool:
-        """Return True if no message of the unit should be fetched."""
-        return self.directives.pause_of(unit) is not None
+    def is_paused(self, assignment: Assignment) -> bool:
+        """Return True if no message of the assignment should be fetched."""
+        return self.directives.pause_of(assignment) is not None
 
     def constraints(self) -> Constraints:
         """Return the constraints that the directives set for the rebalancer."""
         directives = self.directives
-        moves = {unit: (move.to, move.at_unix_ms) for unit, move in directives.moves.items()}
+        moves = {
+            assignment: (move.to, move.at_unix_ms) for assignment, move in directives.moves.items()
+        }
         stopped = {(str(scope.topic), str(scope.group)) for scope in directives.stops}
         return Constraints(moves, directives.drains.keys(), stopped)
 
@@ -84,12 +88,14 @@ class Control:
         directive = directives.rebalance
         hurry = directive is not None and directive != before.rebalance
         stacks = directives.stacks.items()
-        self._stacks |= {unit: each for unit, each in stacks if before.stacks.get(unit) != each}
+        self._stacks |= {
+            assignment: each for assignment, each in stacks if before.stacks.get(assignment) != each
+        }
         if directive is not None and hurry:
             logs.event("rebalance.requested", by=directive.by, why=directive.why or None)
         return hurry
 
-    def take_stacks(self) -> dict[Unit, Directive]:
+    def take_stacks(self) -> dict[Assignment, Directive]:
         """Return the stacks that were requested since the last call."""
         taken, self._stacks = self._stacks, {}
         return taken

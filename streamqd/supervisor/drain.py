@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from streamqd import logs
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.notify import Notifier
 from streamqd.store import messages
 from streamqd.store.replies import valid
@@ -86,13 +86,13 @@ class Drain:
         actions: list[Action] = []
         for each in partitions:
             if each.releasable:
-                actions.append(ReleaseLease(each.unit, "drain"))
+                actions.append(ReleaseLease(each.assignment, "drain"))
             elif each.child is None:
                 continue
             elif self.kill_reason:
-                actions.append(KillWorker(each.unit, self.kill_reason))
+                actions.append(KillWorker(each.assignment, self.kill_reason))
             elif each.stop_reason != "drain":
-                actions.append(StopWorker(each.unit, "drain"))
+                actions.append(StopWorker(each.assignment, "drain"))
         return actions
 
     def exit_code(
@@ -120,16 +120,20 @@ class BurstCheck:
     _next_at: float = 0.0
     _passed: int = 0
 
-    def result(self, now: float, partitions: Mapping[Unit, AssignmentState]) -> int | None:
+    def result(self, now: float, partitions: Mapping[Assignment, AssignmentState]) -> int | None:
         """Return a number once nothing is unread, pending, a delayed send or a waiting retry.
 
-        The number counts units that still hold messages but crash in a loop: a burst does not wait
-        for such units. Return None while there is something to wait for.
+        The number counts assignments that still hold messages but crash in a loop: a burst does not
+        wait for such assignments. Return None while there is something to wait for.
         """
         if now < self._next_at or not self.leases.ok:
             return None
         self._next_at = now + CHECK_SECONDS
-        broken = [unit for unit, partition in partitions.items() if partition.broken_until > now]
+        broken = [
+            assignment
+            for assignment, partition in partitions.items()
+            if partition.broken_until > now
+        ]
         busy = any(each.worker and not each.is_ready for each in partitions.values())
         unsettled = None if busy else self._unsettled(list(partitions))
         if unsettled is None or unsettled - set(broken):
@@ -138,19 +142,21 @@ class BurstCheck:
         self._passed += 1
         return len(unsettled) if self._passed >= CHECKS else None
 
-    def _unsettled(self, units: list[Unit]) -> set[Unit] | None:
-        """Return the units that are not settled, None if Redis does not answer."""
-        calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
+    def _unsettled(self, assignments: list[Assignment]) -> set[Assignment] | None:
+        """Return the assignments that are not settled, None if Redis does not answer."""
+        calls = [
+            messages.snapshot(self.leases.keys, assignment, limit=1) for assignment in assignments
+        ]
         try:
             with self.leases.client.deadline():
                 replies = self.leases.link.run_each(calls)
         except RedisUnavailableError:
             return None
         unsettled = set()
-        for unit, reply in zip(units, replies, strict=True):
+        for assignment, reply in zip(assignments, replies, strict=True):
             if isinstance(reply, RedisResponseError | RedisUnavailableError):
                 return None
-            found = self.leases.isolate(unit, _snapshot, reply)
+            found = self.leases.isolate(assignment, _snapshot, reply)
             if found is None or any(
                 (
                     found.unread,
@@ -161,7 +167,7 @@ class BurstCheck:
                     found.delayed_sends,
                 )
             ):
-                unsettled.add(unit)
+                unsettled.add(assignment)
         return unsettled
 
 

@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from streamqd import logs
 from streamqd.errors import InvalidValueError
-from streamqd.model import Backoff, Unit
+from streamqd.model import Assignment, Backoff
 from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.supervisor.partition import AssignmentState
@@ -32,7 +32,7 @@ class Isolation:
 
     def __init__(
         self,
-        partitions: Mapping[Unit, AssignmentState],
+        partitions: Mapping[Assignment, AssignmentState],
         policy: Backoff,
         let_go: Callable[[AssignmentState], None],
     ) -> None:
@@ -40,10 +40,12 @@ class Isolation:
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
         self._let_go = let_go
-        self._failed: dict[Unit, tuple[int, float]] = {}  # errors in a row, end of the pause
-        self._owed: dict[Unit, tuple[float, str]] = {}  # pauses to be set: end, problem
+        self._failed: dict[Assignment, tuple[int, float]] = {}  # errors in a row, end of the pause
+        self._owed: dict[Assignment, tuple[float, str]] = {}  # pauses to be set: end, problem
 
-    def run(self, unit: Unit, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
+    def run(
+        self, assignment: Assignment, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
+    ) -> T | None:
         """Return `do(...)`, or None after an error.
 
         An unexpected error gives the assignment up. A value in Redis that cannot be read is only
@@ -52,10 +54,10 @@ class Isolation:
         try:
             return do(*args, **named)
         except InvalidValueError as error:
-            logs.bad_value(error, unit=unit)
+            logs.bad_value(error, assignment=assignment)
             return None
         except Exception as error:  # noqa: BLE001 - it may be any: the other assignments continue
-            self._give_up(unit, error)
+            self._give_up(assignment, error)
             return None
 
     def each(
@@ -68,52 +70,52 @@ class Isolation:
     ) -> None:
         """Run a function for each of the assignments."""
         for partition in partitions:
-            self.run(partition.unit, do, partition, *args, **named)
+            self.run(partition.assignment, do, partition, *args, **named)
 
     def observe(self, now: float) -> None:
         """Finish pauses that are over, and retry the unfinished steps of giving up."""
-        for unit in list(self._owed):
-            self._pause(unit)
-        for unit, (_, until) in list(self._failed.items()):
-            partition = self._partitions.get(unit)
+        for assignment in list(self._owed):
+            self._pause(assignment)
+        for assignment, (_, until) in list(self._failed.items()):
+            partition = self._partitions.get(assignment)
             if now >= until and partition is not None:
                 if partition.slot.state == WorkerState.FAILED:
                     partition.slot.state = WorkerState.GONE
                 if now >= until + CALM_SECONDS:
-                    del self._failed[unit]
+                    del self._failed[assignment]
 
-    def _give_up(self, unit: Unit, error: Exception) -> None:
+    def _give_up(self, assignment: Assignment, error: Exception) -> None:
         now = time.monotonic()
-        errors, rests_until = self._failed.get(unit, (0, 0.0))
+        errors, rests_until = self._failed.get(assignment, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
         if now < rests_until:
             # The assignment already pauses and its release failed too, so its lease expires.
-            self._owed[unit] = rests_until, problem
-            self._pause(unit)
+            self._owed[assignment] = rests_until, problem
+            self._pause(assignment)
             return
         seconds = backoff.delay(self.policy, errors + 1, random())
-        self._failed[unit] = errors + 1, now + seconds
-        self._owed[unit] = now + seconds, problem
-        self._pause(unit)
+        self._failed[assignment] = errors + 1, now + seconds
+        self._owed[assignment] = now + seconds, problem
+        self._pause(assignment)
         # The error may come from the log itself.
         with contextlib.suppress(Exception):
             logs.event(
                 "assignment.given_up",
                 logging.ERROR,
                 exc=error,
-                unit=unit,
+                assignment=assignment,
                 seconds=round(seconds, 1),
                 error=problem,
             )
 
-    def _pause(self, unit: Unit) -> None:
+    def _pause(self, assignment: Assignment) -> None:
         """Remove the processes of an assignment and pause it. The next tick retries a failure."""
-        until, problem = self._owed[unit]
-        partition = self._partitions.get(unit)
+        until, problem = self._owed[assignment]
+        partition = self._partitions.get(assignment)
         with contextlib.suppress(Exception):
             if partition is not None:
                 self._let_go(partition)
                 partition.fail(until, problem)
                 partition.slot.failures.note(f"internal {problem.partition(':')[0]}", now_ns())
                 partition.slot.add("assignment_errors")
-            del self._owed[unit]
+            del self._owed[assignment]

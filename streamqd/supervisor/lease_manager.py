@@ -18,7 +18,7 @@ from streamqd import logs, registration
 from streamqd.config import Settings
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import PartitionView
 from streamqd.scoreboard import Scoreboard, now_ns
@@ -53,7 +53,7 @@ class LeaseManager:
         board: Scoreboard,
         lock_id: str,
         names: Resolver | None = None,
-        isolate: Isolate[Unit] = directly,
+        isolate: Isolate[Assignment] = directly,
     ) -> None:
         self.board = board
         self.isolate = isolate
@@ -113,7 +113,10 @@ class LeaseManager:
     # --- one tick ---
 
     def tick(
-        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
+        self,
+        now: float,
+        partitions: Mapping[Assignment, AssignmentState],
+        offers: Sequence[Assignment],
     ) -> None:
         """Send the calls that are due, and process the replies."""
         self.news = False
@@ -123,7 +126,10 @@ class LeaseManager:
             self._run_round_trip(now, partitions, offers)
 
     def _run_round_trip(
-        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
+        self,
+        now: float,
+        partitions: Mapping[Assignment, AssignmentState],
+        offers: Sequence[Assignment],
     ) -> None:
         """Make one round trip: the calls, or the first other one that is due."""
         others: list[tuple[object, Callable[[], object]]] = [
@@ -159,9 +165,9 @@ class LeaseManager:
         wake_ups, self._wake_ups = self._wake_ups, []
         self.link.pipeline(wake_ups)
 
-    def publish_stack(self, unit: Unit, found: PublishedStack) -> None:
+    def publish_stack(self, assignment: Assignment, found: PublishedStack) -> None:
         """Publish the stack of a worker at one of the next ticks. It is lost during an outage."""
-        self._stacks.append(stacks.publish(self.keys, unit, found))
+        self._stacks.append(stacks.publish(self.keys, assignment, found))
 
     def _send_stacks(self) -> None:
         sent, self._stacks = self._stacks, []
@@ -174,13 +180,16 @@ class LeaseManager:
             self.membership.heartbeat_soon()
 
     def _calls(
-        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
+        self,
+        now: float,
+        partitions: Mapping[Assignment, AssignmentState],
+        offers: Sequence[Assignment],
     ) -> Calls:
         self._jitter = random()
         sent_ns = now_ns()
 
         def calls_of(partition: AssignmentState, due: float) -> Calls:
-            return self.isolate(partition.unit, self._calls_of, sent_ns, partition, due) or []
+            return self.isolate(partition.assignment, self._calls_of, sent_ns, partition, due) or []
 
         calls = self._scheduler.next(now, self.membership.heartbeat_at, partitions, calls_of)
         calls = [each for each in calls if not self.client.is_paused(each[0].key, now)]
@@ -198,7 +207,7 @@ class LeaseManager:
             return [(call, self._callback(partition, partial(self._on_intent, partition, sent_ns)))]
         calls: Calls = []
         if partition.phase is Phase.HELD and not partition.groups_ready:
-            call = messages.ensure_group(self.keys, partition.unit, "0")
+            call = messages.ensure_group(self.keys, partition.assignment, "0")
             calls.append((call, self._callback(partition, partial(self._on_group, partition))))
         if partition.phase is Phase.HELD and due >= partition.renew_at:
             call = leases.renew(self.keys, partition.lease, self.ttl)
@@ -210,7 +219,7 @@ class LeaseManager:
         self, partition: AssignmentState, take: Callable[[Reply | RedisResponseError], object]
     ) -> TakeReply:
         """Process the reply in isolation: an invalid reply gives the assignment up."""
-        return lambda reply: self.isolate(partition.unit, lambda: take(valid(reply)))
+        return lambda reply: self.isolate(partition.assignment, lambda: take(valid(reply)))
 
     # --- answers ---
 
@@ -227,22 +236,27 @@ class LeaseManager:
             self.board.add("rebalance_acquired")
             assert not isinstance(reply, RedisResponseError)
             taken = leases.Acquired.parse(reply)
-            logs.event("lease.acquired", unit=partition.unit, **taken.log_fields())
+            logs.event("lease.acquired", assignment=partition.assignment, **taken.log_fields())
         elif word == "resumed" and found is not None:
             running = [place.decode() for place in found.running]
             logs.event(
                 "lease.resumed",
-                unit=partition.unit,
+                assignment=partition.assignment,
                 epoch=partition.lease.epoch,
                 done=len(found.done),
                 running=running or None,
             )
         elif word == "released":
-            logs.event("lease.released", unit=partition.unit, epoch=partition.lease.epoch)
+            logs.event(
+                "lease.released", assignment=partition.assignment, epoch=partition.lease.epoch
+            )
             self.wake_fleet()
         elif word == "charged":
             logs.event(
-                "worker.charged", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
+                "worker.charged",
+                logging.WARNING,
+                assignment=partition.assignment,
+                epoch=partition.lease.epoch,
             )
         elif word == "lost":
             self.report_lost(partition)
@@ -260,13 +274,13 @@ class LeaseManager:
             partition.refusal, partition.refused = error.code, what
             bad = error.code == "BADVALUE"
             name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
-            logs.event(name, level, unit=partition.unit, request=what, error=str(error))
+            logs.event(name, level, assignment=partition.assignment, request=what, error=str(error))
 
     def _on_group(self, partition: AssignmentState, reply: Reply | RedisResponseError) -> None:
         if isinstance(reply, RedisResponseError):
             self._report_refused(partition, "group", reply)
             return
-        self.board.add("groups_restored", registration.log_restored(partition.unit, reply))
+        self.board.add("groups_restored", registration.log_restored(partition.assignment, reply))
         partition.groups_ready = self.news = True
 
     def _on_renew(
@@ -281,7 +295,7 @@ class LeaseManager:
                 logs.event(
                     "lease.renewed_late",
                     logging.WARNING,
-                    unit=partition.unit,
+                    assignment=partition.assignment,
                     epoch=partition.lease.epoch,
                 )
             return
@@ -291,7 +305,12 @@ class LeaseManager:
     def report_lost(self, partition: AssignmentState) -> None:
         """Count and log a lost lease. Called once, by the code that notices the loss first."""
         self.board.add("lease_lost")
-        logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
+        logs.event(
+            "lease.lost",
+            logging.WARNING,
+            assignment=partition.assignment,
+            epoch=partition.lease.epoch,
+        )
         self.reread_fleet()
 
     def reread_fleet(self) -> None:
@@ -322,20 +341,29 @@ class LeaseManager:
         self.news |= self.membership.directives is not before
 
     def _read_fleet(
-        self, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit], now: float
+        self,
+        partitions: Mapping[Assignment, AssignmentState],
+        offers: Sequence[Assignment],
+        now: float,
     ) -> None:
-        """Read the owner and the epoch of every unit that this instance does not own."""
+        """Read the owner and the epoch of every assignment that this instance does not own."""
         member, silence = self.membership, self.membership.silence
-        free = [unit for unit in offers if partitions[unit].phase is Phase.FREE]
-        units = [unit for unit in free if not self.client.is_paused(self.keys.fence(*unit), now)]
-        views: dict[Unit, PartitionView] = {}
-        tokens: dict[Unit, str] = {}
+        free = [assignment for assignment in offers if partitions[assignment].phase is Phase.FREE]
+        assignments = [
+            assignment
+            for assignment in free
+            if not self.client.is_paused(self.keys.fence(*assignment), now)
+        ]
+        views: dict[Assignment, PartitionView] = {}
+        tokens: dict[Assignment, str] = {}
         lived = {one.member.id for one in self.view.live}
-        for unit, found in self._ownership.read(units, lived, self._read_units).items():
+        for assignment, found in self._ownership.read(
+            assignments, lived, self._read_assignments
+        ).items():
             # A predecessor on this host is dead, because it would hold the lock that we hold.
             ours = bool(found.token) and found.owner == self.me
-            tokens[unit] = found.token if found.owner else ""
-            views[unit] = PartitionView(
+            tokens[assignment] = found.token if found.owner else ""
+            views[assignment] = PartitionView(
                 found.epoch,
                 found.owner if found.token and not ours else "",
                 found.ttl is not None and not ours,
@@ -344,20 +372,24 @@ class LeaseManager:
         self._bad_fences.values(self._ownership.bad)
         live = silence.live(now, member.server_unix_ms, member.seen)
         expired = silence.expired(now, views, member.seen, live)
-        for unit in expired:
-            views[unit] = views[unit]._replace(leased=False)
-        # A unit without a visible owner is ours or was ours: the owner's processes are dead.
+        for assignment in expired:
+            views[assignment] = views[assignment]._replace(leased=False)
+        # An assignment without a visible owner is ours or was ours: the owner's processes are dead.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._fresh = self.news = True
         self._view_due = False
-        served = {unit.topic for unit in partitions}
+        served = {assignment.topic for assignment in partitions}
         if self._presence.check(sorted(self._topics), served, self.link.pipeline_each):
             self.must_check_topics = True
 
-    def _read_units(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Run the same number of commands for each unit."""
-        return self.client.read([self.keys.fence(*unit) for unit in units], commands)
+    def _read_assignments(
+        self, assignments: Sequence[Assignment], commands: list[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Run the same number of commands for each assignment."""
+        return self.client.read(
+            [self.keys.fence(*assignment) for assignment in assignments], commands
+        )
 
     # --- wake-ups ---
 
@@ -392,7 +424,7 @@ class RenewalScheduler:
     def __init__(self, interval: float) -> None:
         """`interval` is the time between renewals of a lease, in seconds."""
         self._interval = interval
-        self._waiting: list[Unit] = []
+        self._waiting: list[Assignment] = []
         self._due = 0.0
 
     @property
@@ -404,7 +436,7 @@ class RenewalScheduler:
         self,
         now: float,
         heartbeat_at: float,
-        partitions: Mapping[Unit, AssignmentState],
+        partitions: Mapping[Assignment, AssignmentState],
         calls_of: Callable[[AssignmentState, float], Calls],
     ) -> Calls:
         """Return the calls of the partitions whose turn it is, from `calls_of`.
@@ -422,7 +454,7 @@ class RenewalScheduler:
         return found
 
     def _due_until(
-        self, now: float, heartbeat_at: float, partitions: Mapping[Unit, AssignmentState]
+        self, now: float, heartbeat_at: float, partitions: Mapping[Assignment, AssignmentState]
     ) -> float:
         """Return until when renewals are due: early for leases that can join another call.
 

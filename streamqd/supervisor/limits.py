@@ -19,7 +19,7 @@ from typing import NamedTuple
 from streamqd import logs
 from streamqd.cgroups import CONTROL_GROUPS, memory_file
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.process import Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
 from streamqd.supervisor.partition import AssignmentState
@@ -61,7 +61,7 @@ class LimitsExceeded(NamedTuple):
 class Limits:
     """Checks all workers against their limits, and keeps the state between checks."""
 
-    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
         self._isolate = isolate
         self._measured_at = 0.0
         self._looked_ns = 0
@@ -85,7 +85,7 @@ class Limits:
             if worker is None or worker.kill is not None:
                 continue
             found = self._isolate(
-                partition.unit,
+                partition.assignment,
                 self._check,
                 partition,
                 worker,
@@ -135,7 +135,7 @@ class Limits:
         """
         if partition.slot.state == WorkerState.BOOTING:
             late = now > worker.started + boot_timeout
-            return [KillWorker(partition.unit, "boot")] if late else [], False
+            return [KillWorker(partition.assignment, "boot")] if late else [], False
         if not worker.ready_at or worker.is_quiet:
             return [], False  # it has become ready since it was observed, or it exits
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
@@ -144,7 +144,7 @@ class Limits:
         silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
         deaf = worker.child.deaf_at and now - worker.child.deaf_at > DEAF_SECONDS
         if deaf or silent > STALLED_SECONDS:
-            return [KillWorker(partition.unit, "stalled")], False
+            return [KillWorker(partition.assignment, "stalled")], False
         return [], True
 
     def _note_run(self, partition: AssignmentState, now: float, *, running: bool) -> None:
@@ -219,14 +219,14 @@ class Limits:
             # Require two readings: the run over its limit must still be running at the second.
             again = self._over_hard.get(partition.slot.index) == oldest
             if again and partition.slot.running_in(oldest):
-                kill = KillWorker(partition.unit, "hard-limit", oldest)
+                kill = KillWorker(partition.assignment, "hard-limit", oldest)
                 return [kill], now + MEASURE_SECONDS
             self._over_hard[partition.slot.index] = oldest
             return [], now + 0.01
         over = max((run for run, seconds in elapsed.items() if soft and seconds > soft), default=0)
         actions: list[Action] = []
         if over > worker.soft_limited:
-            actions.append(InterruptRun(partition.unit, over))
+            actions.append(InterruptRun(partition.assignment, over))
         remaining = [
             limit - seconds
             for limit in (soft, hard)
@@ -257,7 +257,7 @@ def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -
     if worker.is_ready and not worker.ready_at:
         # This includes a worker that is running a handler. Under load, it does so at every check.
         worker.became_ready(now, _rss(worker.child.pid))
-        logs.event("worker.ready", unit=partition.unit, child=worker.child.pid)
+        logs.event("worker.ready", assignment=partition.assignment, child=worker.child.pid)
 
 
 def _rss(pid: int) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from streamqd import logs, worker
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.process import Child
 from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
 from streamqd.supervisor.partition import AssignmentState
@@ -60,8 +60,8 @@ class _Silence:
 class LoopWatch:
     """Watches the event loops of all workers, check by check."""
 
-    isolate: Isolate[Unit] = directly
-    _silent: dict[Unit, _Silence] = field(default_factory=dict)
+    isolate: Isolate[Assignment] = directly
+    _silent: dict[Assignment, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
         """Report loops that do not turn for `after` seconds (0: none). Return the next check time.
@@ -70,18 +70,20 @@ class LoopWatch:
         """
         next_at = math.inf
         for partition in partitions:
-            found = self.isolate(partition.unit, self._check, partition, now, after or math.inf)
+            found = self.isolate(
+                partition.assignment, self._check, partition, now, after or math.inf
+            )
             next_at = min(next_at, found or math.inf)
         return next_at
 
-    def is_asked(self, unit: Unit) -> bool:
-        """Return True if the worker of a unit was asked for a stack that `observe` will take."""
-        found = self._silent.get(unit)
+    def is_asked(self, assignment: Assignment) -> bool:
+        """Return True if a worker was asked for a stack that `observe` will take."""
+        found = self._silent.get(assignment)
         return found is not None and found.asked_at > 0
 
     def _check(self, partition: AssignmentState, now: float, after: float) -> float:
         child, heartbeat_ns = partition.child, partition.slot.loop_heartbeat_ns
-        silence = self._silent.get(partition.unit)
+        silence = self._silent.get(partition.assignment)
         if silence and (silence.child is not child or silence.heartbeat_ns != heartbeat_ns):
             self._report_resumed(partition, silence)
             silence = None
@@ -93,7 +95,7 @@ class LoopWatch:
         if left > 0:
             return now + left
         if silence is None:
-            silence = self._silent[partition.unit] = _Silence(child, heartbeat_ns)
+            silence = self._silent[partition.assignment] = _Silence(child, heartbeat_ns)
         if now < silence.report_at:
             return silence.report_at
         if not silence.asked_at:
@@ -133,19 +135,19 @@ class LoopWatch:
             "loop.blocked",
             logging.WARNING,
             trace=stack,
-            unit=partition.unit,
+            assignment=partition.assignment,
             child=silence.child.pid,
             seconds=round(seconds, 1),
             file=frame and frame.file,
             line=frame and frame.line,
             function=frame and frame.function,
             running=len(running),
-            messages=[_name(partition.unit, each.place) for each in running[:MESSAGES_MAX]],
+            messages=[_name(partition.assignment, each.place) for each in running[:MESSAGES_MAX]],
         )
 
     def _report_resumed(self, partition: AssignmentState, silence: _Silence) -> None:
         """Note that a loop turns again, or that its process is gone."""
-        del self._silent[partition.unit]
+        del self._silent[partition.assignment]
         if not silence.reported:
             return
         now = partition.slot.loop_turned_ns = now_ns()
@@ -153,7 +155,10 @@ class LoopWatch:
         if silence.child is partition.child:
             seconds = round((now - silence.heartbeat_ns) / 1e9, 1)
             logs.event(
-                "loop.resumed", unit=partition.unit, child=silence.child.pid, seconds=seconds
+                "loop.resumed",
+                assignment=partition.assignment,
+                child=silence.child.pid,
+                seconds=seconds,
             )
 
 
@@ -191,9 +196,9 @@ def _directories(*names: str) -> tuple[str, ...]:
     return tuple({str(Path(sysconfig.get_path(name))) + "/" for name in names})
 
 
-def _name(unit: Unit, place: bytes) -> str:
+def _name(assignment: Assignment, place: bytes) -> str:
     """Return a message's uid. For a retry or a dead letter, return its place."""
     kind, _, entry_id = place.decode("ascii", "replace").partition(":")
-    if kind != "m" or unit.reads_dead_letters:
+    if kind != "m" or assignment.reads_dead_letters:
         return f"{kind}:{entry_id}"
-    return f"{unit.topic}/{unit.partition}/{entry_id}"
+    return f"{assignment.topic}/{assignment.partition}/{entry_id}"

@@ -14,7 +14,7 @@ from typing import Any
 from streamqd import logs, startup
 from streamqd.config.schema import Daemon
 from streamqd.errors import ContractError, InvalidValueError, RedisResponseError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import MemberView
 from streamqd.policy.silence import SilenceDetector
@@ -81,7 +81,10 @@ class Membership:
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
 
     def heartbeat(
-        self, now: float, partitions: Mapping[Unit, AssignmentState], offers: Sequence[Unit]
+        self,
+        now: float,
+        partitions: Mapping[Assignment, AssignmentState],
+        offers: Sequence[Assignment],
     ) -> Call:
         """Return the heartbeat: the call that reports this instance as alive, and its state."""
         daemon = self.daemon
@@ -92,8 +95,10 @@ class Membership:
             "lock": self._lock_id,
             "weight": daemon.weight,
             "cap": daemon.max_partitions,
-            "offers": sorted({(unit.topic, unit.group) for unit in offers}),
-            "broken": sorted(unit for unit in offers if partitions[unit].broken_until > now),
+            "offers": sorted({(assignment.topic, assignment.group) for assignment in offers}),
+            "broken": sorted(
+                assignment for assignment in offers if partitions[assignment].broken_until > now
+            ),
             "owned": sum(each.phase is not Phase.FREE for each in partitions.values()),
             "leaving": self._leaving,
             "ttl": daemon.lease_ttl,

@@ -31,7 +31,7 @@ from typing import ClassVar, NamedTuple
 
 from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisResponseError, RefusalKind, kind_of
-from streamqd.model import ENTRIES_MAX, Lease, Unit
+from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.policy import restart, rounds
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import Batch, WorkerSlot, WorkerState, now_ns
@@ -140,7 +140,7 @@ OwnershipStep = Free | Acquiring | HeldLease | Refencing | Releasing
 class AssignmentState:
     """The supervisor's record of one assignment, from its first offer until the daemon exits."""
 
-    unit: Unit
+    assignment: Assignment
     consumer: Consumer
     slot: WorkerSlot
     step: OwnershipStep = Free()
@@ -166,7 +166,7 @@ class AssignmentState:
 
     def __post_init__(self) -> None:
         # Until the lease is acquired, its epoch is the last one seen in Redis.
-        self.lease = Lease(self.unit, "")
+        self.lease = Lease(self.assignment, "")
 
     # --- intents ---
 
@@ -206,7 +206,7 @@ class AssignmentState:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
         assert isinstance(self.step, Free)
         self.step, self.leaving = Acquiring(dead_token, resumed), ""
-        self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
+        self.lease = Lease(self.assignment, secrets.token_hex(16), seen_epoch)
         self.suspects_complete = False
 
     def release(self, reason: str = "") -> None:
@@ -290,7 +290,7 @@ class AssignmentState:
         if reply.word != "OK":
             self.become_free()
             return "lost"
-        self.lease = Lease(self.unit, refence.new_token, epoch)
+        self.lease = Lease(self.assignment, refence.new_token, epoch)
         if refence.release_after:
             self.slot.forget_lease()
         else:

@@ -25,13 +25,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 
 
 class Acquire(NamedTuple):
     """Acquire a partition that was seen with this epoch. `dead_token` is that of a dead owner."""
 
-    unit: Unit
+    assignment: Assignment
     epoch: int
     dead_token: str = ""
 
@@ -39,46 +39,46 @@ class Acquire(NamedTuple):
 class ReleaseLease(NamedTuple):
     """Release a partition that no process works on."""
 
-    unit: Unit
+    assignment: Assignment
     reason: str  # drain | shed | unstartable | broken
 
 
 class DismissWorker(NamedTuple):
     """Detach a quiet worker: it exits under its old token while its successor works."""
 
-    unit: Unit
+    assignment: Assignment
     unexplained: bool = False  # its exit has no known reason, and its group may be gone
 
 
 class ForkWorker(NamedTuple):
     """Start the process of an owned partition."""
 
-    unit: Unit
+    assignment: Assignment
 
 
 class AdoptStandby(NamedTuple):
     """Hand an owned partition to its warm standby."""
 
-    unit: Unit
+    assignment: Assignment
 
 
 class ForkStandby(NamedTuple):
     """Start a process that boots alongside the worker, to replace it."""
 
-    unit: Unit
+    assignment: Assignment
 
 
 class StopWorker(NamedTuple):
     """Command a worker to finish its current message and exit."""
 
-    unit: Unit
+    assignment: Assignment
     reason: str  # drain | shed | lost | reload | recycle
 
 
 class KillWorker(NamedTuple):
     """Kill a worker. A hard limit names the run `run_seq`."""
 
-    unit: Unit
+    assignment: Assignment
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit
     run_seq: int | None = None
 
@@ -86,33 +86,33 @@ class KillWorker(NamedTuple):
 class KillStandby(NamedTuple):
     """Kill a standby that takes too long to boot."""
 
-    unit: Unit
+    assignment: Assignment
 
 
 class DismissStandby(NamedTuple):
     """Stop a standby that is not needed."""
 
-    unit: Unit
+    assignment: Assignment
 
 
 class InterruptRun(NamedTuple):
     """Interrupt the run `run_seq` and all runs that started before it, at the soft limit."""
 
-    unit: Unit
+    assignment: Assignment
     run_seq: int
 
 
 class PauseWorker(NamedTuple):
     """Command a worker to pause or to resume."""
 
-    unit: Unit
+    assignment: Assignment
     paused: bool
 
 
 class WakeWorker(NamedTuple):
     """Wake a worker that waits for messages, for a request of the housekeeper."""
 
-    unit: Unit
+    assignment: Assignment
     wanted: tuple[int, int]  # the request, so that the worker is woken once for it
 
 
@@ -150,7 +150,7 @@ _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAN
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
-def merge(wishes: Iterable[Action], isolate: Isolate[Unit] = directly) -> list[Action]:
+def merge(wishes: Iterable[Action], isolate: Isolate[Assignment] = directly) -> list[Action]:
     """Return the actions of a tick: for each partition, the wish with the highest precedence.
 
     A standby that should exit is not adopted. The next tick forks a worker instead.
@@ -159,25 +159,25 @@ def merge(wishes: Iterable[Action], isolate: Isolate[Unit] = directly) -> list[A
     that the supervisor writes to between two forks is copied for each child.
     """
     beside: list[Action] = []
-    chosen: dict[Unit, tuple[int, Action]] = {}
+    chosen: dict[Assignment, tuple[int, Action]] = {}
     for wish in wishes:
         if isinstance(wish, _UNORDERED):
             beside.append(wish)
             continue
-        rank = isolate(wish.unit, _rank, wish)
+        rank = isolate(wish.assignment, _rank, wish)
         if rank is None:
             continue
-        before = chosen.get(wish.unit)
+        before = chosen.get(wish.assignment)
         if before is None or rank < before[0]:
-            chosen[wish.unit] = rank, wish
+            chosen[wish.assignment] = rank, wish
     ordered = sorted(chosen.values(), key=lambda each: each[0])
-    ending = {wish.unit for wish in beside if isinstance(wish, DismissStandby | KillStandby)}
+    ending = {wish.assignment for wish in beside if isinstance(wish, DismissStandby | KillStandby)}
     return [
         *beside,
         *(
             wish
             for _, wish in ordered
-            if not (isinstance(wish, AdoptStandby) and wish.unit in ending)
+            if not (isinstance(wish, AdoptStandby) and wish.assignment in ending)
         ),
     ]
 

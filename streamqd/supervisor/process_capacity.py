@@ -37,7 +37,7 @@ def observe(
 
 def wishes(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
     """Release the partitions that could not be started for `GIVE_UP_SECONDS`."""
-    return [ReleaseLease(each.unit, "unstartable") for each in _stuck(now, partitions)]
+    return [ReleaseLease(each.assignment, "unstartable") for each in _stuck(now, partitions)]
 
 
 def announcement(capacity: Capacity, cap: int) -> dict[str, object]:

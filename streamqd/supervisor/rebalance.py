@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import Constraints, Rebalancer
 from streamqd.supervisor.cluster_state import ClusterState
 from streamqd.supervisor.partition import AssignmentState, Phase
@@ -16,56 +16,56 @@ def decide(
     rebalancer: Rebalancer,
     now: float,
     view: ClusterState,
-    partitions: Mapping[Unit, AssignmentState],
-    wanted: Collection[Unit],
+    partitions: Mapping[Assignment, AssignmentState],
+    wanted: Collection[Assignment],
     *,
-    blocked: Collection[Unit],
+    blocked: Collection[Assignment],
     room: int,
     constraints: Constraints,
-    isolate: Isolate[Unit] = directly,
+    isolate: Isolate[Assignment] = directly,
 ) -> tuple[list[Action], bool]:
     """Return the moves for a new view of the fleet, and True if another check should follow soon.
 
-    `wanted` are the units of all current consumers. Those in `blocked` have a process that cannot
-    be killed. `room` is the number of further partitions that may be owned. After a reload has
-    lowered the cap, it can be negative, and some partitions are shed.
+    `wanted` are the assignments of all current consumers. Those in `blocked` have a process that
+    cannot be killed. `room` is the number of further partitions that may be owned. After a reload
+    has lowered the cap, it can be negative, and some partitions are shed.
     """
     mine = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
-    moving = sum(1 for unit in mine if partitions[unit].stop_reason == "shed")
+    moving = sum(1 for assignment in mine if partitions[assignment].stop_reason == "shed")
     views = {
-        unit: seen
-        for unit, seen in view.views.items()
-        if partitions[unit].phase is Phase.FREE
-        and partitions[unit].child is None
-        and unit not in blocked
-        and now >= partitions[unit].broken_until
+        assignment: seen
+        for assignment, seen in view.views.items()
+        if partitions[assignment].phase is Phase.FREE
+        and partitions[assignment].child is None
+        and assignment not in blocked
+        and now >= partitions[assignment].broken_until
     }
     decision = rebalancer.decide(
         now, view.live, wanted, mine, moving, views, room=room, constraints=constraints
     )
     actions: list[Action] = [
-        Acquire(unit, views[unit].epoch, view.dead_tokens.get(unit, ""))
-        for unit in decision.acquire
+        Acquire(assignment, views[assignment].epoch, view.dead_tokens.get(assignment, ""))
+        for assignment in decision.acquire
     ]
-    for unit in decision.shed:
-        actions += isolate(unit, shed, partitions[unit]) or ()
+    for assignment in decision.shed:
+        actions += isolate(assignment, shed, partitions[assignment]) or ()
     return actions, decision.more
 
 
 def count_unowned(
     view: ClusterState,
-    partitions: Mapping[Unit, AssignmentState],
-    wanted: Collection[Unit],
+    partitions: Mapping[Assignment, AssignmentState],
+    wanted: Collection[Assignment],
     constraints: Constraints,
 ) -> int:
-    """Return the number of wanted units that no instance owns, without those of stopped groups."""
+    """Return how many wanted assignments have no owner, without those of stopped groups."""
     return sum(
         1
-        for unit in wanted
-        if partitions[unit].phase is Phase.FREE
-        and (seen := view.views.get(unit)) is not None
+        for assignment in wanted
+        if partitions[assignment].phase is Phase.FREE
+        and (seen := view.views.get(assignment)) is not None
         and not seen.leased
-        and (unit.topic, unit.group) not in constraints.stopped
+        and (assignment.topic, assignment.group) not in constraints.stopped
     )
 
 
@@ -74,7 +74,7 @@ def shed(partition: AssignmentState) -> list[Action]:
     if partition.phase in (Phase.FREE, Phase.RELEASING):
         return []
     if partition.releasable:
-        return [ReleaseLease(partition.unit, "shed")]
+        return [ReleaseLease(partition.assignment, "shed")]
     if partition.child is None or partition.stop_reason in ("shed", "drain"):
         return []
-    return [StopWorker(partition.unit, "shed")]
+    return [StopWorker(partition.assignment, "shed")]

@@ -153,18 +153,18 @@ class Reload:
     def finish_roll(self, result: RollResult) -> None:
         """Report the result of replacing the workers."""
         self.rolling = False
-        if result.unit is None:
+        if result.assignment is None:
             logs.event("reload.finished")
             self._notifier.ready("reloaded")
             return
         self.problem = (
-            f"the new worker of {result.unit} does not start: {result.problem};"
+            f"the new worker of {result.assignment} does not start: {result.problem};"
             f" see its last events. {result.remaining} workers keep running the old code"
         )
         logs.event(
             "reload.stopped",
             logging.ERROR,
-            unit=result.unit,
+            assignment=result.assignment,
             workers=result.remaining,
             problem=self.problem,
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from streamqd import logs
 from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.notify import Notifier
 from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
@@ -34,7 +34,7 @@ class StatusReporter:
 
     def tick(
         self,
-        partitions: Mapping[Unit, AssignmentState],
+        partitions: Mapping[Assignment, AssignmentState],
         *,
         redis_ok: bool,
         fleet_seen: bool,
@@ -114,8 +114,8 @@ class StatusReporter:
             self._notifier.extend_timeout(EXTEND_SECONDS)
 
 
-def dump(partitions: Mapping[Unit, AssignmentState], isolation: Isolation) -> None:
-    """Log every unit's state and this process's stack, and ask all workers for theirs."""
+def dump(partitions: Mapping[Assignment, AssignmentState], isolation: Isolation) -> None:
+    """Log every assignment's state and this process's stack, and ask all workers for theirs."""
     isolation.each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -128,7 +128,7 @@ def dump(partitions: Mapping[Unit, AssignmentState], isolation: Isolation) -> No
 def _log_state(partition: AssignmentState) -> None:
     logs.event(
         "state.dumped",
-        unit=partition.unit,
+        assignment=partition.assignment,
         phase=partition.phase.value,
         epoch=partition.lease.epoch,
         child=partition.child.pid if partition.child else None,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from streamqd import logs
 from streamqd.config.schema import Daemon
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy import restart
 from streamqd.supervisor.limits import MAX_MESSAGES
 from streamqd.supervisor.partition import ON_STOP_SECONDS, AssignmentState, Phase
@@ -47,14 +47,14 @@ class Circumstances:
     now: float
     daemon: Daemon
     draining: bool
-    unwanted: frozenset[Unit]
+    unwanted: frozenset[Assignment]
     ending: int  # dismissed processes that have not exited yet
 
 
 class RollResult(NamedTuple):
-    """The result of a roll: all workers are replaced, or the replacement in `unit` failed."""
+    """The result of a roll: all workers are replaced, or the replacement in `assignment` failed."""
 
-    unit: Unit | None = None
+    assignment: Assignment | None = None
     problem: str = ""
     remaining: int = 0  # workers that were not replaced
 
@@ -66,7 +66,7 @@ class RollProgress(NamedTuple):
     stop after its running messages. `workers` are replaced after it.
     """
 
-    unit: Unit | None
+    assignment: Assignment | None
     step: str
     workers: int
 
@@ -105,33 +105,35 @@ class RollingReplacement:
     `observe` picks the current replacement and tracks its progress. `wishes` only reads.
     """
 
-    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
         self._isolate = isolate
-        self._wanted: dict[Unit, str] = {}  # the reasons, in the order of the requests
+        self._wanted: dict[Assignment, str] = {}  # the reasons, in the order of the requests
         self._current: _Replacing | None = None
         self._deaths: list[restart.WorkerExit] = []
-        self._cooling_down: dict[Unit, float] = {}  # monotonic end of the pause of replacements
-        self._failed: dict[Unit, str] = {}  # why the last replacement was given up
-        self._roll: list[Unit] = []  # the rest of a reload, after `_rolling`
-        self._rolling: Unit | None = None
+        self._cooling_down: dict[
+            Assignment, float
+        ] = {}  # monotonic end of the pause of replacements
+        self._failed: dict[Assignment, str] = {}  # why the last replacement was given up
+        self._roll: list[Assignment] = []  # the rest of a reload, after `_rolling`
+        self._rolling: Assignment | None = None
 
-    def request(self, unit: Unit, reason: str) -> bool:
+    def request(self, assignment: Assignment, reason: str) -> bool:
         """Queue the replacement of a worker.
 
-        Return False, with no change, if one is queued already or the unit cools down.
+        Return False, with no change, if one is queued already or the assignment cools down.
         """
         if reason == "reload":
-            self._cooling_down.pop(unit, None)
-            self._failed.pop(unit, None)
-        elif self.is_wanted(unit) or unit in self._cooling_down:
+            self._cooling_down.pop(assignment, None)
+            self._failed.pop(assignment, None)
+        elif self.is_wanted(assignment) or assignment in self._cooling_down:
             return False
-        self._wanted[unit] = reason
+        self._wanted[assignment] = reason
         return True
 
-    def is_wanted(self, unit: Unit, reason: str = "") -> bool:
+    def is_wanted(self, assignment: Assignment, reason: str = "") -> bool:
         """Return True if a replacement is queued or running, for this reason ('' means any)."""
-        found = {self._wanted.get(unit)}
-        if self._current is not None and self._current.partition.unit == unit:
+        found = {self._wanted.get(assignment)}
+        if self._current is not None and self._current.partition.assignment == assignment:
             found.add(self._current.reason)
         found.discard(None)
         return reason in found if reason else bool(found)
@@ -142,30 +144,30 @@ class RollingReplacement:
             self._current = None
         self._wanted.clear()
 
-    def drop(self, unit: Unit) -> None:
+    def drop(self, assignment: Assignment) -> None:
         """Drop the replacement of one worker, because its assignment was given up."""
-        self._wanted.pop(unit, None)
-        if self._current is not None and self._current.partition.unit == unit:
+        self._wanted.pop(assignment, None)
+        if self._current is not None and self._current.partition.assignment == assignment:
             self._current = None
 
     # --- a roll: all workers, one by one ---
 
-    def roll(self, units: list[Unit]) -> None:
+    def roll(self, assignments: list[Assignment]) -> None:
         """Replace these workers for a reload, one after the other."""
-        self._roll, self._rolling = units, None
+        self._roll, self._rolling = assignments, None
 
     @property
     def progress(self) -> RollProgress:
         """The state of the roll."""
-        unit, current = self._rolling, self._current
-        if unit is None:
+        assignment, current = self._rolling, self._current
+        if assignment is None:
             return RollProgress(None, "", len(self._roll))
         step = "queue"
-        if current is not None and current.partition.unit == unit:
+        if current is not None and current.partition.assignment == assignment:
             step = "finish" if current.is_old_working and not current.keeps_old else "start"
-        return RollProgress(unit, step, len(self._roll))
+        return RollProgress(assignment, step, len(self._roll))
 
-    def rolled(self, partitions: Mapping[Unit, AssignmentState]) -> RollResult | None:
+    def rolled(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
         """Continue a roll: request the next worker after the last one's successor works.
 
         Return the result when the roll is over, None until then. A failed replacement stops the
@@ -175,30 +177,34 @@ class RollingReplacement:
             # With a small `max_messages`, the worker may be queued again immediately.
             if self._isolate(self._rolling, self.is_wanted, self._rolling, "reload"):
                 return None
-            unit, self._rolling = self._rolling, None
-            problem = self._failed.get(unit)
+            assignment, self._rolling = self._rolling, None
+            problem = self._failed.get(assignment)
             if problem is not None:
                 remaining, self._roll = len(self._roll) + 1, []
-                return RollResult(unit, problem, remaining)
+                return RollResult(assignment, problem, remaining)
         while self._roll:
-            unit = self._roll.pop(0)
-            if partitions[unit].child is not None:
-                self._isolate(unit, self.request, unit, "reload")
-                self._rolling = unit
+            assignment = self._roll.pop(0)
+            if partitions[assignment].child is not None:
+                self._isolate(assignment, self.request, assignment, "reload")
+                self._rolling = assignment
                 return None
         return RollResult()
 
     # --- observe ---
 
-    def observe(self, partitions: Mapping[Unit, AssignmentState], given: Circumstances) -> None:
+    def observe(
+        self, partitions: Mapping[Assignment, AssignmentState], given: Circumstances
+    ) -> None:
         """Track the current replacement, or start the next one."""
-        for unit in [unit for unit, until in self._cooling_down.items() if until <= given.now]:
-            del self._cooling_down[unit]
+        for assignment in [
+            assignment for assignment, until in self._cooling_down.items() if until <= given.now
+        ]:
+            del self._cooling_down[assignment]
         replacing = self._current
         if replacing is None:
             self._begin(partitions, given)
         else:
-            self._isolate(replacing.partition.unit, self._continue, replacing, given)
+            self._isolate(replacing.partition.assignment, self._continue, replacing, given)
 
     def _continue(self, replacing: _Replacing, given: Circumstances) -> None:
         if _is_over(replacing, given):
@@ -206,19 +212,25 @@ class RollingReplacement:
         elif replacing.partition.standby is not None:
             self._follow(replacing, given.now)
 
-    def _begin(self, partitions: Mapping[Unit, AssignmentState], given: Circumstances) -> None:
+    def _begin(
+        self, partitions: Mapping[Assignment, AssignmentState], given: Circumstances
+    ) -> None:
         if given.draining:
             self._wanted.clear()
-        # Skip a unit while a standby with the old code exits: `wishes` has dismissed it, and its
-        # `on_stop` may take up to 30 s.
-        ready = [unit for unit in self._wanted if not partitions[unit].slot.standby_pid]
+        # Skip an assignment while a standby with the old code exits: `wishes` has dismissed it, and
+        # its `on_stop` may take up to 30 s.
+        ready = [
+            assignment for assignment in self._wanted if not partitions[assignment].slot.standby_pid
+        ]
         if not ready or given.ending >= DISMISSED_MAX:
             return
         # A reload requests one worker at a time. It comes first, or it would wait each time for
         # all workers at `max_messages`.
-        unit = next((unit for unit in ready if self._wanted[unit] == "reload"), ready[0])
-        partition = partitions[unit]
-        reason = self._wanted.pop(unit)
+        assignment = next(
+            (assignment for assignment in ready if self._wanted[assignment] == "reload"), ready[0]
+        )
+        partition = partitions[assignment]
+        reason = self._wanted.pop(assignment)
         worker = partition.worker
         if worker is None or worker.stop_reason or partition.phase is not Phase.HELD:
             return  # it exits anyway, and its successor is the replacement
@@ -227,7 +239,7 @@ class RollingReplacement:
         cold = partition.consumer.handover == "cold" or not worker.ready_at
         self._current = _Replacing(partition, reason, worker.child.pid, cold)
         self._deaths = []
-        self._failed.pop(unit, None)
+        self._failed.pop(assignment, None)
 
     def _follow(self, replacing: _Replacing, now: float) -> None:
         """Note when the standby is warm.
@@ -242,7 +254,7 @@ class RollingReplacement:
         if not replacing.warm_at:
             replacing.warm_at = now
             child = partition.standby.pid if partition.standby is not None else None
-            logs.event("standby.ready", unit=partition.unit, child=child)
+            logs.event("standby.ready", assignment=partition.assignment, child=child)
         if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.keeps_old:
             return
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
@@ -251,10 +263,10 @@ class RollingReplacement:
         if idle or "reload" in self._wanted.values():
             self._current = None
 
-    def on_standby_refused(self, unit: Unit) -> None:
+    def on_standby_refused(self, assignment: Assignment) -> None:
         """Note that the operating system refused to fork a standby."""
         self._current = None  # `Limits` requests it again, unless it was for a reload
-        self._failed[unit] = "the operating system refuses another process"
+        self._failed[assignment] = "the operating system refuses another process"
 
     def on_standby_exit(
         self, partition: AssignmentState, how: str, now: float, daemon: Daemon
@@ -285,12 +297,12 @@ class RollingReplacement:
         logs.event(
             "standby.given_up",
             logging.ERROR,
-            unit=partition.unit,
+            assignment=partition.assignment,
             last_exit=how,
             seconds=round(decision.until - now, 1),
         )
-        self._cooling_down[partition.unit] = decision.until
-        self._failed[partition.unit] = f"it terminated with {how}"
+        self._cooling_down[partition.assignment] = decision.until
+        self._failed[partition.assignment] = f"it terminated with {how}"
         self._current = None
 
     # --- plan ---
@@ -302,12 +314,12 @@ class RollingReplacement:
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
-            actions += self._isolate(partition.unit, _end_of_quiet, partition, now) or ()
+            actions += self._isolate(partition.assignment, _end_of_quiet, partition, now) or ()
             if partition.standby is not None and partition is not current:
-                actions.append(DismissStandby(partition.unit))
+                actions.append(DismissStandby(partition.assignment))
         if self._current is not None:
             step = self._isolate(
-                self._current.partition.unit, _step, self._current, now, boot_timeout
+                self._current.partition.assignment, _step, self._current, now, boot_timeout
             )
             actions += step or ()
         return actions
@@ -316,17 +328,17 @@ class RollingReplacement:
 def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action]:
     """Return the next step: fork the standby, stop the old worker, dismiss it once quiet."""
     partition = replacing.partition
-    unit = partition.unit
+    assignment = partition.assignment
     if partition.standby is None:
         if replacing.keeps_old and not replacing.cold and now >= replacing.retry_at:
-            return [ForkStandby(unit)]
+            return [ForkStandby(assignment)]
     elif not partition.standby_is_warm:
         late = now - replacing.standby_since > boot_timeout
-        return [KillStandby(unit)] if late else []
+        return [KillStandby(assignment)] if late else []
     elif partition.is_quiet:
-        return [DismissWorker(unit)]
+        return [DismissWorker(assignment)]
     if replacing.stops_old and replacing.keeps_old:
-        return [StopWorker(unit, "reload" if replacing.reason == "reload" else "recycle")]
+        return [StopWorker(assignment, "reload" if replacing.reason == "reload" else "recycle")]
     return []
 
 
@@ -337,9 +349,9 @@ def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
         return []
     since = now - worker.quiet_at
     if partition.consumer.handover == "cold" or partition.slot.leaving_pid:
-        return [KillWorker(partition.unit, "on_stop")] if since > ON_STOP_SECONDS else []
+        return [KillWorker(partition.assignment, "on_stop")] if since > ON_STOP_SECONDS else []
     if since > QUIET_SECONDS:
-        return [DismissWorker(partition.unit, unexplained=not worker.stop_reason)]
+        return [DismissWorker(partition.assignment, unexplained=not worker.stop_reason)]
     return []
 
 
@@ -356,5 +368,5 @@ def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
         or free
         or given.draining
         or partition.broken_until > given.now
-        or partition.unit in given.unwanted
+        or partition.assignment in given.unwanted
     )

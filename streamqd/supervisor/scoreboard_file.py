@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from streamqd import logs, startup
 from streamqd.config import Daemon
 from streamqd.config.setting import NAME
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.scoreboard import (
     BOARD_BYTES,
     HEAD_BYTES,
@@ -49,7 +49,7 @@ class ScoreboardFileError(Exception):
 
 
 class ResumableAssignment(NamedTuple):
-    """The state of one unit that a killed supervisor held.
+    """The state of one assignment that a killed supervisor held.
 
     `next_token` is the token that was about to replace the lease's, '' for none. The messages at
     the places in `done` were handled, but perhaps not acknowledged. Those in `running` were being
@@ -65,11 +65,11 @@ class ResumableAssignment(NamedTuple):
 class ScoreboardFile:
     """Creates the scoreboard of one supervisor, and reads that of its predecessor.
 
-    `resumable` maps each unit that the predecessor held to its state, without rejected ones.
+    `resumable` maps each assignment that the predecessor held to its state, without rejected ones.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
-        self.resumable: dict[Unit, ResumableAssignment] = {}
+        self.resumable: dict[Assignment, ResumableAssignment] = {}
         self._path: Path | None = None
         self._header = _described(daemon, lock)
         place = folder(os.environ, os.geteuid())
@@ -78,8 +78,8 @@ class ScoreboardFile:
             self._path = place / f"{daemon.instance}-{device}-{inode}{SUFFIX}"
             _sweep(place)
 
-    def make(self, units: int) -> Scoreboard:
-        """Read the old board, then return a new one with room for `units`.
+    def make(self, assignments: int) -> Scoreboard:
+        """Read the old board, then return a new one with room for `assignments`.
 
         Other processes find the new board after `publish`. Until then the old file stays unchanged.
         """
@@ -96,7 +96,7 @@ class ScoreboardFile:
             board = Scoreboard(descriptor=descriptor)
             board.refused_file = path.with_suffix(REFUSED)
             board.head(packed(self._header))
-            for index in range(units):
+            for index in range(assignments):
                 board.reserve(index, HEAD_BYTES)
         except (OSError, ValueError) as error:
             logs.event("scoreboard.private", logging.WARNING, problem=str(error))
@@ -117,7 +117,7 @@ class ScoreboardFile:
             self._path = None
 
     def remove(self) -> None:
-        """Remove the file: no unit is held any longer."""
+        """Remove the file: no assignment is held any longer."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -133,15 +133,15 @@ class ScoreboardFile:
         except Exception as error:  # noqa: BLE001 - no file may keep the daemon from starting
             self._put_aside(path, f"{type(error).__name__}: {error}", error)
             return
-        for unit, problem in found.damaged:
+        for assignment, problem in found.damaged:
             logs.event(
                 "scoreboard.refused",
                 logging.WARNING,
-                unit=unit,
+                assignment=assignment,
                 file=str(path),
                 problem=problem,
             )
-        self.resumable = {each.lease.unit: each for each in found.partitions}
+        self.resumable = {each.lease.assignment: each for each in found.partitions}
         logs.event("scoreboard.found", file=str(path), assignments=len(self.resumable))
 
     def _put_aside(self, path: Path, problem: str, bug: Exception | None = None) -> None:
@@ -162,10 +162,10 @@ class ScoreboardFile:
 
 
 class FoundScoreboard(NamedTuple):
-    """The valid units of a file, and the problem of each invalid one."""
+    """The valid assignments of a file, and the problem of each invalid one."""
 
     partitions: list[ResumableAssignment]
-    damaged: list[tuple[Unit | None, str]]
+    damaged: list[tuple[Assignment | None, str]]
 
 
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
@@ -289,27 +289,29 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
 
 
 def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
-    found: dict[Unit, ResumableAssignment] = {}
-    damaged: list[tuple[Unit | None, str]] = []
+    found: dict[Assignment, ResumableAssignment] = {}
+    damaged: list[tuple[Assignment | None, str]] = []
     board = Scoreboard(0)
     for index in indexes:
         raw = bytearray(os.pread(descriptor, SLOT_BYTES, BOARD_BYTES + index * SLOT_BYTES))
         slot = WorkerSlot(memoryview(raw), index, board)
-        unit: Unit | None = None
+        assignment: Assignment | None = None
         try:
-            unit = slot.unit
+            assignment = slot.assignment
             lease = slot.lease()
-            if unit is None or lease is None:
+            if assignment is None or lease is None:
                 continue
-            if not (NAME.fullmatch(unit.topic) and unit.partition >= 0 and unit.group):
+            if not (
+                NAME.fullmatch(assignment.topic) and assignment.partition >= 0 and assignment.group
+            ):
                 raise ValueError("it does not name a partition and a group")
-            if unit in found:
+            if assignment in found:
                 raise ValueError("it occurs twice")
             batch = slot.checked_batch()
         except Exception as error:  # noqa: BLE001 - no slot may keep the others from being used
-            damaged.append((unit, f"slot {index} is damaged: {error}"))
+            damaged.append((assignment, f"slot {index} is damaged: {error}"))
             continue
-        found[unit] = ResumableAssignment(*lease, batch.done, batch.running)
+        found[assignment] = ResumableAssignment(*lease, batch.done, batch.running)
     return FoundScoreboard(list(found.values()), damaged)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from streamqd import logs
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.process import Child
 from streamqd.store.directives import Directive
 from streamqd.store.stacks import PublishedStack
@@ -42,25 +42,30 @@ class StackRequests:
 
     leases: LeaseManager
     watch: LoopWatch
-    isolate: Isolate[Unit] = directly
-    _open: dict[Unit, _Request] = field(default_factory=dict)
+    isolate: Isolate[Assignment] = directly
+    _open: dict[Assignment, _Request] = field(default_factory=dict)
 
-    def add(self, wanted: Mapping[Unit, Directive], now: float) -> None:
+    def add(self, wanted: Mapping[Assignment, Directive], now: float) -> None:
         """Accept new directives. A later one for the same assignment replaces the earlier one."""
-        self._open |= {unit: _Request(directive, now) for unit, directive in wanted.items()}
+        self._open |= {
+            assignment: _Request(directive, now) for assignment, directive in wanted.items()
+        }
 
-    def is_asked(self, unit: Unit) -> bool:
-        """Return True if `observe` will take the next stack of the worker of a unit."""
-        return unit in self._open
+    def is_asked(self, assignment: Assignment) -> bool:
+        """Return True if `observe` will take the next stack of the worker of an assignment."""
+        return assignment in self._open
 
-    def observe(self, partitions: Mapping[Unit, AssignmentState], now: float) -> float:
+    def observe(self, partitions: Mapping[Assignment, AssignmentState], now: float) -> float:
         """Ask workers, and publish their stacks. Return the time of the next check (monotonic)."""
-        for unit in list(self._open):
-            partition = partitions.get(unit)
+        for assignment in list(self._open):
+            partition = partitions.get(assignment)
             if partition is None or not partition.owned:
-                del self._open[unit]  # the owner has read the same directive
-            elif self.isolate(unit, self._advance, partition, self._open[unit], now) is not False:
-                self._open.pop(unit, None)  # answered, or failed
+                del self._open[assignment]  # the owner has read the same directive
+            elif (
+                self.isolate(assignment, self._advance, partition, self._open[assignment], now)
+                is not False
+            ):
+                self._open.pop(assignment, None)  # answered, or failed
         return now + CHECK_INTERVAL_SECONDS if self._open else math.inf
 
     def _advance(self, partition: AssignmentState, request: _Request, now: float) -> bool:
@@ -73,7 +78,7 @@ class StackRequests:
             return self._answer(partition, request, problem=problem)
         if child is not request.child:  # also after the worker was replaced during the request
             request.child, request.asked_at, request.steps = child, 0.0, []
-        if self.watch.is_asked(partition.unit) and not silent:
+        if self.watch.is_asked(partition.assignment) and not silent:
             return False  # the next stack is its own
         if request.asked_at and (stack := child.poll_stack()):
             logs.stack(stack, child=child.pid, about=child.title, by=request.directive.by)
@@ -103,5 +108,5 @@ class StackRequests:
             stack=stack,
             problem=problem,
         )
-        self.leases.publish_stack(partition.unit, found)
+        self.leases.publish_stack(partition.assignment, found)
         return True

@@ -19,7 +19,7 @@ from streamqd import fork_hygiene, logs, process, startup
 from streamqd.config import Consumer, Settings
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StreamqdError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.notify import Notifier
 from streamqd.policy.capacity import Capacity
 from streamqd.policy.rebalance import MORE_SECONDS, Rebalancer
@@ -80,9 +80,9 @@ class Supervisor:
         self.embedded = embedded
         self.notifier = Notifier()
         file = ScoreboardFile(settings.daemon, lock)
-        self.board = file.make(len(_units_of(settings, counts)))
+        self.board = file.make(len(_assignments_of(settings, counts)))
         self.resolver = Resolver()
-        self.partitions: dict[Unit, AssignmentState] = {}
+        self.partitions: dict[Assignment, AssignmentState] = {}
         self.isolation = Isolation(self.partitions, settings.daemon.crash_backoff, self._give_up)
         isolate = self.isolation.run
         self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver, isolate)
@@ -94,7 +94,9 @@ class Supervisor:
         self.pool.offer_outboxes()
         self.oom_monitor = OomMonitor()
         self.replacement = RollingReplacement(isolate)
-        self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload removed
+        self.unwanted: frozenset[Assignment] = (
+            frozenset()
+        )  # known assignments that a reload removed
         self.counts = dict(counts)  # partitions by topic, without topics that were never readable
         self._offer(settings, counts)
         self._resume(file)
@@ -134,14 +136,16 @@ class Supervisor:
         """Resume the partitions that a killed supervisor held."""
         running = [each for each in file.resumable.values() if each.running and not each.next_token]
         alone = len(running) <= 1
-        for unit, found in file.resumable.items():
-            if unit in self.partitions:
-                self.isolation.run(unit, self.partitions[unit].resume, found, alone=alone)
+        for assignment, found in file.resumable.items():
+            if assignment in self.partitions:
+                self.isolation.run(
+                    assignment, self.partitions[assignment].resume, found, alone=alone
+                )
 
     def _give_up(self, partition: AssignmentState) -> None:
         """Remove the processes of an assignment that is given up, and the plans for it."""
         self.pool.let_go(partition)
-        self.replacement.drop(partition.unit)
+        self.replacement.drop(partition.assignment)
 
     # --- life ---
 
@@ -154,7 +158,7 @@ class Supervisor:
                 "daemon.started",
                 instance=self.settings.daemon.instance,
                 config=self.settings.source,
-                topics=len({unit.topic for unit in self.partitions}),
+                topics=len({assignment.topic for assignment in self.partitions}),
                 assignments=len(self.partitions),
                 redis=self.leases.link.address,
                 python=sys.version.split()[0],
@@ -217,7 +221,7 @@ class Supervisor:
         stacks_at = self.stack_requests.observe(self.partitions, now)
         self._next_look = min(exceeded.next_at, loops_at, stacks_at)
         for found in exceeded.replacements:
-            self.isolation.run(found.partition.unit, self._request_replacement, found)
+            self.isolation.run(found.partition.assignment, self._request_replacement, found)
         moves: list[Action] = []
         if not self.drain.begun:
             process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
@@ -239,7 +243,7 @@ class Supervisor:
         possible = self.capacity.room(owned)
         if possible is not None:  # at least 0, so it sheds no running partition
             room = min(room, possible)
-        wanted, constraints = self.wanted_units(), self.control.constraints()
+        wanted, constraints = self.wanted_assignments(), self.control.constraints()
         self.board.unowned = rebalance.count_unowned(view, self.partitions, wanted, constraints)
         moves, more = rebalance.decide(
             self.rebalancer,
@@ -259,12 +263,12 @@ class Supervisor:
     def _request_replacement(self, found: Replacement) -> None:
         """Hand a worker that has exceeded a limit to the rolling replacement."""
         partition = found.partition
-        wanted = self.replacement.request(partition.unit, found.reason)
+        wanted = self.replacement.request(partition.assignment, found.reason)
         if not wanted or found.reason == MAX_MESSAGES:
             return
         logs.event(
             "worker.recycled",
-            unit=partition.unit,
+            assignment=partition.assignment,
             child=partition.child.pid if partition.child else None,
             reason=found.reason,
             rss=found.rss,
@@ -274,7 +278,7 @@ class Supervisor:
             logs.event(
                 "worker.limit_exceeded",
                 logging.WARNING,
-                unit=partition.unit,
+                assignment=partition.assignment,
                 rss=found.rss,
                 baseline=partition.slot.rss_baseline,
                 max_rss=partition.consumer.max_rss,
@@ -287,37 +291,44 @@ class Supervisor:
         now, partitions = seen.now, self.partitions.values()
         wishes: list[Action] = []
         if self.exit_code == EXIT_DUPLICATE:
-            wishes += [plan.KillWorker(unit, "quit") for unit in self.partitions]
+            wishes += [plan.KillWorker(assignment, "quit") for assignment in self.partitions]
         if self.drain.begun:
             wishes += self.drain.wishes(partitions)
         else:
             wishes += seen.moves
             wishes += process_capacity.wishes(now, partitions)
             wishes += self._starts(now)
-            for unit in self.unwanted:
-                wishes += self.isolation.run(unit, rebalance.shed, self.partitions[unit]) or ()
+            for assignment in self.unwanted:
+                wishes += (
+                    self.isolation.run(assignment, rebalance.shed, self.partitions[assignment])
+                    or ()
+                )
             # Another instance may be able to run it. This one tries again after the cooldown.
             broken = [each for each in partitions if each.broken_until > now and each.releasable]
-            wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
+            wishes += [plan.ReleaseLease(each.assignment, "broken") for each in broken]
         for each in partitions:
             if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
                 # The lease was lost while its worker ran. Redis rejects the worker's further
                 # writes.
-                wishes.append(plan.StopWorker(each.unit, "lost"))
+                wishes.append(plan.StopWorker(each.assignment, "lost"))
         wishes += self.replacement.wishes(partitions, now, self.settings.daemon.boot_timeout)
         for each in partitions:
-            wishes += self.isolation.run(each.unit, self._commands, each) or ()
+            wishes += self.isolation.run(each.assignment, self._commands, each) or ()
         return wishes + seen.exceeded
 
     def _starts(self, now: float) -> list[Action]:
         """Return the actions that start a process for each owned partition without one."""
         starts: list[Action] = []
-        for unit, partition in self.partitions.items():
-            if partition.startable and now >= partition.start_at and unit not in self.unwanted:
+        for assignment, partition in self.partitions.items():
+            if (
+                partition.startable
+                and now >= partition.start_at
+                and assignment not in self.unwanted
+            ):
                 if partition.standby is None:
-                    starts.append(plan.ForkWorker(unit))
+                    starts.append(plan.ForkWorker(assignment))
                 elif partition.standby_is_warm:
-                    starts.append(plan.AdoptStandby(unit))
+                    starts.append(plan.AdoptStandby(assignment))
         return starts
 
     def _commands(self, partition: AssignmentState) -> list[Action]:
@@ -325,11 +336,11 @@ class Supervisor:
         commands: list[Action] = []
         if partition.child is None:
             return commands
-        paused, unit = self._is_paused(partition), partition.unit
+        paused, assignment = self._is_paused(partition), partition.assignment
         if partition.slot.command == (WorkerCommand.NONE if paused else WorkerCommand.PAUSE):
-            commands.append(plan.PauseWorker(unit, paused))
+            commands.append(plan.PauseWorker(assignment, paused))
         if partition.housekeeping != partition.relayed:
-            commands.append(plan.WakeWorker(unit, partition.housekeeping))
+            commands.append(plan.WakeWorker(assignment, partition.housekeeping))
         return commands
 
     # --- apply ---
@@ -344,8 +355,8 @@ class Supervisor:
                 if time.monotonic() > until:
                     self._forks_wait = True  # the next tick wishes for it again
                     continue
-            partition = self.partitions[action.unit]
-            self.isolation.run(action.unit, self._change, action, partition)
+            partition = self.partitions[action.assignment]
+            self.isolation.run(action.assignment, self._change, action, partition)
             if isinstance(action, plan.ForkWorker):
                 forked.append(partition)
         # Not between two forks: see `plan.merge`.
@@ -385,7 +396,7 @@ class Supervisor:
                 self.pool.adopt_standby(partition, paused=self._is_paused(partition))
             case plan.ForkStandby():
                 if not self.pool.start_standby(partition):
-                    self.replacement.on_standby_refused(partition.unit)
+                    self.replacement.on_standby_refused(partition.assignment)
             case plan.KillStandby():
                 self.pool.kill_standby(partition)
             case plan.DismissStandby():
@@ -400,14 +411,18 @@ class Supervisor:
     def _count_release(self, partition: AssignmentState, reason: str) -> None:
         if reason == "shed":
             self.board.add("rebalance_shed")
-            logs.event("partition.handed_over", unit=partition.unit, epoch=partition.lease.epoch)
+            logs.event(
+                "partition.handed_over",
+                assignment=partition.assignment,
+                epoch=partition.lease.epoch,
+            )
         elif reason == "unstartable":
             self.board.add("unstartable")
 
     def _end_cooldown(self, partition: AssignmentState) -> None:
         if partition.broken_until:
             partition.broken_until = 0.0
-            logs.event("worker.retried", unit=partition.unit)
+            logs.event("worker.retried", assignment=partition.assignment)
 
     def _exchange(self) -> None:
         """Do one round trip to Redis: the heartbeat, and the calls of the partitions."""
@@ -427,7 +442,7 @@ class Supervisor:
         before, self._exchanged_at = self._exchanged_at, now
         if any(before < each.broken_until <= now for each in self.partitions.values()):
             self.leases.membership.heartbeat_soon()  # see whether the partition is still free
-        self.leases.tick(now, self.partitions, self.wanted_units())
+        self.leases.tick(now, self.partitions, self.wanted_assignments())
 
     def _keep_up(self, now: float) -> None:
         """Keep the other processes running, and check what else can be started."""
@@ -447,7 +462,7 @@ class Supervisor:
         before = self.capacity.limit
         tried = self.pool.try_processes(count, self._fork_seconds())
         if tried:
-            self.capacity.record_trial(now, running, tried, len(self.wanted_units()))
+            self.capacity.record_trial(now, running, tried, len(self.wanted_assignments()))
         else:
             self.capacity.record_refusal(now, before or 0, self.pool.refusal)
         if before != self.capacity.limit:
@@ -464,10 +479,12 @@ class Supervisor:
             due.append(now)
         free = [one for one in partitions if one.startable and one.standby is None]
         due += [partition.start_at for partition in free]
-        children: list[tuple[Child, Unit | None]] = [*self._children()]
+        children: list[tuple[Child, Assignment | None]] = [*self._children()]
         children += [(child, None) for child in self.pool.helpers()]
         channels = {
-            child.control.fileno(): (child, unit) for child, unit in children if not child.deaf_at
+            child.control.fileno(): (child, assignment)
+            for child, assignment in children
+            if not child.deaf_at
         }
         descriptors = [self.signals.fileno(), *channels, *(child.pidfd for child, _ in children)]
         wake = self.leases.wakes.link.node.fileno()
@@ -477,26 +494,29 @@ class Supervisor:
             if descriptor == wake:
                 self.leases.drain_wakes()
             elif descriptor in channels:
-                child, unit = channels[descriptor]
-                if unit is None:
+                child, assignment = channels[descriptor]
+                if assignment is None:
                     child.drain()
                 else:
-                    self.isolation.run(unit, child.drain)
+                    self.isolation.run(assignment, child.drain)
 
     # --- offered assignments ---
 
     def _offer(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Create the state of every unit of every consumer. A known unit keeps its state."""
+        """Create the state of every assignment of every consumer.
+
+        A known assignment keeps its state.
+        """
         # A topic that is unreadable now keeps its known number of partitions.
         self.counts |= counts
-        wanted = _units_of(settings, self.counts)
-        for unit, consumer in wanted.items():
-            partition = self.partitions.get(unit)
+        wanted = _assignments_of(settings, self.counts)
+        for assignment, consumer in wanted.items():
+            partition = self.partitions.get(assignment)
             if partition is None:
-                partition = AssignmentState(unit, consumer, self.board.allot(unit))
-                self.partitions[unit] = partition
+                partition = AssignmentState(assignment, consumer, self.board.allot(assignment))
+                self.partitions[assignment] = partition
             partition.consumer = consumer
-            partition.slot.partitions = self.counts[unit.topic]
+            partition.slot.partitions = self.counts[assignment.topic]
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
@@ -512,8 +532,8 @@ class Supervisor:
         self.leases.membership.heartbeat_soon()
 
     def _fits(self, settings: Settings, counts: Mapping[str, int]) -> bool:
-        """Return True if the scoreboard has room for all units of a new configuration."""
-        new = _units_of(settings, counts).keys() - self.partitions.keys()
+        """Return True if the scoreboard has room for all assignments of a new configuration."""
+        new = _assignments_of(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
         if used + len(new) > self.board.size:
             return False
@@ -524,9 +544,9 @@ class Supervisor:
             return False
         return True
 
-    def wanted_units(self) -> list[Unit]:
-        """Return the units of all present consumers."""
-        return [unit for unit in self.partitions if unit not in self.unwanted]
+    def wanted_assignments(self) -> list[Assignment]:
+        """Return the assignments of all present consumers."""
+        return [assignment for assignment in self.partitions if assignment not in self.unwanted]
 
     def _register_again(self, now: float) -> None:
         """Register topics again after a fence or a topic was gone, or once they are readable."""
@@ -561,7 +581,7 @@ class Supervisor:
 
     def _is_paused(self, partition: AssignmentState) -> bool:
         """Return True if a signal pauses all partitions, or a directive pauses this one."""
-        return self.paused or self.control.is_paused(partition.unit)
+        return self.paused or self.control.is_paused(partition.assignment)
 
     def _follow_directives(self) -> None:
         if self.control.read(self.leases.membership.directives):
@@ -581,12 +601,12 @@ class Supervisor:
         since = self.reload.since_unix_ms
         if not since:
             return {}
-        unit, step, workers = self.replacement.progress
+        assignment, step, workers = self.replacement.progress
         return {
             "reloading": {
                 "since_unix_ms": since,
                 "directive_unix_ms": self.control.reloading_unix_ms,
-                "assignment": None if unit is None else [*unit],
+                "assignment": None if assignment is None else [*assignment],
                 "step": step,
                 "workers": workers,
             }
@@ -614,14 +634,17 @@ class Supervisor:
         if found.settings is None:
             return
         if not self._fits(found.settings, found.partitions):
-            # A unit keeps its slot for the supervisor's life, even if it is no longer wanted.
+            # An assignment keeps its slot for the supervisor's life, even if it is no longer
+            # wanted.
             self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
             return
         self._adopt(found.settings, found.partitions)
         self.pool.replace_helpers(time.monotonic())
-        units = [unit for unit, one in self.partitions.items() if one.child is not None]
-        self.replacement.roll(units)
-        self.reload.start_roll(len(units))
+        assignments = [
+            assignment for assignment, one in self.partitions.items() if one.child is not None
+        ]
+        self.replacement.roll(assignments)
+        self.reload.start_roll(len(assignments))
 
     # --- children ---
 
@@ -639,11 +662,11 @@ class Supervisor:
         if now < self._stacks_at:
             return
         self._stacks_at = now + STACKS_SECONDS
-        for child, unit in self._children():
-            self.isolation.run(unit, self._log_stack, unit, child)
+        for child, assignment in self._children():
+            self.isolation.run(assignment, self._log_stack, assignment, child)
 
-    def _log_stack(self, unit: Unit, child: Child) -> None:
-        if not (self.loop_watch.is_asked(unit) or self.stack_requests.is_asked(unit)):
+    def _log_stack(self, assignment: Assignment, child: Child) -> None:
+        if not (self.loop_watch.is_asked(assignment) or self.stack_requests.is_asked(assignment)):
             logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
     def _reap_children(self, partition: AssignmentState, now: float) -> None:
@@ -663,13 +686,13 @@ class Supervisor:
         logs.event(
             "worker.crashed" if found.crashed else "worker.exited",
             logging.WARNING if found.crashed else logging.INFO,
-            unit=partition.unit,
+            assignment=partition.assignment,
             child=worker.child.pid,
             how=str(exit_),
             reason=worker.stop_reason or None,
             charged=found.charged.decode() if found.charged else None,
         )
-        logs.stack(exit_.stack, unit=partition.unit, child=worker.child.pid)
+        logs.stack(exit_.stack, assignment=partition.assignment, child=worker.child.pid)
         unplanned = found.crashed or worker.kill is not None
         if unplanned and self.settings.telemetry.traces and self.pool.housekeeper is not None:
             limited = worker.kill is not None and worker.kill.reason == "hard-limit"
@@ -686,11 +709,11 @@ class Supervisor:
         logs.event(
             "standby.failed",
             logging.WARNING,
-            unit=partition.unit,
+            assignment=partition.assignment,
             child=standby.pid,
             how=str(exit_),
         )
-        logs.stack(exit_.stack, unit=partition.unit, child=standby.pid)
+        logs.stack(exit_.stack, assignment=partition.assignment, child=standby.pid)
         self.replacement.on_standby_exit(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: AssignmentState, *, unexplained: bool) -> None:
@@ -705,7 +728,7 @@ class Supervisor:
             logs.event(
                 "worker.crash_looped",
                 logging.ERROR,
-                unit=partition.unit,
+                assignment=partition.assignment,
                 last_exit=partition.last_exit,
                 seconds=round(partition.broken_until - now, 1),
             )
@@ -714,12 +737,14 @@ class Supervisor:
         elif partition.phase is Phase.FREE:
             self.leases.reread_fleet()
 
-    def _children(self) -> list[tuple[Child, Unit]]:
-        """Return workers, standbys and dismissed processes, each with its unit."""
+    def _children(self) -> list[tuple[Child, Assignment]]:
+        """Return workers, standbys and dismissed processes, each with its assignment."""
         partitions = self.partitions.values()
-        found = [(each.child, each.unit) for each in partitions if each.child is not None]
-        found += [(each.standby, each.unit) for each in partitions if each.standby is not None]
-        return found + [(one.child, one.partition.unit) for one in self.pool.dismissed]
+        found = [(each.child, each.assignment) for each in partitions if each.child is not None]
+        found += [
+            (each.standby, each.assignment) for each in partitions if each.standby is not None
+        ]
+        return found + [(one.child, one.partition.assignment) for one in self.pool.dismissed]
 
     def _known_pids(self) -> set[int]:
         known = {child.pid for child, _ in self._children()}
@@ -764,8 +789,8 @@ class Supervisor:
             return
         if self.burst is not None:
             self._end_burst(now, self.burst)
-        wanted = self.wanted_units()
-        rested = [self.partitions[unit] for unit in wanted]
+        wanted = self.wanted_assignments()
+        rested = [self.partitions[assignment] for assignment in wanted]
         broken = [each for each in rested if each.broken_until > now and each.crashed]
         if broken and len(broken) == len(wanted):
             causes = list(dict.fromkeys(each.last_exit for each in broken))
@@ -778,7 +803,9 @@ class Supervisor:
             self.drain.begin(0.0)  # no worker is left, so the drain only releases the leases
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
-        wanted = {unit: self.partitions[unit] for unit in self.wanted_units()}
+        wanted = {
+            assignment: self.partitions[assignment] for assignment in self.wanted_assignments()
+        }
         broken = burst.result(now, wanted)
         if broken is None:
             return
@@ -807,16 +834,16 @@ def _log_started(partition: AssignmentState) -> None:
     if partition.child is not None:
         logs.event(
             "worker.started",
-            unit=partition.unit,
+            assignment=partition.assignment,
             child=partition.child.pid,
             epoch=partition.lease.epoch,
         )
 
 
-def _units_of(settings: Settings, counts: Mapping[str, int]) -> dict[Unit, Consumer]:
-    """Return every unit of every consumer, with its consumer."""
+def _assignments_of(settings: Settings, counts: Mapping[str, int]) -> dict[Assignment, Consumer]:
+    """Return every assignment of every consumer, with its consumer."""
     return {
-        Unit(consumer.topic, partition, consumer.unit_group): consumer
+        Assignment(consumer.topic, partition, consumer.assignment_group): consumer
         for consumer in settings.consumers
         for partition in range(counts.get(consumer.topic, 0))
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from streamqd import housekeeper, logs, process
 from streamqd.config import OutboxSettings, Settings
 from streamqd.isolate import Isolate, directly
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.supervisor.helper import Helper
@@ -71,11 +71,13 @@ class WorkerPool:
     forget: list[Callable[[], None]]  # detach methods of the parent's connections
     keep: list[int]  # descriptors that children keep: that of the lock file
     refusal: str = ""  # the operating system's last error when it refused a process
-    isolate: Isolate[Unit] = directly
+    isolate: Isolate[Assignment] = directly
     _forks: logs.Episode = field(
         default_factory=lambda: logs.Episode("fork.failed", "fork.recovered")
     )
-    unkillable: dict[Unit, list[Child]] = field(default_factory=dict)  # killed, but not exited yet
+    unkillable: dict[Assignment, list[Child]] = field(
+        default_factory=dict
+    )  # killed, but not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
     _relays: dict[str, Helper] = field(default_factory=dict)  # by the name of the outbox
     _relied: dict[str, tuple[object, ...]] = field(default_factory=dict)  # settings of each relay
@@ -176,12 +178,12 @@ class WorkerPool:
         """Fork a standby that boots while the worker runs. Return False if that is refused."""
         slot = partition.slot
         slot.warm_pid = 0
-        child = self._fork_worker(partition, Grant(Lease(partition.unit, ""), cautious=False))
+        child = self._fork_worker(partition, Grant(Lease(partition.assignment, ""), cautious=False))
         if child is None:
             return False
         partition.standby = child
         slot.standby_pid = child.pid
-        logs.event("standby.started", unit=partition.unit, child=child.pid)
+        logs.event("standby.started", assignment=partition.assignment, child=child.pid)
         return True
 
     def adopt_standby(self, partition: AssignmentState, *, paused: bool) -> None:
@@ -194,7 +196,10 @@ class WorkerPool:
         partition.slot.add("restarts")
         child.send(self._grant(partition).packed())
         logs.event(
-            "worker.handed_over", unit=partition.unit, child=child.pid, epoch=partition.lease.epoch
+            "worker.handed_over",
+            assignment=partition.assignment,
+            child=child.pid,
+            epoch=partition.lease.epoch,
         )
 
     def dismiss_standby(self, partition: AssignmentState) -> None:
@@ -225,7 +230,7 @@ class WorkerPool:
     def tend_dismissed(self, now: float) -> None:
         """Reap dismissed processes that exited. Kill the slow ones."""
         for one in list(self.dismissed):
-            self.isolate(one.partition.unit, self._tend, one, now)
+            self.isolate(one.partition.assignment, self._tend, one, now)
 
     def _tend(self, one: Dismissed, now: float) -> None:
         slot, exit_ = one.partition.slot, one.child.reap()
@@ -244,12 +249,12 @@ class WorkerPool:
         logs.event(
             "worker.exited",
             logging.INFO if well else logging.WARNING,
-            unit=one.partition.unit,
+            assignment=one.partition.assignment,
             child=one.child.pid,
             how=str(exit_),
             reason=one.reason or None,
         )
-        logs.stack(exit_.stack, unit=one.partition.unit, child=one.child.pid)
+        logs.stack(exit_.stack, assignment=one.partition.assignment, child=one.child.pid)
 
     def ending(self, now: float) -> int:
         """Return the number of dismissed processes that still run, without unkillable ones."""
@@ -437,22 +442,26 @@ class WorkerPool:
 
     def _log_killed(self, partition: AssignmentState, child: Child, reason: str) -> None:
         logs.event(
-            "worker.killed", logging.WARNING, unit=partition.unit, child=child.pid, reason=reason
+            "worker.killed",
+            logging.WARNING,
+            assignment=partition.assignment,
+            child=child.pid,
+            reason=reason,
         )
 
     def abandon_unkillable(self, partitions: Iterable[AssignmentState], now: float) -> None:
         """Detach processes that survived SIGKILL, and reap them after their exit."""
-        for unit in list(self.unkillable):
-            self.isolate(unit, self._collect_unkillable, unit)
+        for assignment in list(self.unkillable):
+            self.isolate(assignment, self._collect_unkillable, assignment)
         for partition in partitions:
-            self.isolate(partition.unit, self._abandon, partition, now)
+            self.isolate(partition.assignment, self._abandon, partition, now)
 
-    def _collect_unkillable(self, unit: Unit) -> None:
-        left = [child for child in self.unkillable[unit] if child.reap() is None]
+    def _collect_unkillable(self, assignment: Assignment) -> None:
+        left = [child for child in self.unkillable[assignment] if child.reap() is None]
         if left:
-            self.unkillable[unit] = left
+            self.unkillable[assignment] = left
         else:
-            del self.unkillable[unit]
+            del self.unkillable[assignment]
 
     def _abandon(self, partition: AssignmentState, now: float) -> None:
         kill = partition.worker.kill if partition.worker is not None else None
@@ -460,8 +469,10 @@ class WorkerPool:
             return
         child = partition.abandon()
         if child is not None:
-            self.unkillable.setdefault(partition.unit, []).append(child)
-            logs.event("worker.unkillable", logging.ERROR, unit=partition.unit, child=child.pid)
+            self.unkillable.setdefault(partition.assignment, []).append(child)
+            logs.event(
+                "worker.unkillable", logging.ERROR, assignment=partition.assignment, child=child.pid
+            )
 
     def let_go(self, partition: AssignmentState) -> None:
         """Kill the processes of a partition that is given up. They are reaped later.
@@ -470,7 +481,7 @@ class WorkerPool:
         """
         children = [each for each in (partition.child, partition.standby) if each is not None]
         if children:
-            self.unkillable.setdefault(partition.unit, []).extend(children)
+            self.unkillable.setdefault(partition.assignment, []).extend(children)
         partition.worker = partition.standby = None
         for child in children:
             with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd import extras
 from streamqd.config import Consumer, Settings
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.telemetry.sending import SendSpans
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
     return SendSpans(makers) if makers else None
 
 
-def run_telemetry(settings: Settings, consumer: Consumer, unit: Unit) -> RunTelemetry | None:
+def run_telemetry(
+    settings: Settings, consumer: Consumer, assignment: Assignment
+) -> RunTelemetry | None:
     """Return the observer of this worker process, or None if all telemetry is off.
 
     It starts the threads of exporters, so call it after the fork. Raises TelemetryUnavailableError.
@@ -128,13 +130,13 @@ def run_telemetry(settings: Settings, consumer: Consumer, unit: Unit) -> RunTele
             from streamqd.telemetry.runs import RunSpans
         except ImportError as error:
             raise _missing("telemetry.traces needs OpenTelemetry", error, "otel") from error
-        spans = RunSpans(settings, consumer, unit)
+        spans = RunSpans(settings, consumer, assignment)
     if wanted.sentry:
         try:
             from streamqd.telemetry.sentry import SentryReports
         except ImportError as error:
             raise _missing("telemetry.sentry needs Sentry's SDK", error, "sentry") from error
-        reports = SentryReports(consumer, unit)
+        reports = SentryReports(consumer, assignment)
     return RunTelemetry(spans, reports) if spans or reports else None
 
 

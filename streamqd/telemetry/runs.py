@@ -25,7 +25,7 @@ from streamqd import handlers, logs
 from streamqd.config import Consumer, Settings
 from streamqd.handlers import Loaded
 from streamqd.message import Message
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.telemetry import FailedRun, Ids
 from streamqd.telemetry.messages import place_of
 from streamqd.telemetry.propagation import (
@@ -62,27 +62,27 @@ class OpenRun:
 class RunSpans:
     """Makes the spans of one worker."""
 
-    def __init__(self, settings: Settings, consumer: Consumer, unit: Unit) -> None:
+    def __init__(self, settings: Settings, consumer: Consumer, assignment: Assignment) -> None:
         """Make the global provider of this process. Raises TelemetryUnavailableError."""
         self._provider: TracerProvider = new_provider(settings.daemon.instance)
         trace.set_tracer_provider(self._provider)
         self._tracer = tracer(self._provider)
         self._pid = os.getpid()
-        self._unit = unit
+        self._assignment = assignment
         self._lanes = consumer.lanes
         self._as_parent = settings.telemetry.producer_span == "parent"
         self._state_dir = settings.daemon.state_dir
         self._instance = settings.daemon.instance
         self._file: RunFile | None = None
         self._batch = False
-        self._name = f"process {unit.topic}"
+        self._name = f"process {assignment.topic}"
         self._attributes: dict[str, str | int] = {
             "messaging.system": "streamqd",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
-            "messaging.destination.name": unit.topic,
-            "messaging.destination.partition.id": str(unit.partition),
-            "messaging.consumer.group.name": unit.group,
+            "messaging.destination.name": assignment.topic,
+            "messaging.destination.partition.id": str(assignment.partition),
+            "messaging.consumer.group.name": assignment.group,
             "messaging.client.id": settings.daemon.instance,
             "streamqd.handler": consumer.handler,
             **server_attributes(settings),
@@ -198,7 +198,9 @@ class RunSpans:
         except handlers.SoftTimeout:
             raise  # the limit of the run, which holds for its span too
         except Exception as error:  # noqa: BLE001 - samplers and propagators are the user's code
-            self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
+            self._trouble.failed(
+                assignment=self._assignment, error=f"{type(error).__name__}: {error}"
+            )
             return None
 
     def _start(self, messages: Sequence[Message]) -> OpenRun:
@@ -310,7 +312,7 @@ class RunSpans:
 
     def _file_failed(self, error: OSError) -> None:
         """Log that the run file cannot be used. Spans of killed runs are lost, and no others."""
-        self._trouble.failed(unit=self._unit, error=f"{self._state_dir}: {error}")
+        self._trouble.failed(assignment=self._assignment, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
 
@@ -325,7 +327,7 @@ class RunSpans:
         """End the open spans and export all. Takes FLUSH_SECONDS at most."""
         self._end_all()
         if not flush(self._provider):
-            logs.event("telemetry.spans_lost", logging.WARNING, unit=self._unit)
+            logs.event("telemetry.spans_lost", logging.WARNING, assignment=self._assignment)
         if self._file is not None:
             self._file.remove()
 

@@ -23,7 +23,7 @@ from streamqd import handlers, logs
 from streamqd.config import Consumer
 from streamqd.handlers import Loaded
 from streamqd.message import Message
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.telemetry import FailedRun, TelemetryUnavailableError
 from streamqd.telemetry.messages import headers_of, place_of
 
@@ -37,9 +37,9 @@ RATE = "SENTRY_TRACES_SAMPLE_RATE"
 class SentryReports:
     """Reports the runs of one worker."""
 
-    def __init__(self, consumer: Consumer, unit: Unit) -> None:
+    def __init__(self, consumer: Consumer, assignment: Assignment) -> None:
         """Start the client of this process. Raises TelemetryUnavailableError."""
-        self._unit = unit
+        self._assignment = assignment
         self._handler = consumer.handler
         self._texts = consumer.dlq_error in ("message", "traceback")
         self._silent = consumer.dlq_error == "none"
@@ -98,7 +98,9 @@ class SentryReports:
             except handlers.SoftTimeout:
                 raise
             except Exception as error:  # noqa: BLE001 - the user's hooks, and hostile headers
-                self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
+                self._trouble.failed(
+                    assignment=self._assignment, error=f"{type(error).__name__}: {error}"
+                )
             try:
                 yield
             except BaseException:
@@ -117,10 +119,10 @@ class SentryReports:
             headers_of(first), op="queue.process", name=self._handler, source="task"
         )
         entered.enter_context(sentry_sdk.start_transaction(transaction))
-        name = f"process {self._unit.topic}"
+        name = f"process {self._assignment.topic}"
         span = entered.enter_context(sentry_sdk.start_span(op="queue.process", name=name))
         span.set_data("messaging.system", "streamqd")
-        span.set_data("messaging.destination.name", self._unit.topic)
+        span.set_data("messaging.destination.name", self._assignment.topic)
         span.set_data("messaging.message.id", first.uid)
         span.set_data("messaging.message.body.size", sum(len(each.payload) for each in messages))
         latency = max(0.0, time.time() - first.timestamp)
@@ -160,7 +162,9 @@ class SentryReports:
         except handlers.SoftTimeout:
             raise
         except Exception as error:  # noqa: BLE001 - hooks of the client are the user's code
-            self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
+            self._trouble.failed(
+                assignment=self._assignment, error=f"{type(error).__name__}: {error}"
+            )
 
     def _is_due(self, fingerprint: str) -> bool:
         now = time.monotonic()
@@ -183,9 +187,9 @@ class SentryReports:
 
     def _tags(self, message: Message) -> dict[str, str]:
         return {
-            "streamqd.topic": self._unit.topic,
-            "streamqd.partition": str(self._unit.partition),
-            "streamqd.group": self._unit.group,
+            "streamqd.topic": self._assignment.topic,
+            "streamqd.partition": str(self._assignment.partition),
+            "streamqd.group": self._assignment.group,
             "streamqd.handler": self._handler,
             "streamqd.attempt": str(message.attempt),
         }
@@ -196,7 +200,7 @@ class SentryReports:
             logs.event(
                 "telemetry.failed",
                 logging.WARNING,
-                unit=self._unit,
+                assignment=self._assignment,
                 error="no event was sent to Sentry: set SENTRY_DSN, or call sentry_sdk.init",
             )
         sentry_sdk.flush(timeout=FLUSH_SECONDS)

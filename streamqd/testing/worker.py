@@ -15,13 +15,13 @@ from streamqd.config import Daemon
 from streamqd.dead_letter import DeadLetter
 from streamqd.message import Delivery, Message
 from streamqd.model import (
+    Assignment,
     DeadAsked,
     DeadVerdict,
     Failed,
     ReleaseVerdict,
     RetryAsked,
     RetryVerdict,
-    Unit,
 )
 from streamqd.policy import settlement
 from streamqd.process import Exit
@@ -67,8 +67,8 @@ class Worker:
         self._reference = self._consumer.handler
         module = sys.modules.get(self._reference.partition(":")[0])
         self._loaded = fitted(self._consumer, handler, module)
-        unit = Unit(self._consumer.topic, partition, self._consumer.group)
-        self._delivery = Delivery(unit, INSTANCE, EPOCH)
+        assignment = Assignment(self._consumer.topic, partition, self._consumer.group)
+        self._delivery = Delivery(assignment, INSTANCE, EPOCH)
         self._hooks: Hooks | None = None
         self._entries = 0
         self._now_unix_ms = int(time.time() * 1000)  # the clock only advances in `run_to_end`
@@ -221,9 +221,9 @@ class Worker:
         return deaths.dies(lambda: self._started().function(self._taken(batch)), code, crash_at)
 
     def _started(self) -> Hooks:
-        hooks = Hooks(self._consumer, self._loaded, self._delivery.unit)
+        hooks = Hooks(self._consumer, self._loaded, self._delivery.assignment)
         if self.state_dir is not None:
-            hooks.start(handlers.Context(self._delivery.unit, INSTANCE, self.state_dir))
+            hooks.start(handlers.Context(self._delivery.assignment, INSTANCE, self.state_dir))
         return hooks
 
     # --- verdicts ---

@@ -1,4 +1,4 @@
-"""The worker: the process that handles one unit's messages. The data plane.
+"""The worker: the process that handles one assignment's messages. The data plane.
 
 `worker` is its lifecycle with the serving loop: boot, recover pending entries (`recovery`), serve,
 leave. `turns` is one turn of these loops, and their waits for events. `reader`
@@ -46,7 +46,7 @@ def live(
     control: socket.socket,
 ) -> int:
     """Run as the worker of a consumer, or first as its standby. Return the exit code."""
-    mine = forks.ForkingWorker(grant.lease.unit, slot, control)
+    mine = forks.ForkingWorker(grant.lease.assignment, slot, control)
     forks.family.enter(mine)
     try:
         booted = None
@@ -60,8 +60,8 @@ def live(
         mine.links = lambda: (worker.link, worker.settler.link)
         return worker.run()
     except HandlerLoadError as error:
-        unit = grant.lease.unit
-        logs.event("worker.boot_failed", logging.ERROR, unit=unit, error=str(error))
+        assignment = grant.lease.assignment
+        logs.event("worker.boot_failed", logging.ERROR, assignment=assignment, error=str(error))
         ControlChannel(slot, control, lambda: None).fail(str(error))
         return ExitCode.BOOT_FAILED
     finally:

@@ -6,7 +6,7 @@ import socket
 
 from streamqd.config import Consumer, Settings
 from streamqd.message import Delivery
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot, WorkerState
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -34,10 +34,10 @@ from streamqd.worker.worker import WorkerLoop
 PROBE_AFTER_SECONDS = 1.0  # silence after which a connection is probed: `store/idle_probe.py`
 
 
-def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
+def new_link(settings: Settings, assignment: Assignment, suffix: str = "") -> Connection:
     """Return a new connection for a worker. It is not open yet."""
-    fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
-    name = f"streamqd:{unit}{suffix}"
+    fence = Keys(settings.keys.control, settings.keys.streams).fence(*assignment)
+    name = f"streamqd:{assignment}{suffix}"
     return connect(
         settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, probe_after=PROBE_AFTER_SECONDS
     )
@@ -57,19 +57,22 @@ def assemble(
     """
     slot.state = WorkerState.BOOTING
     lease = grant.lease
-    hooks, link = booted or (boot(settings, consumer, lease.unit), new_link(settings, lease.unit))
+    hooks, link = booted or (
+        boot(settings, consumer, lease.assignment),
+        new_link(settings, lease.assignment),
+    )
     check_form(consumer, hooks)
     hooks.show_loop(slot)
     keys = Keys(settings.keys.control, settings.keys.streams)
     # With several lanes, settle over a second connection, so that a pending read never delays it.
     apart = consumer.lanes > 1
-    settling = new_link(settings, lease.unit, ":settle") if apart else link
+    settling = new_link(settings, lease.assignment, ":settle") if apart else link
     settler = Settler(settling, keys, lease, slot, ACK_DELAY_NS if apart else 0)
     clock = ServerClock()
     context = WorkerContext(
         settings,
         consumer,
-        Delivery(lease.unit, settings.daemon.instance, lease.epoch, slot.heartbeat),
+        Delivery(lease.assignment, settings.daemon.instance, lease.epoch, slot.heartbeat),
         slot,
         ControlChannel(slot, control, settler.try_to_flush),
         settler,

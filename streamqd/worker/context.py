@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from streamqd.config import Consumer, Settings
 from streamqd.message import Delivery
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot
 from streamqd.worker.control_channel import ControlChannel
 from streamqd.worker.delays import StartDelays
@@ -39,7 +39,7 @@ class RunCounts:
         self.times_ns += elapsed_ns * runs
 
     def publish(self, slot: WorkerSlot) -> None:
-        """Add the run times and delays since the last call to the unit's histograms."""
+        """Add the run times and delays since the last call to the assignment's histograms."""
         shared, longest = slot.handle_histogram, len(BUCKETS)
         for bits, count in enumerate(self.times):
             if count:
@@ -52,7 +52,7 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """The unit of one worker, its settings, and its single objects such as clock and counters."""
+    """The assignment of one worker, its settings, and objects such as clock and counters."""
 
     settings: Settings
     consumer: Consumer
@@ -65,6 +65,6 @@ class WorkerContext:
     limit: SoftLimit
 
     @property
-    def unit(self) -> Unit:
+    def assignment(self) -> Assignment:
         """The assignment: topic, partition and group."""
-        return self.delivery.unit
+        return self.delivery.assignment

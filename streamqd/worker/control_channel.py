@@ -81,7 +81,7 @@ class ControlChannel:
     def await_trust(self) -> int:
         """Wait until the supervisor has renewed the lease. No message starts during the wait.
 
-        Finished messages are settled first: another worker may own the unit after the wait.
+        Finished messages are settled first: another worker may own the assignment after the wait.
         """
         settled = False
         while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:

@@ -117,7 +117,7 @@ def letter(
         b"originalTopic": topic.encode(),
         b"originalPartition": str(partition).encode(),
         b"timestamp": str(int(message.timestamp * 1000)).encode(),
-        b"group": delivery.unit.group.encode(),
+        b"group": delivery.assignment.group.encode(),
         b"instance": delivery.instance.encode("utf-8", "replace"),
         b"handler": handler.encode("utf-8", "replace"),
         b"attempts": str(attempts).encode(),

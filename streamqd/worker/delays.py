@@ -103,7 +103,7 @@ class StartDelays:
         return True
 
     def publish(self, slot: WorkerSlot) -> None:
-        """Add the delays since the last call to the unit's histogram."""
+        """Add the delays since the last call to the assignment's histogram."""
         if not any(self._runs):
             return
         shared = slot.delay_histogram

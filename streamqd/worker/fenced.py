@@ -1,4 +1,4 @@
-"""Calls of scripts for the owner of a unit, which the server refuses after an ownership change."""
+"""Calls of scripts for an owner, which the server refuses after an ownership change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.store.scripts import Call, Reply
 
 
 class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
-    """Another instance owns the unit. The worker drops all entries and exits."""
+    """Another instance owns the assignment. The worker drops all entries and exits."""
 
 
 class FencedCalls:
@@ -25,7 +25,7 @@ class FencedCalls:
         self._slot.add("round_trips")
         _check(reply)
         if reply.word == "SESSION":
-            # A late copy of an earlier recovery replaced the session. The unit is still ours.
+            # A late copy of an earlier recovery replaced the session. The assignment is still ours.
             raise RedisUnavailableError("the session is not the last one opened", sent=True)
         return reply
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from streamqd import logs
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import WORD_COMMAND, WorkerCommand, WorkerSlot
 from streamqd.store.client import Connection
 
@@ -38,8 +38,8 @@ class Loop(Protocol):
 class ForkingWorker:
     """The parts of a worker process that its children must not use."""
 
-    def __init__(self, unit: Unit, slot: WorkerSlot, control: socket.socket) -> None:
-        self.unit = unit
+    def __init__(self, assignment: Assignment, slot: WorkerSlot, control: socket.socket) -> None:
+        self.assignment = assignment
         self.slot = slot
         self.control = control
         self.links: Callable[[], Iterable[Connection]] = tuple  # its open connections
@@ -51,7 +51,7 @@ class Family:
     def __init__(self) -> None:
         self.child = False  # it was forked in a worker
         self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
-        self._unit: Unit | None = None
+        self._assignment: Assignment | None = None
         self._worker: Callable[[], ForkingWorker | None] = lambda: None
 
     def enter(self, worker: ForkingWorker) -> None:
@@ -63,7 +63,7 @@ class Family:
         worker = self._worker()
         if worker is None:
             return
-        self.child, self._unit = True, worker.unit
+        self.child, self._assignment = True, worker.assignment
         self._worker = lambda: None
         for link in worker.links():
             link.forsake()
@@ -82,7 +82,11 @@ class Family:
         if not self.child:
             return
         logs.event(
-            "worker.forked", logging.ERROR, unit=self._unit, parent=os.getppid(), error=ADVICE
+            "worker.forked",
+            logging.ERROR,
+            assignment=self._assignment,
+            parent=os.getppid(),
+            error=ADVICE,
         )
         logs.flush(1.0)
         with contextlib.suppress(Exception):

@@ -29,11 +29,11 @@ class Grant(NamedTuple):
     @property
     def title(self) -> str:
         """The process title in ps."""
-        unit, role = self.lease.unit, "worker" if self.lease.token else "standby"
-        return f"streamqd: {role} {unit.topic}/{unit.partition} {unit.group}"
+        assignment, role = self.lease.assignment, "worker" if self.lease.token else "standby"
+        return f"streamqd: {role} {assignment.topic}/{assignment.partition} {assignment.group}"
 
     def packed(self) -> bytes:
-        """Return the data that a standby needs besides its unit, for its control socket."""
+        """Return the data that a standby needs besides its assignment, for its control socket."""
         suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
         token, epoch = self.lease.token, self.lease.epoch
         raw = json.dumps([token, epoch, self.cautious, suspects, self.complete]).encode()
@@ -43,4 +43,4 @@ class Grant(NamedTuple):
         """Return this grant with the lease and suspects that `packed` wrote."""
         token, epoch, cautious, suspects, complete = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
-        return Grant(Lease(self.lease.unit, token, epoch), cautious, places, complete)
+        return Grant(Lease(self.lease.assignment, token, epoch), cautious, places, complete)

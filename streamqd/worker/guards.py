@@ -44,7 +44,7 @@ class Guards:
         self._settler = context.settler
         self._clock = context.clock
         self._counts = context.counts
-        self._unit = context.unit
+        self._assignment = context.assignment
         self._instance = context.delivery.instance
         self._fleet = context.settings.daemon.fleet
         self._waits = slot.waits
@@ -93,7 +93,7 @@ class Guards:
             logs.event(
                 "circuit.opened",
                 logging.WARNING,
-                unit=self._unit,
+                assignment=self._assignment,
                 error=outcome.error_class,
                 failures=self._breaker.failures,
             )
@@ -118,7 +118,7 @@ class Guards:
             self._circuit.close()
             self._keep_circuit()
             self._waits.end()
-            logs.event("circuit.closed", unit=self._unit)
+            logs.event("circuit.closed", assignment=self._assignment)
 
     @property
     def _probe_succeeded(self) -> bool:
@@ -206,14 +206,18 @@ class Guards:
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
         link, keys = self._settler.link, self._settler.keys
-        name = f"pause:{directives.Scope(*self._unit)}"
+        name = f"pause:{directives.Scope(*self._assignment)}"
         if not self._paused:
             why = f"{self._guard.dead_letters} dead letters within {self._guard.window:g} s"
             problem = self._pause(name, why)
             self._waits.count_flood()
             self._keep_flood()
             logs.event(
-                "flood.stopped", logging.ERROR, unit=self._unit, why=why, error=problem or None
+                "flood.stopped",
+                logging.ERROR,
+                assignment=self._assignment,
+                why=why,
+                error=problem or None,
             )
             if problem:
                 # A pause that is not written cannot be resumed.

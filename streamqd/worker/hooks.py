@@ -9,29 +9,29 @@ from typing import Any
 from streamqd import handlers, logs, telemetry
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot
 from streamqd.telemetry import RunTelemetry
 from streamqd.worker.eventloop import EventLoop
 
 
-def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
+def boot(settings: Settings, consumer: Consumer, assignment: Assignment) -> Hooks:
     """Import the handler, run its `on_start`, set up its logging. Raises HandlerLoadError."""
     output = logs.output_of_handlers()
     if output is not None:
         output.stand_by()
     try:
-        observer = telemetry.run_telemetry(settings, consumer, unit)
+        observer = telemetry.run_telemetry(settings, consumer, assignment)
     except telemetry.TelemetryUnavailableError as error:
         raise HandlerLoadError(str(error)) from error
     loaded = handlers.load(consumer.handler, settings.base_dir, consumer.codec)
-    hooks = Hooks(consumer, loaded, unit, settings.daemon.event_loop, observer)
-    logs.mark_records(consumer.handler, unit, observer.ids if observer is not None else None)
+    hooks = Hooks(consumer, loaded, assignment, settings.daemon.event_loop, observer)
+    logs.mark_records(consumer.handler, assignment, observer.ids if observer is not None else None)
     if output is not None:
         output.follow(settings.log.level)
     daemon = settings.daemon
     try:
-        hooks.start(handlers.Context(unit, daemon.instance, daemon.state_dir))
+        hooks.start(handlers.Context(assignment, daemon.instance, daemon.state_dir))
     finally:
         logs.output_of_handlers()  # both may have set up logging, and disabled our logger
     if output is not None:
@@ -46,13 +46,13 @@ class Hooks:
         self,
         consumer: Consumer,
         loaded: handlers.Loaded,
-        unit: Unit,
+        assignment: Assignment,
         event_loop: str = "asyncio",
         observer: RunTelemetry | None = None,
     ) -> None:
         """Start the event loop, if the handler or a hook is async. Raises HandlerLoadError."""
         self._reference = consumer.handler
-        self._unit = unit
+        self._assignment = assignment
         self.observer = observer
         self.loaded = loaded if observer is None else observer.traced(loaded)
         started, stopped = self.loaded.on_start, self.loaded.on_stop
@@ -94,11 +94,13 @@ class Hooks:
         """Run `on_stop`, and end the event loop. Never raises."""
         error = self._run(self.loaded.on_stop)
         if error is not None and self.loaded.redact is None:
-            logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, exc=error)
+            logs.event("worker.hook_failed", logging.ERROR, assignment=self._assignment, exc=error)
         elif error is not None:
             # A traceback includes chained errors, whose texts have not passed `redact_error`.
             described = self._error_text(error)
-            logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=described)
+            logs.event(
+                "worker.hook_failed", logging.ERROR, assignment=self._assignment, error=described
+            )
         if self.loop is not None:
             self.loop.close()
         if self.observer is not None:

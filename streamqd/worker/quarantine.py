@@ -210,8 +210,10 @@ class Quarantine:
             self.disown()
             if not self._logged_unlocked:
                 self._logged_unlocked = True
-                unit = self._context.unit
-                logs.event("quarantine.unlocked", logging.WARNING, unit=unit, error=str(error))
+                assignment = self._context.assignment
+                logs.event(
+                    "quarantine.unlocked", logging.WARNING, assignment=assignment, error=str(error)
+                )
         return True
 
 

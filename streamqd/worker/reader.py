@@ -93,7 +93,7 @@ class LongPoll:
 
 
 class Reader:
-    """Reads the entries of one unit. Starts no handler and settles nothing.
+    """Reads the entries of one assignment. Starts no handler and settles nothing.
 
     Stores the last IDs that the group has read, and the session of the current connection.
     """
@@ -140,14 +140,14 @@ class Reader:
     def accept(self, fetched: FetchResult) -> FetchResult | None:
         """Check a read's answer. Return None if the server's memory was too full to read.
 
-        Raises Fenced if another instance owns the unit, and RedisResponseError.
+        Raises Fenced if another instance owns the assignment, and RedisResponseError.
         """
         if not fetched.mine:
             raise Fenced
         if fetched.error == "OOM":
             return None
         if fetched.error:
-            message = f"reading {self.lease.unit} was refused: {fetched.error}"
+            message = f"reading {self.lease.assignment} was refused: {fetched.error}"
             raise RedisResponseError(fetched.error, message)
         # Advance past the ids that the poll reported, so that the next one ignores them.
         self.record_last_ids(*fetched.reported)

@@ -75,7 +75,7 @@ class Reclaim:
         if entries:
             logs.event(
                 "entries.reclaimed",
-                unit=self._context.unit,
+                assignment=self._context.assignment,
                 entries=len(entries),
                 missing_entries=missing_entries,
             )

@@ -26,12 +26,12 @@ _size = attrgetter("size")
 
 
 class Recovery:
-    """Runs the pending entries of one unit. Main thread only."""
+    """Runs the pending entries of one assignment. Main thread only."""
 
     def __init__(
         self, turns: Turns, quarantine: Quarantine, suspects: Suspects, *, complete: bool
     ) -> None:
-        """Create it for one unit. `suspects` of earlier crashes run before all other entries.
+        """Create it for one assignment. `suspects` of earlier crashes run before all other entries.
 
         With `complete`, no other inherited entry is a suspect, so only the suspects need marks.
         """
@@ -90,7 +90,7 @@ class Recovery:
                 count=self._page(),
             )
             page = messages.Recovered.parse(
-                reader.calls.run(call), reader.keys.attempts(*self._context.unit)
+                reader.calls.run(call), reader.keys.attempts(*self._context.assignment)
             )
             if page.bad:
                 self._bad_values.values(page.bad)

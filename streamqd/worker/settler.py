@@ -364,7 +364,7 @@ class Settler:
             logs.event(
                 "message.deferred",
                 logging.WARNING,
-                unit=self.lease.unit,
+                assignment=self.lease.assignment,
                 entries=len(items),
                 error=str(error),
             )
@@ -375,10 +375,10 @@ class Settler:
 
     def pending_differs(self, kept: int) -> bool:
         """Return True if the server counts other pending entries than `kept` and unsettled ones."""
-        unit = self.lease.unit
+        assignment = self.lease.assignment
         commands = [
-            ("XPENDING", self.keys.source(*unit), unit.group),
-            ("XPENDING", self.keys.retry_stream(*unit), unit.group),
+            ("XPENDING", self.keys.source(*assignment), assignment.group),
+            ("XPENDING", self.keys.retry_stream(*assignment), assignment.group),
         ]
         pending = 0
         for reply in accepted(self.link.pipeline(commands)):

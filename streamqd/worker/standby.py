@@ -43,9 +43,9 @@ def prepare(
     Raises HandlerLoadError.
     """
     channel = ControlChannel(slot, control, lambda: None)
-    hooks = boot(settings, consumer, grant.lease.unit)
+    hooks = boot(settings, consumer, grant.lease.assignment)
     family.end_child()
-    link = new_link(settings, grant.lease.unit)
+    link = new_link(settings, grant.lease.assignment)
     with contextlib.suppress(RedisUnavailableError):
         link.open()  # on failure, it is repeated later, as by any worker without Redis
     slot.warm_pid = os.getpid()

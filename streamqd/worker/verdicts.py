@@ -99,7 +99,7 @@ class Verdicts:
         self._slot.add("expired")
         self._settler.skip(entry)
         self._expired_lines.event(
-            unit=self._delivery.unit, uid=message.uid, attempt=message.attempt
+            assignment=self._delivery.assignment, uid=message.uid, attempt=message.attempt
         )
         return True
 
@@ -108,7 +108,10 @@ class Verdicts:
         self._slot.add("missing_entries")
         place = entry.place.decode()
         logs.event(
-            "missing_entry.acknowledged", logging.WARNING, unit=self._delivery.unit, place=place
+            "missing_entry.acknowledged",
+            logging.WARNING,
+            assignment=self._delivery.assignment,
+            place=place,
         )
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
@@ -123,7 +126,7 @@ class Verdicts:
         if verdict is None:
             return False
         what, fields = dead_letters.crash_fields(context)
-        if self._delivery.unit.reads_dead_letters:
+        if self._delivery.assignment.reads_dead_letters:
             self._give_up(entry, verdict.reason, what)
             self._settler.flush()
             return True
@@ -134,7 +137,7 @@ class Verdicts:
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
         """Dead-letter a message that is too large for any producer. Return False for others."""
         text = dead_letters.too_large(entry.message, self._bytes_max)
-        if not text or self._delivery.unit.reads_dead_letters:
+        if not text or self._delivery.assignment.reads_dead_letters:
             return False
         self._dead_letter(entry, (TOO_LARGE, TOO_LARGE, text), {})
         return True
@@ -210,7 +213,7 @@ class Verdicts:
             return verdict.in_place
         self._run_bounded(self._inspect_fully, details)
         self._observe(entry, details, outcome, "dead")
-        if self._delivery.unit.reads_dead_letters:
+        if self._delivery.assignment.reads_dead_letters:
             self._give_up(entry, verdict.reason, text, details)
             return False
         fields |= dead_letters.last_run(message, details.span)
@@ -338,7 +341,7 @@ class Verdicts:
             self._retry_lines,
             self._expired_lines,
         ):
-            lines.catch_up(unit=self._delivery.unit)
+            lines.catch_up(assignment=self._delivery.assignment)
 
     def _log_retry(
         self, message: Message, delay: float, error: str, details: FailureDetails
@@ -347,7 +350,7 @@ class Verdicts:
             self._run_bounded(self._inspect_fully, details)
         self._retry_lines.event(
             trace=details.traceback,
-            unit=self._delivery.unit,
+            assignment=self._delivery.assignment,
             uid=message.uid,
             attempt=message.attempt,
             delay=round(delay, 3),
@@ -368,7 +371,7 @@ class Verdicts:
         if not lines.held():
             lines.event(
                 trace=details.traceback if details and logs.verbose() else "",
-                unit=self._delivery.unit,
+                assignment=self._delivery.assignment,
                 uid=message.uid,
                 attempt=message.attempt,
                 reason=reason,

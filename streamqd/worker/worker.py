@@ -45,13 +45,20 @@ class Step(enum.Enum):
 
 
 class WorkerLoop:
-    """Handles one unit from its first connection to its exit. See `assembly` for the parts."""
+    """Handles one assignment from its first connection to its exit.
+
+    See `assembly` for the parts.
+    """
 
     def __init__(self, hooks: Hooks, turns: Turns, recovery: Recovery) -> None:
         context = self.context = turns.context
         self.slot, self.channel, self.settler = context.slot, context.channel, context.settler
         self.reader, self.executor = turns.reader, turns.executor
-        self.lease, self.unit, self.link = self.reader.lease, context.unit, self.reader.link
+        self.lease, self.assignment, self.link = (
+            self.reader.lease,
+            context.assignment,
+            self.reader.link,
+        )
         self._hooks = hooks
         self._turns = turns
         self._recovery = recovery
@@ -128,7 +135,7 @@ class WorkerLoop:
     def _back_off(self, error: RedisUnavailableError | RedisResponseError) -> None:
         """Start again with a new connection, after a wait that grows."""
         self.slot.add("redis_errors")
-        self._trouble.failed(unit=self.unit, error=str(error))
+        self._trouble.failed(assignment=self.assignment, error=str(error))
         self.link.close()
         if isinstance(error, SilentConnectionError):
             # Connections usually fail together. No reply is outstanding, so replace the other one
@@ -173,7 +180,7 @@ class WorkerLoop:
         logs.event(
             "group.restored",
             logging.WARNING,
-            unit=self.unit,
+            assignment=self.assignment,
             after=reply.rest[0].decode() or None,
             retries_after=reply.rest[1].decode() or None,
             in_flight=len(in_flight),
@@ -183,7 +190,9 @@ class WorkerLoop:
     def _exit_superseded(self) -> ExitCode:
         """Log that a newer owner exists. It handles every fetched entry."""
         self.slot.add("fenced")
-        logs.event("request.fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
+        logs.event(
+            "request.fenced", logging.WARNING, assignment=self.assignment, epoch=self.lease.epoch
+        )
         return ExitCode.FENCED
 
     def _attach(self) -> None:
@@ -322,7 +331,7 @@ class WorkerLoop:
         """Accept the entries of a read. An empty read leaves time for periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
-            self._trouble.recovered(unit=self.unit)
+            self._trouble.recovered(assignment=self.assignment)
         retried, main = fetched.retried, fetched.main
         if not retried and not main:
             self._check_pending()

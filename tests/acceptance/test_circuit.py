@@ -87,8 +87,8 @@ def mend(daemon: Daemon) -> None:
 
 def halted(daemon: Daemon) -> int:
     """Return the number of partitions that `status` shows as halted."""
-    units = json.loads(ask(daemon, "status", "--json"))["assignments"]
-    return sum(each["worker"] == "halted" for each in units)
+    assignments = json.loads(ask(daemon, "status", "--json"))["assignments"]
+    return sum(each["worker"] == "halted" for each in assignments)
 
 
 def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from streamqd import startup
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.client import connect
 from streamqd.store.slots import slot_of
 from tests.support import users
@@ -207,13 +207,13 @@ def test_a_node_that_hangs_stops_only_its_partitions(
                 lambda: time.monotonic() - began > 1.4 * ttl, what="every lease is over", every=0.05
             )
             if coverage == "no":
-                living = [Unit(TOPIC, number, GROUP) for number in others]
-                for unit in living:
-                    node = nodes[unit.partition]
-                    assert node.call("EXISTS", daemon.keys.lease(*unit)), "it is renewed"
-                    stream = daemon.keys.stream(*unit[:2])
+                living = [Assignment(TOPIC, number, GROUP) for number in others]
+                for assignment in living:
+                    node = nodes[assignment.partition]
+                    assert node.call("EXISTS", daemon.keys.lease(*assignment)), "it is renewed"
+                    stream = daemon.keys.stream(*assignment[:2])
                     written = node.call("XADD", stream, "*", "payload", "ok").decode()
-                    uid = f"{TOPIC}/{unit.partition}/{written}"
+                    uid = f"{TOPIC}/{assignment.partition}/{written}"
                     daemon.ledger.sent(uid, "ok")
                     daemon.wait_run(uid, "end")
         finally:

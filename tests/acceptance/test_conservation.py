@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from tests.support.conservation import Conservation
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer, free_port
@@ -23,11 +23,15 @@ BATCH, RUNS = 20, 16  # messages sent per step, and runs to wait for
 LOST = 20  # messages that each group must lose per partition, at least
 
 
-def counted(port: int, name: str, unit: Unit) -> int:
+def counted(port: int, name: str, assignment: Assignment) -> int:
     """Return a counter of an assignment. Source: the daemon's metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    labels = {f'topic="{unit.topic}"', f'partition="{unit.partition}"', f'group="{unit.group}"'}
+    labels = {
+        f'topic="{assignment.topic}"',
+        f'partition="{assignment.partition}"',
+        f'group="{assignment.group}"',
+    }
     found = [
         float(line.rpartition(" ")[2])
         for line in lines
@@ -59,7 +63,9 @@ def test_every_missing_message_was_handled_or_is_counted_as_lost(
     daemon.link.execute("CONFIG", "SET", "stream-node-max-entries", NODE)
     numbers, expiring = count(0), set[str]()
     conservation = Conservation(
-        *(daemon.link, daemon.keys, daemon.units(), daemon.ledger), drops=True, expiring=expiring
+        *(daemon.link, daemon.keys, daemon.assignments(), daemon.ledger),
+        drops=True,
+        expiring=expiring,
     )
 
     def send(works: list[str], expires: float | None = None) -> None:
@@ -83,13 +89,13 @@ def test_every_missing_message_was_handled_or_is_counted_as_lost(
         daemon.wait_for(settled, what="all is settled")
         assert conservation.violations == []
         sent = next(numbers) // PARTITIONS
-        for unit, seen in conservation.last.items():
-            unhandled = len(conservation.unhandled[unit])
+        for assignment, seen in conservation.last.items():
+            unhandled = len(conservation.unhandled[assignment])
             expired, missing_entries = (
-                counted(port, name, unit) for name in ("expired", "missing_entries")
+                counted(port, name, assignment) for name in ("expired", "missing_entries")
             )
             print(
-                f"{unit}: of {sent} {unhandled} were not handled:"
+                f"{assignment}: of {sent} {unhandled} were not handled:"
                 f" {seen.lost_unread} lost unread, {seen.lost_pending} in hand, {expired} expired"
             )
             assert missing_entries == 0

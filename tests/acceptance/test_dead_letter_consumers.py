@@ -16,7 +16,7 @@ from streamqd import config
 from streamqd.admin import groups, growth, partitions, retries, topics, why
 from streamqd.admin.messages import EVERY
 from streamqd.admin.published import Fleet
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.producer import Producer
 from streamqd.store import dead, messages
 from streamqd.store.fetch import CONSUMER
@@ -87,7 +87,7 @@ def notes(daemon: Daemon, uid: str) -> list[dict[str, Any]]:
 
 def stand(daemon: Daemon, group: str = READER) -> messages.Snapshot | None:
     return messages.Snapshot.parse(
-        daemon.link.run(messages.snapshot(daemon.keys, Unit(*PLACE, group)))
+        daemon.link.run(messages.snapshot(daemon.keys, Assignment(*PLACE, group)))
     )
 
 
@@ -217,8 +217,13 @@ def test_dead_letters_purged_or_replayed_in_flight_are_missing(make: NewDaemon):
     daemon.wait_for(lambda: len(daemon.letters()) == 3, what="all are dead")
     assert daemon.stop() == 0
     # Leave them pending, like a reader that is killed before it handles them.
-    link, keys, unit, dlq = daemon.link, daemon.keys, Unit(*PLACE, READER), daemon.keys.dlq(*PLACE)
-    link.run(messages.ensure_group(keys, unit, "0"))
+    link, keys, assignment, dlq = (
+        daemon.link,
+        daemon.keys,
+        Assignment(*PLACE, READER),
+        daemon.keys.dlq(*PLACE),
+    )
+    link.run(messages.ensure_group(keys, assignment, "0"))
     read = link.execute("XREADGROUP", "GROUP", READER, CONSUMER, "STREAMS", dlq, ">")
     ids = [entry[0].decode() for entry in read[0][1]]
     changed = {b"retryCount": b"0", b"crashCount": b"0", b"replayCount": b"1"}

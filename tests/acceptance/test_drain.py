@@ -57,7 +57,8 @@ def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
             took.append(time.monotonic() - stopped_at)
             # Every lease was released, so no successor waits for its expiry.
             assert not any(
-                daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+                daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
+                for assignment in daemon.assignments()
             )
         print(f"in hand at the signal: {min(in_flight)} to {max(in_flight)} messages")
         print(f"drain: {min(took) * 1000:.0f} to {max(took) * 1000:.0f} ms")
@@ -150,7 +151,7 @@ def test_at_the_deadline_a_running_message_is_released_uncharged(
         assert daemon.wait_event("worker.killed")["reason"] == "deadline"
         assert daemon.events("worker.charged") == []
         assert daemon.events("drain.finished")[0]["code"] == DEADLINE
-        assert not daemon.link.execute("EXISTS", daemon.keys.lease(*daemon.units()[0]))
+        assert not daemon.link.execute("EXISTS", daemon.keys.lease(*daemon.assignments()[0]))
         assert uids[1] in daemon.pending_uids()
         assert waiting(daemon) == set(uids[1:])
         assert daemon.traces() == []
@@ -215,7 +216,8 @@ def test_sigquit_kills_immediately_and_messages_stay_pending(new_daemon: NewDaem
         assert waiting(daemon) == set(uids)
         assert daemon.traces() == []
         assert not any(
-            daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+            daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
+            for assignment in daemon.assignments()
         )
 
 

@@ -413,7 +413,8 @@ def test_a_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon,
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.pending_uids() == set()
         assert not any(
-            daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+            daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
+            for assignment in daemon.assignments()
         )
 
 
@@ -426,8 +427,8 @@ def test_a_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
         daemon.signal(signal.SIGHUP)
         standby(daemon)
         # Act as another owner that read the current epoch and releases immediately.
-        (unit,) = daemon.units()
-        lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
+        (assignment,) = daemon.assignments()
+        lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
         daemon.link.execute("HINCRBY", fence, "epoch", 1000)
         daemon.link.execute("HSET", fence, "token", "stranger")
         daemon.link.execute("DEL", lease)
@@ -445,8 +446,8 @@ def test_a_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
 def test_a_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
     daemon = hooked(daemon={"lease_ttl": "60s"})  # no renewal is due before the worker's read
     with daemon:
-        (unit,) = daemon.units()
-        lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
+        (assignment,) = daemon.assignments()
+        lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
         daemon.link.execute("HINCRBY", fence, "epoch", 1000)
         daemon.link.execute("HSET", fence, "token", "stranger")
         daemon.link.execute("DEL", lease)
@@ -498,14 +499,14 @@ def test_a_successor_also_runs_messages_of_a_lost_host_alone(
         daemon.wait_gone(5.0)
         daemon.lose_memory()
     daemon.start()
-    (unit,) = daemon.units()
+    (assignment,) = daemon.assignments()
     daemon.wait_run(uids[0], count=2)
     daemon.signal(signal.SIGHUP)
     warm_standby(daemon)
     put(daemon, "go")
     daemon.wait_event("worker.handed_over")
     daemon.wait_run(uids[1])
-    mark = daemon.link.execute("HMGET", daemon.keys.fence(*unit), "quarantine", "mark")
+    mark = daemon.link.execute("HMGET", daemon.keys.fence(*assignment), "quarantine", "mark")
     assert mark == [b"1", f"m:{uids[1].rpartition('/')[2]}".encode()]
     put(daemon, "gone")
     daemon.wait_settled()

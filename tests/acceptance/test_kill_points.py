@@ -304,9 +304,11 @@ def test_an_instance_paused_at_any_point_has_the_modeled_cost(
 
 def unsettled(daemon: Daemon, partitions: set[int]) -> int:
     """Return the number of messages in some partitions that are not settled."""
-    units = [unit for unit in daemon.units() if unit.partition in partitions]
+    assignments = [
+        assignment for assignment in daemon.assignments() if assignment.partition in partitions
+    ]
     replies = daemon.link.run_many(
-        [messages.snapshot(daemon.keys, unit, UNREAD_MAX) for unit in units]
+        [messages.snapshot(daemon.keys, assignment, UNREAD_MAX) for assignment in assignments]
     )
     found = [messages.Snapshot.parse(reply) for reply in replies]
     return sum(

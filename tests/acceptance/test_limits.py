@@ -237,7 +237,8 @@ def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewD
     assert seconds_between(second, third) >= 0.2
     # The leases are released, so other instances need not wait.
     assert not any(
-        daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+        daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
+        for assignment in daemon.assignments()
     )
     assert daemon.ledger.records() == []
 

@@ -17,13 +17,13 @@ from datetime import datetime
 
 import pytest
 
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
-from tests.contract.harness import TTL, UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, TTL, Harness
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import Server
@@ -49,14 +49,16 @@ class Owner:
         """Return a call with a new token and the current epoch. Run it once, twice, or late."""
         self.token = secrets.token_hex(8)
         epoch = int(self.harness.do("HGET", self.harness.fence, "epoch") or 0)
-        return leases.acquire(self.keys, Lease(UNIT, self.token, epoch), TTL, self.name)
+        return leases.acquire(self.keys, Lease(ASSIGNMENT, self.token, epoch), TTL, self.name)
 
     def release(self) -> Call:
-        return leases.release(self.keys, Lease(UNIT, self.token))
+        return leases.release(self.keys, Lease(ASSIGNMENT, self.token))
 
     def recover(self) -> Call:
         self.session = secrets.token_hex(8)
-        return messages.recover(self.keys, Lease(UNIT, self.token), self.session, True, "", "", 100)
+        return messages.recover(
+            self.keys, Lease(ASSIGNMENT, self.token), self.session, True, "", "", 100
+        )
 
     def say(self, call: Call) -> str:
         return self.link.run(call).word
@@ -65,7 +67,7 @@ class Owner:
         """Recover on a new connection, as a worker does. Return the fetcher and the pending IDs."""
         self.link.close()
         page = messages.Recovered.parse(self.link.run(self.recover()))
-        fetcher = Fetcher(self.link, self.keys, Lease(UNIT, self.token))
+        fetcher = Fetcher(self.link, self.keys, Lease(ASSIGNMENT, self.token))
         assert fetcher.watch()
         return fetcher, [entry.id for entry in page.main]
 
@@ -123,7 +125,7 @@ def test_a_late_acquire_does_not_restore_an_old_token(
     assert harness.dump() == before
     late = read(reader, [b"2-1"])
     assert (late.executed, late.mine, late.acked) == (False, False, 0)
-    assert a.say(messages.ack(a.keys, Lease(UNIT, a.token), added[1:2])) == "FENCED"
+    assert a.say(messages.ack(a.keys, Lease(ASSIGNMENT, a.token), added[1:2])) == "FENCED"
     assert harness.dump() == before
 
 
@@ -159,18 +161,18 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
     keys, token = owner.keys, owner.token
     fields = {b"originalId": b"1-1", b"retryCount": b"1", b"crashCount": b"0"}
     return {
-        "lease_renew": leases.renew(keys, Lease(UNIT, token), TTL),
+        "lease_renew": leases.renew(keys, Lease(ASSIGNMENT, token), TTL),
         "lease_refence": leases.refence(
-            keys, Lease(UNIT, token), "successor", TTL, places[0], b"{}", places[1:]
+            keys, Lease(ASSIGNMENT, token), "successor", TTL, places[0], b"{}", places[1:]
         ),
         "lease_release": owner.release(),
-        "message_recover": messages.recover(keys, Lease(UNIT, token), "s", True, "", "", 10),
-        "message_reclaim": messages.reclaim(keys, Lease(UNIT, token), "s1", "m", 0.0, 10),
-        "settle_ack": messages.ack(keys, Lease(UNIT, token), places),
-        "settle_retry": messages.retry(keys, Lease(UNIT, token), [(places[0], 0.0, fields)]),
-        "settle_dead": messages.dead(keys, Lease(UNIT, token), [(places[0], fields)]),
+        "message_recover": messages.recover(keys, Lease(ASSIGNMENT, token), "s", True, "", "", 10),
+        "message_reclaim": messages.reclaim(keys, Lease(ASSIGNMENT, token), "s1", "m", 0.0, 10),
+        "settle_ack": messages.ack(keys, Lease(ASSIGNMENT, token), places),
+        "settle_retry": messages.retry(keys, Lease(ASSIGNMENT, token), [(places[0], 0.0, fields)]),
+        "settle_dead": messages.dead(keys, Lease(ASSIGNMENT, token), [(places[0], fields)]),
         "quarantine_mark": messages.quarantine_mark(
-            keys, Lease(UNIT, token), owner.session, places[0], places[1:]
+            keys, Lease(ASSIGNMENT, token), owner.session, places[0], places[1:]
         ),
     }
 
@@ -204,7 +206,8 @@ def test_no_call_of_an_old_owner_has_an_effect(
         assert b.say(a.release()) == "OK"
     else:
         assert (
-            b.say(leases.refence(a.keys, Lease(UNIT, a.token), "new", TTL, None, b"", [])) == "OK"
+            b.say(leases.refence(a.keys, Lease(ASSIGNMENT, a.token), "new", TTL, None, b"", []))
+            == "OK"
         )
         if heir == "b":
             expire(harness)
@@ -261,7 +264,7 @@ def test_a_mark_from_an_abandoned_connection_accuses_no_message(
     place = harness.add("1-1")
     reader, _ = a.attach()
     read(reader)
-    mark = messages.quarantine_mark(a.keys, Lease(UNIT, a.token), a.session, place, [])
+    mark = messages.quarantine_mark(a.keys, Lease(ASSIGNMENT, a.token), a.session, place, [])
     a.attach()
     assert a.say(mark) == "SESSION"
     expire(harness)
@@ -378,7 +381,9 @@ def test_a_successor_without_a_scoreboard_resumes_immediately(
         daemon.start()
         daemon.wait_event("lease.acquired", after=mark, inherited=True)
         daemon.wait_run(uid, count=2, timeout=15.0)
-        quarantine = daemon.link.execute("HGET", daemon.keys.fence(*Unit(TOPIC, 0, GROUP)), "mark")
+        quarantine = daemon.link.execute(
+            "HGET", daemon.keys.fence(*Assignment(TOPIC, 0, GROUP)), "mark"
+        )
         assert quarantine == b"m:" + uid.rpartition("/")[2].encode(), "inherited entries are marked"
 
 
@@ -412,7 +417,7 @@ def test_leases_of_a_killed_predecessor_are_taken_immediately(new_daemon: NewDae
         assert took < 15.0
         place = "m:" + uids[0].rpartition("/")[2]
         charged = daemon.link.execute(
-            "HGET", daemon.keys.attempts(*Unit(TOPIC, 0, GROUP)), f"{place}:c"
+            "HGET", daemon.keys.attempts(*Assignment(TOPIC, 0, GROUP)), f"{place}:c"
         )
         assert charged == b"1", "what ran is charged"
 

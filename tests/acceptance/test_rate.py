@@ -41,8 +41,8 @@ def test_a_throttled_partition_is_reported_and_drains_promptly(
         daemon.wait_run(uids[0], "end")
 
         def held() -> bool:
-            (unit,) = verb(daemon, "status", "--json")["assignments"]
-            return bool(unit["worker"] == "throttled")
+            (assignment,) = verb(daemon, "status", "--json")["assignments"]
+            return bool(assignment["worker"] == "throttled")
 
         daemon.wait_for(held, what="status says that it is throttled")
         (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
@@ -79,7 +79,10 @@ def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, consumer={"rate": "40/s", "rate_per": "group"})
 
     def rates() -> list[float]:
-        return [unit["rate"] for unit in verb(daemon, "top", "--json", "--once")["assignments"]]
+        return [
+            assignment["rate"]
+            for assignment in verb(daemon, "top", "--json", "--once")["assignments"]
+        ]
 
     with daemon:
         daemon.send(["ok"] * 60)
@@ -103,8 +106,8 @@ def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
         daemon.send(["ok"] * 200)
 
         def held() -> bool:
-            units = verb(daemon, "top", "--json", "--once")["assignments"]
-            return units[0]["state"] == "throttled"
+            assignments = verb(daemon, "top", "--json", "--once")["assignments"]
+            return assignments[0]["state"] == "throttled"
 
         daemon.wait_for(held, what="partition 0 waits for its share")
         (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]

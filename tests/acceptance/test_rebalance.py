@@ -52,7 +52,7 @@ class Fleet:
 
     def owners(self) -> dict[int, str]:
         """Return the instance that each fence names, by partition."""
-        fences = [self.one.keys.fence(*unit) for unit in self.one.units()]
+        fences = [self.one.keys.fence(*assignment) for assignment in self.one.assignments()]
         held = self.one.link.pipeline([("HMGET", fence, "owner", "token") for fence in fences])
         return {
             number: owner.decode() for number, (owner, token) in enumerate(held) if owner and token

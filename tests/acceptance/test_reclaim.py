@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages
 from streamqd.store.client import Connection
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -19,13 +19,13 @@ from tests.support.servers import free_port
 NewDaemon = Callable[..., Daemon]
 
 IDLE = {"reclaim_idle": "1s"}  # checks every second
-UNIT = Unit(TOPIC, 0, GROUP)
+ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
 
 
 def ready_for(daemon: Daemon) -> str:
     """Create the topic and its group without the daemon. Return the partition's key."""
     daemon.send([])
-    daemon.link.run(messages.ensure_group(daemon.keys, UNIT, "0"))
+    daemon.link.run(messages.ensure_group(daemon.keys, ASSIGNMENT, "0"))
     return daemon.keys.stream(TOPIC, 0)
 
 
@@ -56,8 +56,8 @@ def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
 def counters(port: int) -> dict[str, int]:
     """Return the counters of the only assignment."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10.0) as answer:
-        (unit,) = json.load(answer)["assignments"]
-    return unit["counters"]
+        (assignment,) = json.load(answer)["assignments"]
+    return assignment["counters"]
 
 
 def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon):
@@ -67,7 +67,7 @@ def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon)
     uids = daemon.send(["ok"] * 30)
     assert len(read_as(daemon.link, "legacy-1", stream, 12)) == 12
     assert len(read_as(daemon.link, "legacy-2", stream, 8)) == 8
-    retry = daemon.keys.retry_stream(*UNIT)
+    retry = daemon.keys.retry_stream(*ASSIGNMENT)
     entry = daemon.link.execute("XADD", retry, "*", "payload", "ok", "originalId", "5-1")
     assert read_as(daemon.link, "legacy-1", retry, 1) == [entry.decode()]
     with daemon:

@@ -121,8 +121,8 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
     for daemon, mark in marks.items():
         for name in ("lease.acquired", "lease.lost", "lease.released", "worker.exited"):
             assert daemon.events(name, mark) == []
-        for unit in daemon.units():
-            lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
+        for assignment in daemon.assignments():
+            lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
             held = daemon.link.pipeline([("GET", lease), ("HGET", fence, "token")])
             assert held[0] == held[1] is not None
 

@@ -141,10 +141,10 @@ def test_delays_grow_with_jitter_and_spare_the_other_group(make: NewDaemon):
         print(f"retries came {sum(lateness) / len(lateness) * 1000:.0f} ms after they were due on")
         print(f"average, {max(lateness) * 1000:.0f} ms at worst")
         assert daemon.letters() == []
-        for unit in daemon.units():
-            if unit.group == OTHER:
-                assert daemon.link.execute("XLEN", daemon.keys.retry_stream(*unit)) == 0
-                assert daemon.link.execute("EXISTS", daemon.keys.retry(*unit)) == 0
+        for assignment in daemon.assignments():
+            if assignment.group == OTHER:
+                assert daemon.link.execute("XLEN", daemon.keys.retry_stream(*assignment)) == 0
+                assert daemon.link.execute("EXISTS", daemon.keys.retry(*assignment)) == 0
         assert daemon.ledger.audit(OTHER) == Audit()
 
 

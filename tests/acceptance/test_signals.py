@@ -276,7 +276,7 @@ def test_sigtstp_pauses_and_sigcont_resumes_without_a_lost_lease(new_daemon: New
 
 def renewals(daemon: Daemon, count: int) -> None:
     """Wait until the lease of partition 1 is renewed `count` times."""
-    key = daemon.keys.lease(*daemon.units()[-1])
+    key = daemon.keys.lease(*daemon.assignments()[-1])
     left = daemon.link.execute("PTTL", key)
 
     def renewed() -> bool:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from streamqd.admin import owners
 from streamqd.admin.reading import ViewReader
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerState
 from tests.acceptance.test_rebalance import Fleet
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -110,7 +110,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     mine = min(number for number, owner in fleet.owners().items() if owner == "a")
     verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "b", "--reason", "hot", "--wait")
     assert fleet.owners()[mine] == "b"
-    last = owners.read(ViewReader(one.store), Unit(TOPIC, mine, GROUP), "b", 0)
+    last = owners.read(ViewReader(one.store), Assignment(TOPIC, mine, GROUP), "b", 0)
     assert [(each.owner, each.end) for each in last] == [("b", ""), ("a", "handed-over")]
     moves = fleet.moves()
     fleet.wait_heartbeats(6)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import BOARD_BYTES, HEADER_OFFSET, SLOT_BYTES
 from streamqd.supervisor import scoreboard_file
 from tests.support import quick
@@ -163,10 +163,10 @@ def test_a_message_that_only_waited_is_not_suspected(new_daemon: NewDaemon, shap
         kill_and_wait(daemon)
         (daemon.folder / "first").touch()
         daemon.start()
-        for unit, uids in waiting.items():
+        for assignment, uids in waiting.items():
             for uid in uids[:width]:
                 daemon.wait_run(uid)
-            assert marks(daemon, unit) == [None, None]
+            assert marks(daemon, assignment) == [None, None]
         (daemon.folder / "second").touch()
         daemon.wait_settled(60)
         audit = daemon.ledger.audit(GROUP)
@@ -183,13 +183,13 @@ def test_a_loss_in_a_marked_round_suspects_all_pending_messages(new_daemon: NewD
         waiting = send_more_than_may_run(daemon, width)
         kill_and_wait(daemon)
         daemon.start()
-        for unit in waiting:
-            daemon.wait_for(lambda at=unit: all(marks(daemon, at)), what="a round is marked")
+        for assignment in waiting:
+            daemon.wait_for(lambda at=assignment: all(marks(daemon, at)), what="a round is marked")
         kill_and_wait(daemon)
         (daemon.folder / "first").touch()
         daemon.start()
         # The accused messages of one partition wait for the other's round, which may be longer.
-        starts = {uids[0]: unit for unit, uids in waiting.items()}
+        starts = {uids[0]: assignment for assignment, uids in waiting.items()}
         daemon.wait_for(
             lambda: any(daemon.ledger.of(uid, "start") for uid in starts), what="one has run"
         )
@@ -204,7 +204,7 @@ def test_a_loss_in_a_marked_round_suspects_all_pending_messages(new_daemon: NewD
         assert daemon.stop() == 0
 
 
-def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Unit, list[str]]:
+def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Assignment, list[str]]:
     """Send messages until more than `width` are fetched. Return the waiting ones by assignment."""
     waiting = {}
     for partition in range(PARTITIONS):
@@ -215,13 +215,13 @@ def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Unit, list[str]]:
         daemon.wait_for(
             lambda at=partition: daemon.pending(at) > width, what="some are fetched and wait"
         )
-        waiting[Unit(TOPIC, partition, GROUP)] = uids[width:]
+        waiting[Assignment(TOPIC, partition, GROUP)] = uids[width:]
     return waiting
 
 
-def marks(daemon: Daemon, unit: Unit) -> list[bytes | None]:
+def marks(daemon: Daemon, assignment: Assignment) -> list[bytes | None]:
     """Return the fields `quarantine` and `mark` of a fence."""
-    return daemon.link.execute("HMGET", daemon.keys.fence(*unit), "quarantine", "mark")
+    return daemon.link.execute("HMGET", daemon.keys.fence(*assignment), "quarantine", "mark")
 
 
 @pytest.mark.fault("F6")
@@ -455,8 +455,8 @@ def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runti
         assert path.stat().st_mode & 0o777 == 0o600
         header = header_of(path)
         found = scoreboard_file.read(path, header)
-        units = {each.lease.unit for each in found.partitions}
-        assert units == {Unit(TOPIC, n, GROUP) for n in range(2)}
+        assignments = {each.lease.assignment for each in found.partitions}
+        assert assignments == {Assignment(TOPIC, n, GROUP) for n in range(2)}
         assert found.damaged == []
         json.dumps(header)
         assert daemon.stop() == 0

@@ -124,4 +124,4 @@ def test_the_payload_in_flight_bounds_4096_coroutines(new_daemon: NewDaemon) -> 
         wait_until(settled, timeout=60, what="every message")
         # One read more: its entries had arrived when the bound was reached.
         assert 0 < most <= 1_000_000 // 10_000 + 256
-        assert (daemon.units()[0].topic, daemon.units()[0].group) == (TOPIC, GROUP)
+        assert (daemon.assignments()[0].topic, daemon.assignments()[0].group) == (TOPIC, GROUP)

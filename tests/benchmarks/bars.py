@@ -11,7 +11,10 @@ import psutil
 
 
 class Bar(NamedTuple):
-    """A figure and its bar. Figures are ratios within one run unless their name gives a unit."""
+    """A figure and its bar.
+
+    Figures are ratios within one run unless their name gives an assignment.
+    """
 
     what: str
     value: float

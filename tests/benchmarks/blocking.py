@@ -80,7 +80,7 @@ def due(harness: Harness, body: str, most: int) -> list[str]:
 
 def promote(harness: Harness, body: str) -> Iterator[Call]:
     due(harness, body, promoter.PAGE)
-    yield messages.promote_retries(harness.keys, harness.unit, promoter.PAGE)
+    yield messages.promote_retries(harness.keys, harness.assignment, promoter.PAGE)
     yield messages.promote_delayed(harness.keys, *PATH, promoter.PAGE)
 
 
@@ -132,14 +132,14 @@ def read_when_full(harness: Harness, body: str) -> Iterator[Call]:
 def adopt(harness: Harness, body: str) -> Iterator[Call]:
     in_flight(harness, body, 1000, "foreign")
     harness.do("DEL", harness.fence, harness.lease)
-    yield adoption.adopt(harness.keys, harness.unit, "m")
+    yield adoption.adopt(harness.keys, harness.assignment, "m")
 
 
 def letters(harness: Harness, body: str) -> Iterator[Call]:
     harness.groups()
     costs.letters(harness, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
     ids = [entry[0].decode() for entry in harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", 1)]
-    yield dead.replay(harness.keys, *PATH, ids[0], harness.unit.group, {})
+    yield dead.replay(harness.keys, *PATH, ids[0], harness.assignment.group, {})
     yield dead.purge_before(harness.keys, *PATH, "9999999999999-0", dead_letter_expirer.PAGE)
     named = harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", PLACES_MAX)
     yield dead.purge(harness.keys, *PATH, [entry[0].decode() for entry in named])
@@ -147,11 +147,11 @@ def letters(harness: Harness, body: str) -> Iterator[Call]:
 
 def delayed(harness: Harness, body: str) -> Iterator[Call]:
     places = due(harness, body, BATCH_MAX)
-    yield retries.page(harness.keys, harness.unit, (0, ""), 200)
-    yield retries.make_due(harness.keys, harness.unit, places)
+    yield retries.page(harness.keys, harness.assignment, (0, ""), 200)
+    yield retries.make_due(harness.keys, harness.assignment, places)
     for part in portions(places, lambda _: len(body), BATCH_MAX):
         items = [(each, {b"reason": b"canceled"}) for each in part]
-        yield retries.cancel(harness.keys, harness.unit, items, drop=False)
+        yield retries.cancel(harness.keys, harness.assignment, items, drop=False)
 
 
 def measure(harness: Harness, body: str) -> Iterator[Call]:
@@ -159,9 +159,9 @@ def measure(harness: Harness, body: str) -> Iterator[Call]:
     costs.backlog(harness, many(100_000, body) // 2, body)
     costs.beside(harness, many(10_000, body) // 8)
     yield figures.measure_partition(harness.keys, *PATH)
-    yield figures.measure_unit(harness.keys, harness.unit)
+    yield figures.measure_assignment(harness.keys, harness.assignment)
     yield trimming.measure(harness.keys, *PATH)
-    yield messages.snapshot(harness.keys, harness.unit)
+    yield messages.snapshot(harness.keys, harness.assignment)
     yield spark.step(harness.stream, "0-0", "9999999999999-0", spark.STEP_MAX)
     fields = [b"payload", body.encode()]
     yield publishing.publish(harness.keys, *PATH, fields, "order-1", 60.0, max_backlog=10**6)
@@ -173,11 +173,11 @@ def trim(harness: Harness, body: str) -> Iterator[Call]:
     harness.do(
         "XACK",
         harness.stream,
-        harness.unit.group,
+        harness.assignment.group,
         harness.do("XRANGE", harness.stream, "-", "+")[0][0],
     )
     costs.backlog(harness, many(2 * trimmer.PAGE, body), body)
-    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "$")
+    harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "$")
     yield trim_all(harness, max_length=1, max_bytes=1, limit=trimmer.PAGE)
 
 
@@ -192,7 +192,7 @@ def drop_nothing(harness: Harness, body: str) -> Iterator[Call]:
     harness.groups()
     count = many(20_000, body)
     costs.backlog(harness, count, body)
-    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "$")
+    harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "$")
     yield drop_all(harness, drop_before="0-0", max_length=count - 1, limit=retention_enforcer.PAGE)
 
 
@@ -201,18 +201,24 @@ def leave(harness: Harness, body: str) -> Iterator[Call]:
     due(harness, body, 10_000)
     for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
         yield groups.reset(
-            harness.keys, harness.unit, "0-0", drop_retries=True, force=True, keeper="", token="t3"
+            harness.keys,
+            harness.assignment,
+            "0-0",
+            drop_retries=True,
+            force=True,
+            keeper="",
+            token="t3",
         )
     harness.fetch(10_000)
     harness.own("t2", owner=OWNER, seen_epoch=int(harness.do("HGET", harness.fence, "epoch") or 0))
     for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
-        yield groups.delete(harness.keys, harness.unit, force=True, token="t4")
+        yield groups.delete(harness.keys, harness.assignment, force=True, token="t4")
 
 
 def missing_entries(harness: Harness, body: str) -> Iterator[Call]:
     in_flight(harness, body, retention_enforcer.MISSING)
     harness.do("XTRIM", harness.stream, "MAXLEN", 0)
-    yield trimming.settle_missing(harness.keys, harness.unit, retention_enforcer.MISSING)
+    yield trimming.settle_missing(harness.keys, harness.assignment, retention_enforcer.MISSING)
 
 
 def publish_staged(harness: Harness, body: str) -> Iterator[Call]:

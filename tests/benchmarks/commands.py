@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts
 from streamqd.store.client import Connection, connect
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -33,7 +33,7 @@ SOON, LATER = "3605s", "3615s"  # first due times, plus the time for the setup
 STEP = 5_000  # rows per script call of the setup
 LOGGED_US = 200
 HEAD = 90  # bytes of a script that the slow log keeps
-UNIT = Unit(TOPIC, 0, GROUP)
+ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
 
 _DELAYED = """for i = ARGV[1], ARGV[2] do local place = 'm:' .. i .. '-0'
 redis.call('ZADD', KEYS[1], ARGV[3] + 10 * i, place)
@@ -146,7 +146,7 @@ def fill(link: Connection, daemon: Daemon, options: argparse.Namespace) -> None:
     now = int(link.execute("TIME")[0]) * 1000
     due_from = now + 1000 * DUE_SECONDS
     most = int(1_000_000 * options.scale)
-    retries = (keys.retry(*UNIT), keys.retry_items(*UNIT))
+    retries = (keys.retry(*ASSIGNMENT), keys.retry_items(*ASSIGNMENT))
     scheduled = (keys.scheduled(TOPIC, 0), keys.scheduled_items(TOPIC, 0))
     for first in range(1, most + 1, STEP):
         last = min(first + STEP - 1, most)

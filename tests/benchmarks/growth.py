@@ -1,4 +1,4 @@
-"""Measure how the daemon's cost grows with units and stored data: `make bench NAME=growth`.
+"""Measure how the daemon's cost grows with assignments and stored data: `make bench NAME=growth`.
 
 Each shape and each kind has its own private server and real daemon. A shape is TOPICSxPARTITIONS or
 TOPICSxPARTITIONSxGROUPS. It is measured at rest, and then while each group handles its backlog.
@@ -82,7 +82,8 @@ def main() -> None:
     print(f"written to {options.output}; `make bench NAME=growth-page` makes the page of it")
 
 
-# --- units ----------------------------------------------------------------------------------------
+# --- assignments
+# ----------------------------------------------------------------------------------------
 
 
 def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         each = max(options.least, -(-options.messages // len(shape.places)))
         daemon.pause()
         host.write(shape, backlog, each, "x" * options.bytes)
-        wanted = host.handled(shape) + each * len(shape.units)
+        wanted = host.handled(shape) + each * len(shape.assignments)
 
         def work() -> None:
             daemon.signal(signal.SIGCONT)
@@ -104,7 +105,12 @@ def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
                 every=WATCH_SECONDS,
             )
 
-        found = {"shape": shape.name, **shape._asdict(), "units": len(shape.units), "rest": rest}
+        found = {
+            "shape": shape.name,
+            **shape._asdict(),
+            "units": len(shape.assignments),
+            "rest": rest,
+        }
         return told(shape.name, found | {"work": per_message(spent(host, daemon, shape, work))})
 
 
@@ -173,7 +179,7 @@ def alone(options: argparse.Namespace) -> Iterator[Host]:
 
 
 def started(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
-    """Start a daemon; return when it owns all units and its start-up work is done."""
+    """Start a daemon; return when it owns all assignments and its start-up work is done."""
     # Keep the pending messages of the dead consumer where they are.
     daemon = host.daemon(shape, consumer={"reclaim_idle": "1d"})
     daemon.start()

@@ -76,7 +76,7 @@ def write(path: Path) -> None:
 
     results: dict[str, Any] = json.loads(path.read_text())
     page_of(path).write_text(text(results))
-    growth_plots.units(curves(results["units"]), path.with_name("growth-units.svg"))
+    growth_plots.assignments(curves(results["units"]), path.with_name("growth-units.svg"))
     growth_plots.amounts(results["amounts"], path.with_name("growth-amounts.svg"))
 
 
@@ -87,12 +87,12 @@ def page_of(path: Path) -> Path:
 
 def text(results: dict[str, Any]) -> str:
     """Return the page."""
-    units: list[Row] = results["units"]
+    assignments: list[Row] = results["units"]
     amounts: dict[str, list[Row]] = results["amounts"]
     about = {
         name: results[name] for name in ("date", "seconds", "messages", "least", "bytes", "shape")
     }
-    findings = [_by_units(what, rows) for what, rows in curves(units).items()]
+    findings = [_by_assignments(what, rows) for what, rows in curves(assignments).items()]
     findings += [_by_amount(kind, rows) for kind, rows in amounts.items()]
     return TEXT.format(
         **about,
@@ -103,14 +103,14 @@ def text(results: dict[str, Any]) -> str:
                 *("shape", "assignments", "streamqd, ms/s", "per assignment, ms/s"),
                 *("Redis, ms/s", "commands/s"),
             ),
-            map(_rest, units),
+            map(_rest, assignments),
         ),
         work=markdown.table(
             (
                 *("shape", "assignments", "handled/s", "worker, µs/message", "Redis, µs/message"),
                 *("both", "commands/message"),
             ),
-            map(_work, units),
+            map(_work, assignments),
         ),
         amounts=markdown.table(
             ("kind", "amount", "streamqd, ms/s", "Redis, ms/s", "commands/s", "Redis, MiB"),
@@ -139,21 +139,24 @@ def cost(row: Row) -> float:
 # --- results -------------------------------------------------------------------------------------
 
 
-def _by_units(what: str, rows: list[Row]) -> str:
-    """Compute the cost of one more unit, and the change in the cost per message."""
+def _by_assignments(what: str, rows: list[Row]) -> str:
+    """Compute the cost of one more assignment, and the change in the cost per message."""
     few, many = rows[0], rows[-1]
     more = many["units"] - few["units"]
     ours, redis = (
         (many["rest"][name] - few["rest"][name]) * 1000 / more
         for name in ("ours, ms/s", "redis, ms/s")
     )
-    per_unit = [row["rest"]["ours, ms/s"] * 1000 / row["units"] for row in (few, many)]
+    per_assignment = [row["rest"]["ours, ms/s"] * 1000 / row["units"] for row in (few, many)]
     return (
-        f"- **More {what}**, from {few['units']:,} to {many['units']:,} assignments. Idle,"
+        f"- **More {what}**, from {few['units']:,} to {many['units']:,} assignments."
+        " Idle,"
         f" streamqd uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f}"
         f" ms/s. Each further assignment adds {ours:,.0f} µs per second, and {redis:,.0f} µs per"
-        f" second in Redis. Per assignment, streamqd uses {per_unit[0]:,.0f} µs per second with"
-        f" {few['units']:,} and {per_unit[1]:,.0f} µs with {many['units']:,}. Under load, worker"
+        f" second in Redis. Per assignment, streamqd uses {per_assignment[0]:,.0f} µs per second"
+        " with"
+        f" {few['units']:,} and {per_assignment[1]:,.0f} µs with {many['units']:,}."
+        " Under load, worker"
         f" and Redis together use {cost(few):,.1f} µs per message with {few['units']:,} and"
         f" {cost(many):,.1f} µs with {many['units']:,} ({_change(cost(few), cost(many))})."
     )

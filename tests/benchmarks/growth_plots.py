@@ -17,8 +17,8 @@ MESSAGE = "µs of CPU for each message"
 Row = dict[str, Any]
 
 
-def units(curves: dict[str, list[Row]], path: Path) -> None:
-    """Draw the cost at rest and the cost per message, by the number of units."""
+def assignments(curves: dict[str, list[Row]], path: Path) -> None:
+    """Draw the cost at rest and the cost per message, by the number of assignments."""
     figure, (rest, work) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for (what, rows), style in zip(curves.items(), ("-", "--"), strict=False):
         numbers = [row["units"] for row in rows]

@@ -27,7 +27,7 @@ from streamqd.store import messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from tests.benchmarks.quick import machine, server
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support import life
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -102,7 +102,7 @@ def run(
     chance = random.Random(1)
     fill(link, harness.stream, options.messages, options.keys, chance)
     fails = {number for number in range(options.messages) if chance.random() < share}
-    slot = Scoreboard(1).allot(UNIT)
+    slot = Scoreboard(1).allot(ASSIGNMENT)
 
     def work(message: Message) -> None:
         if message.attempt == 1 and int(message.payload) in fails:
@@ -148,7 +148,7 @@ def promote(path: str, over: threading.Event) -> None:
         replace(Settings().redis, url=f"unix://{path}"), timeout=10.0, name="bench:retry"
     )
     while not over.wait(0.005):
-        link.run(messages.promote_retries(Keys(), UNIT, 256))
+        link.run(messages.promote_retries(Keys(), ASSIGNMENT, 256))
     link.close()
 
 

@@ -285,7 +285,7 @@ def states(path: str) -> set[str]:
     """Return the states of the workers of instance `one`."""
     raw = redis.Redis(unix_socket_path=path).get("streaming:mq:instance:{default}:one")
     summary = json.loads(raw) if raw else {}
-    # Older trees, which `beside` measures, called an assignment a unit.
+    # Older trees, which `beside` measures, called an assignment an assignment.
     assignments = summary.get("assignments") or summary.get("units", ())
     return {str(each["state"]).upper() for each in assignments}
 

@@ -1,4 +1,4 @@
-"""Measure an instance with hundreds of units, and script times: `make bench NAME=scale`.
+"""Measure an instance with hundreds of assignments, and script times: `make bench NAME=scale`.
 
 It runs real daemons on a private server. A shape is TOPICSxPARTITIONS or TOPICSxPARTITIONSxGROUPS.
 Each shape is measured in these states: empty; paused with a full backlog, first while the
@@ -36,7 +36,7 @@ from typing import Any
 
 import psutil
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from tests.benchmarks.quick import machine
 from tests.benchmarks.scale_host import (
     AT_ONCE,
@@ -118,7 +118,7 @@ class Trial:
             topic={"retention": {"max_length": self.keep}, "dlq_retention": f"{LETTERS_STAY:g}s"},
             consumer={"reclaim_idle": f"{max(1.0, options.seconds):g}s"},
         )
-        self.found: dict[str, Any] = {"units": len(shape.units), "looks": {}, "done": {}}
+        self.found: dict[str, Any] = {"units": len(shape.assignments), "looks": {}, "done": {}}
 
     def run(self) -> dict[str, Any]:
         """Measure all states, one after the other."""
@@ -159,7 +159,7 @@ class Trial:
         write, everywhere = partial(self.host.write, self.shape), len(self.shape.places)
 
         def in_flight(harness: Harness, count: int, _body: str, consumer: str) -> None:
-            if count and (consumer == MISSING_ENTRY or harness.unit[:2] == first):
+            if count and (consumer == MISSING_ENTRY or harness.assignment[:2] == first):
                 pending(harness, count, consumer)
 
         ours = sizes.pending // 2
@@ -186,7 +186,7 @@ class Trial:
 
     def lose_a_worker(self) -> None:
         """Kill the worker with the most pending messages, resume the daemon, time the recovery."""
-        host, first = self.host, self.shape.units[0]
+        host, first = self.host, self.shape.assignments[0]
         title = f"streamqd: worker {first.topic}/{first.partition} {first.group}"
         stream = host.keys.stream(first.topic, first.partition)
 
@@ -214,7 +214,7 @@ class Trial:
         host, shape = self.host, self.shape
         began = time.monotonic()
         each = self.options.failing // len(shape.places)
-        dead = host.dead(shape)[0] + each * len(shape.units)
+        dead = host.dead(shape)[0] + each * len(shape.assignments)
         host.write(shape, backlog, each, FAILING * self.options.bytes)
         self.look("failing", lambda: host.dead(shape)[0] >= dead)
         until(lambda: host.dead(shape)[0] >= dead, "what fails is dead")
@@ -339,7 +339,7 @@ def first_message(host: Host) -> dict[str, Any]:
         host.write(shape, backlog, 1, "x")
         began = time.monotonic()
         daemon.start()
-        for name, count in (("first", 1), ("all", len(shape.units))):
+        for name, count in (("first", 1), ("all", len(shape.assignments))):
             until(lambda n=before + count: host.handled(shape) >= n, name)
             took[name].append(time.monotonic() - began)
         assert daemon.stop(timeout=PATIENCE) == 0, daemon.tail()
@@ -366,7 +366,7 @@ def takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
     else:
         one.signal(how)
     for place in shape.places:
-        backlog(Harness(host.link, host.keys, Unit(*place, "g0")), 1)
+        backlog(Harness(host.link, host.keys, Assignment(*place, "g0")), 1)
     until(lambda: set(host.owners(shape)) == {"two"}, "one owns all")
     owned = time.monotonic() - began
     until(lambda: host.handled(shape) == 2 * count, "a message of each partition is handled")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import scripts
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
@@ -63,8 +63,8 @@ class Shape(NamedTuple):
         return [(f"t{t}", p) for t in range(self.topics) for p in range(self.partitions)]
 
     @property
-    def units(self) -> list[Unit]:
-        return [Unit(*place, f"g{g}") for g in range(self.groups) for place in self.places]
+    def assignments(self) -> list[Assignment]:
+        return [Assignment(*place, f"g{g}") for g in range(self.groups) for place in self.places]
 
 
 class Host:
@@ -91,7 +91,7 @@ class Host:
         topic: Mapping[str, Any] | None = None,
         consumer: Mapping[str, Any] | None = None,
     ) -> Daemon:
-        """Make a daemon that offers the units of a shape. It is not started.
+        """Make a daemon that offers the assignments of a shape. It is not started.
 
         `topic` and `consumer` are settings of every topic and consumer.
         """
@@ -126,8 +126,8 @@ class Host:
     # --- state ---
 
     def owners(self, shape: Shape) -> list[str]:
-        """Return the owner of each unit, '' for none."""
-        fences = [self.keys.fence(*unit) for unit in shape.units]
+        """Return the owner of each assignment, '' for none."""
+        fences = [self.keys.fence(*assignment) for assignment in shape.assignments]
         rows = self.link.pipeline([("HMGET", key, "token", "owner") for key in fences])
         return [owner.decode() if token else "" for token, owner in rows]
 
@@ -138,20 +138,20 @@ class Host:
                 yield dict(zip(flat[::2], flat[1::2], strict=True))
 
     def handled(self, shape: Shape) -> int:
-        """Return the number of messages read and settled, over all units."""
+        """Return the number of messages read and settled, over all assignments."""
         groups = self._groups([self.keys.stream(*place) for place in shape.places])
         return sum(int(each[b"entries-read"] or 0) - int(each[b"pending"]) for each in groups)
 
     def left(self, shape: Shape) -> int:
         """Return the number of unread and pending messages and retries."""
         streams = [self.keys.stream(*place) for place in shape.places]
-        streams += [self.keys.retry_stream(*unit) for unit in shape.units]
+        streams += [self.keys.retry_stream(*assignment) for assignment in shape.assignments]
         return sum(int(each[b"lag"] or 0) + int(each[b"pending"]) for each in self._groups(streams))
 
     def due(self, shape: Shape) -> int:
         """Return the number of retries and delayed sends that are due but not promoted."""
         seconds, _ = self.link.execute("TIME")
-        sets = [self.keys.retry(*unit) for unit in shape.units]
+        sets = [self.keys.retry(*assignment) for assignment in shape.assignments]
         sets += [self.keys.scheduled(*place) for place in shape.places]
         self.asked += len(sets)
         return sum(self.link.pipeline([("ZCOUNT", key, 0, int(seconds) * 1000) for key in sets]))
@@ -206,7 +206,7 @@ class Host:
         """Seed `count` messages in each partition."""
         self.slow()
         for place in shape.places:
-            harness = Harness(self.link, self.keys, Unit(*place, "g0"))
+            harness = Harness(self.link, self.keys, Assignment(*place, "g0"))
             for begin in range(0, count, SEED_MAX):
                 seed(harness, min(SEED_MAX, count - begin), body)
         self.link.execute("LATENCY", "RESET")  # ignore our own long commands

@@ -120,10 +120,10 @@ def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
 
 
 def _growth(name: str, found: dict[str, Any]) -> Sequence[object]:
-    """Return the idle cost of supervisor and housekeeper per unit."""
-    units = found["units"]
+    """Return the idle cost of supervisor and housekeeper per assignment."""
+    assignments = found["units"]
     cpus = [found["looks"][look]["CPU, ms/s"] for look in IDLE]
-    return (name, units, *(round(_daemon(cpu) * 1000 / units) for cpu in cpus))
+    return (name, assignments, *(round(_daemon(cpu) * 1000 / assignments) for cpu in cpus))
 
 
 def _daemon(cpu: dict[str, float]) -> float:

@@ -12,7 +12,7 @@ import pytest
 from streamqd import config
 from streamqd.admin import audit, directives, groups, growth, topics, topics_settings
 from streamqd.admin.published import Fleet
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Scope
 from tests.support import optional
 from tests.support.console import ConsoleProcess
@@ -100,21 +100,23 @@ def test_a_pause_with_a_reason_needs_one_dry_run(console, fleet, there):
 
 def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there):
     url = fleet.tables["redis"]["url"]
-    unit = Unit(TOPIC, 0, "bill")
+    assignment = Assignment(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-2") as two:
-        owner = wait_until(lambda: directives.owners_of(there, [unit]).get(unit))
+        owner = wait_until(lambda: directives.owners_of(there, [assignment]).get(assignment))
         to = {"one": "web-2", "web-2": "one"}[owner]
         wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
         answer = act(console, "otto", f"{path}/move", to=to, why="a <b>test</b>")
-        wait_until(lambda: not directives.not_moved(there, unit, to), timeout=60)
+        wait_until(lambda: not directives.not_moved(there, assignment, to), timeout=60)
 
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, path)
         [row] = audited(fleet, "move")
         assert row.who == "otto (console)"
         assert (row.arguments["from"], row.arguments["to"]) == (owner, to)
         sentence = {"one": "One", "web-2": "web-2"}[to]
-        wait_until(lambda: f"{unit} would stay on {to}" in shown(console, f"{path}/move?to={to}"))
+        wait_until(
+            lambda: f"{assignment} would stay on {to}" in shown(console, f"{path}/move?to={to}")
+        )
         assert f"<p>{sentence} already owns it and will keep it.</p>" in shown(
             console, f"{path}/move?to={to}"
         )
@@ -127,7 +129,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         assert "must be the name of a live instance" in act(console, "otto", f"{path}/move").text
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
         assert "Instance nowhere is not in this fleet" in refused
-        directives.clear(there, [f"move:{unit}"])
+        directives.clear(there, [f"move:{assignment}"])
         assert two.stop() == 0
 
 

@@ -19,12 +19,12 @@ pytestmark = [optional.need("starlette", "playwright"), NO_BROWSER, pytest.mark.
 
 from streamqd.admin import audit, stacks  # noqa: E402
 from streamqd.admin.published import Fleet  # noqa: E402
-from streamqd.model import Unit  # noqa: E402
+from streamqd.model import Assignment  # noqa: E402
 from streamqd.store.stacks import PublishedStack, publish  # noqa: E402
 from tests.console.conftest import HOSTILE, Browse  # noqa: E402
 from tests.console.test_access import logged_in  # noqa: E402
 
-UNIT = Unit(TOPIC, 0, "bill")
+ASSIGNMENT = Assignment(TOPIC, 0, "bill")
 PAGE = f"topics/{TOPIC}/partitions/0/bill"
 
 
@@ -32,7 +32,7 @@ PAGE = f"topics/{TOPIC}/partitions/0/bill"
 def no_stack(fleet: Daemon) -> Iterator[None]:
     """Remove the stacks and requests of this test."""
     yield
-    fleet.link.execute("DEL", fleet.keys.stack(*UNIT), fleet.keys.orders("default"))
+    fleet.link.execute("DEL", fleet.keys.stack(*ASSIGNMENT), fleet.keys.orders("default"))
 
 
 @pytest.mark.parametrize("javascript", [True, False])
@@ -63,7 +63,7 @@ def test_an_operator_sees_the_stack_of_a_running_worker(
         each for each in audit.page(fleet.store, TOPIC, limit=5).entries if each.command == "stack"
     ][:1]
     assert entry.who == "otto (console)"
-    assert entry.arguments == {"scope": str(UNIT)}
+    assert entry.arguments == {"scope": str(ASSIGNMENT)}
     (fleet.folder / gate).touch()
     fleet.wait_settled()
 
@@ -72,7 +72,7 @@ def test_a_viewer_reads_the_stack_and_cannot_request_it(
     console: ConsoleProcess, browse: Browse, fleet: Daemon, no_stack: None
 ) -> None:
     found = PublishedStack(1, 1, "one", 1, 4711, "line of a stack")
-    fleet.link.execute(*publish(fleet.keys, UNIT, found))
+    fleet.link.execute(*publish(fleet.keys, ASSIGNMENT, found))
     page = browse(console, "vera")
     page.goto(console.url + PAGE)
     text = page.inner_text("#stack")
@@ -80,14 +80,14 @@ def test_a_viewer_reads_the_stack_and_cannot_request_it(
     assert "outdated" in text  # of another epoch
     assert "The epoch is now" in text
     assert page.locator("text=Request stack trace").count() == 0
-    assert f"streamqd why {UNIT}" in page.inner_text("main")
+    assert f"streamqd why {ASSIGNMENT}" in page.inner_text("main")
 
 
 def test_a_hostile_stack_is_shown_as_text(
     console: ConsoleProcess, browse: Browse, fleet: Daemon, no_stack: None
 ) -> None:
     found = PublishedStack(1, 1, HOSTILE, 1, 4711, HOSTILE * 3, problem=HOSTILE)
-    fleet.link.execute(*publish(fleet.keys, UNIT, found))
+    fleet.link.execute(*publish(fleet.keys, ASSIGNMENT, found))
     page = browse(console, "otto")
     page.goto(console.url + PAGE)
     page.wait_for_selector("#pulse[data-state=live]")
@@ -95,7 +95,7 @@ def test_a_hostile_stack_is_shown_as_text(
     assert page.locator("main img, main script").count() == 0
     assert (page.seen.dialogs, page.seen.errors) == ([], [])
     for raw in ("no json", json.dumps({"stack": [HOSTILE]})):
-        fleet.link.execute("SET", fleet.keys.stack(*UNIT), raw)
+        fleet.link.execute("SET", fleet.keys.stack(*ASSIGNMENT), raw)
         page.goto(console.url + PAGE)
         assert "streaming:mq:stack:" in page.inner_text("#stack .problem")
         assert page.locator("#stack pre").count() == 0
@@ -108,18 +108,20 @@ def test_a_request_without_an_answer_says_so(
     supervisor = psutil.Process(fleet.pid)
     supervisor.send_signal(signal.SIGSTOP)  # it answers as little as an older version
     try:
-        request = stacks.request(Fleet(fleet.store, "default", 600.0), UNIT)
+        request = stacks.request(Fleet(fleet.store, "default", 600.0), ASSIGNMENT)
         wait_until(lambda: "The owner answers within 20 s" in client.get(f"/{PAGE}").text)
         past = (request.at_unix_ms or 0) - 21_000
         body = {"version": 1, "at_unix_ms": past, "by": "otto", "why": ""}
-        fleet.link.execute("HSET", fleet.keys.orders("default"), f"stack:{UNIT}", json.dumps(body))
+        fleet.link.execute(
+            "HSET", fleet.keys.orders("default"), f"stack:{ASSIGNMENT}", json.dumps(body)
+        )
         wait_until(lambda: "No stack was received within 20 s" in client.get(f"/{PAGE}").text)
     finally:
         supervisor.send_signal(signal.SIGCONT)
 
 
 def test_the_last_owners_are_listed(console: ConsoleProcess, fleet: Daemon) -> None:
-    key: Any = fleet.keys.epochs(*UNIT)
+    key: Any = fleet.keys.epochs(*ASSIGNMENT)
     [acquired] = fleet.link.execute("LRANGE", key, 0, -1)
     at = int(acquired.split(b" ")[0])
     fleet.link.execute("LPUSH", key, f"{at - 5_000} released {at - 9_000} <i>old</i> shed")

@@ -51,7 +51,7 @@ def test_an_outbox_without_a_relay_leads_to_its_findings(fleet, users_file, new_
     assert "outboxes.no-relay" in client.get(target).text
 
 
-def unit(acked=0.0, failed=0.0, **more) -> AssignmentRow:
+def assignment(acked=0.0, failed=0.0, **more) -> AssignmentRow:
     """Return a partition of clicks/analytics whose worker is ready."""
     raw = {"topic": "clicks", "partition": 0, "group": "analytics", "state": "ready", "epoch": 7}
     raw |= {"rates": {"acked": acked, "failed": failed}}
@@ -67,7 +67,7 @@ def troubles(*rows: AssignmentRow) -> list[Trouble]:
 
 def behind(**more) -> AssignmentRow:
     """Return a partition with more unread messages than the server counts."""
-    row = unit(4.0, arriving=5.0, mean_seconds=0.25, oldest_unread_unix_ms=NOW - 1_000)
+    row = assignment(4.0, arriving=5.0, mean_seconds=0.25, oldest_unread_unix_ms=NOW - 1_000)
     return replace(row, lag=None, lag_at_least=1_500, **more)
 
 
@@ -94,7 +94,7 @@ def test_a_forgotten_pause_is_a_warning():
     def paused(seconds):
         scope, given = Scope("clicks"), Directive(NOW - seconds * 1000, "ann", "")
         state = FleetState(NOW, 15.0, (), Directives(pauses={scope: given}))
-        seen = FleetSnapshot("default", state, instances=[WEST], assignments=[unit()])
+        seen = FleetSnapshot("default", state, instances=[WEST], assignments=[assignment()])
         [found] = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles
         return found.level, found.fix
 
@@ -115,31 +115,31 @@ def test_a_late_schedule_is_a_problem_as_for_doctor():
 
 def test_a_partition_has_the_level_of_its_trouble():
     slow, free = (
-        replace(unit(longest_run_seconds=75.0), pending=1),
-        replace(unit(), partition=1, lease="free", owner="", worker="", pending=1),
+        replace(assignment(longest_run_seconds=75.0), pending=1),
+        replace(assignment(), partition=1, lease="free", owner="", worker="", pending=1),
     )
-    flooded = replace(unit(), partition=2, worker="flooded")
+    flooded = replace(assignment(), partition=2, worker="flooded")
     state = FleetState(NOW, 15.0, (), Directives())
     seen = FleetSnapshot("default", state, instances=[WEST], assignments=[slow, free, flooded])
 
     now = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0)
 
     [found] = [each for each in now.troubles if each.partition == 0]
-    assert (found.level, now.levels[slow.unit]) == ("warn", "warn")
-    assert now.levels[free.unit] == "warn", "another instance may take it"
-    assert now.groups[0].level == "alarm" == now.levels[flooded.unit]
+    assert (found.level, now.levels[slow.assignment]) == ("warn", "warn")
+    assert now.levels[free.assignment] == "warn", "another instance may take it"
+    assert now.groups[0].level == "alarm" == now.levels[flooded.assignment]
 
 
 def test_group_with_failed_runs_shows_the_time_of_the_last():
     """Its rate falls with time while it does not run. The share of failures stays."""
     failure = RecentFailure("shop.Declined", 9, 200.0, "clicks", 0, "analytics", "west")
-    [found] = troubles(unit(failed=1e-6, failures=(failure,)))
+    [found] = troubles(assignment(failed=1e-6, failures=(failure,)))
 
     assert found.text == (
         "100% of the last runs of clicks/analytics failed; last: shop.Declined, 3 min 20 s ago"
     )
     assert "dead letters" not in found.fix, "it has none"
-    assert troubles(unit(failed=1e-9)) == [], "none within 5 minutes"
+    assert troubles(assignment(failed=1e-9)) == [], "none within 5 minutes"
 
 
 def finding(check, severity, about=""):

@@ -21,19 +21,25 @@ class Both:
         self.keys = next(iter(harnesses.values())).keys
 
     def acquire(self, name: str, token: str, seen: int, gone: str) -> str:
-        unit = self.harnesses[name].unit
-        reply = self.link.run(leases.acquire(self.keys, Lease(unit, token, seen), TTL, "x", gone))
+        assignment = self.harnesses[name].assignment
+        reply = self.link.run(
+            leases.acquire(self.keys, Lease(assignment, token, seen), TTL, "x", gone)
+        )
         epoch = int(reply.rest[0]) if reply.word == "OK" else 0
         return _agree(reply, self.model.acquire(name, token, seen, gone, epoch))
 
     def renew(self, name: str, token: str) -> str:
-        reply = self.link.run(leases.renew(self.keys, Lease(self.harnesses[name].unit, token), TTL))
+        reply = self.link.run(
+            leases.renew(self.keys, Lease(self.harnesses[name].assignment, token), TTL)
+        )
         return _agree(reply, self.model.renew(name, token))
 
     def refence(self, name: str, old: str, new: str, charged: str, done: tuple[str, ...]) -> str:
-        unit, places = self.harnesses[name].unit, [place.encode() for place in done]
+        assignment, places = self.harnesses[name].assignment, [place.encode() for place in done]
         blamed = charged.encode() or None
-        call = leases.refence(self.keys, Lease(unit, old), new, TTL, blamed, b"signal 9", places)
+        call = leases.refence(
+            self.keys, Lease(assignment, old), new, TTL, blamed, b"signal 9", places
+        )
         reply = self.link.run(call)
         epoch = int(reply.rest[0])
         _agree(reply, self.model.refence(name, old, new, charged, done, epoch))
@@ -43,13 +49,15 @@ class Both:
         return reply.word
 
     def release(self, name: str, token: str) -> str:
-        reply = self.link.run(leases.release(self.keys, Lease(self.harnesses[name].unit, token)))
+        reply = self.link.run(
+            leases.release(self.keys, Lease(self.harnesses[name].assignment, token))
+        )
         return _agree(reply, self.model.release(name, token))
 
     def recover(self, name: str, token: str, session: str) -> str:
-        unit = self.harnesses[name].unit
+        assignment = self.harnesses[name].assignment
         reply = self.link.run(
-            messages.recover(self.keys, Lease(unit, token), session, True, "", "", 256)
+            messages.recover(self.keys, Lease(assignment, token), session, True, "", "", 256)
         )
         _agree(reply, self.model.recover(name, token, session))
         if reply.word == "OK":
@@ -68,17 +76,19 @@ class Both:
         return reply.word
 
     def reclaim(self, name: str, token: str, session: str, letter: str) -> str:
-        unit = self.harnesses[name].unit
+        assignment = self.harnesses[name].assignment
         reply = self.link.run(
-            messages.reclaim(self.keys, Lease(unit, token), session, letter, 0.0, 256)
+            messages.reclaim(self.keys, Lease(assignment, token), session, letter, 0.0, 256)
         )
         return _agree(reply, self.model.reclaim(name, token, session, letter))
 
     def ack(self, name: str, token: str, charged: tuple[str, ...], others: tuple[str, ...]) -> str:
-        unit = self.harnesses[name].unit
+        assignment = self.harnesses[name].assignment
         before = len(self.model.now.groups[name].pending)
         reply = self.link.run(
-            messages.ack(self.keys, Lease(unit, token), _bytes(others), charged=_bytes(charged))
+            messages.ack(
+                self.keys, Lease(assignment, token), _bytes(others), charged=_bytes(charged)
+            )
         )
         word = _agree(reply, self.model.ack(name, token, charged, others))
         if word == "OK":
@@ -89,7 +99,7 @@ class Both:
         sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
         # The hints about adjacent entries are often wrong here, which must not matter.
         call = messages.retry(
-            self.keys, Lease(self.harnesses[name].unit, token), sent, adjacent=len(sent) > 1
+            self.keys, Lease(self.harnesses[name].assignment, token), sent, adjacent=len(sent) > 1
         )
         reply = self.link.run(call)
         word, words = self.model.retry(name, token, items)
@@ -100,7 +110,7 @@ class Both:
     def dead(self, name: str, token: str, items: tuple[tuple[str, Fields], ...]) -> str:
         sent = [(place.encode(), _raw(fields)) for place, fields in items]
         call = messages.dead(
-            self.keys, Lease(self.harnesses[name].unit, token), sent, adjacent=len(sent) > 1
+            self.keys, Lease(self.harnesses[name].assignment, token), sent, adjacent=len(sent) > 1
         )
         reply = self.link.run(call)
         settled = SettledReply.parse(reply) if reply.word == "OK" else SettledReply([], None, [])
@@ -112,10 +122,10 @@ class Both:
     def quarantine_mark(
         self, name: str, token: str, session: str, places: str, acked: tuple[str, ...]
     ) -> str:
-        unit = self.harnesses[name].unit
+        assignment = self.harnesses[name].assignment
         reply = self.link.run(
             messages.quarantine_mark(
-                self.keys, Lease(unit, token), session, places.encode(), _bytes(acked)
+                self.keys, Lease(assignment, token), session, places.encode(), _bytes(acked)
             )
         )
         return _agree(reply, self.model.quarantine_mark(name, token, session, places, acked))

@@ -13,7 +13,7 @@ from tests.contract.harness import Harness
 
 @pytest.fixture
 def harness(link: Connection, keys: Keys) -> Harness:
-    """One unit on an empty server."""
+    """One assignment on an empty server."""
     return Harness(link, keys)
 
 

@@ -1,4 +1,4 @@
-"""The harness of contract tests: it seeds one unit on an empty server and compares all its keys.
+"""The harness of contract tests: it seeds one assignment and compares all keys of its server.
 
 `expect` runs a call and checks its word. After a refusal it checks that no byte of any key has
 changed. `state` reads the whole keyspace in a form that a test can spell out.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from streamqd.errors import RedisResponseError
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -41,7 +41,7 @@ REFUSALS = frozenset(
         *("AGAIN", "OPERATOR", "SAME", "UNFENCED"),
     )
 )
-UNIT = Unit("access", 0, "hits")
+ASSIGNMENT = Assignment("access", 0, "hits")
 OWNER = "west-1"
 TTL = 15.0
 
@@ -54,14 +54,14 @@ class Stream(NamedTuple):
 
 
 class Harness:
-    """Drives one unit on a real server: writes its keys, runs scripts, and reads the keys back."""
+    """Drives one assignment on a real server: writes its keys, runs scripts, reads the keys."""
 
-    def __init__(self, link: Connection, keys: Keys, unit: Unit = UNIT) -> None:
+    def __init__(self, link: Connection, keys: Keys, assignment: Assignment = ASSIGNMENT) -> None:
         self.link = link
         self.keys = keys
-        self.unit = unit
+        self.assignment = assignment
         self.do = link.execute
-        topic, partition, group = unit
+        topic, partition, group = assignment
         self.stream = keys.stream(topic, partition)
         self.retry = keys.retry_stream(topic, partition, group)
         self.dlq = keys.dlq(topic, partition)
@@ -143,17 +143,17 @@ class Harness:
             self.do("CONFIG", "SET", "maxmemory", "0")
 
     def leased(self, token: str, epoch: int = 0) -> Lease:
-        """Return the lease of the unit with a token."""
-        return Lease(self.unit, token, epoch)
+        """Return the lease of the assignment with a token."""
+        return Lease(self.assignment, token, epoch)
 
     # --- seeding ---
 
     def groups(self) -> None:
-        """Create the group of the unit, from the first message on."""
-        self.link.run(messages.ensure_group(self.keys, self.unit, "0"))
+        """Create the group of the assignment, from the first message on."""
+        self.link.run(messages.ensure_group(self.keys, self.assignment, "0"))
 
     def own(self, token: str = "t1", *, seen_epoch: int = 0, owner: str = OWNER) -> int:
-        """Make a token the owner of the unit. Return the epoch."""
+        """Make a token the owner of the assignment. Return the epoch."""
         call = leases.acquire(self.keys, self.leased(token, seen_epoch), TTL, owner)
         reply = self.link.run(call)
         assert reply.word == "OK", reply
@@ -166,9 +166,9 @@ class Harness:
         return (b"r:" if key == self.retry else b"m:") + entry_id.encode()
 
     def fetch(self, count: int = 10, consumer: str = "w", stream: str = "") -> list[bytes]:
-        """Read as the group of the unit. Return the ids."""
+        """Read as the group of the assignment. Return the ids."""
         key = stream or self.stream
-        group = self.unit.group
+        group = self.assignment.group
         got = self.do("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", key, ">")
         return [entry[0] for entry in got[0][1]] if got else []
 

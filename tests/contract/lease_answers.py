@@ -20,7 +20,7 @@ class Refenced(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The owner of a unit, as a refusal names it."""
+    """The owner of an assignment, as a refusal names it."""
 
     epoch: int
     owner: str

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages, retention
 from tests.contract.both import Both
 from tests.contract.harness import Harness
@@ -52,7 +52,8 @@ class Play:
     def __init__(self, harness: Harness, seed: int) -> None:
         self.draw = random.Random(seed)
         self.harnesses = {
-            name: Harness(harness.link, harness.keys, Unit("access", 0, name)) for name in GROUPS
+            name: Harness(harness.link, harness.keys, Assignment("access", 0, name))
+            for name in GROUPS
         }
         self.link, self.keys = harness.link, harness.keys
         self.link.execute("FLUSHALL")
@@ -62,8 +63,8 @@ class Play:
         self.history: list[Op] = []
         self.made = 0
         self.met: Counter[str] = Counter()
-        for unit in self.harnesses.values():
-            unit.groups()
+        for assignment in self.harnesses.values():
+            assignment.groups()
 
     def run(self, steps: int) -> None:
         """Run a number of steps, each followed by the comparison."""
@@ -234,7 +235,7 @@ class Play:
     def promote(self) -> None:
         name, count = self.draw.choice(GROUPS), self.draw.randint(1, 3)
         before = set(observe(self.harnesses).groups[name].retry)
-        call = messages.promote_retries(self.keys, self.harnesses[name].unit, count)
+        call = messages.promote_retries(self.keys, self.harnesses[name].assignment, count)
         reply = self.link.run(call)
         after = observe(self.harnesses).groups[name].retry
         written = {i: fields for i, fields in after.items() if i not in before}
@@ -252,7 +253,7 @@ class Play:
         harness = self.harnesses[name]
         assert self.link.run(trim_all(harness, expected=list(GROUPS))).word == "OK"
         self.model.trim()
-        assert self.link.run(retention.trim_retry(self.keys, harness.unit, 1000)).word == "OK"
+        assert self.link.run(retention.trim_retry(self.keys, harness.assignment, 1000)).word == "OK"
         self.model.trim_retry(name)
 
     def replay(self) -> None:

@@ -103,12 +103,12 @@ def group_ensure(harness: Harness) -> Call:
     harness.add("1-0")
     harness.add("1-0", stream=harness.retry)
     harness.do("HSET", harness.trim, "floor:hits", "1-0")
-    return messages.ensure_group(harness.keys, harness.unit, "0")
+    return messages.ensure_group(harness.keys, harness.assignment, "0")
 
 
 def group_ensure_there(harness: Harness) -> Call:
     harness.groups()
-    return messages.ensure_group(harness.keys, harness.unit, "0")
+    return messages.ensure_group(harness.keys, harness.assignment, "0")
 
 
 def group_restore(harness: Harness) -> Call:
@@ -116,7 +116,7 @@ def group_restore(harness: Harness) -> Call:
     retried = harness.pending_retry("1-0")[0]
     harness.own("t1")
     for stream in (harness.stream, harness.retry):
-        harness.do("XGROUP", "DESTROY", stream, harness.unit.group)
+        harness.do("XGROUP", "DESTROY", stream, harness.assignment.group)
     return messages.restore_group(
         harness.keys, harness.leased("t1"), b"2-0", b"1-0", [place, retried]
     )
@@ -202,7 +202,7 @@ def message_promote(harness: Harness) -> Call:
     harness.do("HSET", harness.items, "m:9-0", b"\x92\xa7payload\xa1x")
     harness.do("ZADD", harness.delayed, 1, "m:1-0")
     harness.do("HSET", harness.items, "m:1-0", b"\x92\xa7payload\xa1x")
-    return messages.promote_retries(harness.keys, harness.unit, 10)
+    return messages.promote_retries(harness.keys, harness.assignment, 10)
 
 
 def message_promote_orphan(harness: Harness) -> Call:
@@ -216,14 +216,16 @@ def message_promote_delayed(harness: Harness) -> Call:
     harness.add("1-0")
     harness.do("ZADD", harness.scheduled, 1, "send")
     harness.do("HSET", harness.scheduled_items, "send", b"\x92\xa7payload\xa1x")
-    return messages.promote_delayed(harness.keys, harness.unit.topic, harness.unit.partition, 10)
+    return messages.promote_delayed(
+        harness.keys, harness.assignment.topic, harness.assignment.partition, 10
+    )
 
 
 def stream_trim(harness: Harness) -> Call:
     harness.groups()
     harness.add("1-0")
     harness.fetch()
-    harness.do("XACK", harness.stream, harness.unit.group, "1-0")
+    harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
     harness.do("HSET", harness.trim, "first", "1-0")
     return trim_all(harness)
 
@@ -231,8 +233,8 @@ def stream_trim(harness: Harness) -> Call:
 def stream_trim_retry(harness: Harness) -> Call:
     harness.groups()
     harness.pending_retry("1-0")
-    harness.do("XACK", harness.retry, harness.unit.group, "1-0")
-    return retention.trim_retry(harness.keys, harness.unit, 1000)
+    harness.do("XACK", harness.retry, harness.assignment.group, "1-0")
+    return retention.trim_retry(harness.keys, harness.assignment, 1000)
 
 
 def stream_drop(harness: Harness) -> Call:
@@ -247,47 +249,55 @@ def missing_settle(harness: Harness) -> Call:
     harness.do("XTRIM", harness.stream, "MINID", "2-0")
     harness.do("HSET", harness.trim, "first", "2-0")
     harness.do("HSET", harness.attempts, "m:1-0:c", "1")
-    return retention.settle_missing(harness.keys, harness.unit, 10)
+    return retention.settle_missing(harness.keys, harness.assignment, 10)
 
 
 def dead_replay(harness: Harness) -> Call:
     harness.groups()
     harness.add("7-0", "payload", "x", "group", "hits", "reason", "attempts", stream=harness.dlq)
-    topic, partition, group = harness.unit
+    topic, partition, group = harness.assignment
     return dead.replay(harness.keys, topic, partition, "7-0", group, {b"retryCount": b"0"})
 
 
 def dead_replay_everyone(harness: Harness) -> Call:
     harness.groups()
     harness.add("7-0", "payload", "x", "group", "hits", stream=harness.dlq)
-    return dead.replay(harness.keys, harness.unit.topic, harness.unit.partition, "7-0", None, {})
+    return dead.replay(
+        harness.keys, harness.assignment.topic, harness.assignment.partition, "7-0", None, {}
+    )
 
 
 def dead_purge(harness: Harness) -> Call:
     harness.add("7-0", stream=harness.dlq)
     harness.do("HSET", harness.trim, "dead_archived", "9-0")
-    place = harness.unit.topic, harness.unit.partition
+    place = harness.assignment.topic, harness.assignment.partition
     return dead.purge_before(harness.keys, *place, "8", 10, archived_only=True)
 
 
 def dead_mark(harness: Harness) -> Call:
     harness.add("7-0", stream=harness.dlq)
-    return dead.mark(harness.keys, harness.unit.topic, harness.unit.partition, "7-0", "other/1")
+    return dead.mark(
+        harness.keys, harness.assignment.topic, harness.assignment.partition, "7-0", "other/1"
+    )
 
 
 def dead_mark_back(harness: Harness) -> Call:
     harness.link.run(dead_mark(harness))
-    return dead.mark(harness.keys, harness.unit.topic, harness.unit.partition, "7-0", "")
+    return dead.mark(
+        harness.keys, harness.assignment.topic, harness.assignment.partition, "7-0", ""
+    )
 
 
 def dead_deliver(harness: Harness) -> Call:
     harness.groups()
-    return dead.deliver(harness.keys, *harness.unit, {b"payload": b"x"}, "dlq:other:0:1-0", 60.0)
+    return dead.deliver(
+        harness.keys, *harness.assignment, {b"payload": b"x"}, "dlq:other:0:1-0", 60.0
+    )
 
 
 def known(harness: Harness) -> str:
     """Register the topic with two partitions; return its meta key."""
-    meta = harness.keys.meta(harness.unit.topic)
+    meta = harness.keys.meta(harness.assignment.topic)
     harness.do("HSET", meta, "partitionCount", 2)
     return meta
 
@@ -295,7 +305,7 @@ def known(harness: Harness) -> str:
 def message_append(harness: Harness) -> Call:
     harness.groups()
     harness.add("1-0")
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     call = publishing.append(harness.keys, topic, partition, 2, known(harness), alone=True)
     return call._replace(argv=(*call.argv, b"x", b"y"))
 
@@ -304,8 +314,8 @@ def message_publish(harness: Harness) -> Call:
     harness.groups()
     for entry_id in ("1-0", "2-0"):
         harness.add(entry_id)
-    harness.do("XACK", harness.stream, harness.unit.group, *harness.fetch(1))
-    topic, partition, _ = harness.unit
+    harness.do("XACK", harness.stream, harness.assignment.group, *harness.fetch(1))
+    topic, partition, _ = harness.assignment
     return publishing.publish(
         *(harness.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, 2),
         partitions=2,
@@ -316,7 +326,7 @@ def message_publish(harness: Harness) -> Call:
 def message_schedule(harness: Harness) -> Call:
     harness.do("ZADD", harness.scheduled, 9e12, "other")
     harness.do("HSET", harness.scheduled_items, "other", b"\x92\xa7payload\xa1x")
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     fields = [b"payload", b"x"]
     return publishing.schedule(
         *(harness.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0),
@@ -364,13 +374,19 @@ def group_reset(harness: Harness) -> Call:
     """A group with all kinds of data is taken from its owner."""
     _with_everything(harness)
     return groups.reset(
-        harness.keys, harness.unit, "0-0", drop_retries=True, force=True, keeper="grow", token="t9"
+        harness.keys,
+        harness.assignment,
+        "0-0",
+        drop_retries=True,
+        force=True,
+        keeper="grow",
+        token="t9",
     )
 
 
 def group_delete(harness: Harness) -> Call:
     _with_everything(harness)
-    return groups.delete(harness.keys, harness.unit, force=True, token="t9")
+    return groups.delete(harness.keys, harness.assignment, force=True, token="t9")
 
 
 def message_find(harness: Harness) -> Call:
@@ -389,26 +405,26 @@ def stream_page(harness: Harness) -> Call:
 
 def retry_page(harness: Harness) -> Call:
     _set_aside(harness)
-    return retries.page(harness.keys, harness.unit, (0, ""), 10)
+    return retries.page(harness.keys, harness.assignment, (0, ""), 10)
 
 
 def retry_make_due(harness: Harness) -> Call:
     _set_aside(harness)
-    return retries.make_due(harness.keys, harness.unit, ["m:1-0"])
+    return retries.make_due(harness.keys, harness.assignment, ["m:1-0"])
 
 
 def retry_cancel(harness: Harness) -> Call:
     _set_aside(harness)
     harness.add("1-0", "payload", "old letter", stream=harness.dlq)
     return retries.cancel(
-        harness.keys, harness.unit, [("m:1-0", {b"reason": b"canceled"})], drop=False
+        harness.keys, harness.assignment, [("m:1-0", {b"reason": b"canceled"})], drop=False
     )
 
 
 def retry_cancel_drop(harness: Harness) -> Call:
     _set_aside(harness)
     harness.add("1-0", "payload", "old letter", stream=harness.dlq)
-    return retries.cancel(harness.keys, harness.unit, [("m:1-0", {})], drop=True)
+    return retries.cancel(harness.keys, harness.assignment, [("m:1-0", {})], drop=True)
 
 
 def _with_everything(harness: Harness) -> None:
@@ -439,12 +455,12 @@ def control_change(harness: Harness) -> Call:
 
 
 def message_adopt(harness: Harness) -> Call:
-    """A foreign client has read an entry, and streamqd has owned the unit before."""
+    """A foreign client has read an entry, and streamqd has owned the assignment before."""
     harness.groups()
     harness.add("1-0")
     harness.fetch(1, "foreign")
     harness.do("HSET", harness.fence, "epoch", "7")
-    return adoption.adopt(harness.keys, harness.unit, "m")
+    return adoption.adopt(harness.keys, harness.assignment, "m")
 
 
 def member_leave(harness: Harness) -> Call:
@@ -456,25 +472,25 @@ def partition_snapshot(harness: Harness) -> Call:
     settle_retry(harness)
     harness.add("1-0", stream=harness.dlq)
     harness.do("ZADD", harness.scheduled, 1, "send")
-    return messages.snapshot(harness.keys, harness.unit)
+    return messages.snapshot(harness.keys, harness.assignment)
 
 
 def archive_advance(harness: Harness) -> Call:
     harness.do("HSET", harness.trim, "archived", "1-0")
-    return archives.advance(harness.keys, *harness.unit[:2], "2-0")
+    return archives.advance(harness.keys, *harness.assignment[:2], "2-0")
 
 
 def query_position(harness: Harness) -> Call:
     harness.add("1-0")
     harness.do("XGROUP", "CREATE", harness.stream, "spark:q", "0")
     harness.do("HSET", harness.trim, "holds:spark:q", "1")
-    return spark.query_position(harness.keys, *harness.unit[:2], "q", "1-0", 1, hold=True)
+    return spark.query_position(harness.keys, *harness.assignment[:2], "q", "1-0", 1, hold=True)
 
 
 def query_position_new(harness: Harness) -> Call:
     harness.do("HSET", harness.trim, "first", "1-0")
     harness.add("1-0")
-    return spark.query_position(harness.keys, *harness.unit[:2], "q", "1-0", 1, hold=False)
+    return spark.query_position(harness.keys, *harness.assignment[:2], "q", "1-0", 1, hold=False)
 
 
 def outbox_acquire(harness: Harness) -> Call:
@@ -501,9 +517,14 @@ def outbox_release(harness: Harness) -> Call:
 
 def outbox_fence(harness: Harness) -> Call:
     harness.do(
-        "HSET", harness.keys.outbox_record(*harness.unit[:2], "shop"), "epoch", 4, "rows", "0" * 48
+        "HSET",
+        harness.keys.outbox_record(*harness.assignment[:2], "shop"),
+        "epoch",
+        4,
+        "rows",
+        "0" * 48,
     )
-    return outbox.fence(harness.keys, "shop", *harness.unit[:2], 5, 2, known(harness))
+    return outbox.fence(harness.keys, "shop", *harness.assignment[:2], 5, 2, known(harness))
 
 
 def outbox_publish(harness: Harness) -> Call:
@@ -517,38 +538,42 @@ def outbox_publish(harness: Harness) -> Call:
         outbox.OutgoingRow(number, f"{number:032x}", due, [b"payload", b"x"])
         for number, due in enumerate((None, 9_000_000_000_000, None))
     ]
-    meta = harness.keys.meta(harness.unit.topic)
-    return outbox.publish(harness.keys, "shop", *harness.unit[:2], rows, 5, 2, meta, max_backlog=9)
+    meta = harness.keys.meta(harness.assignment.topic)
+    return outbox.publish(
+        harness.keys, "shop", *harness.assignment[:2], rows, 5, 2, meta, max_backlog=9
+    )
 
 
 def outbox_publish_late(harness: Harness) -> Call:
     """The first row to write is due later."""
     outbox_publish(harness)
-    harness.do("HDEL", harness.keys.outbox_record(*harness.unit[:2], "shop"), "rows")
+    harness.do("HDEL", harness.keys.outbox_record(*harness.assignment[:2], "shop"), "rows")
     rows = [outbox.OutgoingRow(1, "f" * 32, 9_000_000_000_000, [b"payload", b"x"])]
-    meta = harness.keys.meta(harness.unit.topic)
-    return outbox.publish(harness.keys, "shop", *harness.unit[:2], rows, 5, 2, meta)
+    meta = harness.keys.meta(harness.assignment.topic)
+    return outbox.publish(harness.keys, "shop", *harness.assignment[:2], rows, 5, 2, meta)
 
 
 def pipeline_lease_acquire(harness: Harness) -> Call:
     """The key could also be extended, but without a lease there is nothing to break."""
-    harness.link.run(archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL))
-    harness.do("PERSIST", harness.keys.pipeline(harness.unit.topic, "archive"))
-    return archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
+    harness.link.run(
+        archives.acquire_lease(harness.keys, harness.assignment.topic, "archive", "t1", TTL)
+    )
+    harness.do("PERSIST", harness.keys.pipeline(harness.assignment.topic, "archive"))
+    return archives.acquire_lease(harness.keys, harness.assignment.topic, "archive", "t1", TTL)
 
 
 def pipeline_lease_acquire_free(harness: Harness) -> Call:
-    return archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
+    return archives.acquire_lease(harness.keys, harness.assignment.topic, "archive", "t1", TTL)
 
 
 def pipeline_lease_renew(harness: Harness) -> Call:
     pipeline_lease_acquire(harness)
-    return archives.renew_lease(harness.keys, harness.unit.topic, "archive", "t1", TTL)
+    return archives.renew_lease(harness.keys, harness.assignment.topic, "archive", "t1", TTL)
 
 
 def pipeline_lease_release(harness: Harness) -> Call:
     pipeline_lease_acquire(harness)
-    return archives.release_lease(harness.keys, harness.unit.topic, "archive", "t1")
+    return archives.release_lease(harness.keys, harness.assignment.topic, "archive", "t1")
 
 
 def trim_all(harness: Harness, **changed: object) -> Call:
@@ -558,9 +583,9 @@ def trim_all(harness: Harness, **changed: object) -> Call:
         "max_length": None,
         "archive": False,
         "limit": 1000,
-        "expected": [harness.unit.group],
+        "expected": [harness.assignment.group],
     }
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     return retention.trim(harness.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
@@ -571,9 +596,9 @@ def drop_all(harness: Harness, **changed: object) -> Call:
         "max_length": None,
         "archive": False,
         "limit": 1000,
-        "expected": [harness.unit.group],
+        "expected": [harness.assignment.group],
     }
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     return retention.drop(harness.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
@@ -584,7 +609,7 @@ def stream_step(harness: Harness) -> Call:
 
 def staged(harness: Harness) -> None:
     """Two rows of a task."""
-    key = harness.keys.staged(*harness.unit[:2], "q", "a")
+    key = harness.keys.staged(*harness.assignment[:2], "q", "a")
     harness.do("XADD", key, "0-1", "payload", "1")
     harness.do("XADD", key, "0-2", "payload", "2")
 
@@ -599,7 +624,7 @@ def sink_publish(harness: Harness) -> Call:
     """A row is already in the partition."""
     staged(harness)
     harness.add("1-0")
-    return spark.publish(harness.keys, *harness.unit[:2], "q", "a", 60)
+    return spark.publish(harness.keys, *harness.assignment[:2], "q", "a", 60)
 
 
 def sink_finish(harness: Harness) -> Call:
@@ -620,7 +645,7 @@ TICK = 1_700_000_000_000
 
 def kept_schedule(harness: Harness, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
     """Store a schedule that is due. Return its place."""
-    place = harness.unit.topic, harness.unit.partition
+    place = harness.assignment.topic, harness.assignment.partition
     call = timed.declare(
         harness.keys, place, "tick", "h1", "{}", origin=origin, since_unix_ms=1, next_unix_ms=due
     )

@@ -11,11 +11,11 @@ from tests.contract.scenarios import trim_all
 
 
 def advance(harness: Harness, entry_id: str) -> Call:
-    return archives.advance(harness.keys, *harness.unit[:2], entry_id)
+    return archives.advance(harness.keys, *harness.assignment[:2], entry_id)
 
 
 def test_archive_advance_keeps_dead_letters_apart(harness: Harness) -> None:
-    call = archives.advance(harness.keys, *harness.unit[:2], "5-0", dead=True)
+    call = archives.advance(harness.keys, *harness.assignment[:2], "5-0", dead=True)
     harness.expect("archive_advance", "OK", advance(harness, "9-0"))
     harness.expect("archive_advance", "OK", call)
     assert harness.expect("archive_advance", "UNCHANGED", call) == [b"5-0"]
@@ -54,7 +54,7 @@ def test_archive_advance_frees_only_archived_entries(harness: Harness) -> None:
         places = harness.pending("1-0", "2-0", "3-0")
     finally:
         harness.do("CONFIG", "SET", "stream-node-max-entries", 100)
-    harness.do("XACK", harness.stream, harness.unit.group, *(place[2:] for place in places))
+    harness.do("XACK", harness.stream, harness.assignment.group, *(place[2:] for place in places))
     rest = harness.expect("stream_trim", "OK", trim_all(harness, archive=True))
     assert rest == [0, b"0-0", b"@archive", b"1-0", 0]
     harness.expect("archive_advance", "OK", advance(harness, "2-0"))
@@ -67,19 +67,19 @@ def test_archive_advance_frees_only_archived_entries(harness: Harness) -> None:
 
 
 def take(harness: Harness, token: str = "t1", name: str = "archive") -> Call:
-    return archives.acquire_lease(harness.keys, harness.unit.topic, name, token, TTL)
+    return archives.acquire_lease(harness.keys, harness.assignment.topic, name, token, TTL)
 
 
 def keep(harness: Harness, token: str = "t1") -> Call:
-    return archives.renew_lease(harness.keys, harness.unit.topic, "archive", token, TTL)
+    return archives.renew_lease(harness.keys, harness.assignment.topic, "archive", token, TTL)
 
 
 def drop(harness: Harness, token: str = "t1") -> Call:
-    return archives.release_lease(harness.keys, harness.unit.topic, "archive", token)
+    return archives.release_lease(harness.keys, harness.assignment.topic, "archive", token)
 
 
 def lease_of(harness: Harness) -> str:
-    return harness.keys.pipeline(harness.unit.topic, "archive")
+    return harness.keys.pipeline(harness.assignment.topic, "archive")
 
 
 def life(harness: Harness) -> int:
@@ -98,9 +98,13 @@ def test_pipeline_lease_has_one_holder(harness: Harness) -> None:
 
 def test_pipeline_lease_of_a_dead_run_is_free(harness: Harness) -> None:
     harness.expect("pipeline_lease_acquire", "OK", take(harness, "t1"))
-    call = archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t2", TTL, "t0")
+    call = archives.acquire_lease(
+        harness.keys, harness.assignment.topic, "archive", "t2", TTL, "t0"
+    )
     harness.expect("pipeline_lease_acquire", "HELD", call)
-    call = archives.acquire_lease(harness.keys, harness.unit.topic, "archive", "t2", TTL, "t1")
+    call = archives.acquire_lease(
+        harness.keys, harness.assignment.topic, "archive", "t2", TTL, "t1"
+    )
     harness.expect("pipeline_lease_acquire", "OK", call)
     assert harness.state() == {lease_of(harness): b"t2"}
 

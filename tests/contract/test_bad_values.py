@@ -27,7 +27,7 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
 def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: str) -> None:
-    """The call writes nothing, and the unit works again after the epoch is removed."""
+    """The call writes nothing, and the assignment works again after the epoch is removed."""
     harness.groups()
     harness.do("HSET", harness.fence, "epoch", epoch)
     call = leases.acquire(harness.keys, harness.leased("t1", 0), TTL, OWNER)
@@ -47,7 +47,7 @@ def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
     harness.pending("1-0", "2-0")
     harness.do("HSET", harness.fence, "epoch", "zzz")
     call = groups.reset(
-        harness.keys, harness.unit, "0-0", drop_retries=False, force=False, keeper="",
+        harness.keys, harness.assignment, "0-0", drop_retries=False, force=False, keeper="",
         token="t1", at_once=1, part=1,
     )  # fmt: skip
     harness.expect("group_reset", "MORE", call)
@@ -108,18 +108,18 @@ def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: o
 @pytest.mark.parametrize("floor", NO_ID)
 def test_invalid_floor_is_reported_when_it_is_needed(harness: Harness, floor: str) -> None:
     """The floor is not needed while the group exists."""
-    harness.do("HSET", harness.trim, f"floor:{harness.unit.group}", floor)
-    call = messages.ensure_group(harness.keys, harness.unit, "0")
+    harness.do("HSET", harness.trim, f"floor:{harness.assignment.group}", floor)
+    call = messages.ensure_group(harness.keys, harness.assignment, "0")
     error = harness.expect_error("BADVALUE", call)
-    assert f"floor:{harness.unit.group} of {harness.trim}" in str(error)
-    harness.do("HDEL", harness.trim, f"floor:{harness.unit.group}")
+    assert f"floor:{harness.assignment.group} of {harness.trim}" in str(error)
+    harness.do("HDEL", harness.trim, f"floor:{harness.assignment.group}")
     harness.expect("group_ensure", "CREATED", call)
-    harness.do("HSET", harness.trim, f"floor:{harness.unit.group}", floor)
+    harness.do("HSET", harness.trim, f"floor:{harness.assignment.group}", floor)
     harness.expect("group_ensure", "OK", call)
 
 
 def trim(harness: Harness, *, archive: bool = False, shrink: float | None = None) -> object:
-    topic, partition, group = harness.unit
+    topic, partition, group = harness.assignment
     return retention.trim(
         harness.keys, topic, partition, keep_from="0-0", max_length=None, max_bytes=None,
         shrink_every=shrink, archive=archive, without_groups=False, limit=100, expected=[group],
@@ -135,7 +135,7 @@ def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> N
         harness.do("HSET", harness.trim, field, junk)
     for _ in range(2):
         harness.expect("stream_trim", "OK", trim(harness, shrink=60.0))
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     figures = statistics.partition_figures(
         harness.link.run(statistics.measure_partition(harness.keys, topic, partition))
     )
@@ -151,7 +151,7 @@ def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> N
 
 def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
     """The mark of a move counts as new, and a bad batch number is named."""
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     harness.add("1-0", stream=harness.dlq)
     for mark in ("junk", "9" * 400 + " there"):
         harness.do("HSET", harness.keys.moving(topic, partition), "1-0", mark)
@@ -169,12 +169,14 @@ def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
     """Checks the score of a waiting retry and of a member."""
     harness.groups()
     harness.do("ZADD", harness.delayed, score, "m:1-0")
-    call = messages.promote_retries(harness.keys, harness.unit, 1)
+    call = messages.promote_retries(harness.keys, harness.assignment, 1)
     Promoted.parse(Reply("OK", harness.expect("message_promote", "OK", call)))
-    call = statistics.measure_unit(harness.keys, harness.unit)
+    call = statistics.measure_assignment(harness.keys, harness.assignment)
     measured = harness.expect("assignment_measure", "OK", call)
-    assert statistics.unit_figures(Reply("OK", measured)) is not None
-    rest = harness.expect("retry_page", "OK", retries.page(harness.keys, harness.unit, (0, ""), 10))
+    assert statistics.assignment_figures(Reply("OK", measured)) is not None
+    rest = harness.expect(
+        "retry_page", "OK", retries.page(harness.keys, harness.assignment, (0, ""), 10)
+    )
     retries.rows(Reply("OK", rest))
     harness.own("t1")
     harness.add("1-0")
@@ -190,7 +192,9 @@ def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"
     harness.do("EVAL", code, 1, harness.items, "m:2-0")
     harness.do("ZADD", harness.delayed, 5, "m:1-0", 6, "m:2-0")
-    rest = harness.expect("retry_page", "OK", retries.page(harness.keys, harness.unit, (0, ""), 10))
+    rest = harness.expect(
+        "retry_page", "OK", retries.page(harness.keys, harness.assignment, (0, ""), 10)
+    )
     found, _ = retries.rows(Reply("OK", rest))
     assert [(each.payload_bytes, each.fields) for each in found] == [(1, {b"7": b"8"}), (-1, {})]
 
@@ -198,17 +202,19 @@ def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
 def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) -> None:
     """A partition and a retry stream whose ids are exhausted can be measured and read."""
     harness.groups()
-    topic, partition, group = harness.unit
+    topic, partition, group = harness.assignment
     harness.add("5-0")
     for stream in (harness.stream, harness.retry):
         harness.add(LAST, stream=stream)
         harness.fetch(stream=stream)
     harness.own("t1")
-    call = statistics.measure_unit(harness.keys, harness.unit)
-    found = statistics.unit_figures(Reply("OK", harness.expect("assignment_measure", "OK", call)))
+    call = statistics.measure_assignment(harness.keys, harness.assignment)
+    found = statistics.assignment_figures(
+        Reply("OK", harness.expect("assignment_measure", "OK", call))
+    )
     assert found is not None
     assert (found.pending, found.lag) == (3, 0)
-    harness.expect("partition_snapshot", "OK", messages.snapshot(harness.keys, harness.unit))
+    harness.expect("partition_snapshot", "OK", messages.snapshot(harness.keys, harness.assignment))
     harness.expect("retention_measure", "OK", retention.measure(harness.keys, topic, partition))
     call = messages.recover(harness.keys, harness.leased("t1"), "s1", True, "5-0", LAST, 1)
     page = Recovered.parse(Reply("OK", harness.expect("message_recover", "OK", call)))
@@ -219,7 +225,7 @@ def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) ->
     harness.do("XACK", harness.stream, group, "5-0", LAST)
     harness.expect("stream_trim", "OK", trim(harness))
     harness.do("XPENDING", harness.stream, group)
-    call = groups.delete(harness.keys, harness.unit, force=True, token="t2")
+    call = groups.delete(harness.keys, harness.assignment, force=True, token="t2")
     harness.expect("group_delete", "OK", call)
 
 

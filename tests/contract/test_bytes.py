@@ -11,7 +11,7 @@ from streamqd.store.messages import Recovered, Snapshot
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import load
 from streamqd.worker.settler import FailedEntry, _batches
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support import costs
 
@@ -37,7 +37,7 @@ def set_aside(harness: Harness, ids: list[str]) -> None:
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
     for each in items:
         harness.expect(
-            "settle_retry", "OK", messages.retry(harness.keys, Lease(UNIT, "t1"), [each])
+            "settle_retry", "OK", messages.retry(harness.keys, Lease(ASSIGNMENT, "t1"), [each])
         )
 
 
@@ -47,7 +47,7 @@ def test_lua_and_python_share_the_byte_bound() -> None:
 
 def test_promoting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     set_aside(harness, ids)
-    call = messages.promote_retries(harness.keys, UNIT, 100)
+    call = messages.promote_retries(harness.keys, ASSIGNMENT, 100)
     moved = []
     while True:
         done = messages.Promoted.parse(harness.link.run(call))
@@ -75,7 +75,9 @@ def test_listing_delayed_retries_is_bounded_by_bytes(harness: Harness, ids: list
     places: list[str] = []
     after, sizes, more = (0, ""), [], True
     while more:
-        page, more = retries.rows(harness.link.run(retries.page(harness.keys, UNIT, after, 100)))
+        page, more = retries.rows(
+            harness.link.run(retries.page(harness.keys, ASSIGNMENT, after, 100))
+        )
         places += [row.place for row in page]
         sizes.append(len(page))
         after = (page[-1].due_unix_ms, page[-1].place)
@@ -99,7 +101,9 @@ def test_recovering_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> Non
     sizes, more = [], True
     while more:
         after = found[-1] if found else b""
-        call = messages.recover(harness.keys, Lease(UNIT, "t1"), "s1", not found, after, "", 100)
+        call = messages.recover(
+            harness.keys, Lease(ASSIGNMENT, "t1"), "s1", not found, after, "", 100
+        )
         page = Recovered.parse(harness.link.run(call))
         found += [entry.id for entry in page.main]
         sizes.append(len(page.main))
@@ -113,15 +117,15 @@ def test_recovering_returns_the_requested_count(harness: Harness) -> None:
     harness.pending("1-0", "2-0")
     harness.own("t1")
     for count, more in ((1, True), (2, True), (3, False)):
-        call = messages.recover(harness.keys, Lease(UNIT, "t1"), "s1", True, "", "", count)
+        call = messages.recover(harness.keys, Lease(ASSIGNMENT, "t1"), "s1", True, "", "", count)
         assert Recovered.parse(harness.link.run(call)).more_main is more
 
 
 def test_reclaiming_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     harness.fetch(consumer="foreign")
     harness.own("t1")
-    harness.link.run(messages.recover(harness.keys, Lease(UNIT, "t1"), "s1", True, "", "", 1))
-    call = messages.reclaim(harness.keys, Lease(UNIT, "t1"), "s1", "m", 0.0, 100)
+    harness.link.run(messages.recover(harness.keys, Lease(ASSIGNMENT, "t1"), "s1", True, "", "", 1))
+    call = messages.reclaim(harness.keys, Lease(ASSIGNMENT, "t1"), "s1", "m", 0.0, 100)
     taken = [messages.Reclaimed.parse(harness.link.run(call)).entries for _ in range(4)]
     assert [len(each) for each in taken] == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL, 0]
     assert [entry.decode() for each in taken for entry, _ in each] == ids
@@ -133,7 +137,7 @@ def test_counting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     assert harness.expect("stream_step", "OK", call) == [7, b"7-0", 1]
     call = spark.step(harness.stream, "7-0", "9-0", 100)
     assert harness.expect("stream_step", "OK", call) == [2, b"9-0", 0]
-    snapshot = Snapshot.parse(harness.link.run(messages.snapshot(harness.keys, UNIT)))
+    snapshot = Snapshot.parse(harness.link.run(messages.snapshot(harness.keys, ASSIGNMENT)))
     assert snapshot is not None
     assert (snapshot.length, snapshot.unread) == (COUNT, -1)
 
@@ -163,7 +167,7 @@ def test_freeing_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
     harness.groups()
     costs.backlog(harness, 300, "x" * (256 << 10))
     if not drops:
-        harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
+        harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     call = trim_all(harness, limit=10_000)
     if drops:
         call = drop_all(harness, limit=10_000, drop_before="9999999999999-0")
@@ -177,7 +181,7 @@ def test_freeing_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
 def test_freeing_reports_remaining_entries(harness: Harness) -> None:
     harness.groups()
     costs.backlog(harness, 1200, "x" * (32 << 10))
-    harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
+    harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     left, more = 1200, True
     while more:
         assert left
@@ -193,7 +197,7 @@ def test_freeing_handles_entries_of_mixed_sizes(harness: Harness, large: int) ->
     harness.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
         costs.backlog(harness, count, "x" * size)
-    harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
+    harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     freed = []
     while harness.do("XLEN", harness.stream):
         before = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
@@ -208,7 +212,7 @@ def test_freeing_without_the_right_to_ask(harness: Harness) -> None:
     """Without the permission for MEMORY USAGE, the parts are small."""
     harness.groups()
     costs.backlog(harness, 250, "x" * 100_000)
-    harness.do("XGROUP", "SETID", harness.stream, UNIT.group, "$")
+    harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     harness.do("ACL", "SETUSER", "default", "-memory")
     try:
         found = [Trimmed.parse(harness.link.run(trim_all(harness, limit=10_000))) for _ in range(4)]

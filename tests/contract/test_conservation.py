@@ -22,13 +22,13 @@ class Run(NamedTuple):
 
 
 class Scenario:
-    """A unit with messages 1 to 5, sent and recorded, of which 1 to 4 were read."""
+    """An assignment with messages 1 to 5, sent and recorded, of which 1 to 4 were read."""
 
     def __init__(self, harness: Harness, path: Path, **options: Any) -> None:
         self.harness = harness
         self.ledger = Ledger(path)
         self.conservation = Conservation(
-            harness.link, harness.keys, [harness.unit], self.ledger, **options
+            harness.link, harness.keys, [harness.assignment], self.ledger, **options
         )
         harness.groups()
         harness.own(TOKEN)
@@ -40,7 +40,9 @@ class Scenario:
         return self.harness.add(f"{number}-0", "payload", f"{number} sleep 0")
 
     def end(self, number: int) -> None:
-        with self.ledger.run(Run(f"access/0/{number}-0", self.harness.unit.group), f"{number} 7"):
+        with self.ledger.run(
+            Run(f"access/0/{number}-0", self.harness.assignment.group), f"{number} 7"
+        ):
             pass
 
     def ack(self, number: int) -> None:
@@ -54,18 +56,18 @@ class Scenario:
         self.harness.expect_entries("settle_retry", ["MOVED"], call)
 
     def bury(self, number: int, **more: bytes) -> None:
-        fields = {b"group": self.harness.unit.group.encode()}
+        fields = {b"group": self.harness.assignment.group.encode()}
         fields |= {name.encode(): value for name, value in more.items()}
         entries = [(self.places[number], fields)]
         call = messages.dead(self.harness.keys, self.harness.leased(TOKEN), entries)
         self.harness.expect_entries("settle_dead", ["MOVED"], call)
 
     def where(self) -> dict[str, list[str]]:
-        seen = look(self.harness.link, self.harness.keys, [self.harness.unit])
-        return dict(sorted(seen[self.harness.unit].places.items()))
+        seen = look(self.harness.link, self.harness.keys, [self.harness.assignment])
+        return dict(sorted(seen[self.harness.assignment].places.items()))
 
     def blamed(self) -> list[str]:
-        """Run another check. Return its sentences without the name of the unit."""
+        """Run another check. Return its sentences without the name of the assignment."""
         self.conservation.check()
         return [each.partition(": ")[2] for each in self.conservation.violations]
 
@@ -102,7 +104,7 @@ def test_conservation_check_finds_all_and_writes_nothing(scenario: Scenario):
     assert harness.dump() == before
     assert scenario.blamed() == []
     assert scenario.conservation.left().total() == 7
-    assert scenario.conservation.dead() == {harness.unit.group: {"3"}}
+    assert scenario.conservation.dead() == {harness.assignment.group: {"3"}}
 
 
 def test_finished_pending_message_is_no_violation(scenario: Scenario):
@@ -122,7 +124,7 @@ def test_ack_without_success_is_a_violation(scenario: Scenario):
 
 def test_skipped_message_is_a_violation(scenario: Scenario):
     harness = scenario.harness
-    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "5-0")
+    harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "5-0")
     assert scenario.blamed() == ["5 is nowhere, and no run of it has ended well"]
 
 
@@ -139,7 +141,7 @@ def test_message_back_after_settling_is_a_violation(scenario: Scenario):
     scenario.ack(1)
     assert scenario.blamed() == []
     harness = scenario.harness
-    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "0")
+    harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "0")
     assert "1 was settled and is ['unread'] again" in scenario.blamed()
 
 
@@ -168,7 +170,7 @@ def test_falling_epoch_is_a_violation(scenario: Scenario):
 
 def test_check_fails_when_the_group_is_missing(scenario: Scenario):
     harness = scenario.harness
-    harness.do("XGROUP", "DESTROY", harness.retry, harness.unit.group)
+    harness.do("XGROUP", "DESTROY", harness.retry, harness.assignment.group)
     harness.do("XGROUP", "CREATE", harness.retry, "another", "0")
     with pytest.raises(Exception, match="NOGROUP"):
         scenario.conservation.check()
@@ -178,7 +180,7 @@ def test_check_fails_when_the_group_is_missing(scenario: Scenario):
 
 
 def test_crashes_are_read_from_counters_and_fields(scenario: Scenario):
-    harness, group = scenario.harness, scenario.harness.unit.group
+    harness, group = scenario.harness, scenario.harness.assignment.group
     harness.do("HSET", harness.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
     scenario.bury(3, crashCount=b"1", crashes=b"1")
     fields = ("originalId", "7-0", "crashCount", "4")
@@ -200,10 +202,10 @@ def losing(harness: Harness, tmp_path: Path) -> Scenario:
 @pytest.mark.parametrize(("counted", "fine"), [(0, False), (1, True), (2, False)])
 def test_unread_losses_must_match_the_counter(losing: Scenario, counted: int, *, fine: bool):
     harness = losing.harness
-    harness.do("XGROUP", "SETID", harness.stream, harness.unit.group, "5-0")
-    harness.do("HSET", harness.trim, f"dropped_unread:{harness.unit.group}", counted)
+    harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "5-0")
+    harness.do("HSET", harness.trim, f"dropped_unread:{harness.assignment.group}", counted)
     assert bool(losing.blamed()) is not fine
-    assert losing.conservation.unhandled == {harness.unit: {"5"}}
+    assert losing.conservation.unhandled == {harness.assignment: {"5"}}
 
 
 @pytest.mark.parametrize("counted", [False, True])
@@ -211,8 +213,8 @@ def test_pending_losses_are_allowed_before_and_after_counting(losing: Scenario, 
     harness = losing.harness
     harness.do("XTRIM", harness.stream, "MINID", "2-0")
     if counted:
-        harness.do("XACK", harness.stream, harness.unit.group, "1-0")
-        harness.do("HSET", harness.trim, f"dropped_pending:{harness.unit.group}", 1)
+        harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
+        harness.do("HSET", harness.trim, f"dropped_pending:{harness.assignment.group}", 1)
     assert losing.blamed() == []
     losing.ack(3)
     assert losing.blamed() == ["1 are nowhere, not handled well, and not counted"]
@@ -221,4 +223,4 @@ def test_pending_losses_are_allowed_before_and_after_counting(losing: Scenario, 
 def test_expiring_message_may_be_acknowledged_unhandled(losing: Scenario):
     losing.ack(2)
     assert losing.blamed() == []
-    assert losing.conservation.unhandled == {losing.harness.unit: {"2"}}
+    assert losing.conservation.unhandled == {losing.harness.assignment: {"2"}}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import directives, members
 from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
 from streamqd.store.members import Present
@@ -87,7 +87,7 @@ def test_heartbeat_returns_the_directives(harness: Harness) -> None:
     assert Present.parse(harness.link.run(heartbeat)).orders == []
     at = changed(harness, change(harness, "move:access/0/hits", to="b")).at_unix_ms
     seen = directives.read(Present.parse(harness.link.run(heartbeat)).orders)
-    assert seen.moves == {Unit("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
+    assert seen.moves == {Assignment("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
     other = members.heartbeat(harness.keys, "blue", "a", "n1", {}, 9.0)
     assert Present.parse(harness.link.run(other)).orders == []
 
@@ -125,8 +125,8 @@ def test_widest_pause_wins() -> None:
     order = Directive(1, "ops", "")
     pauses = {Scope("a", 0, "g"): order, Scope("a", None, "g"): order}
     seen = Directives(pauses=pauses)
-    assert seen.pause_of(Unit("a", 0, "g")) == (Scope("a", None, "g"), order)
-    assert seen.pause_of(Unit("a", 1, "g")) is not None
-    assert seen.pause_of(Unit("a", 1, "h")) is None
-    assert seen.pause_of(Unit("b", 0, "g")) is None
-    assert Directives(pauses={Scope(): order}).pause_of(Unit("b", 0, "g")) == (Scope(), order)
+    assert seen.pause_of(Assignment("a", 0, "g")) == (Scope("a", None, "g"), order)
+    assert seen.pause_of(Assignment("a", 1, "g")) is not None
+    assert seen.pause_of(Assignment("a", 1, "h")) is None
+    assert seen.pause_of(Assignment("b", 0, "g")) is None
+    assert Directives(pauses={Scope(): order}).pause_of(Assignment("b", 0, "g")) == (Scope(), order)

@@ -26,7 +26,7 @@ WHY = {
 
 
 def replay(harness: Harness, dead_letter_id: str, group: str | None = "hits") -> Call:
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     return dead.replay(harness.keys, topic, partition, dead_letter_id, group, AGAIN)
 
 

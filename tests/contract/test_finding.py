@@ -21,7 +21,7 @@ def find(harness: Harness, begin: str = "0-1") -> tuple[list[tracing.Copy], str]
 
 def count(harness: Harness, known: DeadLetterCount = NOTHING) -> DeadLetterCount:
     before = harness.dump()
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     call = statistics.count_dead_letters(harness.keys, topic, partition, known)
     harness.expect("dead_letters_measure", "OK", call)
     found = statistics.dead_letters_counted(known, harness.link.run(call))

@@ -10,7 +10,7 @@ from tests.contract.harness import Harness, Stream
 
 
 def ensure(harness: Harness, start: str = "0") -> Call:
-    return messages.ensure_group(harness.keys, harness.unit, start)
+    return messages.ensure_group(harness.keys, harness.assignment, start)
 
 
 def test_makes_streams_and_groups(harness: Harness) -> None:

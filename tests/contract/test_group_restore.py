@@ -18,7 +18,7 @@ def restore(
 
 
 def destroy(harness: Harness, stream: str) -> None:
-    assert harness.do("XGROUP", "DESTROY", stream, harness.unit.group) == 1
+    assert harness.do("XGROUP", "DESTROY", stream, harness.assignment.group) == 1
 
 
 def test_group_restore_restores_pending_entries(harness: Harness) -> None:
@@ -26,8 +26,8 @@ def test_group_restore_restores_pending_entries(harness: Harness) -> None:
     _, second, third = harness.pending("1-0", "2-0", "3-0")
     retried, _ = harness.pending_retry("1-0", "2-0")
     harness.own("t1")
-    harness.do("XACK", harness.stream, harness.unit.group, "1-0")
-    harness.do("XACK", harness.retry, harness.unit.group, "2-0")
+    harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
+    harness.do("XACK", harness.retry, harness.assignment.group, "2-0")
     harness.add("4-0")
     before = harness.state()
     for stream in (harness.stream, harness.retry):

@@ -22,7 +22,7 @@ def reset(
 ) -> Call:
     return groups.reset(
         harness.keys,
-        harness.unit,
+        harness.assignment,
         after,
         drop_retries=drop,
         force=force,
@@ -35,7 +35,12 @@ def reset(
 
 def delete(harness: Harness, *, force: bool = False, limit: int = 1000, part: int = 0) -> Call:
     return groups.delete(
-        harness.keys, harness.unit, force=force, token=TOKEN, at_once=limit, part=part or limit
+        harness.keys,
+        harness.assignment,
+        force=force,
+        token=TOKEN,
+        at_once=limit,
+        part=part or limit,
     )
 
 

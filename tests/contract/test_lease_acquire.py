@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import leases, messages
 from streamqd.store.scripts import Call, Reply
 from tests.contract.harness import OWNER, TTL, Harness
@@ -24,7 +24,7 @@ def lose(harness: Harness, mark: bytes = b"") -> int:
     return epoch
 
 
-def test_lease_acquire_takes_a_new_unit(harness: Harness) -> None:
+def test_lease_acquire_takes_a_new_assignment(harness: Harness) -> None:
     before = harness.state()
     with harness.instant() as now:
         rest = harness.expect("lease_acquire", "OK", take(harness, "t1", 0))
@@ -36,7 +36,7 @@ def test_lease_acquire_takes_a_new_unit(harness: Harness) -> None:
     assert TTL * 1000 - 1000 < harness.do("PTTL", harness.lease) <= TTL * 1000
 
 
-def test_takes_a_released_unit_with_a_greater_epoch(harness: Harness) -> None:
+def test_takes_a_released_assignment_with_a_greater_epoch(harness: Harness) -> None:
     epoch = harness.own("t1")
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))
     ahead = epoch + 10**9  # a fence from before the server's clock was set back
@@ -179,7 +179,7 @@ def test_lease_acquire_distinguishes_marks_of_the_two_streams(harness: Harness) 
 def test_lease_acquire_ignores_a_settled_mark(harness: Harness) -> None:
     places = harness.pending("1-0")
     seen = lose(harness, mark=places[0])
-    harness.do("XACK", harness.stream, harness.unit.group, "1-0")
+    harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
     rest = harness.expect("lease_acquire", "OK", take(harness, "t2", seen))
     assert rest[1:] == [1, b""]
     state = harness.state()
@@ -210,13 +210,13 @@ def test_lease_acquire_takes_the_lease_of_a_dead_predecessor(harness: Harness) -
 
 
 def test_lease_acquire_leaves_other_groups_alone(harness: Harness) -> None:
-    other = Harness(harness.link, harness.keys, Unit("access", 0, "audit"))
+    other = Harness(harness.link, harness.keys, Assignment("access", 0, "audit"))
     other.groups()
     other.own("theirs")
     before = harness.state()
     harness.expect("lease_acquire", "OK", take(harness, "t1", 0))
     assert sorted(harness.changes(before)) == ["fence", "lease"]
-    harness.link.run(messages.ensure_group(harness.keys, harness.unit, "0"))
+    harness.link.run(messages.ensure_group(harness.keys, harness.assignment, "0"))
 
 
 def test_lease_acquire_after_flushall_exceeds_the_old_epoch(harness: Harness) -> None:

@@ -76,14 +76,14 @@ def test_lease_refence_repeated_changes_nothing(harness: Harness) -> None:
 def test_lease_refence_does_not_charge_settled_entries(harness: Harness) -> None:
     main = harness.pending("1-0")
     harness.own("t1")
-    harness.do("XACK", harness.stream, harness.unit.group, "1-0")
+    harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
     call = refence(harness, charged=main[0], context=b"signal 9")
     assert harness.expect("lease_refence", "OK", call)[1] == 0
     assert "attempts" not in harness.state()
 
 
 def test_lease_refence_works_without_the_group(harness: Harness) -> None:
-    """A deleted stream or group must not leave a unit without a worker."""
+    """A deleted stream or group must not leave an assignment without a worker."""
     harness.own("t1")
     call = refence(harness, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
     assert harness.expect("lease_refence", "OK", call)[1] == 0
@@ -106,7 +106,7 @@ def test_lease_refence_refuses_a_third_token(harness: Harness) -> None:
     assert Holder.parse(Reply("FENCED", rest)) == (epoch, "east-1")
 
 
-def test_lease_refence_refuses_a_released_unit(harness: Harness) -> None:
+def test_lease_refence_refuses_a_released_assignment(harness: Harness) -> None:
     epoch = harness.own("t1")
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))
     assert harness.expect("lease_refence", "FENCED", refence(harness)) == [str(epoch).encode(), b""]
@@ -160,7 +160,7 @@ def test_lease_refence_acknowledges_a_full_table_in_one_call(harness: Harness) -
     for at in range(0, ENTRIES_MAX, 2):
         harness.do("HSET", harness.attempts, f"m:{ids[at]}:c", "1", f"m:{ids[at]}:f", "2")
     harness.expect("lease_refence", "OK", refence(harness, done=done))
-    assert harness.do("XPENDING", harness.stream, harness.unit.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, harness.assignment.group)[0] == 0
     assert harness.do("EXISTS", harness.attempts) == 0
 
 

@@ -13,10 +13,12 @@ def release(harness: Harness, token: str = "t1") -> Call:
 
 
 def view(harness: Harness) -> leases.LeaseView:
-    return leases.LeaseView.parse(*harness.link.pipeline(leases.view(harness.keys, harness.unit)))
+    return leases.LeaseView.parse(
+        *harness.link.pipeline(leases.view(harness.keys, harness.assignment))
+    )
 
 
-def test_frees_the_unit_and_keeps_the_epoch(harness: Harness) -> None:
+def test_frees_the_assignment_and_keeps_the_epoch(harness: Harness) -> None:
     harness.own("t1")
     harness.do("HSET", harness.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
     harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0")
@@ -33,7 +35,7 @@ def test_lease_release_repeated_is_refused(harness: Harness) -> None:
     assert Holder.parse(Reply("FENCED", rest)) == (epoch, "")
 
 
-def test_frees_a_unit_whose_lease_has_expired(harness: Harness) -> None:
+def test_frees_an_assignment_whose_lease_has_expired(harness: Harness) -> None:
     harness.own("t1")
     harness.do("DEL", harness.lease)
     harness.expect("lease_release", "OK", release(harness))

@@ -9,7 +9,7 @@ from tests.contract.harness import Harness
 
 
 def adopt(harness: Harness, source: str = "m", cursor: str = "0-0", count: int = 10) -> Call:
-    return adoption.adopt(harness.keys, harness.unit, source, cursor, count)
+    return adoption.adopt(harness.keys, harness.assignment, source, cursor, count)
 
 
 def adopted(harness: Harness, call: Call) -> Adopted:
@@ -58,7 +58,7 @@ def test_message_adopt_takes_the_retry_stream(harness: Harness) -> None:
     assert pending(harness, "retry") == {"1-0": "w"}
 
 
-def test_message_adopt_refuses_an_owned_unit(harness: Harness) -> None:
+def test_message_adopt_refuses_an_owned_assignment(harness: Harness) -> None:
     harness.groups()
     read_by(harness, "celery-1", "1-0")
     harness.own("t1", owner="east-1")

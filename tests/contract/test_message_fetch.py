@@ -69,5 +69,5 @@ def test_message_fetch_refuses_another_owner(harness: Harness) -> None:
 
 def test_message_fetch_reports_a_missing_group(harness: Harness) -> None:
     open_session(harness)
-    harness.do("XGROUP", "DESTROY", harness.retry, harness.unit.group)
+    harness.do("XGROUP", "DESTROY", harness.retry, harness.assignment.group)
     harness.expect_error("NOGROUP", fetch(harness))

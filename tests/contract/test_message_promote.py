@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages, publishing
 from streamqd.store.messages import Promoted
 from streamqd.store.scripts import Call, Reply
@@ -15,7 +15,7 @@ FAR = 9_000_000_000_123
 
 
 def promote(harness: Harness, count: int = 10) -> Call:
-    return messages.promote_retries(harness.keys, harness.unit, count)
+    return messages.promote_retries(harness.keys, harness.assignment, count)
 
 
 def delay(harness: Harness, *members: tuple[str, int]) -> None:
@@ -84,7 +84,7 @@ def test_message_promote_removes_a_member_without_an_item(harness: Harness) -> N
 
 def test_promoted_retry_reaches_only_its_group(harness: Harness) -> None:
     """A retry is written to the stream of its group. Other groups never see it."""
-    other = Harness(harness.link, harness.keys, Unit("access", 0, "audit"))
+    other = Harness(harness.link, harness.keys, Assignment("access", 0, "audit"))
     harness.groups()
     other.groups()
     delay(harness, ("m:1-0", 1))
@@ -95,7 +95,7 @@ def test_promoted_retry_reaches_only_its_group(harness: Harness) -> None:
 
 
 def test_scheduled_sends_reach_every_group(harness: Harness) -> None:
-    other = Harness(harness.link, harness.keys, Unit("access", 0, "audit"))
+    other = Harness(harness.link, harness.keys, Assignment("access", 0, "audit"))
     harness.groups()
     other.groups()
     fields = [b"payload", b"x"]

@@ -137,7 +137,7 @@ def test_message_recover_refuses_a_superseded_token(harness: Harness) -> None:
 def test_message_recover_reports_a_missing_group(harness: Harness, lost: str) -> None:
     harness.groups()
     harness.own("t1")
-    harness.do("XGROUP", "DESTROY", getattr(harness, lost), harness.unit.group)
+    harness.do("XGROUP", "DESTROY", getattr(harness, lost), harness.assignment.group)
     harness.expect_error("NOGROUP", recover(harness))
     harness.do("DEL", getattr(harness, lost))
     harness.expect_error("NOGROUP", recover(harness))

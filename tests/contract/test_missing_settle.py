@@ -7,7 +7,7 @@ from tests.contract.harness import Harness
 
 
 def settled(harness: Harness, count: int = 100) -> int:
-    call = retention.settle_missing(harness.keys, harness.unit, count)
+    call = retention.settle_missing(harness.keys, harness.assignment, count)
     return int(harness.expect("missing_settle", "OK", call)[0])
 
 
@@ -63,7 +63,7 @@ def test_missing_settle_leaves_other_groups_alone(harness: Harness) -> None:
 
 
 def test_missing_settle_refuses_a_missing_group(harness: Harness) -> None:
-    call = retention.settle_missing(harness.keys, harness.unit, 10)
+    call = retention.settle_missing(harness.keys, harness.assignment, 10)
     harness.expect("missing_settle", "NOGROUP", call)
     harness.add("1-0")
     harness.expect("missing_settle", "NOGROUP", call)

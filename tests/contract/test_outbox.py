@@ -274,7 +274,7 @@ def test_outbox_publish_writes_as_many_as_fit(harness: Harness) -> None:
         0,
         3,
     ]
-    harness.do("XACK", harness.stream, harness.unit.group, *harness.fetch(3))
+    harness.do("XACK", harness.stream, harness.assignment.group, *harness.fetch(3))
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(4), limit=3)) == [1, 1, b""]
 
 

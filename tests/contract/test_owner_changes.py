@@ -18,7 +18,7 @@ def take(harness: Harness, token: str, seen: int, owner: str, dead: str = "") ->
 
 def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
     """Return the recorded changes, oldest first, without their times."""
-    entries = harness.do(*leases.changes(harness.keys, harness.unit))
+    entries = harness.do(*leases.changes(harness.keys, harness.assignment))
     found = [OwnerChange.parse(each, "k") for each in entries]
     return [tuple(each[1:]) for each in found]  # type: ignore[misc]
 
@@ -26,7 +26,7 @@ def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
 def test_each_change_of_owner_is_recorded(harness: Harness) -> None:
     with harness.instant() as now:
         first = take(harness, "t1", 0, "a")
-    [entry] = harness.do(*leases.changes(harness.keys, harness.unit))
+    [entry] = harness.do(*leases.changes(harness.keys, harness.assignment))
     assert OwnerChange.parse(entry, "k").at_unix_ms == now
     release = leases.release(harness.keys, harness.leased("t1"), "shed")
     harness.expect("lease_release", "OK", release)
@@ -79,7 +79,8 @@ def test_only_the_last_changes_are_kept(harness: Harness) -> None:
 
 def reset(harness: Harness, token: str, at_once: int) -> Any:
     return groups.reset(
-        harness.keys, harness.unit, "0-0", drop_retries=False, force=True, keeper="", token=token,
+        harness.keys, harness.assignment, "0-0", drop_retries=False, force=True, keeper="",
+        token=token,
         at_once=at_once, part=1,
     )  # fmt: skip
 
@@ -100,7 +101,7 @@ def test_reset_of_an_owned_group_is_recorded_once(harness: Harness, at_once: int
 def test_group_delete_removes_the_recorded_changes(harness: Harness) -> None:
     harness.groups()
     take(harness, "t1", 0, "a")
-    call = groups.delete(harness.keys, harness.unit, force=True, token="d1")
+    call = groups.delete(harness.keys, harness.assignment, force=True, token="d1")
     harness.expect("group_delete", "OK", call)
     assert harness.do("EXISTS", harness.epochs) == 0
 

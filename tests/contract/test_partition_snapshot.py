@@ -11,7 +11,7 @@ from tests.contract.harness import Harness
 def snapshot(harness: Harness, limit: int = 1000) -> Snapshot:
     before = harness.dump()
     rest = harness.expect(
-        "partition_snapshot", "OK", messages.snapshot(harness.keys, harness.unit, limit)
+        "partition_snapshot", "OK", messages.snapshot(harness.keys, harness.assignment, limit)
     )
     assert harness.dump() == before
     found = Snapshot.parse(Reply("OK", rest))
@@ -19,7 +19,7 @@ def snapshot(harness: Harness, limit: int = 1000) -> Snapshot:
     return found
 
 
-def test_snapshot_of_an_empty_unit_is_zero(harness: Harness) -> None:
+def test_snapshot_of_an_empty_assignment_is_zero(harness: Harness) -> None:
     harness.groups()
     assert snapshot(harness) == (0,) * 8
 
@@ -60,7 +60,7 @@ def test_counts_unread_over_pages_and_up_to_the_limit(harness: Harness) -> None:
 
 
 def test_snapshot_reports_a_missing_group(harness: Harness) -> None:
-    call = messages.snapshot(harness.keys, harness.unit)
+    call = messages.snapshot(harness.keys, harness.assignment)
     harness.expect("partition_snapshot", "NOGROUP", call)
     harness.groups()
     harness.do("XGROUP", "DESTROY", harness.retry, "hits")

@@ -63,7 +63,7 @@ def test_publish_counts_pending_but_not_retained_messages(harness: Harness) -> N
     fill(harness, 10)
     read = harness.fetch(10)
     assert harness.expect("message_publish", "FULL", publish(harness, "", 5)) == [10]
-    harness.do("XACK", harness.stream, harness.unit.group, *read[:6])
+    harness.do("XACK", harness.stream, harness.assignment.group, *read[:6])
     assert harness.expect("message_publish", "FULL", publish(harness, "", 4)) == [4]
     harness.expect("message_publish", "OK", publish(harness, "", 5))
 
@@ -73,7 +73,7 @@ def test_publish_counts_the_backlog_of_the_slowest_group(harness: Harness, slow:
     harness.groups()
     harness.do("XGROUP", "CREATE", harness.stream, slow, 0)
     fill(harness, 4)
-    harness.do("XACK", harness.stream, harness.unit.group, *harness.fetch(4))
+    harness.do("XACK", harness.stream, harness.assignment.group, *harness.fetch(4))
     assert harness.expect("message_publish", "FULL", publish(harness, "", 4)) == [4]
     harness.do("XGROUP", "DESTROY", harness.stream, slow)
     harness.expect("message_publish", "OK", publish(harness, "", 4))

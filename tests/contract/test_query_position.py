@@ -16,7 +16,9 @@ from tests.contract.scenarios import trim_all
 def position(
     harness: Harness, entry_id: str, read: int | None = None, *, hold: bool = False
 ) -> Call:
-    return spark.query_position(harness.keys, *harness.unit[:2], "etl", entry_id, read, hold=hold)
+    return spark.query_position(
+        harness.keys, *harness.assignment[:2], "etl", entry_id, read, hold=hold
+    )
 
 
 def group(harness: Harness) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def group(harness: Harness) -> dict[str, Any]:
 
 def stand(harness: Harness) -> PartitionPositions:
     rest = harness.expect(
-        "retention_measure", "OK", retention.measure(harness.keys, *harness.unit[:2])
+        "retention_measure", "OK", retention.measure(harness.keys, *harness.assignment[:2])
     )
     return PartitionPositions.parse(Reply("OK", rest))
 
@@ -77,18 +79,18 @@ def test_query_position_does_not_recreate_a_missing_stream(harness: Harness) -> 
 @pytest.mark.parametrize("hold", [True, False])
 def test_query_position_retains_unread_entries_on_request(harness: Harness, hold: bool) -> None:
     fill(harness, "1-0", "2-0", "3-0")
-    harness.do("XGROUP", "CREATE", harness.stream, harness.unit.group, "3-0")
+    harness.do("XGROUP", "CREATE", harness.stream, harness.assignment.group, "3-0")
     harness.expect("query_position", "OK", position(harness, "1-0", 1, hold=hold))
     rest = harness.expect("stream_trim", "OK", trim_all(harness))
     assert rest[:3] == (
-        [1, b"1-1", b"spark:etl"] if hold else [3, b"3-1", harness.unit.group.encode()]
+        [1, b"1-1", b"spark:etl"] if hold else [3, b"3-1", harness.assignment.group.encode()]
     )
     assert stand(harness).groups[-1].needs == ("2-0" if hold else "")
 
 
 def test_query_position_releases_entries_without_a_request(harness: Harness) -> None:
     fill(harness, "1-0", "2-0")
-    harness.do("XGROUP", "CREATE", harness.stream, harness.unit.group, "2-0")
+    harness.do("XGROUP", "CREATE", harness.stream, harness.assignment.group, "2-0")
     harness.expect("query_position", "OK", position(harness, "0-0", 0, hold=True))
     assert harness.expect("stream_trim", "OK", trim_all(harness))[0] == 0
     harness.expect("query_position", "OK", position(harness, "0-0", 0))
@@ -104,7 +106,7 @@ def test_query_without_hold_does_not_count_as_a_group(harness: Harness) -> None:
 
 def test_query_position_with_a_junk_mark_retains_nothing(harness: Harness) -> None:
     fill(harness, "1-0")
-    harness.do("XGROUP", "CREATE", harness.stream, harness.unit.group, "1-0")
+    harness.do("XGROUP", "CREATE", harness.stream, harness.assignment.group, "1-0")
     harness.expect("query_position", "OK", position(harness, "0-0", 0))
     harness.do("HSET", harness.trim, "holds:spark:etl", "junk")
     assert harness.expect("stream_trim", "OK", trim_all(harness))[0] == 1

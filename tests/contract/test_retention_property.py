@@ -170,7 +170,7 @@ def test_drop_settles_only_its_dropped_entries(harness: Harness) -> None:
     kept_from = chance.randrange(1, len(history.written))
     harness.do("XTRIM", harness.stream, "MINID", "=", history.written[kept_from])
     before = {row[0] for row in harness.do("XPENDING", harness.stream, "hits", "-", "+", 10_000)}
-    harness.link.run(retention.settle_missing(harness.keys, harness.unit, 5_000))
+    harness.link.run(retention.settle_missing(harness.keys, harness.assignment, 5_000))
     after = {row[0] for row in harness.do("XPENDING", harness.stream, "hits", "-", "+", 10_000)}
     there = {each.encode() for each in history.written[kept_from:]}
     assert after == before & there

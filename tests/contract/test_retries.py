@@ -28,7 +28,7 @@ def set_aside(harness: Harness, *ids: str, delay: float = 60.0) -> None:
 def page(
     harness: Harness, after: tuple[int, str] = (0, ""), count: int = 10
 ) -> list[retries.Delayed]:
-    call = retries.page(harness.keys, harness.unit, after, count)
+    call = retries.page(harness.keys, harness.assignment, after, count)
     before = harness.dump()
     found, _ = retries.rows(harness.link.run(call))
     assert harness.dump() == before
@@ -37,7 +37,9 @@ def page(
 
 def test_retry_page_lists_retries_without_payload(harness: Harness) -> None:
     set_aside(harness, "1-0")
-    assert harness.expect("retry_page", "OK", retries.page(harness.keys, harness.unit, (0, ""), 10))
+    assert harness.expect(
+        "retry_page", "OK", retries.page(harness.keys, harness.assignment, (0, ""), 10)
+    )
     [row] = page(harness)
     assert row.place == "m:1-0"
     assert row.due_unix_ms == int(harness.do("ZSCORE", harness.delayed, "m:1-0"))
@@ -73,9 +75,9 @@ def test_retry_pages_neither_skip_nor_repeat(harness: Harness, vanish: bool) -> 
 
 def test_retry_calls_are_bounded(harness: Harness) -> None:
     with pytest.raises(ContractError, match="257"):
-        retries.page(harness.keys, harness.unit, (0, ""), 257)
+        retries.page(harness.keys, harness.assignment, (0, ""), 257)
     with pytest.raises(ContractError, match="0 retries"):
-        retries.make_due(harness.keys, harness.unit, [])
+        retries.make_due(harness.keys, harness.assignment, [])
 
 
 def test_retry_make_due_makes_retries_due_now(harness: Harness) -> None:
@@ -83,12 +85,12 @@ def test_retry_make_due_makes_retries_due_now(harness: Harness) -> None:
     later = harness.state()["delayed"]["m:2-0"]
 
     with harness.instant() as now:
-        call = retries.make_due(harness.keys, harness.unit, ["m:1-0", "m:9-9"])
+        call = retries.make_due(harness.keys, harness.assignment, ["m:1-0", "m:9-9"])
         assert harness.expect("retry_make_due", "OK", call) == [1, 1]
 
     assert harness.state()["delayed"] == {"m:1-0": now, "m:2-0": later}
     harness.expect(
-        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.assignment, 10)
     )
     assert harness.state()["delayed"] == {"m:2-0": later}
     assert len(harness.fetch(stream=harness.retry)) == 1
@@ -97,7 +99,7 @@ def test_retry_make_due_makes_retries_due_now(harness: Harness) -> None:
 def test_retry_make_due_keeps_a_due_retry_in_place(harness: Harness) -> None:
     harness.do("ZADD", harness.delayed, 5, "m:1-0")
     before = harness.dump()
-    call = retries.make_due(harness.keys, harness.unit, ["m:1-0"])
+    call = retries.make_due(harness.keys, harness.assignment, ["m:1-0"])
     assert harness.expect("retry_make_due", "OK", call) == [1, 0]
     assert harness.dump() == before
 
@@ -106,7 +108,7 @@ def test_retry_cancel_writes_dead_letters(harness: Harness) -> None:
     set_aside(harness, "1-0", "2-0")
 
     with harness.instant() as now:
-        call = retries.cancel(harness.keys, harness.unit, [("m:1-0", CONTEXT)], drop=False)
+        call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", CONTEXT)], drop=False)
         settled = harness.expect_entries("retry_cancel", ["MOVED"], call)
 
     state = harness.state()
@@ -125,7 +127,7 @@ def test_retry_cancel_writes_dead_letters(harness: Harness) -> None:
 
 def test_retry_cancel_repeated_writes_one_dead_letter(harness: Harness) -> None:
     set_aside(harness, "1-0")
-    call = retries.cancel(harness.keys, harness.unit, [("m:1-0", CONTEXT)] * 2, drop=False)
+    call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", CONTEXT)] * 2, drop=False)
     harness.expect_entries("retry_cancel", ["MOVED", "GONE"], call)
     harness.expect_entries("retry_cancel", ["GONE", "GONE"], call)
     assert len(harness.state()["dlq"].entries) == 1
@@ -133,7 +135,7 @@ def test_retry_cancel_repeated_writes_one_dead_letter(harness: Harness) -> None:
 
 def test_retry_cancel_with_drop_deletes_retries(harness: Harness) -> None:
     set_aside(harness, "1-0")
-    call = retries.cancel(harness.keys, harness.unit, [("m:1-0", {})], drop=True)
+    call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", {})], drop=True)
     harness.expect_entries("retry_cancel", ["MOVED"], call)
     assert {"delayed", "items", "dlq"}.isdisjoint(harness.state())
 
@@ -145,8 +147,8 @@ def test_retry_cancel_keeps_unreadable_items_unless_dropped(
     harness.do("ZADD", harness.delayed, 5, "m:1-0")
     if packed is not None:
         harness.do("HSET", harness.items, "m:1-0", packed)
-    call = retries.cancel(harness.keys, harness.unit, [("m:1-0", CONTEXT)], drop=False)
+    call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", CONTEXT)], drop=False)
     harness.expect_entries("retry_cancel", ["UNREADABLE"], call)
-    call = retries.cancel(harness.keys, harness.unit, [("m:1-0", {})], drop=True)
+    call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", {})], drop=True)
     harness.expect_entries("retry_cancel", ["MOVED"], call)
     assert {"delayed", "items"}.isdisjoint(harness.state())

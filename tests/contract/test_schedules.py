@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages
 from streamqd.store import schedules as calls
 from streamqd.store.schedules import FILE, OPERATOR, ORPHAN_MS, ORPHANED, PAUSED, DueTick
@@ -266,13 +266,13 @@ def test_overlap_waits_for_a_copy_in_the_retry_stream(harness: Harness) -> None:
         words.extend(fire(harness, tick(due_at, due_at + 1_000), group="hits"))
         due_at += 1_000
 
-    harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10))
+    harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10))
     again()
     [copy] = harness.fetch(stream=harness.retry)
     again()
     settle_retry(harness, [f"r:{copy.decode()}"], entry)
     again()
-    harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10))
+    harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10))
     [copy] = harness.fetch(stream=harness.retry)
     harness.do("XACK", harness.retry, "hits", copy)
     again()
@@ -499,6 +499,6 @@ def test_schedule_fires_after_drop_and_immediate_declare(harness: Harness) -> No
 
 def test_schedule_fire_with_overlap_names_the_groups_keys(harness: Harness) -> None:
     call = calls.fire(harness.keys, PLACE, [tick()], group="hits")
-    unit = Unit(*PLACE, "hits")
-    assert harness.keys.retry(*unit) in call.argv
-    assert harness.keys.retry_items(*unit) in call.argv
+    assignment = Assignment(*PLACE, "hits")
+    assert harness.keys.retry(*assignment) in call.argv
+    assert harness.keys.retry_items(*assignment) in call.argv

@@ -87,7 +87,7 @@ def test_settle_ack_refuses_another_token(harness: Harness) -> None:
     harness.expect("settle_ack", "FENCED", ack(harness, [], charged=main))
 
 
-def test_settle_ack_refuses_a_released_unit(harness: Harness) -> None:
+def test_settle_ack_refuses_a_released_assignment(harness: Harness) -> None:
     main = harness.pending("1-0")
     harness.own("t1")
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))

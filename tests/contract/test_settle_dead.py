@@ -9,7 +9,7 @@ from streamqd.model import Lease
 from streamqd.store import leases, messages
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
-from tests.contract.harness import TTL, UNIT, Harness, Stream
+from tests.contract.harness import ASSIGNMENT, TTL, Harness, Stream
 
 WHY = {b"originalId": b"1-0", b"group": b"hits", b"reason": b"attempts", b"errorClass": b"E"}
 WHY_TEXT = {name.decode(): value for name, value in WHY.items()}
@@ -150,4 +150,4 @@ def test_settle_dead_refuses_an_invalid_place(harness: Harness) -> None:
 
 def test_too_many_items_are_refused_here() -> None:
     with pytest.raises(ContractError, match="257"):
-        messages.dead(Keys(), Lease(UNIT, "t1"), [(b"m:1-0", WHY)] * 257)
+        messages.dead(Keys(), Lease(ASSIGNMENT, "t1"), [(b"m:1-0", WHY)] * 257)

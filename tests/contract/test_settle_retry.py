@@ -9,7 +9,7 @@ from streamqd.model import Lease
 from streamqd.store import leases, messages
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
-from tests.contract.harness import TTL, UNIT, Harness, Stream
+from tests.contract.harness import ASSIGNMENT, TTL, Harness, Stream
 from tests.support.costs import Meter
 
 CHANGED = {b"originalId": b"1-0", b"retryCount": b"1", b"crashCount": b"0"}
@@ -102,7 +102,7 @@ def test_settle_retry_after_the_promotion_changes_nothing(harness: Harness) -> N
     harness.own("t1")
     call = retry(harness, (b"m:1-0", 0.0, CHANGED))
     harness.expect_entries("settle_retry", ["MOVED"], call)
-    harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10))
+    harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10))
     assert harness.expect_entries("settle_retry", ["GONE"], call).next_due_unix_ms is None
 
 
@@ -230,7 +230,10 @@ def test_settle_retry_moves_an_entry_of_4000_fields_in_part(harness: Harness) ->
     )
     whole = (b"m:1-0", 0.0, {b"payload": b"x", **CHANGED})
     harness.expect_entries("settle_retry", ["MOVED"], retry(harness, whole))
-    assert harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10)).rest[0] == 1
+    assert (
+        harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10)).rest[0]
+        == 1
+    )
 
 
 def test_settle_retry_keeps_1900_fields_up_to_the_dead_letter(harness: Harness) -> None:
@@ -239,7 +242,10 @@ def test_settle_retry_keeps_1900_fields_up_to_the_dead_letter(harness: Harness) 
     harness.fetch()
     harness.own("t1")
     harness.expect_entries("settle_retry", ["MOVED"], retry(harness, (b"m:1-0", 0.0, CHANGED)))
-    assert harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10)).rest[0] == 1
+    assert (
+        harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10)).rest[0]
+        == 1
+    )
     harness.fetch(stream=harness.retry)
     place = b"r:" + next(iter(harness.state()["retry"].entries)).encode()
     harness.expect_entries(
@@ -273,6 +279,6 @@ def test_settle_retry_accepts_an_empty_call(harness: Harness) -> None:
 def test_too_many_items_are_refused_here() -> None:
     items = [(b"m:1-0", 5.0, CHANGED)] * 257
     with pytest.raises(ContractError, match="257"):
-        messages.retry(Keys(), Lease(UNIT, "t1"), items)
+        messages.retry(Keys(), Lease(ASSIGNMENT, "t1"), items)
     with pytest.raises(ContractError, match="-1"):
-        messages.retry(Keys(), Lease(UNIT, "t1"), [(b"m:1-0", -1.0, CHANGED)])
+        messages.retry(Keys(), Lease(ASSIGNMENT, "t1"), [(b"m:1-0", -1.0, CHANGED)])

@@ -231,7 +231,7 @@ def test_stream_trim_of_a_retry_stream_writes_no_record(harness: Harness) -> Non
     harness.groups()
     fill(harness, 3, acked=2, stream=harness.retry)
     before = harness.state()
-    call = retention.trim_retry(harness.keys, harness.unit, 1000)
+    call = retention.trim_retry(harness.keys, harness.assignment, 1000)
     assert harness.expect("stream_trim", "OK", call) == [0, b"3-0", b"hits", b"3-0", 0]
     assert harness.changes(before) == {}
     harness.do("XACK", harness.retry, "hits", "3-0")

@@ -68,7 +68,7 @@ def test_equal_ids_in_both_streams_stay_two_messages(harness: Harness) -> None:
     call = messages.retry(harness.keys, harness.leased("t1"), items)
     harness.expect_entries("settle_retry", ["MOVED", "MOVED"], call)
     harness.expect(
-        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.assignment, 10)
     )
     harness.fetch(stream=harness.retry)
     assert sorted(entry.fields[1] for entry in pending_now(harness, "t1") if entry.fields) == [
@@ -90,7 +90,7 @@ def test_crash_count_survives_retry_dead_letter_and_replay(harness: Harness) -> 
     call = messages.retry(harness.keys, harness.leased("t2"), [(place, 0.0, changed)])
     harness.expect_entries("settle_retry", ["MOVED"], call)
     harness.expect(
-        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.assignment, 10)
     )
     harness.fetch(stream=harness.retry)
     found = pending_now(harness, "t2")[0]
@@ -113,7 +113,7 @@ def test_crash_count_survives_retry_dead_letter_and_replay(harness: Harness) -> 
     }
 
 
-def test_late_release_does_not_free_the_next_owners_unit(harness: Harness) -> None:
+def test_late_release_does_not_free_the_next_owners_assignment(harness: Harness) -> None:
     epoch = harness.own("t1")
     late = leases.release(harness.keys, harness.leased("t1"))
     harness.expect("lease_release", "OK", late)

@@ -11,7 +11,7 @@ from streamqd.model import Lease
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages
 from streamqd.worker.dead_letters import carried
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.vectors import VECTORS, flat, outgoing
 
 
@@ -25,20 +25,20 @@ def test_settle_retry_writes_the_published_vectors(
 ) -> None:
     harness.groups()
     retried = vector["stream"] == "retry"
-    stream = harness.keys.retry_stream(*UNIT) if retried else ""
+    stream = harness.keys.retry_stream(*ASSIGNMENT) if retried else ""
     harness.add(vector["id"], *flat(vector["fields"]), stream=stream)
     harness.fetch(stream=stream)
     harness.own("t1")
-    delivery = Delivery(UNIT, "one", 1)
+    delivery = Delivery(ASSIGNMENT, "one", 1)
     entry = Message(delivery, vector["id"].encode(), flat(vector["fields"]), retried=retried)
     changed = carried(entry, retries=vector["failures"], crashes=vector["crashes"])
     place = (b"r:" if retried else b"m:") + entry.id_bytes
 
-    call = messages.retry(harness.keys, Lease(UNIT, "t1"), [(place, 0.0, changed)])
+    call = messages.retry(harness.keys, Lease(ASSIGNMENT, "t1"), [(place, 0.0, changed)])
     harness.expect_entries("settle_retry", ["MOVED"], call)
-    harness.expect("message_promote", "OK", messages.promote_retries(harness.keys, UNIT, 10))
+    harness.expect("message_promote", "OK", messages.promote_retries(harness.keys, ASSIGNMENT, 10))
 
-    [*_, (_, copy)] = harness.do("XRANGE", harness.keys.retry_stream(*UNIT), "-", "+")
+    [*_, (_, copy)] = harness.do("XRANGE", harness.keys.retry_stream(*ASSIGNMENT), "-", "+")
     wanted = flat(vector["copy"])
     assert sorted(pairs(copy)) == sorted(pairs(wanted))
     assert copy[:2] == wanted[:2], "the payload comes first"
@@ -50,11 +50,11 @@ def test_scripts_write_the_published_vectors(
 ) -> None:
     item: Outgoing = outgoing(vector["send"])
     with Producer(server.url) as producer:
-        [told] = producer.send_many(UNIT.topic, [item])
-    due = messages.promote_delayed(harness.keys, UNIT.topic, 0, 10)
+        [told] = producer.send_many(ASSIGNMENT.topic, [item])
+    due = messages.promote_delayed(harness.keys, ASSIGNMENT.topic, 0, 10)
     harness.expect("message_promote", "OK", due)
 
-    [(found, fields)] = harness.do("XRANGE", harness.keys.stream(UNIT.topic, 0), "-", "+")
+    [(found, fields)] = harness.do("XRANGE", harness.keys.stream(ASSIGNMENT.topic, 0), "-", "+")
     assert [name for name, _ in pairs(fields)] == [
         name for name, _ in pairs(flat(vector["fields"]))
     ]

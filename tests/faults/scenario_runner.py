@@ -18,7 +18,7 @@ from streamqd.store import scripts
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.proxy import Fault, FaultProxy, Trigger
 from tests.support.servers import ProcessServer
 
@@ -104,7 +104,7 @@ class ScenarioRunner:
         scripts_loaded: bool = True,
     ) -> None:
         self._server = server
-        self._harness = Harness(link, keys, UNIT)
+        self._harness = Harness(link, keys, ASSIGNMENT)
         self._scenario = scenario
         # The first call of a script that is not loaded takes two commands, by hash and by source.
         # Without `scripts_loaded`, a call by source counts as a separate kind.

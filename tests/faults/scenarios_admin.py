@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from streamqd import config
 from streamqd.admin import schedules
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import directives, members, topics
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
 from tests.faults.scenario_runner import Scenario, ScenarioContext
 
 TOPIC, GROUP = "access", "hits"
-LEGACY = Unit(TOPIC, 0, "legacy")
+LEGACY = Assignment(TOPIC, 0, "legacy")
 PARTITIONS = 2
 TRIES = 5
 PAUSED = "pause:access/*/hits"
@@ -93,7 +93,7 @@ def seed(context: ScenarioContext) -> None:
         schedules.add(context.store, "default", {"name": name, "topic": "idle", "every": 3600.0})
     schedules.pause(context.store, ["held"])
     for number in range(PARTITIONS):
-        harness = Harness(link, keys, Unit(TOPIC, number, GROUP))
+        harness = Harness(link, keys, Assignment(TOPIC, number, GROUP))
         harness.groups()
         harness.do("XGROUP", "CREATE", harness.stream, "legacy", "0")
         for entry in range(1, 5):

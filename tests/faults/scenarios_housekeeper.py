@@ -8,7 +8,7 @@ from unittest import mock
 from streamqd.config import Consumer, Daemon, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, batch
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.faults.scenario_runner import ScenarioContext
 
 ROUNDS = 30
@@ -29,10 +29,10 @@ def seed(harness: Harness) -> None:
     # For trimming, dropping, and settling after the drop, in nodes of ten.
     for number in range(1, 71):
         harness.add(f"{number}-0", "payload", "x")
-    harness.do("XACK", harness.stream, UNIT.group, *harness.fetch(30))
+    harness.do("XACK", harness.stream, ASSIGNMENT.group, *harness.fetch(30))
     harness.fetch(5)
     harness.add("1-0", stream=harness.retry)
-    harness.do("XACK", harness.retry, UNIT.group, *harness.fetch(1, stream=harness.retry))
+    harness.do("XACK", harness.retry, ASSIGNMENT.group, *harness.fetch(1, stream=harness.retry))
     harness.add("2-0", stream=harness.retry)
     harness.fetch(1, consumer="legacy", stream=harness.retry)
     for number in range(1, 6):
@@ -54,15 +54,17 @@ def tend(context: ScenarioContext) -> None:
     """Act as the housekeeper of one instance."""
     harness = context.harness
     board = Scoreboard(2)
-    slot = board.allot(UNIT)
+    slot = board.allot(ASSIGNMENT)
     slot.owned, slot.state = 1, WorkerState.READY
     bounds = Retention(max_length=10, drop_unacked_above=20)
     settings = Settings(
         redis=context.proxy.settings,
         daemon=Daemon(instance="web-1"),
-        topics={UNIT.topic: Topic(partitions=1, retention=bounds, dlq_retention=60.0)},
+        topics={ASSIGNMENT.topic: Topic(partitions=1, retention=bounds, dlq_retention=60.0)},
         consumers=(
-            Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go", reclaim_idle=0.0),
+            Consumer(
+                topic=ASSIGNMENT.topic, group=ASSIGNMENT.group, handler="work:go", reclaim_idle=0.0
+            ),
         ),
     )
     board.flags = InstanceFlags.MEMBER

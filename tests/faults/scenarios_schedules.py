@@ -14,13 +14,13 @@ from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
 from streamqd.schedules.record import partition_of
 from streamqd.store import topics
 from streamqd.store.store import Store
-from tests.contract.harness import UNIT
+from tests.contract.harness import ASSIGNMENT
 from tests.faults.scenario_runner import ScenarioContext
 
 TRIES = 5
 ROUNDS = 6  # a move is finished in the third turn at the latest
 PARTITIONS = 4
-YEARLY = Schedule(name="annual", topic=UNIT.topic, cron="0 0 1 1 *")
+YEARLY = Schedule(name="annual", topic=ASSIGNMENT.topic, cron="0 0 1 1 *")
 NEW_YEAR = round(datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
@@ -29,25 +29,25 @@ def schedules_of_an_instance(context: ScenarioContext) -> None:
     store, keys = context.store, context.keys
     link = context.faulty_link()
     shaky = Store(link, keys)
-    topics.create(store, UNIT.topic, Topic(partitions=1))
+    topics.create(store, ASSIGNMENT.topic, Topic(partitions=1))
     for since in (1, 2):  # a second release declares the same schedules
         until_done(Reconciler(shaky, "default", (YEARLY,), since, {}).run)
     number = partition_of(YEARLY, PARTITIONS)
     assert number, "the growth moves it"
-    store.execute("ZADD", keys.schedules_due(UNIT.topic, 0), NEW_YEAR, YEARLY.name)
-    store.execute("HSET", keys.meta(UNIT.topic), "partitionCount", PARTITIONS)
+    store.execute("ZADD", keys.schedules_due(ASSIGNMENT.topic, 0), NEW_YEAR, YEARLY.name)
+    store.execute("HSET", keys.meta(ASSIGNMENT.topic), "partitionCount", PARTITIONS)
 
-    stream = keys.stream(UNIT.topic, number)
+    stream = keys.stream(ASSIGNMENT.topic, number)
     finisher = MoveFinisher(shaky)
     with mock.patch.multiple(firing, PLACES_INTERVAL_SECONDS=0.0, STAGGER_MS=0):
         for _ in range(ROUNDS):
             until_done(finisher.run)
             until_done(Firer(shaky, set, lambda _outcome: None).turn)
     assert store.execute("XLEN", stream) == 1
-    assert not store.execute("EXISTS", keys.stream(UNIT.topic, 0))
+    assert not store.execute("EXISTS", keys.stream(ASSIGNMENT.topic, 0))
     # A time, and the time of the declaring release, which a move may forget.
-    store.execute("HDEL", keys.schedules_last(UNIT.topic, number), f"{YEARLY.name}:late")
-    store.execute("HDEL", keys.schedules(UNIT.topic, number), f"{YEARLY.name}:since")
+    store.execute("HDEL", keys.schedules_last(ASSIGNMENT.topic, number), f"{YEARLY.name}:late")
+    store.execute("HDEL", keys.schedules(ASSIGNMENT.topic, number), f"{YEARLY.name}:since")
     link.close()
 
 

@@ -1,4 +1,4 @@
-"""Scenarios of a supervisor: its calls to Redis over the life of a unit, tick by tick."""
+"""Scenarios of a supervisor: its calls to Redis over the life of an assignment, tick by tick."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamqd.store import members
 from streamqd.supervisor.drain import BurstCheck
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import AssignmentState, Phase
-from tests.contract.harness import UNIT
+from tests.contract.harness import ASSIGNMENT
 from tests.faults.scenario_runner import ScenarioContext
 
 LOCK = "the lock of this host"
@@ -26,7 +26,7 @@ class Talk:
     """A lease manager with one partition, whose clock advances with each tick."""
 
     def __init__(self, context: ScenarioContext) -> None:
-        consumer = Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go")
+        consumer = Consumer(topic=ASSIGNMENT.topic, group=ASSIGNMENT.group, handler="work:go")
         settings = Settings(
             redis=context.proxy.settings,
             # So long that only requested calls are due.
@@ -35,8 +35,8 @@ class Talk:
         )
         board = Scoreboard(1)
         self.exchange = LeaseManager(settings, board, LOCK)
-        self.holding = AssignmentState(UNIT, consumer, board.allot(UNIT))
-        self.holdings = {UNIT: self.holding}
+        self.holding = AssignmentState(ASSIGNMENT, consumer, board.allot(ASSIGNMENT))
+        self.holdings = {ASSIGNMENT: self.holding}
         self.now = time.monotonic()
 
     def until(self, what: str, phase: Phase) -> None:
@@ -44,7 +44,7 @@ class Talk:
         self.exchange.membership.heartbeat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
             self.now += 10.0
-            self.exchange.tick(self.now, self.holdings, [UNIT])
+            self.exchange.tick(self.now, self.holdings, [ASSIGNMENT])
             quiet = self.exchange.ok and self.exchange.next_at() > self.now + 10.0
             if quiet and self.holding.phase is phase and not self.holding.wants_exchange:
                 return
@@ -64,7 +64,7 @@ class Talk:
         assert blame.charged == b"m:2-0"
 
 
-def a_unit_from_its_acquisition_to_its_release(context: ScenarioContext) -> None:
+def an_assignment_from_its_acquisition_to_its_release(context: ScenarioContext) -> None:
     """Acquire, create the group, renew, replace a killed worker, wake the fleet, release, leave."""
     harness = context.harness
     # A predecessor was killed. Its heartbeat and its token exist.
@@ -76,7 +76,7 @@ def a_unit_from_its_acquisition_to_its_release(context: ScenarioContext) -> None
     try:
         talk.until("the fleet is known", Phase.FREE)
         view = talk.exchange.view
-        talk.holding.acquire(view.views[UNIT].epoch, view.dead_tokens[UNIT])
+        talk.holding.acquire(view.views[ASSIGNMENT].epoch, view.dead_tokens[ASSIGNMENT])
         talk.until("acquired", Phase.HELD)
         fence = harness.do("HGETALL", harness.fence)
         talk.run_until_killed()

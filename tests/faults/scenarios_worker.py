@@ -18,7 +18,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store import leases
 from streamqd.worker import turns, worker
 from streamqd.worker.control_channel import ExitCode
-from tests.contract.harness import OWNER, TTL, UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, OWNER, TTL, Harness
 from tests.faults.scenario_runner import ScenarioContext
 from tests.support.ledger import Audit, Ledger
 from tests.support.life import lives
@@ -29,7 +29,7 @@ FAILING, DYING, BURIED, MISSING_ENTRY = "2-0", "12-0", "3-0", "0-5"
 
 
 def _uid(entry_id: str) -> str:
-    return f"{UNIT.topic}/{UNIT.partition}/{entry_id}"
+    return f"{ASSIGNMENT.topic}/{ASSIGNMENT.partition}/{entry_id}"
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def ledger() -> Iterator[Ledger]:
 
 
 def seed(harness: Harness, book: Ledger) -> None:
-    """Create a unit whose owner was lost with all kinds of pending entries, and new entries."""
+    """Create an assignment with new entries, whose owner was lost with all kinds of others."""
     harness.groups()
     harness.own("lost")
     sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}
@@ -73,7 +73,9 @@ def seed(harness: Harness, book: Ledger) -> None:
     epoch = int(harness.do("HGET", harness.fence, "epoch"))
     harness.do("DEL", harness.lease)
     assert (
-        harness.link.run(leases.acquire(harness.keys, Lease(UNIT, "t1", epoch), TTL, OWNER)).word
+        harness.link.run(
+            leases.acquire(harness.keys, Lease(ASSIGNMENT, "t1", epoch), TTL, OWNER)
+        ).word
         == "OK"
     )
 
@@ -81,7 +83,7 @@ def seed(harness: Harness, book: Ledger) -> None:
 def play(context: ScenarioContext, **consumer: Any) -> None:
     """Play one life of a worker, and the part of the supervisor after it."""
     harness = context.harness
-    slot = Scoreboard(1).allot(UNIT)
+    slot = Scoreboard(1).allot(ASSIGNMENT)
     slot.reclaim_requested = 1
     with ledger() as book, lives(slot) as make, _hurried():
         seed(harness, book)
@@ -111,7 +113,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
         # Entries that the worker could not acknowledge any more are in its slot.
         done = slot.batch().done
         harness.link.run(
-            leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+            leases.refence(harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", done)
         )
         judge(harness, book)
 
@@ -119,7 +121,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
 def judge(harness: Harness, book: Ledger) -> None:
     """Check that every message ran once and is in its place."""
     unhandled = sorted(_uid(each) for each in (FAILING, "15-0", DYING, BURIED))
-    assert book.audit(UNIT.group) == Audit(lost=unhandled)
+    assert book.audit(ASSIGNMENT.group) == Audit(lost=unhandled)
     state = harness.state()
     assert sorted(state["items"]) == ["m:15-0", f"m:{FAILING}"]
     letters = sorted(letter["originalId"].decode() for letter in state["dlq"].entries.values())
@@ -151,7 +153,7 @@ def several_at_once(context: ScenarioContext) -> None:
 def on_a_full_server(context: ScenarioContext) -> None:
     """Memory is full: reads and acknowledgments use scripts."""
     harness = context.harness
-    slot = Scoreboard(1).allot(UNIT)
+    slot = Scoreboard(1).allot(ASSIGNMENT)
     with ledger() as book, lives(slot) as make, _hurried():
         harness.groups()
         harness.own("t1")
@@ -172,16 +174,16 @@ def on_a_full_server(context: ScenarioContext) -> None:
             life.run(life.worker("t1", prefetch_max=2), work)
             done = slot.batch().done
             harness.link.run(
-                leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+                leases.refence(harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", done)
             )
-        assert book.audit(UNIT.group) == Audit()
+        assert book.audit(ASSIGNMENT.group) == Audit()
         assert harness.state()["stream"].groups["hits"] == ("7-0", {})
 
 
 def in_place(context: ScenarioContext) -> None:
     """A message at the head of its partition fails in place: each attempt counts once."""
     harness = context.harness
-    slot = Scoreboard(1).allot(UNIT)
+    slot = Scoreboard(1).allot(ASSIGNMENT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
     with ledger() as book, lives(slot) as make, _hurried():
         harness.groups()
@@ -202,10 +204,10 @@ def in_place(context: ScenarioContext) -> None:
         life.run(life.worker("t1", **held), work)
         done = slot.batch().done
         harness.link.run(
-            leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+            leases.refence(harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", done)
         )
         failing = _uid(FAILING)
-        assert book.audit(UNIT.group) == Audit(lost=[failing], repeated={failing: 3})
+        assert book.audit(ASSIGNMENT.group) == Audit(lost=[failing], repeated={failing: 3})
         assert [each.attempt for each in book.of(failing, "start")] == [1, 2, 3]
         assert [each.uid for each in book.records("end")] == [
             _uid(each) for each in ("1-0", "3-0", LAST)
@@ -219,7 +221,7 @@ def in_place(context: ScenarioContext) -> None:
 def a_group_that_is_destroyed(context: ScenarioContext) -> None:
     """The group is destroyed while the worker runs. Its owner recreates it at its position."""
     harness = context.harness
-    slot = Scoreboard(1).allot(UNIT)
+    slot = Scoreboard(1).allot(ASSIGNMENT)
     with ledger() as book, lives(slot) as make, _hurried():
         harness.groups()
         harness.own("t1")
@@ -240,7 +242,7 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
                 if word == "destroy" and not destroyed:
                     destroyed.append(message.id)
                     for stream in (harness.stream, harness.retry):
-                        assert harness.do("XGROUP", "DESTROY", stream, UNIT.group) == 1
+                        assert harness.do("XGROUP", "DESTROY", stream, ASSIGNMENT.group) == 1
                 if word == "fail":
                     raise ValueError("no")
                 if word == "stop":
@@ -260,9 +262,9 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
         assert code == ExitCode.STOPPED
         done = slot.batch().done
         harness.link.run(
-            leases.refence(harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done)
+            leases.refence(harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", done)
         )
-        found = book.audit(UNIT.group)
+        found = book.audit(ASSIGNMENT.group)
         assert found == Audit(lost=[_uid("4-0")], repeated=found.repeated if unknown else {})
         state = harness.state()
         assert [*state["items"]] == ["m:4-0"]

@@ -32,7 +32,7 @@ ROLES: tuple[Scenario, ...] = (
     scenarios_worker.in_place,
     scenarios_worker.on_a_full_server,
     scenarios_worker.a_group_that_is_destroyed,
-    scenarios_supervisor.a_unit_from_its_acquisition_to_its_release,
+    scenarios_supervisor.an_assignment_from_its_acquisition_to_its_release,
     scenarios_supervisor.a_burst_that_is_over,
     scenarios_supervisor.registration,
     scenarios_housekeeper.everything_that_is_due,
@@ -64,7 +64,7 @@ OF_RELAYS = {"outbox_acquire", "outbox_renew", "outbox_release", "outbox_fence",
 # Scenarios whose roles call single scripts, which are loaded at first use.
 WITHOUT_SCRIPTS = (
     scenarios_worker.in_place,
-    scenarios_supervisor.a_unit_from_its_acquisition_to_its_release,
+    scenarios_supervisor.an_assignment_from_its_acquisition_to_its_release,
     scenarios_producer.single_messages,
     scenarios_spark.a_task_that_writes_rows,
 )

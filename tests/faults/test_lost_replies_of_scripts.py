@@ -59,13 +59,13 @@ def measures(harness: Harness) -> dict[str, Call]:
     """Return the read-only scripts, for which test_every_script has no scenario."""
     harness.groups()
     harness.add("1-0")
-    topic, partition, _ = harness.unit
+    topic, partition, _ = harness.assignment
     return {
         "partition_measure": statistics.measure_partition(harness.keys, topic, partition),
         "dead_letters_measure": statistics.count_dead_letters(
             harness.keys, topic, partition, statistics.DeadLetterCount()
         ),
-        "assignment_measure": statistics.measure_unit(harness.keys, harness.unit),
+        "assignment_measure": statistics.measure_assignment(harness.keys, harness.assignment),
         "retention_measure": retention.measure(harness.keys, topic, partition),
     }
 

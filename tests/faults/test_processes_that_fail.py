@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from tests.acceptance.test_redis_faults import wait_progress
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
@@ -66,7 +66,7 @@ def test_another_host_continues_after_a_host_and_server_loss(
         assert early == [], "acknowledged, and run again"
         assert {running, *uids} == heir.ledger.ended(GROUP)
         for number in range(2):
-            fence = heir.keys.fence(*Unit(TOPIC, number, GROUP))
+            fence = heir.keys.fence(*Assignment(TOPIC, number, GROUP))
             assert heir.link.execute("HMGET", fence, "quarantine", "mark") == [None, None]
         assert heir.letters() == []
         assert heir.stop() == 0
@@ -94,7 +94,8 @@ def test_stop_during_forks_leaves_no_process_and_no_lease(
         daemon.signal(signal.SIGTERM)
         assert daemon.wait(20.0) == 0
         assert not any(
-            daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+            daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
+            for assignment in daemon.assignments()
         )
     assert daemon.traces() == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from tests.faults.scenario_runner import BY_SOURCE, kind_of
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.proxy import FaultProxy, Trigger
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.promise
 
 Make = Callable[..., Daemon]
 PARTITIONS = 3
-VICTIM = Unit(TOPIC, 1, GROUP)
+VICTIM = Assignment(TOPIC, 1, GROUP)
 FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
 SETTINGS = {"lease_ttl": "2s", "crash_backoff": FAST, "crash_loop": 1000}
 UNKNOWN_WORD = b"*1\r\n$3\r\nWAT\r\n"

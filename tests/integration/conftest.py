@@ -14,13 +14,13 @@ from streamqd.cli import cli
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support import users
 from tests.support.costs import Meter, Page, counting_sockets
 from tests.support.daemon import toml
@@ -75,12 +75,14 @@ def view(board: Scoreboard, link: Connection) -> MetricsView:
 def at(link: Connection, store: Store, keys: Keys) -> At:
     """Return a harness for a partition of the topic access (three partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Harness(link, keys, Unit("access", partition, group))
+    return lambda partition, group="hits": Harness(
+        link, keys, Assignment("access", partition, group)
+    )
 
 
 @pytest.fixture
 def harness(link: Connection, keys: Keys) -> Harness:
-    """A unit that t1 owns, with its group."""
+    """An assignment that t1 owns, with its group."""
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")
@@ -89,7 +91,7 @@ def harness(link: Connection, keys: Keys) -> Harness:
 
 @pytest.fixture
 def slot() -> WorkerSlot:
-    return Scoreboard(2).allot(UNIT)
+    return Scoreboard(2).allot(ASSIGNMENT)
 
 
 @pytest.fixture

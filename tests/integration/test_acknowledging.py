@@ -67,7 +67,7 @@ def test_long_run_is_acknowledged_before_the_next_run_ends(
     pending: list[set[str]] = []
 
     def work(message: Message) -> None:
-        rows = link.execute("XPENDING", harness.stream, harness.unit.group, "-", "+", 10)
+        rows = link.execute("XPENDING", harness.stream, harness.assignment.group, "-", "+", 10)
         pending.append({row[0].decode() for row in rows})
         late = now_ns() + ACK_DELAY_NS
         while now_ns() <= late:
@@ -108,7 +108,9 @@ def test_lane_acknowledges_a_run_before_the_next_one(
     def work(message: Message) -> None:
         with lock:
             begun.add(message.id)
-            rows = link.execute("XPENDING", harness.stream, harness.unit.group, "-", "+", 1000)
+            rows = link.execute(
+                "XPENDING", harness.stream, harness.assignment.group, "-", "+", 1000
+            )
             open_.append(len(begun & {row[0].decode() for row in rows}))
 
     worker = life.worker("t1", max_messages=100, prefetch_bytes=1 << 30, **settings)

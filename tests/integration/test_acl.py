@@ -21,7 +21,7 @@ from streamqd.admin import permissions
 from streamqd.cli import cli
 from streamqd.errors import BacklogFullError, RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.script_loader import ScriptLoader
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.producer import Producer
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection, connect
@@ -330,7 +330,7 @@ def test_a_limit_of_the_backlog_needs_no_more(
 ) -> None:
     """The script also reads the last entry if a group has a lag."""
     ScriptLoader(new_link()).run()
-    link.run(messages.ensure_group(keys, Unit(topic, 0, "hits"), "0"))
+    link.run(messages.ensure_group(keys, Assignment(topic, 0, "hits"), "0"))
     settings = config.Settings(redis=as_user(server, users.read("producer-scripts").user))
     with Producer(settings=settings, max_backlog=1) as producer:
         producer.send(topic, b"a", partition=0)
@@ -344,7 +344,7 @@ STREAM = "stream:topic:{access:p:0}"
 META = "streaming:mq:topic:{access}:meta"
 DEDUP = "streaming:mq:dedup:{access:p:0}:one"
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
-TOPIC_UNIT = Unit("access", 0, "hits")
+TOPIC_UNIT = Assignment("access", 0, "hits")
 
 # It may also trim and choose an id, because no rule can exclude options.
 SENDING = (

@@ -15,7 +15,7 @@ from streamqd.admin import topics as admin_topics
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.published import Fleet
 from streamqd.errors import RedisResponseError, RequestRefusedError, TopicNotFoundError
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import items, leases, members, messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -34,10 +34,10 @@ def bury(harness: Harness, entry_id: str, **context: str) -> str:
     harness.fetch()
     fields = {
         b"originalId": entry_id.encode(),
-        b"originalTopic": harness.unit.topic.encode(),
-        b"originalPartition": b"%d" % harness.unit.partition,
+        b"originalTopic": harness.assignment.topic.encode(),
+        b"originalPartition": b"%d" % harness.assignment.partition,
         b"timestamp": entry_id.split("-")[0].encode(),
-        b"group": harness.unit.group.encode(),
+        b"group": harness.assignment.group.encode(),
         b"instance": b"west-1",
         b"attempts": b"5",
         b"crashes": b"0",
@@ -52,7 +52,7 @@ def bury(harness: Harness, entry_id: str, **context: str) -> str:
     call = messages.dead(harness.keys, harness.leased("t1"), [(f"m:{entry_id}".encode(), fields)])
     [letter] = messages.SettledReply.parse(harness.link.run(call)).letters
     assert letter
-    return f"{harness.unit.partition}:{letter.decode()}"
+    return f"{harness.assignment.partition}:{letter.decode()}"
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -535,18 +535,23 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     heartbeat(link, keys, "west-1", version="1.2", weight=2, offers=[["access", "hits"]])
     heartbeat(link, keys, "east-1")
     link.execute("ZADD", keys.members("default"), 1000, "east-1")
-    units = [
+    assignments = [
         {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"},
         {"topic": "access", "partition": 1, "group": "hits", "owned": True, "state": "broken"},
     ]
-    units[0] |= {"in_flight": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
-    summary = {"instance": "west-1", "state": "working", "redis_up": True, "assignments": units}
+    assignments[0] |= {"in_flight": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
+    summary = {
+        "instance": "west-1",
+        "state": "working",
+        "redis_up": True,
+        "assignments": assignments,
+    }
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
-    # The last report of a silent instance does not show its present units.
-    stale = {"instance": "east-1", "state": "working", "assignments": units}
+    # The last report of a silent instance does not show its present assignments.
+    stale = {"instance": "east-1", "state": "working", "assignments": assignments}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")
-    link.run(leases.release(keys, Lease(at(2).unit, "t1")))
+    link.run(leases.release(keys, Lease(at(2).assignment, "t1")))
 
     seen = fleet.status(Fleet(store, "default", 15))
 
@@ -577,7 +582,7 @@ def test_status_combines_one_problem_of_many_partitions(
 ) -> None:
     topics.create(store, "wide", config.Topic(partitions=40))
     for number in range(40):
-        Harness(link, keys, Unit("wide", number, "hits")).groups()
+        Harness(link, keys, Assignment("wide", number, "hits")).groups()
     heartbeat(link, keys, "west-1")
     before = calls(link, "zrange")
 
@@ -589,7 +594,8 @@ def test_status_combines_one_problem_of_many_partitions(
             " same in partitions 1-39"
         )
     ]
-    # The members are read once. The rest measures each unit, and each partition's delayed sends.
+    # The members are read once. The rest measures each assignment, and each partition's delayed
+    # sends.
     assert calls(link, "zrange") - before == 40 + 40 + 1
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from streamqd.admin import pending
 from streamqd.admin.reading import SEQ_MAX, Id, forwards
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages, scripts
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -23,14 +23,14 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 
 KEYS = Keys()
-UNIT = Unit(TOPIC, 0, GROUP)
+ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
 PLACE = (TOPIC, 0)
 FLEET = "default"
-META, TRIM, FENCE = KEYS.meta(TOPIC), KEYS.trim(*PLACE), KEYS.fence(*UNIT)
+META, TRIM, FENCE = KEYS.meta(TOPIC), KEYS.trim(*PLACE), KEYS.fence(*ASSIGNMENT)
 MEMBERS, INFO, ORDERS = KEYS.members(FLEET), KEYS.info(FLEET), KEYS.orders(FLEET)
 SUMMARY, REGISTRY = KEYS.instance(FLEET, INSTANCE), KEYS.registry()
 SCHEDULES = KEYS.schedule_index()
-ATTEMPTS, RETRY = KEYS.attempts(*UNIT), KEYS.retry(*UNIT)
+ATTEMPTS, RETRY = KEYS.attempts(*ASSIGNMENT), KEYS.retry(*ASSIGNMENT)
 LAST = f"{SEQ_MAX}-{SEQ_MAX}"
 NOT_UTF8 = b"\xff\xfe"
 HUGE = "1" + "0" * 400
@@ -186,7 +186,7 @@ BAD = [
     ),
     Bad("scheduled=inf", ("ZADD", KEYS.scheduled(*PLACE), "inf", "x"), KEYS.scheduled(*PLACE),
         "x", ("delayed list access",)),
-    # units
+    # assignments
     *(_hash(ATTEMPTS, "m:1-0:c", value) for value in ("abc", HUGE, "-1")),
     _hash(ATTEMPTS, "m:1-0:f", "abc"),
     _hash(ATTEMPTS, "r:1-0:due", "abc"),
@@ -266,8 +266,13 @@ def test_commands_survive_one_bad_value(
     "key",
     [
         *(REGISTRY, META, MEMBERS, INFO, ORDERS, SUMMARY, ATTEMPTS, RETRY, FENCE, TRIM, SCHEDULES),
-        *(KEYS.lease(*UNIT), KEYS.retry_items(*UNIT), KEYS.stream(*PLACE), KEYS.dlq(*PLACE)),
-        *(KEYS.retry_stream(*UNIT), KEYS.scheduled(*PLACE), KEYS.scheduled_items(*PLACE)),
+        *(
+            KEYS.lease(*ASSIGNMENT),
+            KEYS.retry_items(*ASSIGNMENT),
+            KEYS.stream(*PLACE),
+            KEYS.dlq(*PLACE),
+        ),
+        *(KEYS.retry_stream(*ASSIGNMENT), KEYS.scheduled(*PLACE), KEYS.scheduled_items(*PLACE)),
         *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE)),
     ],
 )

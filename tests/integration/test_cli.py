@@ -265,10 +265,10 @@ def test_status_has_a_row_with_exact_totals_for_each_group(
         for number in range(3):
             at(number, group).groups()
             at(number, group).own(f"t{number}{group}", owner="west-1")
-            unit = {"topic": "access", "partition": number, "group": group, "owned": True}
-            unit |= {"state": "halted", "waits_seconds": 7.0, "dead_letters": 7}
+            assignment = {"topic": "access", "partition": number, "group": group, "owned": True}
+            assignment |= {"state": "halted", "waits_seconds": 7.0, "dead_letters": 7}
             failure = {"error": "builtins.ConnectionError", "count": 3, "seconds_ago": 2.0}
-            told.append(unit | {"dead_letters": 9, "failures": [failure]})
+            told.append(assignment | {"dead_letters": 9, "failures": [failure]})
     told[3] |= {"state": "ready", "longest_run_seconds": 12.4, "failures": []}
     told[4] |= {"state": "ready", "longest_run_seconds": 0.2, "failures": []}
     told[5] |= {"state": "ready", "failures": []}

@@ -13,7 +13,7 @@ import pytest
 from streamqd import config, inspection
 from streamqd.admin.tail import Tail
 from streamqd.errors import OutcomeUnknownError, RedisResponseError, RedisUnavailableError
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.producer import Outgoing, Producer
 from streamqd.spark import streams
 from streamqd.spark.offsets import EARLIEST
@@ -85,13 +85,18 @@ def test_replies_have_the_order_of_the_commands_on_any_node(
 
 def test_scripts_share_writes_and_are_loaded_on_each_node(open_link: Open, keys: Keys) -> None:
     link = open_link()
-    units = [Unit("orders", number, "bill") for number in range(12)]
-    for reply in link.run_many([messages.ensure_group(keys, unit, "0") for unit in units]):
+    assignments = [Assignment("orders", number, "bill") for number in range(12)]
+    for reply in link.run_many(
+        [messages.ensure_group(keys, assignment, "0") for assignment in assignments]
+    ):
         assert reply.word == "CREATED"  # type: ignore[union-attr]
     words = [
         reply.word  # type: ignore[union-attr]
         for reply in link.run_many(
-            [leases.acquire(keys, Lease(unit, "t" * 32, 0), 10.0, "me") for unit in units]
+            [
+                leases.acquire(keys, Lease(assignment, "t" * 32, 0), 10.0, "me")
+                for assignment in assignments
+            ]
         )
     ]
     assert words == ["OK"] * 12
@@ -137,14 +142,14 @@ def test_cluster_command_follows_a_moved_slot_once(open_link: Open, cluster: Clu
 
 @pytest.mark.fault("F24")
 def test_moved_fence_keeps_its_owner(open_link: Open, cluster: Cluster, keys: Keys) -> None:
-    unit = Unit("moving", 1, "bill")
-    fence = keys.fence(*unit)
-    open_link().run(leases.acquire(keys, Lease(unit, "t" * 32, 0), 60.0, "me"))
+    assignment = Assignment("moving", 1, "bill")
+    fence = keys.fence(*assignment)
+    open_link().run(leases.acquire(keys, Lease(assignment, "t" * 32, 0), 60.0, "me"))
     link = open_link(key=fence)
-    fetcher = Fetcher(link, keys, Lease(unit, "t" * 32))
+    fetcher = Fetcher(link, keys, Lease(assignment, "t" * 32))
     assert fetcher.watch()
     source, target = cluster.begin_move(fence)
-    source.migrate(target, fence, keys.lease(*unit))
+    source.migrate(target, fence, keys.lease(*assignment))
     fetcher.send_round([], [], 1)
     with pytest.raises(RedisUnavailableError, match="ASK"):
         fetcher.receive_round(polled=False)
@@ -158,11 +163,15 @@ def test_moved_fence_keeps_its_owner(open_link: Open, cluster: Cluster, keys: Ke
 def test_cluster_finds_each_key_during_a_slot_migration(
     open_link: Open, cluster: Cluster, keys: Keys
 ) -> None:
-    unit = Unit("moving", 0, "bill")
-    stream, lease, fence = keys.stream(*unit[:2]), keys.lease(*unit), keys.fence(*unit)
+    assignment = Assignment("moving", 0, "bill")
+    stream, lease, fence = (
+        keys.stream(*assignment[:2]),
+        keys.lease(*assignment),
+        keys.fence(*assignment),
+    )
     link = open_link()
     link.execute("XADD", stream, "*", "f", "1")
-    link.run(leases.acquire(keys, Lease(unit, "t" * 32, 0), 60.0, "me"))
+    link.run(leases.acquire(keys, Lease(assignment, "t" * 32, 0), 60.0, "me"))
     source, target = cluster.begin_move(stream)
     try:
         source.migrate(target, stream, fence)
@@ -171,16 +180,18 @@ def test_cluster_finds_each_key_during_a_slot_migration(
         assert link.execute("PTTL", lease) > 0, "it has not moved"
         for made in (link, open_link(key=stream)):
             with pytest.raises(RedisUnavailableError) as caught:
-                made.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0))  # one key on each node
+                made.run(
+                    leases.renew(keys, Lease(assignment, "t" * 32), 60.0)
+                )  # one key on each node
             assert not caught.value.sent
         source.migrate(target, lease)
-        assert link.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0)).word == "OK", (
+        assert link.run(leases.renew(keys, Lease(assignment, "t" * 32), 60.0)).word == "OK", (
             "ASK for a script"
         )
     finally:
         cluster.end_move(stream, target)
     assert link.execute("XLEN", stream) == 2
-    assert link.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0)).word == "OK"
+    assert link.run(leases.renew(keys, Lease(assignment, "t" * 32), 60.0)).word == "OK"
 
 
 # --- nodes that do not answer ---------------------------------------------------------------------

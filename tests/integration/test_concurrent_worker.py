@@ -105,7 +105,7 @@ def test_slow_failure_of_a_lane_is_settled_without_delay(
 
     def noted() -> bool:
         if on_error == "requeue":
-            return bool(other.execute("EXISTS", harness.keys.retry(*harness.unit)))
+            return bool(other.execute("EXISTS", harness.keys.retry(*harness.assignment)))
         return bool(other.execute("HGET", harness.attempts, "m:1-0:f") == b"1")
 
     def work(message: Message) -> None:

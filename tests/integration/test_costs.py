@@ -68,7 +68,7 @@ def test_backlog_costs_one_round_trip_per_full_batch(
     # Acknowledge the last batch and read the next, fenced: MULTI XACK XREADGROUP EXEC WATCH HGET.
     each = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, rounds)), rounds)
-    page.holds("Messages of a backlog", cost, units=FULL / 1000, per="1,000 messages")
+    page.holds("Messages of a backlog", cost, assignments=FULL / 1000, per="1,000 messages")
 
     first = handled(FIRST, seed=seed)
     # At the start, the connection logs in and gets its name, the clock is read, pending entries are
@@ -103,7 +103,9 @@ def test_recovery_costs_one_call_per_page(handled: Handling, harness: Harness, p
     # A page is listed by one script and acknowledged by another.
     pages = FULL // RECOVERED
     assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
-    page.holds("Messages pending at a takeover", cost, units=FULL / 1000, per="1,000 messages")
+    page.holds(
+        "Messages pending at a takeover", cost, assignments=FULL / 1000, per="1,000 messages"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_verdicts_are_settled_together(
     assert {sent[name] for name in ("multi", "xreadgroup", "exec", "watch")} == {rounds}
     # Neighbors in the stream are found together.
     assert {sent[name] for name in ("xpending", "xrange")} == {FULL // PAGE}
-    page.holds(what, cost, units=FULL / 1000, per="1,000 messages")
+    page.holds(what, cost, assignments=FULL / 1000, per="1,000 messages")
 
 
 def test_failed_messages_are_looked_up_one_by_one(handled: Handling, harness: Harness) -> None:
@@ -154,7 +156,7 @@ def test_idle_worker_costs_six_commands_for_each_long_poll(
             assert not answer.main
     each = ("xread", "multi", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, 10)), 10)
-    page.holds("An idle worker, every 15 s", cost, units=10, per="long poll")
+    page.holds("An idle worker, every 15 s", cost, assignments=10, per="long poll")
     with meter.measuring() as cost:
         assert not one.settler.pending_differs(kept=0)
     assert cost == Cost(Counter({"xpending": 2}), 1)
@@ -218,7 +220,7 @@ def test_send_costs_one_round_trip(
     assert (cost.trips, cost.scripts) == (100, 100)
     if not options:  # the script reads the partition count and writes
         assert cost.sent == dict.fromkeys(("evalsha", "hget", "xadd"), 100)
-    page.holds(what, cost, units=100, per="send")
+    page.holds(what, cost, assignments=100, per="send")
 
 
 def test_many_messages_cost_a_round_trip_per_chunk(
@@ -230,7 +232,7 @@ def test_many_messages_cost_a_round_trip_per_chunk(
             producer.send_many("access", [b"x"] * 10 * CHUNK)
     assert (cost.trips, cost.scripts) == (10, 10 * 4), "one script for each partition"
     assert cost.total == 10 * (CHUNK + 2 + 2 * 4)
-    page.holds("send_many", cost, units=10 * CHUNK / 1000, per="1,000 messages")
+    page.holds("send_many", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
 def test_a_buffer_writes_as_much_as_send_many(
@@ -244,7 +246,7 @@ def test_a_buffer_writes_as_much_as_send_many(
                 producer.send("access", b"x")
             assert producer.flush()
     assert (cost.trips, cost.total) == (10, 10 * (CHUNK + 2 + 2 * 4))
-    page.holds("BufferedProducer", cost, units=10 * CHUNK / 1000, per="1,000 messages")
+    page.holds("BufferedProducer", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
 def test_tasks_that_send_together_share_round_trips(acting: config.Settings, meter: Meter) -> None:

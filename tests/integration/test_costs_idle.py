@@ -13,7 +13,7 @@ import pytest
 
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, promoter
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -27,20 +27,20 @@ from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, p
 from tests.support.owning import board_of, with_groups
 from tests.support.servers import Server
 
-UNITS = 32
+ASSIGNMENTS = 32
 IDLE_MAX = 2.0  # commands per second and partition
 LATER = b"9000000000000-0"  # the id of no entry, so a worker that waits after it is healthy
 
 
 def settings(server: Server) -> Settings:
-    """Return settings of an instance that owns UNITS partitions and trims acknowledged entries."""
+    """Return settings of an instance that owns ASSIGNMENTS partitions and trims handled entries."""
     return Settings(
         redis=users.acting(server.settings, "daemon"),
         daemon=Daemon(instance="web-1"),
         http=Http(bind=""),
         topics={
             "access": Topic(
-                partitions=UNITS, retention=Retention(max_length=1), dlq_retention=3600.0
+                partitions=ASSIGNMENTS, retention=Retention(max_length=1), dlq_retention=3600.0
             )
         },
         consumers=(Consumer(topic="access", group="hits", handler="weblog:count"),),
@@ -48,17 +48,20 @@ def settings(server: Server) -> Settings:
 
 
 @pytest.fixture
-def owned(link: Connection, keys: Keys) -> list[Unit]:
-    """Return the units of an instance, with their groups."""
-    return with_groups(link, keys, UNITS)
+def owned(link: Connection, keys: Keys) -> list[Assignment]:
+    """Return the assignments of an instance, with their groups."""
+    return with_groups(link, keys, ASSIGNMENTS)
 
 
 def test_all_renewals_cost_one_round_trip(
-    server: Server, owned: list[Unit], meter: Meter, page: Page
+    server: Server, owned: list[Assignment], meter: Meter, page: Page
 ) -> None:
-    board = Scoreboard(UNITS)
+    board = Scoreboard(ASSIGNMENTS)
     ours = settings(server)
-    holdings = {unit: AssignmentState(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
+    holdings = {
+        assignment: AssignmentState(assignment, ours.consumers[0], board.allot(assignment))
+        for assignment in owned
+    }
     exchange = LeaseManager(ours, board, "lock")
 
     def tick() -> None:
@@ -77,7 +80,7 @@ def test_all_renewals_cost_one_round_trip(
                 each.renew_at = 0.0
             with meter.measuring() as cost:
                 tick()
-        assert (cost.trips, cost.scripts) == (1, UNITS)
+        assert (cost.trips, cost.scripts) == (1, ASSIGNMENTS)
         page.holds("Renewal of all leases, every 2.4 to 3 s", cost, per="32 assignments")
         with meter.measuring() as cost:
             tick()
@@ -88,14 +91,14 @@ def test_all_renewals_cost_one_round_trip(
             each.renew_at = time.monotonic() + exchange.interval * TOGETHER / 2
         with meter.measuring() as cost:
             tick()
-        assert (cost.trips, cost.scripts) == (1, UNITS - 1), (
+        assert (cost.trips, cost.scripts) == (1, ASSIGNMENTS - 1), (
             "renewals that are due soon are included"
         )
         assert len({round(each.renew_at, 1) for each in (first, *others)}) <= 2, "and stays with it"
         exchange.membership.heartbeat_at = 0.0
         with meter.measuring() as cost:
             tick()
-            tick()  # checks the units of other instances: none
+            tick()  # checks the assignments of other instances: none
         assert (cost.trips, cost.scripts) == (1, 1)
         page.holds("Heartbeat of an instance, every 2.4 to 3 s", cost, per="instance")
     finally:
@@ -124,7 +127,7 @@ TASKS = {
 
 
 @pytest.fixture
-def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekeeper]:
+def keeper(server: Server, owned: list[Assignment], meter: Meter) -> Iterator[Housekeeper]:
     board = board_of(owned)
     for slot in board.slots():
         slot.poll.begin(now_ns(), LATER, LATER)
@@ -162,12 +165,12 @@ def test_a_turn_of_the_housekeeper_is_bounded(
     assert found.keys() == TASKS.keys()
     for name, (scripts, trips) in TASKS.items():
         cost = found[name]
-        assert (cost.scripts, cost.trips) == (UNITS * scripts, trips), (name, cost)
+        assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts, trips), (name, cost)
         if cost.total:
             page.holds(f"Housekeeper: {name}", cost, per="32 partitions")
     sent = {name: cost.scripts or cost.total for name, cost in found.items()}
     every = {task.name: task.every for task in keeper._tasks}
-    idle = sum(sent[name] / every[name] for name in sent) / UNITS
+    idle = sum(sent[name] / every[name] for name in sent) / ASSIGNMENTS
     # Six commands of a long poll, two to compare the pending entries, and a renewal.
     idle += 6 / BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
@@ -207,6 +210,6 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
                 f"Housekeeper: {name}", cost, per="partition with delayed sends or waiting retries"
             )
         elif name == "measure":  # looks for new dead letters where there are some
-            assert (cost.scripts, cost.trips) == (UNITS * scripts + 1, trips + 1)
+            assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts + 1, trips + 1)
         else:
-            assert (cost.scripts, cost.trips) == (UNITS * scripts, trips), name
+            assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts, trips), name

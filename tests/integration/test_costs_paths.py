@@ -20,7 +20,7 @@ from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.promoter import Promoter, retry_promoter, send_promoter
 from streamqd.message import Message
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Backoff, Unit
+from streamqd.model import Assignment, Backoff
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
 from streamqd.store.client import Connection, connect
@@ -122,7 +122,9 @@ def test_batch_handler_costs_the_same_as_a_message_handler(
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
     assert max(_calls) == CALL
-    page.holds("Messages of a backlog, in batches", cost, units=FULL / 1000, per="1,000 messages")
+    page.holds(
+        "Messages of a backlog, in batches", cost, assignments=FULL / 1000, per="1,000 messages"
+    )
 
 
 def test_key_order_costs_nothing_without_failures(
@@ -131,7 +133,9 @@ def test_key_order_costs_nothing_without_failures(
     cost = handled.more(seed=lambda count: backlog(harness, count), on_error="hold-key")
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
-    page.holds("Messages of a backlog, hold-key", cost, units=FULL / 1000, per="1,000 messages")
+    page.holds(
+        "Messages of a backlog, hold-key", cost, assignments=FULL / 1000, per="1,000 messages"
+    )
 
 
 # --- failures in place ----------------------------------------------------------------------------
@@ -163,7 +167,9 @@ def test_blocked_failure_costs_a_note_and_a_counter_deletion(
     # Before a message waits, its failure is recorded and the previous one acknowledged, both by
     # separate scripts, because the server has also counted the failure of the previous one.
     assert (cost.trips, cost.scripts) == (1 + 2 * BATCH, 2 * BATCH)
-    page.holds("Messages that fail once, block", cost, units=BATCH / 1000, per="1,000 messages")
+    page.holds(
+        "Messages that fail once, block", cost, assignments=BATCH / 1000, per="1,000 messages"
+    )
 
 
 def test_failures_of_held_keys_are_settled_together(
@@ -180,7 +186,9 @@ def test_failures_of_held_keys_are_settled_together(
     # the messages, because the server has counted their failures.
     rounds = FULL // PAGE
     assert (cost.trips, cost.scripts) == (3 * rounds, 2 * rounds)
-    page.holds("Messages that fail once, hold-key", cost, units=FULL / 1000, per="1,000 messages")
+    page.holds(
+        "Messages that fail once, hold-key", cost, assignments=FULL / 1000, per="1,000 messages"
+    )
 
 
 # --- delayed messages -----------------------------------------------------------------------------
@@ -199,7 +207,7 @@ def view(ours: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Metri
 Place = tuple[str, int]
 
 
-def promote(promoter: Promoter[Unit] | Promoter[Place], target: Unit | Place) -> None:
+def promote(promoter: Promoter[Assignment] | Promoter[Place], target: Assignment | Place) -> None:
     """Promote until nothing is due."""
     while promoter.run({target: 1}) == 0.0:  # type: ignore[dict-item]
         pass
@@ -211,13 +219,15 @@ def test_due_retries_are_promoted_by_pages_and_read_again(
     due = -FULL / 1000 - 10  # each is due a millisecond after the one before
 
     def first() -> None:
-        promote(retry_promoter(Store(ours, harness.keys), view), harness.unit)
+        promote(retry_promoter(Store(ours, harness.keys), view), harness.assignment)
 
     cost = handled.more(seed=lambda count: retries(harness, count, ahead=due), first=first)
     pages, rounds = FULL // PROMOTED, FULL // BATCH
     assert (cost.trips, cost.scripts) == (pages + rounds, pages)
     assert cost.sent["xreadgroup"] == rounds
-    page.holds("Due retries: promote and read again", cost, units=FULL / 1000, per="1,000 retries")
+    page.holds(
+        "Due retries: promote and read again", cost, assignments=FULL / 1000, per="1,000 retries"
+    )
 
 
 def test_due_sends_are_promoted_in_pages_despite_later_ones(
@@ -231,12 +241,12 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
             delayed(harness, later)
             promoter = send_promoter(Store(ours, harness.keys), view)
             with meter.measuring() as cost:
-                promote(promoter, harness.unit[:2])
+                promote(promoter, harness.assignment[:2])
             assert harness.do("XLEN", harness.stream) == FULL
         costs.append(cost)
     assert costs[0] == costs[1]
     assert (cost.trips, cost.scripts) == (FULL // PROMOTED, FULL // PROMOTED)
-    page.holds("Due sends: promote", cost, units=FULL / 1000, per="1,000 sends")
+    page.holds("Due sends: promote", cost, assignments=FULL / 1000, per="1,000 sends")
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -248,16 +258,19 @@ def test_replay_costs_one_call_per_page(
     costs = []
     for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first lets the server learn the scripts
         harness.do("FLUSHALL")
-        topics.create(harness.store, harness.unit.topic, config.Topic(partitions=1))
+        topics.create(harness.store, harness.assignment.topic, config.Topic(partitions=1))
         harness.groups()
         letters(harness, count)
         with meter.measuring() as cost:
             done = dead_letters.replay(
-                Store(ours, harness.keys), harness.unit.topic, MessageFilter(), target=Target()
+                Store(ours, harness.keys),
+                harness.assignment.topic,
+                MessageFilter(),
+                target=Target(),
             )
         assert done.replayed == count
         costs.append(cost)
     cost, more = costs[2] - costs[1], 4 * LETTERS
     # A script lists a page. Another round trip replays it with one script per letter.
     assert (cost.trips, cost.scripts) == (2 * more // PAGE_MAX, more + more // PAGE_MAX)
-    page.holds("Dead letters: replay", cost, units=more / 1000, per="1,000 dead letters")
+    page.holds("Dead letters: replay", cost, assignments=more / 1000, per="1,000 dead letters")

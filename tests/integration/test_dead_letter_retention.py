@@ -13,13 +13,13 @@ from streamqd.housekeeper import dead_letter_expirer
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import archives, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -33,7 +33,7 @@ def harness(link: Connection, store: Store, keys: Keys) -> Harness:
 @pytest.fixture
 def view(link: Connection) -> MetricsView:
     board = Scoreboard(8)
-    board.allot(UNIT).owned = 1
+    board.allot(ASSIGNMENT).owned = 1
     view = MetricsView("web-1", board)
     ask_time(link, view, "any")
     return view
@@ -86,8 +86,8 @@ def test_unarchived_dead_letters_stay_if_an_archive_is_required(
 
 def test_registered_dlq_retention_applies_by_default(harness: Harness, view: MetricsView) -> None:
     topics.create(harness.store, "kept", Topic(partitions=1, dlq_retention=60.0))
-    other = Harness(harness.link, harness.keys, Unit("kept", 0, "hits"))
-    view.board.allot(other.unit).owned = 1
+    other = Harness(harness.link, harness.keys, Assignment("kept", 0, "hits"))
+    view.board.allot(other.assignment).owned = 1
     for each in (harness, other):
         write(each, 90_000)
     meta = topics.meta(harness.store, "access")
@@ -116,8 +116,8 @@ def test_many_go_in_bounded_steps(
 
 
 def test_dead_letter_expiry_continues_after_a_bad_key(harness: Harness, view: MetricsView) -> None:
-    second = Harness(harness.link, harness.keys, Unit("access", 1, "hits"))
-    view.board.allot(second.unit).owned = 1
+    second = Harness(harness.link, harness.keys, Assignment("access", 1, "hits"))
+    view.board.allot(second.assignment).owned = 1
     write(second, 90_000)
     harness.do("SET", harness.dlq, "x")
 
@@ -127,7 +127,7 @@ def test_dead_letter_expiry_continues_after_a_bad_key(harness: Harness, view: Me
 
 
 def test_dead_letters_of_an_unowned_partition_are_kept(harness: Harness, view: MetricsView) -> None:
-    second = Harness(harness.link, harness.keys, Unit("access", 1, "hits"))
+    second = Harness(harness.link, harness.keys, Assignment("access", 1, "hits"))
     write(second, 90_000)
     work(harness, view, 60.0)
     assert second.do("XLEN", second.dlq) == 1

@@ -22,7 +22,7 @@ from streamqd.admin.messages import EVERY, MessageFilter
 from streamqd.admin.reading import PAGE_MAX, server_unix_ms
 from streamqd.errors import RedisUnavailableError, RequestRefusedError, TopicNotFoundError
 from streamqd.message import Delivery, Message
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import archives, directives, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -42,7 +42,7 @@ def at(link: Connection, store: Store, keys: Keys) -> At:
     topics.create(store, TOPIC, config.Topic(partitions=3))
     topics.create(store, "other", config.Topic(partitions=2))
     return lambda partition, group="hits", topic=TOPIC: Harness(
-        link, keys, Unit(topic, partition, group)
+        link, keys, Assignment(topic, partition, group)
     )
 
 
@@ -61,11 +61,11 @@ def plain(harness: Harness, count: int, group: str = "hits", **fields: str) -> l
         context = {"originalId": f"{number}-0", "group": group, **fields}
         flat = [part for pair in context.items() for part in pair]
         harness.add(f"{number}-0", "payload", f"body {number}", *flat, stream=harness.dlq)
-    return [f"{harness.unit.partition}:{number}-0" for number in range(1, count + 1)]
+    return [f"{harness.assignment.partition}:{number}-0" for number in range(1, count + 1)]
 
 
 def messages_in(harness: Harness, stream: str, *, retried: bool = False) -> list[Message]:
-    delivery = Delivery(harness.unit, "west-1", 1)
+    delivery = Delivery(harness.assignment, "west-1", 1)
     return [
         Message(delivery, raw_id, fields, retried=retried)
         for raw_id, fields in harness.do("XRANGE", stream, "-", "+")

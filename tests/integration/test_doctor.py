@@ -60,7 +60,9 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
         daemon.kill()
         # As if its lease had expired.
         daemon.link.execute("ZADD", daemon.keys.members("default"), 1, "one")
-        daemon.link.execute("DEL", *(daemon.keys.lease(*unit) for unit in daemon.units()))
+        daemon.link.execute(
+            "DEL", *(daemon.keys.lease(*assignment) for assignment in daemon.assignments())
+        )
         told = {each["check"] for each in report()["findings"]} - {"server.vulnerabilities"}
         assert told == {"fleet.empty", "fleet.silent", "fleet.owner-silent"}
 

@@ -12,7 +12,7 @@ from streamqd import config
 from streamqd.admin import diagnosis
 from streamqd.admin.diagnosis import facts
 from streamqd.admin.reading import ViewReader
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import directives, leases
 from streamqd.store.client import Connection
 from streamqd.store.members import Heartbeat
@@ -177,11 +177,13 @@ def test_refused_scoreboard_file_is_named_until_deleted(doctor_case: DoctorCase)
 def test_doctor_names_a_blocked_event_loop_for_15_minutes(doctor_case: DoctorCase) -> None:
     """Doctor names a blocked loop, and names it for a while afterwards so operators see it."""
     doctor_case.silent("fleet.loop-blocked")
-    unit = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
+    assignment = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
 
     def publish(seconds: object, ago: object) -> None:
         told = {"loop_blocked_seconds": seconds, "loop_blocked_seconds_ago": ago}
-        doctor_case.publish(assignments=[{**unit, **told, "loop_blocker": "shop.py:7 in bill"}])
+        doctor_case.publish(
+            assignments=[{**assignment, **told, "loop_blocker": "shop.py:7 in bill"}]
+        )
 
     publish(4.2, None)
     found = doctor_case.finding("fleet.loop-blocked")
@@ -264,7 +266,7 @@ def test_doctor_finds_a_lease_without_a_fence(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_accepts_a_released_assignment(doctor_case: DoctorCase) -> None:
-    released = leases.release(doctor_case.keys, Lease(Unit(TOPIC, 0, GROUP), "t0"))
+    released = leases.release(doctor_case.keys, Lease(Assignment(TOPIC, 0, GROUP), "t0"))
     assert doctor_case.link.run(released).word == "OK"
     for check in ("lease-without-fence", "owner-silent", "not-renewed"):
         doctor_case.silent(f"fleet.{check}")

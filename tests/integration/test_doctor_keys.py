@@ -15,7 +15,7 @@ from streamqd.admin.diagnosis import chosen, facts, partitions
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
 from streamqd.admin.reading import ViewReader
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.registration import ensure_topics
 from streamqd.store import groups, messages, topics
 from streamqd.store.client import Connection
@@ -216,9 +216,9 @@ def test_doctor_finds_a_missing_group(doctor_case: DoctorCase) -> None:
 def test_doctor_accepts_a_deleted_group(doctor_case: DoctorCase) -> None:
     harness = doctor_case.harness
     for number in range(2):
-        unit = Unit(TOPIC, number, "old")
-        harness.link.run(messages.ensure_group(doctor_case.keys, unit, "0"))
-        harness.link.run(groups.delete(doctor_case.keys, unit, force=True, token="t9"))
+        assignment = Assignment(TOPIC, number, "old")
+        harness.link.run(messages.ensure_group(doctor_case.keys, assignment, "0"))
+        harness.link.run(groups.delete(doctor_case.keys, assignment, force=True, token="t9"))
     doctor_case.silent("partitions.group-missing")
 
 
@@ -226,7 +226,7 @@ def test_doctor_accepts_a_deleted_group(doctor_case: DoctorCase) -> None:
 def test_doctor_finds_an_abandoned_group(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.group-abandoned")
     doctor_case.harness.link.run(
-        messages.ensure_group(doctor_case.keys, Unit(TOPIC, 0, "old"), "0")
+        messages.ensure_group(doctor_case.keys, Assignment(TOPIC, 0, "old"), "0")
     )
     doctor_case.silent("partitions.group-abandoned")
     doctor_case.harness.add("*", "payload", "x")
@@ -357,10 +357,10 @@ def test_doctor_finds_old_dead_letters(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_growing_dead_letters(doctor_case: DoctorCase) -> None:
-    unit = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead_lettered": 0.0}}
-    doctor_case.publish(assignments=[unit])
+    assignment = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead_lettered": 0.0}}
+    doctor_case.publish(assignments=[assignment])
     doctor_case.silent("partitions.dead-letters-growing")
-    doctor_case.publish(assignments=[{**unit, "rates": {"dead_lettered": 0.5}}, {"rates": 7}])
+    doctor_case.publish(assignments=[{**assignment, "rates": {"dead_lettered": 0.5}}, {"rates": 7}])
     assert "30.0 dead letters" in doctor_case.finding("partitions.dead-letters-growing")["text"]
 
 
@@ -406,7 +406,7 @@ def test_doctor_tolerates_delayed_messages_that_move(doctor_case: DoctorCase) ->
 
 
 def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
-    unit = Unit(TOPIC, 0, GROUP)
+    assignment = Assignment(TOPIC, 0, GROUP)
     doctor_case.do("HDEL", doctor_case.harness.fence, "token")
     busy = busy_store(
         doctor_case,
@@ -417,10 +417,10 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
     topics_found = facts.gather_topics(reader, config.load(doctor_case.path), [])
     places, _ = facts.places_of(topics_found)
     looked = facts.gather_partitions(reader.of(doctor_case.store), places, bodies=False)
-    found = facts.gather_units(reader, looked)
-    [unit_found] = [each for each in found if each.unit == unit]
-    assert [look.lease_matches for look in unit_found.looks] == [False, True]
-    seen = DiagnosisFacts(config.load(doctor_case.path), doctor_case.ago(0), units=found)
+    found = facts.gather_assignments(reader, looked)
+    [assignment_found] = [each for each in found if each.assignment == assignment]
+    assert [look.lease_matches for look in assignment_found.looks] == [False, True]
+    seen = DiagnosisFacts(config.load(doctor_case.path), doctor_case.ago(0), assignments=found)
     [check] = chosen(["fleet.lease-without-fence"])
     assert list(check.judge(seen)) == []
 

@@ -557,7 +557,7 @@ def test_failure_in_place_is_written_before_the_wait(
     found: list[bytes] = []
 
     def written() -> bool:
-        found[:] = other.execute("HGETALL", harness.keys.attempts(*harness.unit))
+        found[:] = other.execute("HGETALL", harness.keys.attempts(*harness.assignment))
         return bool(found)
 
     def watch() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamqd.config import Consumer, Daemon, Settings
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import members
 from streamqd.store.client import Connection
@@ -25,26 +25,27 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 MANY = 2 * lease_manager.CALLS_MAX + 10
-OTHER = Unit("orders", 0, "hits")  # another instance may own it
+OTHER = Assignment("orders", 0, "hits")  # another instance may own it
 
 
 class Talk:
     """An exchange and the partition states that it serves."""
 
-    def __init__(self, server: Server, units: list[Unit]) -> None:
+    def __init__(self, server: Server, assignments: list[Assignment]) -> None:
         consumer = Consumer(topic="access", group="hits", handler="work:go")
         ours = Settings(
             redis=server.settings,
             daemon=Daemon(instance="west-1", lease_ttl=60.0),
             consumers=(consumer,),
         )
-        board = Scoreboard(len(units) + 1)
+        board = Scoreboard(len(assignments) + 1)
         self.exchange = LeaseManager(ours, board, "lock")
-        self.offers = [*units, OTHER]
+        self.offers = [*assignments, OTHER]
         self.holdings = {
-            unit: AssignmentState(unit, consumer, board.allot(unit)) for unit in self.offers
+            assignment: AssignmentState(assignment, consumer, board.allot(assignment))
+            for assignment in self.offers
         }
-        self.held = [self.holdings[unit] for unit in units]
+        self.held = [self.holdings[assignment] for assignment in assignments]
 
     def tick(self) -> bool:
         """Take a turn. Return True if another one must follow immediately."""
@@ -52,7 +53,7 @@ class Talk:
         return self.exchange.next_at() <= time.monotonic()
 
     def own(self) -> None:
-        """Own all units except the other one, with no call left."""
+        """Own all assignments except the other one, with no call left."""
         for each in self.held:
             each.acquire(0)
         wait_until(
@@ -98,8 +99,8 @@ def test_refused_renewals_do_not_starve_others(talk: Talk, link: Connection, key
     talk.own()
     refused = talk.held[: lease_manager.CALLS_MAX + 5]
     for each in refused:  # a fence of another type is an error at each call
-        link.execute("DEL", keys.fence(*each.unit))
-        link.execute("SET", keys.fence(*each.unit), "not a hash")
+        link.execute("DEL", keys.fence(*each.assignment))
+        link.execute("SET", keys.fence(*each.assignment), "not a hash")
     talk.renew_all()
     for _ in range(2):  # they are due again
         talk.exchange.view, talk.exchange.membership.heartbeat_at = ClusterState(), 0.0
@@ -116,24 +117,24 @@ def test_refused_renewal_is_not_repeated_immediately(
 ) -> None:
     talk.own()
     refused = talk.held[0]
-    link.execute("DEL", keys.fence(*refused.unit))
-    link.execute("SET", keys.fence(*refused.unit), "not a hash")
+    link.execute("DEL", keys.fence(*refused.assignment))
+    link.execute("SET", keys.fence(*refused.assignment), "not a hash")
     refused.release()
     wait_until(lambda: (talk.tick(), refused.refusal)[1], what="it is refused")
     assert refused.phase is Phase.RELEASING
     assert not talk.exchange.news
-    link.execute("DEL", keys.fence(*refused.unit))
+    link.execute("DEL", keys.fence(*refused.assignment))
     talk.tick()
     assert talk.exchange.news
     assert refused.phase is Phase.FREE
 
 
-def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> None:
+def test_an_assignment_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> None:
     talk.own()
     talk.renew_all()
     assert talk.tick()
     for each in talk.held[lease_manager.CALLS_MAX : -1]:
-        del talk.holdings[each.unit]
+        del talk.holdings[each.assignment]
     talk.offers = [*talk.holdings]
     assert not talk.tick()
     assert talk.renewed() == lease_manager.CALLS_MAX + 1

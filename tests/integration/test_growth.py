@@ -20,7 +20,7 @@ from streamqd.admin import directives, growth, partitions
 from streamqd.admin import topics as admin_topics
 from streamqd.admin.published import Fleet
 from streamqd.errors import RequestRefusedError, TopicNotFoundError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import growth as phases
@@ -44,7 +44,9 @@ STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 def at(link: Connection, store: Store, keys: Keys) -> At:
     """Return a harness for a partition of the topic access (two partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=2))
-    return lambda partition, group="hits": Harness(link, keys, Unit("access", partition, group))
+    return lambda partition, group="hits": Harness(
+        link, keys, Assignment("access", partition, group)
+    )
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from streamqd.store import directives, messages
 from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
 from streamqd.worker.guards import guards_of
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy, Trigger
 from tests.support.servers import Server
@@ -44,7 +44,7 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture
 def harness(harness: Harness) -> Harness:
-    """Return a unit that t1 owns, with its group and twenty entries."""
+    """Return an assignment that t1 owns, with its group and twenty entries."""
     for number in range(1, 21):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return harness
@@ -53,7 +53,7 @@ def harness(harness: Harness) -> Harness:
 def promote(harness: Harness, link: Connection) -> int:
     """Move due retries into the retry stream like the housekeeper."""
     return messages.Promoted.parse(
-        link.run(messages.promote_retries(harness.keys, harness.unit, 100))
+        link.run(messages.promote_retries(harness.keys, harness.assignment, 100))
     ).moved
 
 
@@ -187,7 +187,7 @@ def test_dead_lettered_held_message_stays_so_after_a_reconnect(
             raise Dead
 
     def resume() -> None:
-        pause = f"pause:{directives.Scope(*UNIT)}"
+        pause = f"pause:{directives.Scope(*ASSIGNMENT)}"
         orders = harness.keys.orders("default")
         wait_until(lambda: other.execute("HDEL", orders, pause), what="the flood is stopped")
 
@@ -404,7 +404,9 @@ def test_flood_of_dead_letters_pauses_the_partition(
         letters.append(slot.counter("dead_lettered"))
         cured.set()
         other.run(
-            directives.change(harness.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
+            directives.change(
+                harness.keys, "default", remove=[f"pause:{directives.Scope(*ASSIGNMENT)}"]
+            )
         )
         life.tell(WorkerCommand.NONE)
         wait_until(lambda: slot.counter("acked") == 20 - letters[0], what="the rest is done")
@@ -416,7 +418,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
     assert life.run(life.worker("t1", **GUARD | kind), work) == ExitCode.STOPPED
     player.join()
     ((scope, order),) = orders[0].pauses.items()
-    assert scope == directives.Scope(*UNIT)
+    assert scope == directives.Scope(*ASSIGNMENT)
     assert order.by == "the flood guard of west-1"
     assert order.why == "5 dead letters within 60 s"
     assert 5 <= letters[0] <= (8 if kind in (SEVERAL, BATCH) else 5)
@@ -447,7 +449,9 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
         proxy.cut()
         wait_until(lambda: proxy.refused, what="the worker has lost its connection")
         other.run(
-            directives.change(harness.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
+            directives.change(
+                harness.keys, "default", remove=[f"pause:{directives.Scope(*ASSIGNMENT)}"]
+            )
         )
         proxy.refusing = False
 

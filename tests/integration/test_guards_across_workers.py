@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def twenty(harness: Harness) -> Harness:
-    """Return the unit with twenty entries."""
+    """Return the assignment with twenty entries."""
     for number in range(1, 21):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return harness

@@ -11,17 +11,17 @@ from streamqd.config import Consumer, Daemon, Settings
 from streamqd.housekeeper.history import COUNT_INTERVAL_SECONDS, HistoryWriter
 from streamqd.isolate import directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import COUNTERS, Scoreboard, WorkerSlot, now_ns
 from streamqd.store import history
 from streamqd.store.client import Connection
 from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.keys import Keys
-from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
+from streamqd.store.statistics import AssignmentFigures, Backlog, PartitionFigures
 from streamqd.store.store import Store
 
 FLEET = "default"
-ORDERS = [Unit("orders", number, "billing") for number in range(2)]
+ORDERS = [Assignment("orders", number, "billing") for number in range(2)]
 NOW = int(time.time()) // 60 * 60_000 + 30_000  # half past this minute
 
 
@@ -33,8 +33,8 @@ def store(link: Connection, keys: Keys) -> Store:
 @pytest.fixture
 def view() -> MetricsView:
     board = Scoreboard(8)
-    for unit in ORDERS:
-        board.allot(unit).owned = 1
+    for assignment in ORDERS:
+        board.allot(assignment).owned = 1
     view = MetricsView(instance="web-1", board=board)
     at(view, NOW)
     return view
@@ -59,13 +59,15 @@ def counted(slot: WorkerSlot, **counts: int) -> None:
 def figures(view: MetricsView, added: int, lag: int = 0, oldest_unix_ms: int = 0) -> None:
     """Set the figures of both partitions as the housekeeper measures them."""
     view.partitions = {
-        (unit.topic, unit.partition): PartitionFigures(0, added, "", "", 0, 0, "")
-        for unit in ORDERS
+        (assignment.topic, assignment.partition): PartitionFigures(0, added, "", "", 0, 0, "")
+        for assignment in ORDERS
     }
     unread = f"{oldest_unix_ms}-0" if lag else ""
-    view.units = {
-        unit: UnitFigures(Backlog(0, "", lag, unread, lag), Backlog(0, "", 0, "", 0), 0, None)
-        for unit in ORDERS
+    view.assignments = {
+        assignment: AssignmentFigures(
+            Backlog(0, "", lag, unread, lag), Backlog(0, "", 0, "", 0), 0, None
+        )
+        for assignment in ORDERS
     }
 
 
@@ -103,33 +105,35 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     assert row.lag == 16
     assert 2_000 <= row.oldest_ms < 60_000
     assert row.handled == {4: 7, 9: 4}
-    one, two = entries(store)[1].units
+    one, two = entries(store)[1].assignments
     assert [(each.partition, each.counts["acked"], each.lag) for each in (one, two)] == [
         *((0, 7, 8), (1, 5, 8)),
     ]
     assert (one.topic, one.group, one.handler) == ("orders", "billing", "shop:bill")
     assert (one.handled, two.handled) == ({4: 6}, {4: 1, 9: 4})
     assert (one.delays, two.delays) == ({}, {3: 5})
-    assert entries(store)[1].by_unit() == [one, two]
+    assert entries(store)[1].by_assignment() == [one, two]
 
 
 def test_group_that_reads_dead_letters_is_read(store: Store) -> None:
     """Its name has an @, which the names of configured groups cannot have."""
     rows = [HistoryRow("orders", "tickets@dlq", lag=1), HistoryRow("orders", "billing", lag=2)]
-    units = [HistoryRow("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
-    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, rows, units=units), 86_400)
+    assignments = [HistoryRow("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
+    history.append(
+        store, FLEET, Interval("", "web-1", 1, 60.0, rows, assignments=assignments), 86_400
+    )
     [entry] = entries(store)
     assert entry.bad is None
     assert {row.group for row in entry.rows} == {"tickets@dlq", "billing"}
-    assert list(entry.units) == units
+    assert list(entry.assignments) == assignments
 
 
 def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
-    units = [HistoryRow("orders", "billing", number, lag=number) for number in range(1_200)]
-    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
+    assignments = [HistoryRow("orders", "billing", number, lag=number) for number in range(1_200)]
+    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, assignments=assignments), 86_400)
     [entry] = entries(store)
-    assert len(entry.units) == history.UNITS_MAX
-    assert min(each.lag for each in entry.units) == 200
+    assert len(entry.assignments) == history.ASSIGNMENTS_MAX
+    assert min(each.lag for each in entry.assignments) == 200
 
 
 def test_row_of_an_assignment_takes_about_110_bytes(store: Store) -> None:
@@ -137,24 +141,24 @@ def test_row_of_an_assignment_takes_about_110_bytes(store: Store) -> None:
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
     handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
     delays = {0: 90, 1: 4_000, 2: 1_800, 3: 100, 7: 10}
-    units = [
+    assignments = [
         HistoryRow("orders", "billing", number, "shop:bill", counts, 120, 1_500, handled, delays)
         for number in range(64)
     ]
-    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, units=units), 86_400)
+    history.append(store, FLEET, Interval("", "web-1", 1, 60.0, assignments=assignments), 86_400)
     [[_, fields]] = store.execute("XRANGE", store.keys.history(FLEET), "-", "+")
     written = dict(zip(fields[::2], fields[1::2], strict=True))
-    assert 90 < (len(written[b"units"]) + len(written[b"delays"])) / len(units) < 120
+    assert 90 < (len(written[b"units"]) + len(written[b"delays"])) / len(assignments) < 120
     [entry] = entries(store)
-    assert list(entry.units) == units
+    assert list(entry.assignments) == assignments
 
 
 def test_entry_of_an_older_version_has_unknown_delays(store: Store) -> None:
-    units = '[["orders","billing","shop:bill",[[0,1,1,1,1,1,1,1,1,3,4]]]]'
-    fields = ("instance", "web-1", "until", 1, "seconds", "60", "rows", "[]", "units", units)
+    assignments = '[["orders","billing","shop:bill",[[0,1,1,1,1,1,1,1,1,3,4]]]]'
+    fields = ("instance", "web-1", "until", 1, "seconds", "60", "rows", "[]", "units", assignments)
     store.execute("XADD", store.keys.history(FLEET), "*", *fields)
     [entry] = entries(store)
-    assert (entry.units[0].handled, entry.units[0].delays) == ({3: 4}, None)
+    assert (entry.assignments[0].handled, entry.assignments[0].delays) == ({3: 4}, None)
 
 
 def test_history_entry_is_written_after_each_server_minute(store: Store, view: MetricsView) -> None:
@@ -187,7 +191,10 @@ def test_messages_count_from_a_partitions_first_measurement(
     writer.run()
     writer.write()
     [entry] = entries(store)
-    assert [(each.partition, each.counts["added"]) for each in entry.units] == [(0, 30), (1, 12)]
+    assert [(each.partition, each.counts["added"]) for each in entry.assignments] == [
+        (0, 30),
+        (1, 12),
+    ]
     assert entry.measured == {("orders", "billing"): 1}
 
 

@@ -31,20 +31,20 @@ from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics.table import METRICS
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
 from streamqd.store import archives, messages, publishing, statistics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support import users
 from tests.support.loglines import LogLines
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("unhurried")
-OTHER = Unit("access", 0, "audit")
+OTHER = Assignment("access", 0, "audit")
 HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK | InstanceFlags.MEMBER
 
 
@@ -62,7 +62,7 @@ def board() -> Scoreboard:
 
 @pytest.fixture
 def slot(board: Scoreboard) -> WorkerSlot:
-    slot = board.allot(UNIT)
+    slot = board.allot(ASSIGNMENT)
     slot.owned = 1
     slot.state = WorkerState.READY
     return slot
@@ -107,13 +107,13 @@ def test_promoter_follows_a_hint_before_its_poll(
     (place,) = harness.pending("1-0")
     harness.own("t1")
     retries = retry_promoter(harness.store, view)
-    assert 0.0 < retries.run({UNIT: 0}) <= promoter.HINT_INTERVAL_SECONDS
+    assert 0.0 < retries.run({ASSIGNMENT: 0}) <= promoter.HINT_INTERVAL_SECONDS
     due = set_aside(harness, place, 0.0)
 
     wait_until(lambda: view.now_unix_ms() > due + 50)
-    retries.run({UNIT: 0})
+    retries.run({ASSIGNMENT: 0})
     assert harness.state()["retry"].entries == {}, "without a hint it waits for the next poll"
-    retries.run({UNIT: due + 1})
+    retries.run({ASSIGNMENT: due + 1})
     assert len(harness.state()["retry"].entries) == 1
     assert view.tally("promoted") == {("access", "0", "hits"): 1}
 
@@ -126,13 +126,13 @@ def test_promoter_moves_a_retry_at_its_due_time(
     harness.own("t1")
     due = set_aside(harness, place, 0.15)
     retries = retry_promoter(harness.store, view)
-    assert 0.01 <= retries.run({UNIT: 0}) < promoter.HINT_INTERVAL_SECONDS
-    wait_until(lambda: retries.run({UNIT: 0}) and harness.state()["retry"].entries)
+    assert 0.01 <= retries.run({ASSIGNMENT: 0}) < promoter.HINT_INTERVAL_SECONDS
+    wait_until(lambda: retries.run({ASSIGNMENT: 0}) and harness.state()["retry"].entries)
     (moved,) = harness.state()["retry"].entries
     assert 0 <= int(moved.partition("-")[0]) - due < 500
 
 
-def test_promoter_skips_units_without_delayed_messages(
+def test_promoter_skips_assignments_without_delayed_messages(
     harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
@@ -142,7 +142,7 @@ def test_promoter_skips_units_without_delayed_messages(
 
     def run() -> tuple[int, int]:
         sends.run({("access", 0): 0})
-        retries.run({UNIT: 0})
+        retries.run({ASSIGNMENT: 0})
         return harness.do("XLEN", harness.stream) - 1, harness.do("XLEN", harness.retry)
 
     assert run() == (0, 0)
@@ -168,9 +168,9 @@ def test_many_due_retries_are_moved_in_bounded_runs(
         harness.do("ZADD", harness.delayed, 1, f"m:{number}-0")
         harness.do("HSET", harness.items, f"m:{number}-0", b"\x92\xa7payload\xa1x")
     retries = retry_promoter(harness.store, view)
-    assert retries.run({UNIT: 0}) == 0.0, "there is more to do at once"
+    assert retries.run({ASSIGNMENT: 0}) == 0.0, "there is more to do at once"
     assert harness.do("XLEN", harness.retry) == total - 10
-    assert retries.run({UNIT: 0}) > 0
+    assert retries.run({ASSIGNMENT: 0}) > 0
     assert harness.do("XLEN", harness.retry) == total
 
 
@@ -190,7 +190,7 @@ def test_promoter_logs_a_due_time_without_a_message(
     harness: Harness, view: MetricsView, slot: WorkerSlot, lines: LogLines
 ) -> None:
     harness.do("ZADD", harness.delayed, 1, "m:1-0")
-    retry_promoter(harness.store, view).run({UNIT: 0})
+    retry_promoter(harness.store, view).run({ASSIGNMENT: 0})
     assert harness.do("ZCARD", harness.delayed) == 0
     assert [line["members"] for line in lines.named("due_time.removed")] == [1]
 
@@ -223,7 +223,7 @@ def test_reclaimer_flags_idle_entries_of_other_clients_once(
     assert slot.reclaim_requested == slot.reclaim_done + 1
     assert [line["consumer_name"] for line in lines.named("reclaim.requested")] == ["by-hand"]
     assert harness.dump().keys() == before.keys()
-    assert harness.do("XPENDING", key, UNIT.group, "-", "+", 9)[0][1] == b"by-hand", (
+    assert harness.do("XPENDING", key, ASSIGNMENT.group, "-", "+", 9)[0][1] == b"by-hand", (
         "claimed nothing"
     )
 
@@ -240,7 +240,7 @@ def test_reclaimer_ignores_own_and_fresh_entries(
     harness.fetch(consumer="by-hand")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
     Reclaimer(harness.store, [patient]).run(view.owned())
-    harness.do("XACK", harness.stream, UNIT.group, "2-0")
+    harness.do("XACK", harness.stream, ASSIGNMENT.group, "2-0")
     eager = replace(patient, reclaim_idle=0.0)
     Reclaimer(harness.store, [eager]).run(view.owned())
     assert slot.reclaim_requested == 0
@@ -254,7 +254,7 @@ def test_reclaimer_flags_ownerless_entries_immediately(
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
     Reclaimer(harness.store, [patient]).run(view.owned())
     assert slot.reclaim_requested == 0
-    harness.do("XCLAIM", harness.stream, UNIT.group, "", 0, "1-0", "JUSTID")
+    harness.do("XCLAIM", harness.stream, ASSIGNMENT.group, "", 0, "1-0", "JUSTID")
     Reclaimer(harness.store, [patient]).run(view.owned())
     assert slot.reclaim_requested == 1
 
@@ -272,7 +272,7 @@ def test_reclaimer_counts_entries_without_a_consumer() -> None:
 def test_reclaimer_continues_after_a_missing_group(
     harness: Harness, view: MetricsView, board: Scoreboard, slot: WorkerSlot, reclaimer: Reclaimer
 ) -> None:
-    other = board.allot(Unit("access", 1, "hits"))
+    other = board.allot(Assignment("access", 1, "hits"))
     other.owned = 1
     harness.groups()
     harness.add("1-0")
@@ -499,10 +499,10 @@ def test_housekeeper_measures_publishes_and_serves(
         return found if found["assignments"][0]["pending"] is not None else None
 
     summary = wait_until(published)
-    (unit,) = summary["assignments"]
-    assert (unit["topic"], unit["partition"], unit["group"]) == UNIT
-    assert (unit["epoch"], unit["pending"], unit["state"]) == (77, 2, "ready")
-    assert unit["counters"]["fetched"] == 2
+    (assignment,) = summary["assignments"]
+    assert (assignment["topic"], assignment["partition"], assignment["group"]) == ASSIGNMENT
+    assert (assignment["epoch"], assignment["pending"], assignment["state"]) == (77, 2, "ready")
+    assert assignment["counters"]["fetched"] == 2
     assert summary["state"] == "working"
     assert abs(summary["at_unix_ms"] - harness.now_unix_ms()) < 5000
     assert 0 < harness.do("PTTL", key) <= 10_000
@@ -550,11 +550,11 @@ def test_housekeeper_shows_a_new_partition_immediately(
 ) -> None:
     harness.groups()
     running = begin(settings_for(server))
-    wait_until(lambda: UNIT in running.keeper.view.units)
+    wait_until(lambda: ASSIGNMENT in running.keeper.view.assignments)
     harness.link.run(messages.ensure_group(harness.keys, OTHER, "0"))
     board.allot(OTHER).owned = 1
     began = time.monotonic()
-    wait_until(lambda: OTHER in running.keeper.view.units)
+    wait_until(lambda: OTHER in running.keeper.view.assignments)
     assert time.monotonic() - began < 1.0
 
 
@@ -669,8 +669,8 @@ def test_housekeeper_task_continues_after_a_bad_key(
     harness.do("HSET", harness.keys.retry_items(*OTHER), "m:1-0", b"\x92\xa7payload\xa1x")
     running = begin(settings_for(server))
     wait_until(lambda: harness.do("XLEN", harness.keys.retry_stream(*OTHER)) == 1)
-    wait_until(lambda: running.keeper.view.units)
-    assert list(running.keeper.view.units) == [OTHER]
+    wait_until(lambda: running.keeper.view.assignments)
+    assert list(running.keeper.view.assignments) == [OTHER]
     wait_until(lambda: lines.named("housekeeper.failed"))
     tally = running.keeper.view.tally
     wait_until(lambda: tally("failures")["web-1", "promote_retries"] >= 2)
@@ -781,14 +781,14 @@ def test_summary_has_the_dead_letters_of_each_group(
     def told() -> tuple[int | None, int | None]:
         deque(measure(harness.store, view), maxlen=0)
         summary = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
-        [unit] = summary["assignments"]
-        return unit["partition_dead_letters"], unit["dead_letters"]
+        [assignment] = summary["assignments"]
+        return assignment["partition_dead_letters"], assignment["dead_letters"]
 
     assert told() == (0, 0)
-    for group in (harness.unit.group, "another", "another"):
+    for group in (harness.assignment.group, "another", "another"):
         harness.do("XADD", harness.dlq, "*", "payload", "x", "group", group)
     assert told() == (3, 1)
-    harness.do("XADD", harness.dlq, "*", "payload", "x", "group", harness.unit.group)
+    harness.do("XADD", harness.dlq, "*", "payload", "x", "group", harness.assignment.group)
     assert told() == (4, 2)
     harness.do("DEL", harness.dlq)
     assert told() == (0, 0)
@@ -802,14 +802,14 @@ def test_measurement_counts_many_pages_of_dead_letters(
     count = 3 * statistics.DEAD_LETTERS_AT_ONCE
     harness.link.pipeline([("XADD", harness.dlq, "*", "group", "another")] * count)
     deque(measure(harness.store, view), maxlen=0)
-    assert view.letters[harness.unit[:2]].of("another") == count
+    assert view.letters[harness.assignment[:2]].of("another") == count
 
     # The first page is always read, so a slow server does not stop the count.
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 0.0)
     view.letters = {}
     for at in (1, 2, 3):
         deque(measure(harness.store, view), maxlen=0)
-        known = view.letters[harness.unit[:2]]
+        known = view.letters[harness.assignment[:2]]
         assert known.by_group["another"] == at * statistics.DEAD_LETTERS_AT_ONCE
 
 
@@ -818,8 +818,8 @@ def test_summary_has_the_progress_of_a_recovery(
 ) -> None:
     def told() -> tuple[int, int, int]:
         summary = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
-        [unit] = summary["assignments"]
-        return unit["suspects_left"], unit["suspects"], unit["round_size"]
+        [assignment] = summary["assignments"]
+        return assignment["suspects_left"], assignment["suspects"], assignment["round_size"]
 
     slot.pid, slot.suspects, slot.round_size = 4711, 128, 16
     assert told() == (0, 0, 0)

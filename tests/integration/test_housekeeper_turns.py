@@ -28,7 +28,7 @@ from streamqd.housekeeper.promoter import retry_promoter
 from streamqd.housekeeper.reclaimer import NEXT_PAGE_SECONDS, Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -46,13 +46,13 @@ KEPT = Topic(partitions=PLACES, dlq_retention=60.0)
 
 
 @pytest.fixture
-def units(link: Connection, keys: Keys) -> list[Unit]:
+def assignments(link: Connection, keys: Keys) -> list[Assignment]:
     return with_groups(link, keys, PLACES)
 
 
 @pytest.fixture
-def board(units: list[Unit]) -> Scoreboard:
-    return board_of(units)
+def board(assignments: list[Assignment]) -> Scoreboard:
+    return board_of(assignments)
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
 def test_dead_letters_expire_in_small_writes_by_turns(
     link: Connection,
     keys: Keys,
-    units: list[Unit],
+    assignments: list[Assignment],
     view: MetricsView,
     server: Server,
     meter: Meter,
     counted: Connection,
 ) -> None:
-    streams = [keys.dlq("access", unit.partition) for unit in units]
+    streams = [keys.dlq("access", assignment.partition) for assignment in assignments]
     fill(link, streams, letters.PAGE + 1)
     undertaker = DeadLetterExpirer(Store(counted, keys), view, settings(server, KEPT))
     first = cost_of(undertaker.run, meter, PLACES // batch.WORKS_MAX)
@@ -139,7 +139,7 @@ def test_dead_letters_expire_in_small_writes_by_turns(
 def test_drops_over_many_turns_are_counted_exactly(
     link: Connection,
     keys: Keys,
-    units: list[Unit],
+    assignments: list[Assignment],
     view: MetricsView,
     server: Server,
     meter: Meter,
@@ -148,11 +148,13 @@ def test_drops_over_many_turns_are_counted_exactly(
     monkeypatch.setattr(retention_enforcer, "PAGE", 200)
     monkeypatch.setattr(retention_enforcer, "ROUNDS_MAX", 2)
     monkeypatch.setattr(trimmer, "ROUNDS_MAX", 2)
-    several = units[:6]
-    streams = [keys.stream("access", unit.partition) for unit in several]
+    several = assignments[:6]
+    streams = [keys.stream("access", assignment.partition) for assignment in several]
     fill(link, streams, 1_000)
-    for unit, stream in zip(several, streams, strict=True):
-        link.execute("XREADGROUP", "GROUP", unit.group, "w", "COUNT", 150, "STREAMS", stream, ">")
+    for assignment, stream in zip(several, streams, strict=True):
+        link.execute(
+            "XREADGROUP", "GROUP", assignment.group, "w", "COUNT", 150, "STREAMS", stream, ">"
+        )
     topic = Topic(partitions=PLACES, retention=Retention(drop_unacked_above=100))
     work = Trimmer(Store(link, keys), view, settings(server, topic))
     with LogLines() as lines:
@@ -167,13 +169,13 @@ def test_drops_over_many_turns_are_counted_exactly(
 
 @pytest.mark.usefixtures("one_write_each")
 def test_expirer_reports_a_bad_key_after_the_other_turns(
-    link: Connection, keys: Keys, units: list[Unit], view: MetricsView, server: Server
+    link: Connection, keys: Keys, assignments: list[Assignment], view: MetricsView, server: Server
 ) -> None:
-    streams = [keys.dlq("access", unit.partition) for unit in units]
+    streams = [keys.dlq("access", assignment.partition) for assignment in assignments]
     link.execute("SET", streams.pop(0), "x")
     fill(link, streams, letters.PAGE + 1)
     undertaker = DeadLetterExpirer(Store(link, keys), view, settings(server, KEPT))
-    for _ in range(2 * len(units) // batch.WORKS_MAX):
+    for _ in range(2 * len(assignments) // batch.WORKS_MAX):
         assert undertaker.run() == 0.0
     with pytest.raises(RedisResponseError, match="WRONGTYPE"):
         undertaker.run()
@@ -183,25 +185,27 @@ def test_expirer_reports_a_bad_key_after_the_other_turns(
 # --- promoting ------------------------------------------------------------------------------------
 
 
-def delayed(link: Connection, keys: Keys, unit: Unit, due_unix_ms: int, count: int) -> None:
+def delayed(
+    link: Connection, keys: Keys, assignment: Assignment, due_unix_ms: int, count: int
+) -> None:
     """Delay a number of entries like a worker."""
     due = [part for n in range(count) for part in (due_unix_ms, f"m:{n + 1}-0")]
     items = [part for n in range(count) for part in (f"m:{n + 1}-0", b"\x92\xa7payload\xa1x")]
-    link.execute("ZADD", keys.retry(*unit), *due)
-    link.execute("HSET", keys.retry_items(*unit), *items)
+    link.execute("ZADD", keys.retry(*assignment), *due)
+    link.execute("HSET", keys.retry_items(*assignment), *items)
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_unit_with_many_due_retries_does_not_starve_others(
-    link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
+def test_assignment_with_many_due_retries_does_not_starve_others(
+    link: Connection, keys: Keys, assignments: list[Assignment], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
-    hints = dict.fromkeys(units, 0)
+    hints = dict.fromkeys(assignments, 0)
     for _ in range(1 + PLACES // batch.WORKS_MAX):
         retries.run(hints)  # each is asked once
-    many, few = units[:4], units[-1]
-    for unit in many:
-        delayed(link, keys, unit, 1, 10 * promoter.PAGE)
+    many, few = assignments[:4], assignments[-1]
+    for assignment in many:
+        delayed(link, keys, assignment, 1, 10 * promoter.PAGE)
     hints.update(dict.fromkeys(many, 1))
     retries.run(hints)
     delayed(link, keys, few, 2, 1)
@@ -214,31 +218,31 @@ def test_unit_with_many_due_retries_does_not_starve_others(
     assert link.execute("ZCARD", keys.retry(*many[0])) > 0
     while retries.run(hints) == 0.0:
         pass
-    assert [link.execute("ZCARD", keys.retry(*unit)) for unit in many] == [0] * 4
+    assert [link.execute("ZCARD", keys.retry(*assignment)) for assignment in many] == [0] * 4
 
 
-def test_due_retries_of_one_unit_add_no_reads_for_others(
-    link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
+def test_due_retries_of_one_assignment_add_no_reads_for_others(
+    link: Connection, keys: Keys, assignments: list[Assignment], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
     retries._look = 1_000.0
     looks = 0
 
-    def targets() -> dict[Unit, int]:
+    def targets() -> dict[Assignment, int]:
         nonlocal looks
         looks += 1
-        return dict.fromkeys(units, 0)
+        return dict.fromkeys(assignments, 0)
 
     now = view.now_unix_ms()
     for after in range(0, 300, 60):
-        link.execute("ZADD", keys.retry(*units[7]), now + after, f"m:{after + 1}-0")
+        link.execute("ZADD", keys.retry(*assignments[7]), now + after, f"m:{after + 1}-0")
         link.execute(
-            "HSET", keys.retry_items(*units[7]), f"m:{after + 1}-0", b"\x92\xa7payload\xa1x"
+            "HSET", keys.retry_items(*assignments[7]), f"m:{after + 1}-0", b"\x92\xa7payload\xa1x"
         )
     retries.turn(targets)
     with meter.measuring() as cost:
         wait_until(
-            lambda: retries.turn(targets) and not link.execute("ZCARD", keys.retry(*units[7]))
+            lambda: retries.turn(targets) and not link.execute("ZCARD", keys.retry(*assignments[7]))
         )
     assert looks == 1, "the others are gone through at a look alone"
     assert cost.scripts <= 5
@@ -261,18 +265,22 @@ def keeper(board: Scoreboard, server: Server) -> Iterator[Housekeeper]:
 
 @pytest.mark.usefixtures("one_write_each")
 def test_retries_are_promoted_while_many_dead_letters_expire(
-    link: Connection, keys: Keys, units: list[Unit], board: Scoreboard, keeper: Housekeeper
+    link: Connection,
+    keys: Keys,
+    assignments: list[Assignment],
+    board: Scoreboard,
+    keeper: Housekeeper,
 ) -> None:
     for slot in board.slots()[16:-1]:
         slot.owned = 0
     for _ in range(6):
-        keeper._round()  # each unit is asked once for retries
-    streams = [keys.dlq("access", unit.partition) for unit in units[:16]]
+        keeper._round()  # each assignment is asked once for retries
+    streams = [keys.dlq("access", assignment.partition) for assignment in assignments[:16]]
     fill(link, streams, 3 * letters.PAGE)
     table = {task.name: task for task in keeper._tasks}
     table["expire_dead_letters"].due = 0.0
     keeper._round()
-    delayed(link, keys, units[-1], 1, 1)
+    delayed(link, keys, assignments[-1], 1, 1)
     board.slots()[-1].next_due_unix_ms = 1
     promoted = None
     published = keys.instance("default", "web-1")
@@ -285,7 +293,7 @@ def test_retries_are_promoted_while_many_dead_letters_expire(
         keeper._round()
         rounds += 1
         assert board.housekeeper_progress_ns > 0
-        if promoted is None and link.execute("XLEN", keys.retry_stream(*units[-1])):
+        if promoted is None and link.execute("XLEN", keys.retry_stream(*assignments[-1])):
             promoted = sum(lengths(link, streams))
     assert promoted, "letters were still there"
     assert link.execute("EXISTS", published), "the summary was not kept waiting either"
@@ -305,9 +313,9 @@ def test_housekeeper_reports_progress_at_each_task(board: Scoreboard, keeper: Ho
 
 
 @pytest.fixture
-def foreign(link: Connection, keys: Keys, units: list[Unit]) -> Harness:
+def foreign(link: Connection, keys: Keys, assignments: list[Assignment]) -> Harness:
     """Give a consumer three pages of fresh entries and one more."""
-    harness = Harness(link, keys, units[0])
+    harness = Harness(link, keys, assignments[0])
     fill(link, [harness.stream], 3 * reclaimer.PAGE + 1)
     harness.fetch(3 * reclaimer.PAGE + 1, "by-hand")
     return harness
@@ -352,7 +360,7 @@ def test_long_lists_are_read_in_turn(
     foreign: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reclaimer, "PAGES_MAX", 1)
-    other = Harness(foreign.link, foreign.keys, foreign.unit._replace(partition=1))
+    other = Harness(foreign.link, foreign.keys, foreign.assignment._replace(partition=1))
     fill(other.link, [other.stream], 1)
     other.fetch(1, "by-hand")
     other.do("XCLAIM", other.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")

@@ -19,7 +19,7 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import RedisUnavailableError
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher
 from streamqd.store.idle_probe import readable
@@ -396,14 +396,14 @@ def test_connection_reports_a_refusal_at_accept() -> None:
 
 def test_unwatchable_fence_stops_reads(server: ProcessServer, link: Connection, keys: Keys) -> None:
     """With a permission revoked from a running worker, its reads would continue without a fence."""
-    unit = Unit("access", 0, "hits")
-    link.execute("HSET", keys.fence(*unit), "token", "ours")
-    for stream in (keys.source(*unit), keys.retry_stream(*unit)):
-        link.execute("XGROUP", "CREATE", stream, unit.group, "$", "MKSTREAM")
+    assignment = Assignment("access", 0, "hits")
+    link.execute("HSET", keys.fence(*assignment), "token", "ours")
+    for stream in (keys.source(*assignment), keys.retry_stream(*assignment)):
+        link.execute("XGROUP", "CREATE", stream, assignment.group, "$", "MKSTREAM")
     link.execute("ACL", "SETUSER", "weak", "reset", "on", "nopass", "~*", "&*", "+@all")
     settings = replace(server.settings, username="weak")
     own = connect(settings, timeout=5.0, name="test:weak")
-    fetcher = Fetcher(own, keys, Lease(unit, "ours", 1))
+    fetcher = Fetcher(own, keys, Lease(assignment, "ours", 1))
     assert fetcher.watch()
     link.execute("ACL", "SETUSER", "weak", "-watch")
     fetcher.send_round([], [], 10)

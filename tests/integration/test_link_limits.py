@@ -21,7 +21,7 @@ import pytest
 from streamqd import config
 from streamqd.config import Consumer, Daemon, Settings
 from streamqd.errors import RedisUnavailableError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import members, transport
 from streamqd.store.client import Connection, connect
@@ -225,18 +225,18 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
     lost, well, *_ = (node for node in cluster.masters if node is not home)
 
     def holding_at(node: Node) -> AssignmentState:
-        unit = next(
-            Unit("access", number, "hits")
+        assignment = next(
+            Assignment("access", number, "hits")
             for number in range(100)
             if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
         )
-        made = AssignmentState(unit, ours.consumers[0], board.allot(unit))
+        made = AssignmentState(assignment, ours.consumers[0], board.allot(assignment))
         made.acquire(0)
         return made
 
     def tick(*holdings: AssignmentState) -> float:
-        units = {each.unit: each for each in holdings}
-        exchange.tick(time.monotonic(), units, list(units))
+        assignments = {each.assignment: each for each in holdings}
+        exchange.tick(time.monotonic(), assignments, list(assignments))
         return exchange.next_at() - time.monotonic()
 
     held, far = holding_at(well), holding_at(lost)

@@ -6,44 +6,50 @@ import pytest
 
 from streamqd.housekeeper.listener import SURE_SECONDS, Listener
 from streamqd.long_poll import PollWords
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-UNITS = [Unit("access", number, group) for number in range(3) for group in ("hits", "log")]
+ASSIGNMENTS = [
+    Assignment("access", number, group) for number in range(3) for group in ("hits", "log")
+]
 NEWEST = (1 << 64) - 1
 
 
 class Watched:
-    """The slots of some units, and a listener that checks them."""
+    """The slots of some assignments, and a listener that checks them."""
 
     def __init__(self, link: Connection, keys: Keys) -> None:
         self.link, self.keys = link, keys
-        board = Scoreboard(len(UNITS))
-        self.slots: dict[Unit, WorkerSlot] = {unit: board.allot(unit) for unit in UNITS}
+        board = Scoreboard(len(ASSIGNMENTS))
+        self.slots: dict[Assignment, WorkerSlot] = {
+            assignment: board.allot(assignment) for assignment in ASSIGNMENTS
+        }
         self.wakes = 0
         self.listener = Listener(Store(link, keys), self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
 
-    def words(self, unit: Unit) -> PollWords:
-        return self.slots[unit].poll
+    def words(self, assignment: Assignment) -> PollWords:
+        return self.slots[assignment].poll
 
-    def wait(self, unit: Unit, since: int = 1, retry: bytes = b"0-0", main: bytes = b"0-0") -> None:
-        """Mark the worker of a unit as waiting in its long poll."""
-        self.words(unit).begin(since, retry, main)
+    def wait(
+        self, assignment: Assignment, since: int = 1, retry: bytes = b"0-0", main: bytes = b"0-0"
+    ) -> None:
+        """Mark the worker of an assignment as waiting in its long poll."""
+        self.words(assignment).begin(since, retry, main)
 
     def add(self, key: str, entry_id: str) -> None:
         self.link.execute("XADD", key, entry_id, "payload", "x")
 
     def look(self) -> float | None:
-        return self.listener.run([(slot, unit) for unit, slot in self.slots.items()])
+        return self.listener.run([(slot, assignment) for assignment, slot in self.slots.items()])
 
-    def missed(self) -> set[Unit]:
-        return {unit for unit in UNITS if self.words(unit).is_missed}
+    def missed(self) -> set[Assignment]:
+        return {assignment for assignment in ASSIGNMENTS if self.words(assignment).is_missed}
 
 
 @pytest.fixture
@@ -53,10 +59,10 @@ def watched(link: Connection, keys: Keys) -> Watched:
 
 def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
     """The first check finds the worker, the second confirms it."""
-    for unit in UNITS:
-        watched.wait(unit)
+    for assignment in ASSIGNMENTS:
+        watched.wait(assignment)
     assert watched.look() is None
-    one, keys = UNITS[2], watched.keys
+    one, keys = ASSIGNMENTS[2], watched.keys
     watched.add(keys.retry_stream(*one), "1-0")
     assert (watched.look(), watched.missed()) == (SURE_SECONDS, set())
     assert (watched.look(), watched.missed(), watched.wakes) == (None, {one}, 1)
@@ -64,7 +70,7 @@ def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
 
 
 def test_worker_that_hears_in_time_is_not_woken(watched: Watched) -> None:
-    one, other = UNITS[:2]
+    one, other = ASSIGNMENTS[:2]
     watched.wait(one)
     watched.wait(other)
     watched.add(watched.keys.source(*one), "1-0")
@@ -75,7 +81,7 @@ def test_worker_that_hears_in_time_is_not_woken(watched: Watched) -> None:
 
 
 def test_listener_tracks_each_group_of_a_partition(watched: Watched) -> None:
-    one, other = UNITS[:2]
+    one, other = ASSIGNMENTS[:2]
     watched.wait(one, main=b"5-1")
     watched.wait(other, main=b"5-2")
     for entry_id in ("5-1", "5-2"):
@@ -86,7 +92,7 @@ def test_listener_tracks_each_group_of_a_partition(watched: Watched) -> None:
 
 
 def test_listener_handles_the_greatest_id(watched: Watched) -> None:
-    (one, *_), newest = UNITS, b"%d-%d" % (NEWEST, NEWEST)
+    (one, *_), newest = ASSIGNMENTS, b"%d-%d" % (NEWEST, NEWEST)
     watched.wait(one, retry=newest, main=newest)
     poll = watched.words(one).waiting()
     assert poll is not None
@@ -95,7 +101,7 @@ def test_listener_handles_the_greatest_id(watched: Watched) -> None:
 
 
 def test_listener_skips_a_key_of_a_wrong_type(watched: Watched) -> None:
-    bad, good = UNITS[0], UNITS[2]
+    bad, good = ASSIGNMENTS[0], ASSIGNMENTS[2]
     watched.link.execute("SET", watched.keys.retry_stream(*bad), "x")
     watched.wait(bad)
     watched.wait(good)

@@ -33,11 +33,11 @@ def store(link: Connection, keys: Keys, at: At) -> Store:
     """A topic with 12 messages of each kind, whose IDs and due times are 1 to 12."""
     for number in range(1, COUNT + 1):
         harness = at(number % 3)
-        unit, name = harness.unit, f"{number}-0"
-        place = unit.topic, unit.partition
+        assignment, name = harness.assignment, f"{number}-0"
+        place = assignment.topic, assignment.partition
         harness.pending(name)
         harness.do("XADD", keys.dlq(*place), name, "payload", "x", "key", f"k{number % 2}")
-        harness.do("ZADD", keys.retry(*unit), number, f"m:{name}")
+        harness.do("ZADD", keys.retry(*assignment), number, f"m:{name}")
         harness.do("ZADD", keys.scheduled(*place), number, f"send{number}")
     return Store(link, keys)
 

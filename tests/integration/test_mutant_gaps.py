@@ -24,7 +24,7 @@ from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
 from streamqd.worker.settler import FailedEntry, Settler
-from tests.contract.harness import TTL, UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, TTL, Harness
 from tests.support import daemon as support
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy
@@ -56,7 +56,9 @@ def test_read_after_a_fence_change_fetches_and_acks_nothing(
     assert harness.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
 
 
-def test_worker_without_the_unit_starts_nothing(harness: Harness, life: Life, slot: WorkerSlot):
+def test_worker_without_the_assignment_starts_nothing(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     harness.groups()
     harness.own("t1")
     harness.add("1-0")
@@ -148,7 +150,7 @@ def test_crashes_before_and_after_a_retry_are_counted_together(harness: Harness,
     assert runs == ["1-0"]
 
     harness.expect(
-        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.assignment, 10)
     )
     (again,) = harness.fetch(stream=harness.retry)
     assert harness.state()["retry"].entries[again.decode()]["crashCount"] == b"1"
@@ -227,8 +229,10 @@ def test_full_memory_defers_failures_but_not_acknowledgments(harness: Harness, s
 
 
 LATEST = Settings(
-    topics={UNIT.topic: Topic(partitions=1)},
-    consumers=(Consumer(topic=UNIT.topic, group=UNIT.group, handler="h:go", start="latest"),),
+    topics={ASSIGNMENT.topic: Topic(partitions=1)},
+    consumers=(
+        Consumer(topic=ASSIGNMENT.topic, group=ASSIGNMENT.group, handler="h:go", start="latest"),
+    ),
 )
 
 
@@ -239,7 +243,7 @@ def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
     harness.add("2-0")
     assert harness.fetch() == [b"2-0"]
 
-    harness.do("XGROUP", "DESTROY", harness.stream, UNIT.group)
+    harness.do("XGROUP", "DESTROY", harness.stream, ASSIGNMENT.group)
     startup.ensure_topics(harness.link, LATEST)
     assert harness.fetch() == [b"1-0", b"2-0"]
 

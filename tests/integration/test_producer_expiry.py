@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd import Message, Outgoing, Producer
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.life import Life
 from tests.support.servers import Server
 
@@ -51,7 +51,7 @@ def test_batch_contains_no_expired_message(harness: Harness, life: Life) -> None
     life.run(life.worker("t1", handler=f"{__name__}:handle_batch"), lambda _: None)
 
     assert _seen == [b"last"]
-    assert harness.do("XPENDING", harness.stream, UNIT.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, ASSIGNMENT.group)[0] == 0
 
 
 @pytest.mark.parametrize("consumer", [{}, {"concurrency": 4, "order": "key"}])
@@ -67,11 +67,13 @@ def test_expired_message_is_acknowledged_unhandled(
         Outgoing(b"last", "k"),
     ]
     with Producer(server.url) as producer:
-        producer.send_many(UNIT.topic, [each._replace(partition=UNIT.partition) for each in items])
+        producer.send_many(
+            ASSIGNMENT.topic, [each._replace(partition=ASSIGNMENT.partition) for each in items]
+        )
 
     assert handled(life, **consumer) == [b"plain", b"hour", b"future", b"last"]
     assert life.slot.counter("expired") == 2
-    assert harness.do("XPENDING", harness.stream, UNIT.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, ASSIGNMENT.group)[0] == 0
     assert harness.do("XLEN", harness.dlq) == 0
 
 
@@ -101,4 +103,4 @@ def test_pending_message_expires(harness: Harness, life: Life) -> None:
     harness.do("XADD", harness.stream, "*", "payload", "last")
 
     assert handled(life) == [b"last"]
-    assert harness.do("XPENDING", harness.stream, UNIT.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, ASSIGNMENT.group)[0] == 0

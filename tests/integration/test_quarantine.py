@@ -49,7 +49,7 @@ def many(messages: list[Message]) -> None:
 
 @pytest.fixture
 def harness(harness: Harness) -> Harness:
-    """Return a unit that t1 owns after the loss of its owner, which had fetched three messages."""
+    """Return an assignment of t1, whose former owner was lost and had fetched three messages."""
     for number in (1, 2, 3):
         harness.add(f"{number}-0", "payload", "x", "key", "k")
     harness.fetch(3)
@@ -396,7 +396,7 @@ def test_held_member_leaves_mark_and_turn_to_running_members(
 ):  # fmt: skip
     harness.add("4-0", "payload", "x", "key", "another")
     harness.fetch(1)
-    harness.do("XACK", harness.stream, harness.unit.group, "2-0", "3-0")
+    harness.do("XACK", harness.stream, harness.assignment.group, "2-0", "3-0")
     held, seen = threading.Event(), []
     kept = HeldKeys.finish_runs
 
@@ -428,7 +428,7 @@ def test_held_suspect_runs_alone_again(
     harness: Harness, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
     """This holds even if the last started entry is not a suspect."""
-    harness.do("HSET", keys.attempts(*harness.unit), "m:1-0:c", "1")
+    harness.do("HSET", keys.attempts(*harness.assignment), "m:1-0:c", "1")
     shared: list[tuple[str, bool]] = []
 
     def work(message: Message) -> None:

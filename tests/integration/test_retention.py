@@ -13,12 +13,12 @@ from streamqd.housekeeper import retention_enforcer, topics
 from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.trimmer import SOON, Trimmer
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store import topics as registry
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.loglines import LogLines
 from tests.support.servers import Server
 
@@ -33,7 +33,7 @@ def harness(link: Connection, keys: Keys) -> Harness:
 @pytest.fixture
 def view(link: Connection) -> MetricsView:
     board = Scoreboard(8)
-    slot = board.allot(UNIT)
+    slot = board.allot(ASSIGNMENT)
     slot.owned = 1
     slot.state = WorkerState.READY
     view = MetricsView("web-1", board)
@@ -193,7 +193,7 @@ def test_trimmer_stops_while_settings_are_unreadable(harness: Harness, view: Met
 
 
 def test_trimmer_continues_after_a_bad_topic(harness: Harness, view: MetricsView) -> None:
-    slot = view.board.allot(Unit("other", 0, "hits"))
+    slot = view.board.allot(Assignment("other", 0, "hits"))
     slot.owned = 1
     harness.do("SET", harness.keys.meta("other"), "no hash")
     write(harness, 300, read=300)

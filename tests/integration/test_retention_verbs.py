@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -227,7 +227,7 @@ def test_missing_groups_and_none(
         '[[consumers]]\ntopic = "access"\ngroup = "late"\nhandler = "a:b"',
     )
     fill(harness, 50, acked=50)
-    other = Harness(link, keys, Unit("access", 1, "hits"))
+    other = Harness(link, keys, Assignment("access", 1, "hits"))
     other.add("1-0")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     kinds = [(each["partition"], each["kind"]) for each in found["problems"]]

@@ -76,7 +76,7 @@ def test_scale_counts_delivered_messages_until_finished(at: At, scale: Scale) ->
     total = scale()["total"]
     assert (total["backlog"], total["busy"], total["wanted"]) == (3, 1, 1)
 
-    harness.do("XACK", harness.stream, harness.unit.group, first)
+    harness.do("XACK", harness.stream, harness.assignment.group, first)
 
     assert scale()["total"]["backlog"] == 2
 
@@ -87,7 +87,11 @@ def test_scale_counts_work_ahead_of_its_due_time(at: At, keys: Keys, scale: Scal
     write(harness, 0)
     assert scale()["total"]["wanted"] == 0
     place = ("access", 0)
-    for key in (keys.retry(*harness.unit), keys.scheduled(*place), keys.schedules_due(*place)):
+    for key in (
+        keys.retry(*harness.assignment),
+        keys.scheduled(*place),
+        keys.schedules_due(*place),
+    ):
         later(harness, key, 20)
         later(harness, key, 3600)
 

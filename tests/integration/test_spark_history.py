@@ -83,19 +83,30 @@ class HistoryCase:
             made.append(entry)
         return made
 
-    def minute(self, instance: str, number: int, *units: HistoryRow) -> None:
+    def minute(self, instance: str, number: int, *assignments: HistoryRow) -> None:
         """Write an entry of an instance for the minute with this number since START."""
-        rows = [HistoryRow(*each) for each in sorted({(unit.topic, unit.group) for unit in units})]
+        rows = [
+            HistoryRow(*each)
+            for each in sorted({(assignment.topic, assignment.group) for assignment in assignments})
+        ]
         for row in rows:
-            for unit in units:
-                if (unit.topic, unit.group) == (row.topic, row.group):
-                    row.counts = {name: row.counts[name] + unit.counts[name] for name in row.counts}
+            for assignment in assignments:
+                if (assignment.topic, assignment.group) == (row.topic, row.group):
+                    row.counts = {
+                        name: row.counts[name] + assignment.counts[name] for name in row.counts
+                    }
         until = (START // MINUTE + number + 1) * MINUTE + 120
-        written = Interval("", instance, until, 60.0, rows, units=units)
+        written = Interval("", instance, until, 60.0, rows, assignments=assignments)
         history.append(self.store, FLEET, written, 10 * 365 * 86_400.0)
-        for unit in units:
-            key = (instance, unit.topic, unit.group, unit.partition, until // MINUTE - 1)
-            self.minutes[key] += unit.counts["acked"]
+        for assignment in assignments:
+            key = (
+                instance,
+                assignment.topic,
+                assignment.group,
+                assignment.partition,
+                until // MINUTE - 1,
+            )
+            self.minutes[key] += assignment.counts["acked"]
 
     def run(self, *wanted: str) -> dict[str, Done]:
         """Archive, and raise the first problem like the command."""
@@ -155,7 +166,7 @@ def case(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterat
     link.execute("DEL", keys.history(FLEET))
 
 
-def unit(partition: int, acked: int, **figures: Any) -> HistoryRow:
+def assignment(partition: int, acked: int, **figures: Any) -> HistoryRow:
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": acked}
     return HistoryRow("access", "hits", partition, "weblog:count", counts, **figures)
 
@@ -226,7 +237,7 @@ def test_bad_dead_letters_and_history_harm_only_themselves(case: HistoryCase) ->
     topics.create(case.store, "orders", Topic(partitions=1))
     for topic in ("access", "orders"):
         case.bury(topic, 0, 3)
-    case.minute("web-1", 0, unit(0, 1))
+    case.minute("web-1", 0, assignment(0, 1))
     Archive(case.folder, create=True)
     for table in (f"history/{FLEET}", "dead_letters/access"):
         folder = Path(case.folder) / table
@@ -277,7 +288,7 @@ def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_p
     command = [sys.executable, "-m", "tests.support.killed_archive"]
     for number, (point, batch) in enumerate((p, b) for b in (1, 2) for p in LETTER_POINTS):
         case.bury("access", number % 2, 3)
-        case.minute("web-1", number, unit(0, 5 + number), unit(1, number))
+        case.minute("web-1", number, assignment(0, 5 + number), assignment(1, number))
         if point == "told_dead" and batch == 2:
             continue  # a run reports dead letters once after its start
         run = [*command, point, str(batch), "--config", str(tmp_path / "streamq.toml")]
@@ -387,7 +398,7 @@ def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
         case.settings = replace(case.settings, archive=stored)
         for number, point in enumerate(LETTER_POINTS):
             case.bury("access", number % 2, 2)
-            case.minute("web-1", number, unit(0, 3))
+            case.minute("web-1", number, assignment(0, 3))
             case.break_off(point)
             assert case.archived_letters() <= case.letters
         case.run()
@@ -403,7 +414,7 @@ def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
 def test_compact_merges_dead_letters_and_minutes(case: HistoryCase) -> None:
     for number in range(3):
         case.bury("access", 1, 2)
-        case.minute("web-1", number, unit(0, 1))
+        case.minute("web-1", number, assignment(0, 1))
         case.run()
     done, problems = compact.compact(case.settings, case.folder)
     assert problems == []
@@ -416,11 +427,11 @@ def test_compact_merges_dead_letters_and_minutes(case: HistoryCase) -> None:
 
 
 def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> None:
-    case.minute("web-1", 0, unit(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
-    case.minute("web-2", 0, unit(1, 3))
+    case.minute("web-1", 0, assignment(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
+    case.minute("web-2", 0, assignment(1, 3))
     case.minute("web-1", 1)  # nothing happened
     case.run()
-    case.minute("web-1", 2, unit(0, 7))
+    case.minute("web-1", 2, assignment(0, 7))
     case.run()
     case.run("access")
     assert case.archived_minutes() == case.minutes
@@ -437,9 +448,13 @@ def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -
     """A housekeeper starts, exits within the next minute, and one writes after an outage."""
     first = START // MINUTE * MINUTE
     for until, seconds, acked in ((first + 60_120, 10.0, 5), (first + 80_000, 20.0, 7)):
-        written = Interval("", "web-1", until, seconds, units=[unit(0, acked, lag=acked)])
+        written = Interval(
+            "", "web-1", until, seconds, assignments=[assignment(0, acked, lag=acked)]
+        )
         history.append(case.store, FLEET, written, 10 * 365 * 86_400.0)
-    late = Interval("", "web-1", first + 5 * MINUTE + 120, 180.0, units=[unit(0, 8, lag=9)])
+    late = Interval(
+        "", "web-1", first + 5 * MINUTE + 120, 180.0, assignments=[assignment(0, 8, lag=9)]
+    )
     history.append(case.store, FLEET, late, 10 * 365 * 86_400.0)
     case.run()
     rows = sorted(case.rows(HISTORY, FLEET), key=lambda row: row["minute"])
@@ -456,8 +471,10 @@ def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -
 
 
 def test_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
-    case.minute("web-1", 0, unit(0, 100, delays={0: 90, 11: 9, 33: 1}), unit(1, 1, delays={}))
-    case.minute("web-2", 0, unit(0, 1))  # of an older version
+    case.minute(
+        "web-1", 0, assignment(0, 100, delays={0: 90, 11: 9, 33: 1}), assignment(1, 1, delays={})
+    )
+    case.minute("web-2", 0, assignment(0, 1))  # of an older version
     case.run()
     rows = {(row["instance"], row["partition"]): row for row in case.rows(HISTORY, FLEET)}
     row = rows["web-1", 0]
@@ -470,9 +487,9 @@ def test_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
 
 def test_table_of_an_older_version_gets_the_columns_of_delays(case: HistoryCase) -> None:
     old_table(case)
-    case.minute("web-1", 2, unit(0, 7, delays={3: 7}))
+    case.minute("web-1", 2, assignment(0, 7, delays={3: 7}))
     case.run()
-    case.minute("web-1", 3, unit(0, 2, delays={4: 2}))
+    case.minute("web-1", 3, assignment(0, 2, delays={4: 2}))
     case.run()
     assert case.archived_minutes() == case.minutes
     rows = sorted(case.rows(HISTORY, FLEET), key=lambda row: row["minute"])
@@ -491,7 +508,7 @@ def old_table(case: HistoryCase) -> None:
     """Archive a minute into a table without columns of delays."""
     archive = Archive(case.folder, create=True)
     table = archive.derived(FLEET, HISTORY, first_minute_columns())
-    case.minute("web-1", 1, unit(0, 5))  # after midnight
+    case.minute("web-1", 1, assignment(0, 5))  # after midnight
     assert table is not None
     [entry] = history.read(case.store, FLEET, 0)
     known = first_minute_columns().names
@@ -509,9 +526,9 @@ def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
     """Entries of an older version have only sums of groups."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
     row = HistoryRow("access", "hits", None, "", counts, 5, 900, {3: 10})
-    one = unit(1, 4, lag=5, oldest_ms=900, handled={3: 4})
-    for units in ((), (one,)):
-        written = Interval("", "web-1", START + 5_000, 60.0, [row], units=units)
+    one = assignment(1, 4, lag=5, oldest_ms=900, handled={3: 4})
+    for assignments in ((), (one,)):
+        written = Interval("", "web-1", START + 5_000, 60.0, [row], assignments=assignments)
         history.append(case.store, FLEET, written, 10 * 365 * 86_400.0)
     case.run()
     found = [
@@ -522,11 +539,22 @@ def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
 
 
 @pytest.mark.parametrize("units", ["[[1]]", r'[["t","g","\ud800",[[0,1,1,0,0,0,0,0,0]]]]'])
-def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, units: str) -> None:
-    case.minute("web-1", 0, unit(0, 1))
-    fields = ("instance", "web-1", "until", "1", "seconds", "60", "rows", "[]", "units", units)
+def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, assignments: str) -> None:
+    case.minute("web-1", 0, assignment(0, 1))
+    fields = (
+        "instance",
+        "web-1",
+        "until",
+        "1",
+        "seconds",
+        "60",
+        "rows",
+        "[]",
+        "units",
+        assignments,
+    )
     case.link.execute("XADD", case.keys.history(FLEET), "*", *fields)
-    case.minute("web-1", 1, unit(0, 2))
+    case.minute("web-1", 1, assignment(0, 2))
     told: list[str] = []
     archiver = Archiver(case.settings, case.folder, unasked, lambda _: None, warn=told.append)
     with closing(archiver):
@@ -538,7 +566,7 @@ def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, units: s
 
 
 def test_only_one_run_archives_the_history(case: HistoryCase) -> None:
-    case.minute("web-1", 0, unit(0, 1))
+    case.minute("web-1", 0, assignment(0, 1))
     archiver = Archiver(case.settings, case.folder, unasked, lambda _: None)
     name = f"history:{archiver.archive.id[:12]}"
     with closing(archiver):
@@ -553,7 +581,7 @@ def test_command_prints_dead_letters_and_minutes(
     case: HistoryCase, run: Run, tmp_path: Path
 ) -> None:
     case.bury("access", 0, 2)
-    case.minute("web-1", 0, unit(0, 1))
+    case.minute("web-1", 0, assignment(0, 1))
     command = ("pipeline", "archive", "--archive", str(tmp_path / "made"))
     found = json.loads(run(*command, "--json").stdout)
     assert (found["history_rows"], found["topics"][0]["dead_letters"]) == (1, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import RequestRefusedError, TopicNotFoundError
-from streamqd.model import RawEntry, TopicPartition, Unit
+from streamqd.model import Assignment, RawEntry, TopicPartition
 from streamqd.spark import offsets
 from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Position, Span
 from streamqd.spark.options import ReadOptions, read_options
@@ -105,7 +105,7 @@ def test_group_start_precedes_its_pending_entries(shop: Shop, link: Connection, 
     catalog = shop.catalog(startingOffsets="group:hits")
     with pytest.raises(RequestRefusedError, match="group hits does not exist on access/0"):
         catalog.starts(catalog.facts([PLACE]), LATEST)
-    link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
+    link.run(messages.ensure_group(keys, Assignment("access", 0, "hits"), "0"))
     stream = keys.stream("access", 0)
     read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 2, "STREAMS", stream, ">")
     link.execute(*read)
@@ -337,7 +337,7 @@ def test_reader_finds_entries_trimmed_before_the_first_fetch(shop: Shop) -> None
 def test_trim_record_counts_losses_on_every_server(
     shop: Shop, link: Connection, keys: Keys
 ) -> None:
-    link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
+    link.run(messages.ensure_group(keys, Assignment("access", 0, "hits"), "0"))
     shop.add(*(f"{n}-0" for n in range(1, 251)))
     stream = keys.stream("access", 0)
     link.execute("XREADGROUP", "GROUP", "hits", "w", "COUNT", 250, "STREAMS", stream, ">")

@@ -11,7 +11,7 @@ from streamqd.admin import published, stacks
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import ViewReader
 from streamqd.errors import RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.stacks import KEPT_SECONDS, PublishedStack, publish
@@ -21,7 +21,7 @@ from tests.support.verbs import Run
 
 __all__ = ["heartbeat", "orders", "own"]
 
-UNIT = Unit("orders", 0, "bill")
+ASSIGNMENT = Assignment("orders", 0, "bill")
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def fleet(store: Store, heartbeat: SendHeartbeat, own: Callable[[int, str], None
     return Fleet(store, "default", 60.0)
 
 
-def given(fleet: Fleet, link: Connection, unit: Unit, age: float) -> None:
+def given(fleet: Fleet, link: Connection, assignment: Assignment, age: float) -> None:
     """Write a request that is some seconds old."""
     at = int(link.execute("TIME")[0]) * 1000 - round(age * 1000)
     body = json.dumps({"version": 1, "at_unix_ms": at, "by": "otto", "why": ""})
-    link.execute("HSET", fleet.store.keys.orders("default"), f"stack:{unit}", body)
+    link.execute("HSET", fleet.store.keys.orders("default"), f"stack:{assignment}", body)
 
 
 def test_a_stack_needs_a_live_owner(fleet: Fleet, run: Run, link: Connection, keys: Keys) -> None:
@@ -51,20 +51,22 @@ def test_a_stack_needs_a_live_owner(fleet: Fleet, run: Run, link: Connection, ke
 def test_a_stack_that_never_arrives_is_exit_code_1(
     fleet: Fleet, run: Run, link: Connection, keys: Keys
 ) -> None:
-    said = run("stack", str(UNIT), "--timeout", "200ms", code=1)
-    assert f"no stack of {UNIT} arrived within 0.2 s" in said.stderr
-    assert json.loads(run("stack", str(UNIT), "--timeout", "0s", "--json", code=1).stdout) == {
-        **UNIT._asdict(),
+    said = run("stack", str(ASSIGNMENT), "--timeout", "200ms", code=1)
+    assert f"no stack of {ASSIGNMENT} arrived within 0.2 s" in said.stderr
+    assert json.loads(
+        run("stack", str(ASSIGNMENT), "--timeout", "0s", "--json", code=1).stdout
+    ) == {
+        **ASSIGNMENT._asdict(),
         "stack": None,
     }
-    assert [*ordered(link, keys).stacks] == [UNIT]
+    assert [*ordered(link, keys).stacks] == [ASSIGNMENT]
     # All live instances have read it once they have sent another heartbeat.
     assert "stack:orders/0/bill" in run("control", "list").stdout
     assert "stack" not in run("status").stdout
 
 
 def test_a_dry_run_of_a_request_writes_nothing(fleet: Fleet, link: Connection, keys: Keys) -> None:
-    assert stacks.request(fleet, UNIT, dry_run=True).notes == ["a owns it"]
+    assert stacks.request(fleet, ASSIGNMENT, dry_run=True).notes == ["a owns it"]
     assert ordered(link, keys).stacks == {}
 
 
@@ -72,35 +74,35 @@ def test_requests_are_bounded_and_old_ones_removed(
     fleet: Fleet, link: Connection, keys: Keys
 ) -> None:
     """Requests must not fill the directives of the fleet, or a pause is refused."""
-    others = [Unit("orders", number, "other") for number in range(stacks.REQUESTS_MAX)]
+    others = [Assignment("orders", number, "other") for number in range(stacks.REQUESTS_MAX)]
     for each in others:
         given(fleet, link, each, 1.0)
-    given(fleet, link, Unit("orders", 99, "other"), stacks.ANSWER_SECONDS + 1)
+    given(fleet, link, Assignment("orders", 99, "other"), stacks.ANSWER_SECONDS + 1)
     with pytest.raises(RequestRefusedError, match="16 stacks were requested"):
-        stacks.request(fleet, UNIT)
+        stacks.request(fleet, ASSIGNMENT)
     given(fleet, link, others[0], stacks.ANSWER_SECONDS + 1)
-    stacks.request(fleet, UNIT)
-    assert {*ordered(link, keys).stacks} == {UNIT, *others[1:]}
+    stacks.request(fleet, ASSIGNMENT)
+    assert {*ordered(link, keys).stacks} == {ASSIGNMENT, *others[1:]}
 
 
 def test_a_view_tells_a_waiting_request_from_a_missed_one(fleet: Fleet, link: Connection) -> None:
     def view() -> tuple[bool, bool, bool]:
         state = published.fleet_state(fleet)
-        found = stacks.read(ViewReader(fleet.store), state, UNIT, state.now_unix_ms)
+        found = stacks.read(ViewReader(fleet.store), state, ASSIGNMENT, state.now_unix_ms)
         return found.awaited, found.missed, found.published is not None
 
     assert view() == (False, False, False)
-    given(fleet, link, UNIT, 1.0)
+    given(fleet, link, ASSIGNMENT, 1.0)
     assert view() == (True, False, False)
-    given(fleet, link, UNIT, stacks.ANSWER_SECONDS + 1)
+    given(fleet, link, ASSIGNMENT, stacks.ANSWER_SECONDS + 1)
     assert view() == (False, True, False)
-    given(fleet, link, UNIT, KEPT_SECONDS + 1)
+    given(fleet, link, ASSIGNMENT, KEPT_SECONDS + 1)
     assert view() == (False, False, False)
-    asked = stacks.request(fleet, UNIT).at_unix_ms or 0
+    asked = stacks.request(fleet, ASSIGNMENT).at_unix_ms or 0
     old = PublishedStack(asked - 1, asked, "a", 1, 1, "old")
-    link.execute(*publish(fleet.store.keys, UNIT, old))
+    link.execute(*publish(fleet.store.keys, ASSIGNMENT, old))
     assert view() == (True, False, True)
-    link.execute(*publish(fleet.store.keys, UNIT, old._replace(requested_unix_ms=asked)))
+    link.execute(*publish(fleet.store.keys, ASSIGNMENT, old._replace(requested_unix_ms=asked)))
     assert view() == (False, False, True)
-    link.execute("SET", fleet.store.keys.stack(*UNIT), "no json")
+    link.execute("SET", fleet.store.keys.stack(*ASSIGNMENT), "no json")
     assert view() == (True, False, False)

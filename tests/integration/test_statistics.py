@@ -1,4 +1,4 @@
-"""The figures of partitions and units, read from a real server."""
+"""The figures of partitions and assignments, read from a real server."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import (
     QUERIES_MAX,
+    AssignmentFigures,
     Backlog,
     PartitionFigures,
-    UnitFigures,
+    assignment_figures,
+    measure_assignment,
     measure_partition,
-    measure_unit,
     partition_figures,
-    unit_figures,
 )
 from streamqd.store.untrusted import INTEGER_MAX
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.servers import Server
 
 
@@ -32,18 +32,23 @@ def of_partition(harness: Harness) -> PartitionFigures:
     return partition_figures(harness.link.run(measure_partition(harness.keys, "access", 0)))
 
 
-def of_unit(harness: Harness) -> UnitFigures:
-    figures = unit_figures(harness.link.run(measure_unit(harness.keys, harness.unit)))
+def of_assignment(harness: Harness) -> AssignmentFigures:
+    figures = assignment_figures(
+        harness.link.run(measure_assignment(harness.keys, harness.assignment))
+    )
     assert figures is not None
     return figures
 
 
 def test_figures_of_missing_keys_are_zero(harness: Harness) -> None:
     assert of_partition(harness) == PartitionFigures(0, 0, "", "", 0, 0, "")
-    assert unit_figures(harness.link.run(measure_unit(harness.keys, harness.unit))) is None
+    assert (
+        assignment_figures(harness.link.run(measure_assignment(harness.keys, harness.assignment)))
+        is None
+    )
     harness.groups()
     empty = Backlog(0, "", 0, "", 0)
-    assert of_unit(harness) == UnitFigures(empty, empty, 0, None)
+    assert of_assignment(harness) == AssignmentFigures(empty, empty, 0, None)
 
 
 def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -> None:
@@ -53,7 +58,7 @@ def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -
     harness.add("1-0", stream=harness.dlq)
     harness.do("ZADD", harness.scheduled, 9, "send")
     harness.fetch(2)
-    harness.do("XACK", harness.stream, UNIT.group, "1-0", "2-0")
+    harness.do("XACK", harness.stream, ASSIGNMENT.group, "1-0", "2-0")
     counted = server.version >= (7,)
     whole = PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "", 9, counted=counted)
     assert of_partition(harness) == whole
@@ -92,7 +97,7 @@ def test_added_includes_trimmed_entries(harness: Harness, server: Server) -> Non
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.fetch(3)
-    harness.do("XACK", harness.stream, UNIT.group, "1-0", "2-0", "3-0")
+    harness.do("XACK", harness.stream, ASSIGNMENT.group, "1-0", "2-0", "3-0")
     trim = retention.trim(
         harness.keys,
         "access",
@@ -101,7 +106,7 @@ def test_added_includes_trimmed_entries(harness: Harness, server: Server) -> Non
         max_length=None,
         archive=False,
         limit=100,
-        expected=[UNIT.group],
+        expected=[ASSIGNMENT.group],
     )
     harness.link.run(trim)
     harness.do("XTRIM", harness.stream, "MINID", "=", "4-0")
@@ -111,14 +116,14 @@ def test_added_includes_trimmed_entries(harness: Harness, server: Server) -> Non
     assert figures.trimmed_to
 
 
-def test_figures_of_a_unit_are_complete(harness: Harness) -> None:
+def test_figures_of_an_assignment_are_complete(harness: Harness) -> None:
     harness.pending("1-0", "2-0")
     harness.add("3-0")
     harness.add("4-0")
     harness.pending_retry("7-0")
     harness.add("8-0", stream=harness.retry)
     harness.do("ZADD", harness.delayed, 1_700_000_000_123, "m:1-0", 1_700_000_000_999, "m:2-0")
-    figures = of_unit(harness)
+    figures = of_assignment(harness)
     assert figures.main._replace(unread=None) == Backlog(2, "1-0", None, "3-0", 4)
     assert figures.retry._replace(unread=None) == Backlog(1, "7-0", None, "8-0", 2)
     assert (figures.waiting_retries, figures.next_due_unix_ms) == (2, 1_700_000_000_123)
@@ -129,32 +134,32 @@ def test_figures_of_a_unit_are_complete(harness: Harness) -> None:
 
 def test_lag_is_the_servers_or_unknown(harness: Harness, server: Server) -> None:
     harness.pending("1-0", "2-0")
-    assert of_unit(harness).lag == 0
+    assert of_assignment(harness).lag == 0
     harness.add("3-0")
-    assert of_unit(harness).lag == (1 if server.version >= (7, 0) else None)
+    assert of_assignment(harness).lag == (1 if server.version >= (7, 0) else None)
 
 
 def test_lag_is_known_before_the_first_delivery(harness: Harness) -> None:
     harness.groups()
     for number in range(1, 4):
         harness.add(f"{number}-0")
-    assert of_unit(harness).lag == 3
+    assert of_assignment(harness).lag == 3
 
 
 def test_group_created_midstream_has_no_lag_until_caught_up(harness: Harness) -> None:
     for number in range(1, 5):
         harness.add(f"{number}-0")
-    harness.do("XGROUP", "CREATE", harness.stream, UNIT.group, "2-0")
-    assert of_unit(harness).lag is None
+    harness.do("XGROUP", "CREATE", harness.stream, ASSIGNMENT.group, "2-0")
+    assert of_assignment(harness).lag is None
     harness.fetch(10)
-    assert of_unit(harness).lag == 0
+    assert of_assignment(harness).lag == 0
 
 
 def test_figures_report_a_key_of_a_wrong_type(harness: Harness) -> None:
     harness.do("SET", harness.stream, "no stream")
     for call in (
         measure_partition(harness.keys, "access", 0),
-        measure_unit(harness.keys, harness.unit),
+        measure_assignment(harness.keys, harness.assignment),
     ):
         with pytest.raises(RedisResponseError) as caught:
             harness.link.run(call)
@@ -166,7 +171,7 @@ def test_measuring_changes_nothing_even_when_memory_is_full(harness: Harness) ->
     before = harness.dump()
     with harness.full_memory():
         of_partition(harness)
-        of_unit(harness)
+        of_assignment(harness)
     assert harness.dump() == before
 
 
@@ -174,4 +179,4 @@ def test_greatest_id_has_the_latest_time(harness: Harness) -> None:
     """Every view can parse the value that the housekeeper publishes."""
     harness.groups()
     harness.add("18446744073709551615-18446744073709551615")
-    assert of_unit(harness).oldest_unread_unix_ms() == INTEGER_MAX
+    assert of_assignment(harness).oldest_unread_unix_ms() == INTEGER_MAX

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import directives, leases, members, topics
 from streamqd.store.client import Connection
 from streamqd.store.directives import Scope
@@ -34,7 +34,7 @@ def orders(link: Connection, store: Store, keys: Keys) -> None:
     """Create the topic orders with three partitions, read by the group bill."""
     topics.create(store, "orders", config.Topic(partitions=3))
     for number in range(3):
-        Harness(link, keys, Unit("orders", number, "bill")).groups()
+        Harness(link, keys, Assignment("orders", number, "bill")).groups()
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
     """Make an instance the owner of a partition."""
 
     def take(partition: int, owner: str) -> None:
-        unit = Unit("orders", partition, "bill")
-        call = leases.acquire(keys, Lease(unit, f"t{partition}", 0), 60.0, owner)
+        assignment = Assignment("orders", partition, "bill")
+        call = leases.acquire(keys, Lease(assignment, f"t{partition}", 0), 60.0, owner)
         assert link.run(call).word == "OK"
 
     return take
@@ -179,11 +179,11 @@ def test_pause_wait_names_instances_that_have_not_applied_it(
 def test_impossible_moves_are_rejected(
     run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
-    unit = Unit("orders", 0, "bill")
+    assignment = Assignment("orders", 0, "bill")
     heartbeat("a")
     heartbeat("full", cap=1)
     heartbeat("other", offers=[["hits", "x"]])
-    heartbeat("sick", broken=[unit])
+    heartbeat("sick", broken=[assignment])
     heartbeat("going", leaving=True)
     heartbeat("asleep")
     heartbeat("dry")
@@ -200,16 +200,16 @@ def test_impossible_moves_are_rejected(
         "b": "instance b is not in this fleet",
         "ful": "did you mean full?",
     }.items():
-        assert text in run("move", str(unit), to, code=8).stderr
+        assert text in run("move", str(assignment), to, code=8).stderr
     assert ordered(link, keys).moves == {}
     assert "numbered 0 to 2" in run("move", "orders/7/bill", "a", code=8).stderr
     run("move", "orders/bill", "a", code=2)
 
-    run("move", "orders/1/bill", "full")  # it may keep its units
-    run("move", str(unit), "a", "-r", "hot")
+    run("move", "orders/1/bill", "full")  # it may keep its assignments
+    run("move", str(assignment), "a", "-r", "hot")
     assert {u: order.to for u, order in ordered(link, keys).moves.items()} == {
-        unit: "a",
-        Unit("orders", 1, "bill"): "full",
+        assignment: "a",
+        Assignment("orders", 1, "bill"): "full",
     }
     assert "orders/0/bill is kept on a for " in run("status").stdout
 
@@ -361,7 +361,7 @@ def test_group_stop_and_group_start_work(
     assert "is stopped" in run("move", "orders/0/bill", "a", code=8).stderr
     assert document(run("rebalance", "--dry-run", "--json"))["moves"] == []
 
-    link.run(leases.release(keys, Lease(Unit("orders", 0, "bill"), "t0")))
+    link.run(leases.release(keys, Lease(Assignment("orders", 0, "bill"), "t0")))
     run("group", "stop", "orders", "bill", "--wait", "-r", "wrong prices")
     [group] = document(run("status", "--json"))["groups"]
     assert (group["condition"], group["reason"]) == ("stopped", "wrong prices")
@@ -429,7 +429,7 @@ def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:
 def test_group_adopt_requires_an_unowned_group(
     run: Run, own: Any, link: Connection, keys: Keys
 ) -> None:
-    harnesses = [Harness(link, keys, Unit("orders", number, "bill")) for number in range(3)]
+    harnesses = [Harness(link, keys, Assignment("orders", number, "bill")) for number in range(3)]
     for number, harness in enumerate(harnesses):
         for entry in range(1, 301):
             harness.add(f"{entry}-0")
@@ -443,7 +443,7 @@ def test_group_adopt_requires_an_unowned_group(
     own(2, "west-1")
     refused = run("group", "adopt", "orders", "bill", "-y", code=8).stderr
     assert "west-1 owns orders/2/bill" in refused
-    link.run(leases.release(keys, Lease(harnesses[2].unit, "t2")))
+    link.run(leases.release(keys, Lease(harnesses[2].assignment, "t2")))
     assert "900 messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
     for harness in harnesses:
         assert harness.do("XPENDING", harness.stream, "bill")[3] == [[b"w", b"300"]]
@@ -453,10 +453,10 @@ def test_group_adopt_requires_an_unowned_group(
 
 
 def test_group_adopt_names_an_unreadable_key_once(run: Run, link: Connection, keys: Keys) -> None:
-    harness = Harness(link, keys, Unit("orders", 0, "bill"))
+    harness = Harness(link, keys, Assignment("orders", 0, "bill"))
     harness.add("1-0")
     harness.fetch(1, "celery-0")
-    fence = keys.fence(*harness.unit)
+    fence = keys.fence(*harness.assignment)
     link.execute("HSET", fence, "epoch", "abc")
     link.execute("XGROUP", "CREATE", harness.stream, b"\xff\xfe", "0")
     would = run("group", "adopt", "orders", "bill", "--dry-run").stderr

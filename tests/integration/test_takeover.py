@@ -25,7 +25,7 @@ def test_reading_continues_during_a_long_scan(
         [("XADD", harness.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)]
     )
     harness.fetch(FRESH, consumer="someone")
-    group = harness.unit.group
+    group = harness.assignment.group
     idle = ["1-1", f"1-{FRESH}"]
     harness.do("XCLAIM", harness.stream, group, "someone", 0, *idle, "IDLE", 700_000, "JUSTID")
     harness.link.pipeline(

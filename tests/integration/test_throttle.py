@@ -16,7 +16,7 @@ from streamqd import Message
 from streamqd.idle_reason import Wait
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, now_ns
 from streamqd.worker import ExitCode
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.life import Life
 from tests.support.waiting import wait_until
 
@@ -206,7 +206,7 @@ def test_a_stop_does_not_wait_for_the_rate(
     assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.STOPPED
     thread.join()
     assert runs == ["1-0"]
-    rows = harness.do("XPENDING", harness.stream, UNIT.group, "-", "+", 9)
+    rows = harness.do("XPENDING", harness.stream, ASSIGNMENT.group, "-", "+", 9)
     assert b"1-0" not in [row[0] for row in rows], (
         "finished messages are acknowledged before the wait"
     )

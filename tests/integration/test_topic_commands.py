@@ -11,7 +11,7 @@ from streamqd import config
 from streamqd.admin import topics as admin_topics
 from streamqd.admin import topics_deletion
 from streamqd.errors import RedisResponseError, TopicNotFoundError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.producer import Producer
 from streamqd.store import members, topics
 from streamqd.store.client import Connection
@@ -123,7 +123,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "access.p", config.Topic())
-    neighbour = Harness(link, keys, Unit("access.p", 0, "hits"))
+    neighbour = Harness(link, keys, Assignment("access.p", 0, "hits"))
     neighbour.groups()
     neighbour.add("1-0")
     link.execute("SET", "foreign:{access:p:0}:hits", "x")

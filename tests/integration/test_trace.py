@@ -93,9 +93,17 @@ def test_trace_shows_a_running_message(
     link.run(
         members.heartbeat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0)
     )
-    unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
-    unit |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
-    link.execute("SET", keys.instance("default", "west-1"), json.dumps({"assignments": [unit]}))
+    assignment = {
+        "topic": "access",
+        "partition": 0,
+        "group": "hits",
+        "owned": True,
+        "state": "ready",
+    }
+    assignment |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
+    link.execute(
+        "SET", keys.instance("default", "west-1"), json.dumps({"assignments": [assignment]})
+    )
     handed_out.add("1002-0")
     said = run("trace", "access/0/1002-0").stdout
     assert "hits: unread, another message is running on west-1" in said
@@ -131,7 +139,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Harness) -> None:
     assert r"after a crash: BankError: the card was\x1b[31m declined" in said
 
     harness.do("ZADD", harness.delayed, 1, "m:1000-0")
-    harness.link.run(messages.promote_retries(harness.keys, harness.unit, 10))
+    harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10))
     assert seen(run)["state"] == "retry-unread"
     said = run("trace", UID).stdout
     assert "ready for attempt 3 after a crash, not read yet" in said

@@ -291,11 +291,11 @@ def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
 
 def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
     at(0).groups()
-    unit = "access/0/hits"
-    refused = run("move", unit, "web-9", code=8).stderr
+    assignment = "access/0/hits"
+    refused = run("move", assignment, "web-9", code=8).stderr
     assert "web-9" in refused
     assert refused == run("drain", "web-9", code=8).stderr
-    assert "INSTANCE" in run("move", unit, code=2).stderr
+    assert "INSTANCE" in run("move", assignment, code=2).stderr
 
 
 # --- colors ---------------------------------------------------------------------------------------

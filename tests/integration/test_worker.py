@@ -21,7 +21,7 @@ from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode, Grant, live
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support import users
 from tests.support.daemon import toml
 from tests.support.servers import Server
@@ -76,14 +76,14 @@ def go_many(messages: list[Message]):
 
 
 class Bench:
-    """A unit with a group, a lease, a slot, and at most one worker."""
+    """An assignment with a group, a lease, a slot, and at most one worker."""
 
     def __init__(self, harness: Harness, server: Server, folder: Path) -> None:
         self.harness = harness
         self.server = server
         self.folder = folder
         self.board = Scoreboard(slots=2)
-        self.slot = self.board.allot(UNIT)
+        self.slot = self.board.allot(ASSIGNMENT)
         self.link = connect(server.settings, timeout=10.0, name="test:bench")
         self.child: Child | None = None
         self.token = "t1"
@@ -102,14 +102,19 @@ class Bench:
         tables = {
             "redis": {"url": self.server.url, **users.section("daemon")},
             "daemon": {"instance": "west-1", "state_dir": str(self.folder)},
-            "topics": {UNIT.topic: {"partitions": 1}},
+            "topics": {ASSIGNMENT.topic: {"partitions": 1}},
             "consumers": [
-                {"topic": UNIT.topic, "group": UNIT.group, "handler": "work:go", **consumer}
+                {
+                    "topic": ASSIGNMENT.topic,
+                    "group": ASSIGNMENT.group,
+                    "handler": "work:go",
+                    **consumer,
+                }
             ],
         }
         path.write_text(toml(tables))
         settings = config.load(path)
-        orders = Grant(Lease(UNIT, self.token, self.epoch), cautious)
+        orders = Grant(Lease(ASSIGNMENT, self.token, self.epoch), cautious)
         self.trust(TTL if trusted else -1.0)
 
         def run(control: Any) -> int:
@@ -157,7 +162,7 @@ class Bench:
         """Wait until everything is read and acknowledged."""
 
         def idle() -> bool:
-            call = messages.snapshot(self.harness.keys, UNIT)
+            call = messages.snapshot(self.harness.keys, ASSIGNMENT)
             found = messages.Snapshot.parse(self.link.run(call))
             assert found is not None
             return not (found.unread or found.pending or found.retry_unread or found.retry_pending)
@@ -168,7 +173,7 @@ class Bench:
         rows = [
             row
             for stream in (self.harness.stream, self.harness.retry)
-            for row in self.harness.do("XPENDING", stream, UNIT.group, "-", "+", 1000)
+            for row in self.harness.do("XPENDING", stream, ASSIGNMENT.group, "-", "+", 1000)
         ]
         return [row[0].decode() for row in rows]
 
@@ -209,7 +214,7 @@ def test_worker_handles_messages_until_stopped(bench: Bench):
     assert bench.slot.state == WorkerState.READY
     assert bench.stop() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ids + more
-    assert bench.told()[0] == f"on_start {UNIT} west-1"
+    assert bench.told()[0] == f"on_start {ASSIGNMENT} west-1"
     assert bench.told()[-1] == "on_stop"
     counts = {name: bench.slot.counter(name) for name in ("fetched", "acked", "failed", "fenced")}
     assert counts == {"fetched": 43, "acked": 43, "failed": 0, "fenced": 0}
@@ -307,7 +312,7 @@ def test_worker_is_replaced_after_max_messages(bench: Bench, limit: int):
     bench.start(max_messages=limit)
     assert bench.ended() == Exit(ExitCode.RECYCLE, None)
     assert bench.runs() == ids[:limit]
-    left = bench.harness.do("XPENDING", bench.harness.stream, UNIT.group)[0]
+    left = bench.harness.do("XPENDING", bench.harness.stream, ASSIGNMENT.group)[0]
     assert bench.slot.counter("acked") == limit
     assert bench.slot.counter("fetched") == limit + left
 
@@ -366,7 +371,7 @@ def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
     for number in range(2):
         call = leases.refence(
             bench.harness.keys,
-            Lease(UNIT, bench.token),
+            Lease(ASSIGNMENT, bench.token),
             f"next-{number}",
             TTL,
             b"m:" + ids[0].encode(),
@@ -390,7 +395,7 @@ def test_successful_charged_entry_leaves_no_counters(bench: Bench):
     ids = add(bench, "ok")
     bench.harness.fetch(10)
     call = leases.refence(
-        bench.harness.keys, Lease(UNIT, "t1"), "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
+        bench.harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
     )
     bench.link.run(call)
     bench.token = "t2"
@@ -417,7 +422,7 @@ def test_foreign_acknowledgment_during_a_run_is_harmless(bench: Bench):
     (entry,) = add(bench, "gate")
     bench.start()
     bench.wait_told("gate")
-    assert bench.harness.do("XACK", bench.harness.stream, UNIT.group, entry) == 1
+    assert bench.harness.do("XACK", bench.harness.stream, ASSIGNMENT.group, entry) == 1
     (bench.folder / "open").touch()
     bench.wait_told("done")
     add(bench, "ok", first=5)
@@ -433,7 +438,7 @@ def test_reclaim_flag_makes_the_worker_claim_idle_entries(bench: Bench):
     wait_until(lambda: bench.slot.reclaim_done == 1, what="it has looked")
     assert bench.runs() == [], "not idle for long enough"
     # As if an hour had passed: a short time could pass before the worker has looked.
-    aged = ("XCLAIM", bench.harness.stream, UNIT.group, "legacy", 0, *ids, "IDLE", 3_600_000)
+    aged = ("XCLAIM", bench.harness.stream, ASSIGNMENT.group, "legacy", 0, *ids, "IDLE", 3_600_000)
     bench.harness.do(*aged, "JUSTID")
     bench.slot.reclaim_requested = 2
     add(bench, "ok", first=9)  # wakes it
@@ -443,7 +448,8 @@ def test_reclaim_flag_makes_the_worker_claim_idle_entries(bench: Bench):
     assert bench.slot.counter("reclaimed") == 3
 
 
-# --- losing the unit ------------------------------------------------------------------------------
+# --- losing the assignment
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F8")
@@ -454,7 +460,7 @@ def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     bench.start(trusted=False)
     wait_until(lambda: bench.slot.in_flight == 4, what="it has listed them")
     # It holds them and waits. When it may continue, another instance owns them.
-    call = leases.refence(bench.harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
+    call = leases.refence(bench.harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", [])
     assert bench.link.run(call).word == "OK"
     before = {key: value for key, value in bench.harness.dump().items() if key != b"told"}
     (bench.folder / "open").touch()
@@ -471,7 +477,7 @@ def test_idle_worker_detects_a_new_owner_at_the_next_message(bench: Bench):
     wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
     assert (
         bench.link.run(
-            leases.refence(bench.harness.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
+            leases.refence(bench.harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", [])
         ).word
         == "OK"
     )
@@ -483,7 +489,7 @@ def test_idle_worker_detects_a_new_owner_at_the_next_message(bench: Bench):
 
 @pytest.mark.parametrize("which", ["stream", "retry"])
 def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
-    bench.harness.do("XGROUP", "DESTROY", getattr(bench.harness, which), UNIT.group)
+    bench.harness.do("XGROUP", "DESTROY", getattr(bench.harness, which), ASSIGNMENT.group)
     bench.start()
     assert bench.ended() == Exit(ExitCode.NO_GROUP, None)
 

@@ -27,7 +27,7 @@ from streamqd.worker import ExitCode
 from streamqd.worker.runs import RunPace, RunStarts
 from streamqd.worker.settler import FailedEntry, Settler
 from streamqd.worker.soft_limit import SoftLimit
-from tests.contract.harness import UNIT, Harness
+from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import wait_until
@@ -101,7 +101,7 @@ def test_too_wide_entry_is_retried_without_blocking_others(harness: Harness, lif
 
     life.run(life.worker("t1", max_messages=2), again)
     harness.expect(
-        "message_promote", "OK", messages.promote_retries(harness.keys, harness.unit, 10)
+        "message_promote", "OK", messages.promote_retries(harness.keys, harness.assignment, 10)
     )
     entries = harness.state()["retry"].entries.values()
     assert sorted((e["payload"], e["originalId"], e["retryCount"]) for e in entries) == [
@@ -301,7 +301,7 @@ def test_settler_acknowledges_counted_entries_in_parts(
     assert settler.unsettled == 0
     assert slot.counter("acked") == count
     assert slot.unsettled() == []
-    assert harness.do("XPENDING", harness.stream, harness.unit.group)[0] == 0
+    assert harness.do("XPENDING", harness.stream, harness.assignment.group)[0] == 0
     assert harness.do("EXISTS", harness.attempts) == 0
 
 
@@ -429,7 +429,7 @@ def test_acknowledgments_are_sent_without_room(harness: Harness, life: Life):
 
     def sleep(seconds: float) -> None:
         if seconds:
-            pending.append(harness.do("XPENDING", harness.stream, UNIT.group)[0])
+            pending.append(harness.do("XPENDING", harness.stream, ASSIGNMENT.group)[0])
             life.stop()
             worker.channel.check()
 
@@ -460,7 +460,7 @@ def test_oversized_message_without_room_is_not_handled(harness: Harness, life: L
 # --- sessions, clocks, missing entries ------------------------------------------------------
 
 
-def test_outdated_session_reconnects_and_keeps_the_unit(
+def test_outdated_session_reconnects_and_keeps_the_assignment(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 4):

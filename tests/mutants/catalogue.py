@@ -52,7 +52,7 @@ FENCE = (
     ),
     mutant(
         "a read that does not watch the fence",
-        "no entry is delivered to a worker that has lost the unit",
+        "no entry is delivered to a worker that has lost the assignment",
         "streamqd/store/fetch.py",
         ('_pack("WATCH", fence)', '_pack("TYPE", fence)'),
         tests={
@@ -63,10 +63,12 @@ FENCE = (
     ),
     mutant(
         "a worker that continues although the fence has another token",
-        "no entry is delivered to a worker that has lost the unit",
+        "no entry is delivered to a worker that has lost the assignment",
         "streamqd/worker/reader.py",
         ("if not fetched.mine:", "if fetched.mine is None:"),
-        tests={"integration/test_mutant_gaps.py": ("test_worker_without_the_unit_starts_nothing")},
+        tests={
+            "integration/test_mutant_gaps.py": ("test_worker_without_the_assignment_starts_nothing")
+        },
     ),
 )
 
@@ -131,11 +133,11 @@ LOST_AND_LATE = (
     ),
     mutant(
         "a token that is reused after its release",
-        "a late release does not free the unit under its next owner (T13)",
+        "a late release does not free the assignment under its next owner (T13)",
         "streamqd/supervisor/partition.py",
         (
-            "Lease(self.unit, secrets.token_hex(16), seen_epoch)",
-            "Lease(self.unit, self.lease.token or secrets.token_hex(16), seen_epoch)",
+            "Lease(self.assignment, secrets.token_hex(16), seen_epoch)",
+            "Lease(self.assignment, self.lease.token or secrets.token_hex(16), seen_epoch)",
         ),
         (
             "self.step = Free()\n        self._drop_token()\n        self.slot",
@@ -145,11 +147,13 @@ LOST_AND_LATE = (
     ),
     mutant(
         "a release without the fence",
-        "a late release does not free the unit under its next owner (T13)",
+        "a late release does not free the assignment under its next owner (T13)",
         "lua/lease_release.lua",
         _FENCE,
         tests={
-            "contract/test_traps.py": ("test_late_release_does_not_free_the_next_owners_unit"),
+            "contract/test_traps.py": (
+                "test_late_release_does_not_free_the_next_owners_assignment"
+            ),
             "contract/test_lease_release.py": "test_lease_release_leaves_another_owner_alone",
         },
     ),
@@ -445,7 +449,7 @@ LIMITS = (
         "a drain that kills",
         "a drain waits for the messages that run",
         "streamqd/supervisor/drain.py",
-        ('StopWorker(each.unit, "drain")', 'KillWorker(each.unit, "deadline")'),
+        ('StopWorker(each.assignment, "drain")', 'KillWorker(each.assignment, "deadline")'),
         tests={
             "unit/test_mutant_gaps.py": [
                 "test_drain_finishes_the_running_message_and_releases",
@@ -555,7 +559,7 @@ LIMITS = (
         "a stack that is requested again by each heartbeat",
         "a worker is asked for its stack once per request",
         "streamqd/supervisor/control.py",
-        ("if before.stacks.get(unit) != each}", "}"),
+        (" if before.stacks.get(assignment) != each", ""),
         tests={
             "unit/test_supervisor_control.py": (
                 "test_each_stack_is_requested_once_and_not_after_a_restart"
@@ -843,10 +847,10 @@ AROUND = (
         "a worker gets no entry that it did not request (T5)",
         "streamqd/housekeeper/reclaimer.py",
         (
-            "            _raise_flag(slot, walk.unit, walk.name)\n",
+            "            _raise_flag(slot, walk.assignment, walk.name)\n",
             (
-                "            _raise_flag(slot, walk.unit, walk.name)\n"
-                "            key, group, first = walk.key, walk.unit.group, rows[0][0]\n"
+                "            _raise_flag(slot, walk.assignment, walk.name)\n"
+                "            key, group, first = walk.key, walk.assignment.group, rows[0][0]\n"
                 '            self._link.execute("XCLAIM", key, group, "w", 0, first)\n'
             ),
         ),

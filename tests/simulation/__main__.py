@@ -115,7 +115,8 @@ def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, s
         rows.append([name, *(number(figures.get(key)) for key in COLUMNS), ", ".join(notes)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (
-        f"\n{scope.members} instances, {len(scope.units):,} partitions in {scope.topics} topics, of"
+        f"\n{scope.members} instances, {len(scope.assignments):,} partitions in {scope.topics}"
+        " topics, of"
         f" which each instance offers {scope.offered}; lease_ttl 15 s, everything else at its"
         f" default. Seed {seed}.\n\n{table}\n\n"
         f"{decided:,} decisions in {spent:,.0f} s of CPU time. One decision about"
@@ -134,12 +135,16 @@ def seconds_of_one(scope: Scope) -> float:
     """Return the CPU seconds of one observation of an idle fleet (the best of five)."""
     members = [MemberView(scope.member(n), 0, leaving=False) for n in range(scope.members)]
     offers = members[0].member.offers
-    units = [unit for unit in scope.units if (unit.topic, unit.group) in offers]
-    owners = place(members, units, {})
+    assignments = [
+        assignment
+        for assignment in scope.assignments
+        if (assignment.topic, assignment.group) in offers
+    ]
+    owners = place(members, assignments, {})
     times = []
     for _ in range(5):
         started = time.process_time()
-        place(members, units, owners)
+        place(members, assignments, owners)
         times.append(time.process_time() - started)
     return min(times)
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
 from tests.simulation.instance import EXCHANGE_SECONDS, Held, Instance
@@ -24,7 +24,7 @@ class Fleet:
     def __init__(
         self,
         members: Sequence[Member],
-        units: Sequence[Unit],
+        assignments: Sequence[Assignment],
         *,
         seed: int,
         ttl: float = 15.0,
@@ -32,14 +32,14 @@ class Fleet:
         lost_replies: float = 0.0,
     ) -> None:
         self.chance = random.Random(seed)
-        self.units = sorted(units)
+        self.assignments = sorted(assignments)
         self.ttl = ttl
         self.damping = damping
         self.lost_replies = lost_replies
         self.now = 0.0
         self.decided = self.shed = self.stolen = 0
         self.blind = 0.0  # share of the members that each instance cannot see at present
-        self.server = Server(self.units, ttl)
+        self.server = Server(self.assignments, ttl)
         self.instances = {member.id: Instance(self, member) for member in members}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
@@ -74,7 +74,7 @@ class Fleet:
     # --- between instances and the server ---
 
     def exchange(
-        self, instance: Instance, calls: list[tuple[str, Unit | None, Held | None]]
+        self, instance: Instance, calls: list[tuple[str, Assignment | None, Held | None]]
     ) -> None:
         """Send calls to the server and return the answers. Late or lost ones still take effect."""
         sent, run = self.now, instance.run
@@ -122,14 +122,14 @@ class Fleet:
 
     # --- checks ---
 
-    def check_takeover(self, now: float, unit: Unit, owner: str, token: str) -> None:
-        """Check that the previous owner of a unit no longer trusts its lease."""
+    def check_takeover(self, now: float, assignment: Assignment, owner: str, token: str) -> None:
+        """Check that the previous owner of an assignment no longer trusts its lease."""
         before = self.instances.get(owner)
         if before is None or not before.alive or not token:
             return
-        held = before.held.get(unit)
+        held = before.held.get(assignment)
         if held is not None and held.token == token:
-            assert held.trusted_until <= now, f"{owner} still trusts its lease of {unit}"
+            assert held.trusted_until <= now, f"{owner} still trusts its lease of {assignment}"
             self.stolen += 1
 
     @property
@@ -146,26 +146,26 @@ class Fleet:
         return [each for each in self.instances.values() if each.alive and not each.leaving]
 
     def free(self) -> int:
-        """The number of units without a live owner that knows of its lease."""
+        """The number of assignments without a live owner that knows of its lease."""
         held = sum(
-            self.server.fences[unit].token == mine.token
-            and self.server.fences[unit].until > self.now
+            self.server.fences[assignment].token == mine.token
+            and self.server.fences[assignment].until > self.now
             for each in self.living()
-            for unit, mine in each.held.items()
+            for assignment, mine in each.held.items()
         )
-        return len(self.units) - held
+        return len(self.assignments) - held
 
     def loads(self) -> list[int]:
-        """The number of units of each live instance, sorted."""
+        """The number of assignments of each live instance, sorted."""
         return sorted(self.server.owned[each.member.id] for each in self.living())
 
     def even(self) -> bool:
-        """True if every unit is owned, and no two instances differ by more than one unit."""
+        """True if every assignment is owned, and no two instances differ by more than one."""
         loads = self.loads()
         return bool(loads) and loads[-1] - loads[0] <= 1 and self.free() == 0
 
     def still(self) -> bool:
-        """True if no unit is being acquired or handed over."""
+        """True if no assignment is being acquired or handed over."""
         return all(h.phase == "held" for each in self.living() for h in each.held.values())
 
     def moves(self) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """One instance, as its supervisor works: exchanges with Redis, and real decisions on the answers.
 
 The policies are called as streamqd/supervisor calls them. A worker is only the time that it needs
-to stop, and a crash if its unit is poisonous.
+to stop, and a crash if its assignment is poisonous.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from streamqd.model import Backoff, Unit
+from streamqd.model import Assignment, Backoff
 from streamqd.policy import heartbeats, restart
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MORE_SECONDS, MemberView, PartitionView, Rebalancer
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tests.simulation.fleet import Fleet
 
 EXCHANGE_SECONDS = 1.0
-CRASH_SECONDS = 0.3  # from the start of a worker of a poisonous unit to its crash
+CRASH_SECONDS = 0.3  # from the start of a worker of a poisonous assignment to its crash
 CRASH_LOOP, CRASH_COOLDOWN = 5, 20.0
 
 
 @dataclass
 class Held:
-    """A unit that this instance owns or acquires."""
+    """An assignment that this instance owns or acquires."""
 
     token: str
     phase: str  # acquiring | held | stopping | releasing
@@ -38,16 +38,16 @@ class Held:
 
 @dataclass
 class Instance:
-    """One member. `poison` are the units whose workers crash here at every start."""
+    """One member. `poison` are the assignments whose workers crash here at every start."""
 
     fleet: Fleet
     member: Member
     alive: bool = False
     leaving: bool = False
-    held: dict[Unit, Held] = field(default_factory=dict)
-    poison: frozenset[Unit] = frozenset()
-    broken_until: dict[Unit, float] = field(default_factory=dict)
-    exits: dict[Unit, list[restart.WorkerExit]] = field(default_factory=dict)
+    held: dict[Assignment, Held] = field(default_factory=dict)
+    poison: frozenset[Assignment] = frozenset()
+    broken_until: dict[Assignment, float] = field(default_factory=dict)
+    exits: dict[Assignment, list[restart.WorkerExit]] = field(default_factory=dict)
     crashes: int = 0
     run: int = 0  # counts starts, so that events of a killed run are ignored
 
@@ -60,7 +60,9 @@ class Instance:
         self.interval = self.fleet.ttl / 5
         self.silence = SilenceDetector(name, self.fleet.ttl, self.interval)
         self.rebalancer = Rebalancer(name, *damping, grace_seconds=2 * self.interval)
-        self.units = [u for u in self.fleet.units if (u.topic, u.group) in self.member.offers]
+        self.assignments = [
+            u for u in self.fleet.assignments if (u.topic, u.group) in self.member.offers
+        ]
         self.heartbeat_at = self.retry_at = self.last_heartbeat = 0.0
         self.backoff = 0.1
         self.busy = self.look_due = False
@@ -76,10 +78,10 @@ class Instance:
         self.run += 1
 
     def drain(self) -> None:
-        """Leave as after SIGTERM: hand all units over, then exit."""
+        """Leave as after SIGTERM: hand all assignments over, then exit."""
         self.leaving = True
-        for unit in list(self.held):
-            self._stop(unit)
+        for assignment in list(self.held):
+            self._stop(assignment)
         self.heartbeat_soon()
 
     def soon(self) -> None:
@@ -105,12 +107,12 @@ class Instance:
         now = self.fleet.now
         if self.busy or now < self.retry_at:
             return
-        calls: list[tuple[str, Unit | None, Held | None]] = []
-        for unit, held in self.held.items():
+        calls: list[tuple[str, Assignment | None, Held | None]] = []
+        for assignment, held in self.held.items():
             if held.phase in ("acquiring", "releasing"):
-                calls.append((held.phase, unit, held))
+                calls.append((held.phase, assignment, held))
             elif now >= held.renew_at:
-                calls.append(("renew", unit, held))
+                calls.append(("renew", assignment, held))
         if now >= self.heartbeat_at:
             calls.append(("beat", None, None))
         if not calls and self.look_due:
@@ -118,7 +120,7 @@ class Instance:
         if not calls and self.notices:
             self.notices = 0
             self.fleet.wake()
-            # The scheduled event may belong to a unit that is gone.
+            # The scheduled event may belong to an assignment that is gone.
             self.fleet.at_time(self.next_at(), self._tick_of(self.run))
         if calls:
             self.busy = True
@@ -136,32 +138,36 @@ class Instance:
         renewals = [h.renew_at for h in self.held.values()]
         return max(0.0 if unsaid else min([self.heartbeat_at, *renewals]), self.retry_at)
 
-    def execute(self, now: float, call: tuple[str, Unit | None, Held | None]) -> Any:
+    def execute(self, now: float, call: tuple[str, Assignment | None, Held | None]) -> Any:
         """Execute one call on the server."""
-        kind, unit, held = call
+        kind, assignment, held = call
         server, name = self.fleet.server, self.member.id
         if kind == "beat":
             broken = frozenset(u for u, until in self.broken_until.items() if until > now)
             seen = MemberView(self.member, 0, self.leaving, broken, owned=len(self.held))
             return server.heartbeat(now, seen)
         if kind == "look":
-            known = server.look(now, len(self.units) - len(self.held))
-            views = dict(zip(self.units, map(known.__getitem__, self.units), strict=True))
+            known = server.look(now, len(self.assignments) - len(self.held))
+            views = dict(
+                zip(self.assignments, map(known.__getitem__, self.assignments), strict=True)
+            )
             for mine in self.held:
                 views.pop(mine, None)
             return views
-        assert unit is not None
+        assert assignment is not None
         assert held is not None
         if kind == "acquiring":
-            before = server.fences[unit]
+            before = server.fences[assignment]
             known = before.owner, before.token
-            word = server.acquire(now, unit, held.token, name, held.seen_epoch, held.dead_token)
+            word = server.acquire(
+                now, assignment, held.token, name, held.seen_epoch, held.dead_token
+            )
             if word == "OK":
-                self.fleet.check_takeover(now, unit, *known)
+                self.fleet.check_takeover(now, assignment, *known)
             return word
         if kind == "renew":
-            return server.renew(now, unit, held.token)
-        return server.release(now, unit, held.token)
+            return server.renew(now, assignment, held.token)
+        return server.release(now, assignment, held.token)
 
     def failed(self) -> None:
         """Note that no answer came in time, as Exchange._failed."""
@@ -173,12 +179,15 @@ class Instance:
         self.fleet.at_time(self.retry_at, self._tick_of(self.run))
 
     def answered(
-        self, sent: float, calls: list[tuple[str, Unit | None, Held | None]], replies: list[Any]
+        self,
+        sent: float,
+        calls: list[tuple[str, Assignment | None, Held | None]],
+        replies: list[Any],
     ) -> None:
         """Take the answers of one exchange."""
         now = self.fleet.now
         self.busy, self.backoff = False, 0.1
-        for (kind, unit, held), reply in zip(calls, replies, strict=True):
+        for (kind, assignment, held), reply in zip(calls, replies, strict=True):
             if kind == "beat":
                 self.last_heartbeat = now
                 self.heartbeat_at = heartbeats.next_heartbeat(
@@ -189,19 +198,19 @@ class Instance:
             elif kind == "look":
                 self.look_due = False
                 self._decide(now, reply)
-            elif unit is not None and held is not None and self.held.get(unit) is held:
-                self._told(now, sent, unit, held, reply)
+            elif assignment is not None and held is not None and self.held.get(assignment) is held:
+                self._told(now, sent, assignment, held, reply)
         self.fleet.at_time(self.next_at(), self._tick_of(self.run))
 
-    def _told(self, now: float, sent: float, unit: Unit, held: Held, word: str) -> None:
+    def _told(self, now: float, sent: float, assignment: Assignment, held: Held, word: str) -> None:
         if held.phase == "acquiring" and word in ("OK", "MINE"):
             held.phase, held.since = "held", now
             if self.leaving:
-                self._stop(unit)
-            elif unit in self.poison:
-                self.fleet.at(CRASH_SECONDS, lambda: self._crashed(unit, held))
+                self._stop(assignment)
+            elif assignment in self.poison:
+                self.fleet.at(CRASH_SECONDS, lambda: self._crashed(assignment, held))
         elif held.phase == "releasing" or word in ("HELD", "MOVED", "FENCED"):
-            del self.held[unit]
+            del self.held[assignment]
             self.notices += held.phase == "releasing"
             self.heartbeat_soon()
             return
@@ -210,40 +219,40 @@ class Instance:
 
     # --- decisions ---
 
-    def _decide(self, now: float, views: dict[Unit, PartitionView]) -> None:
+    def _decide(self, now: float, views: dict[Assignment, PartitionView]) -> None:
         """Decide as the supervisor does with a new view."""
         if self.leaving:
             return
         live = self.silence.live(now, self.server_unix_ms, self.seen)
-        mine = {unit: held.since for unit, held in self.held.items()}
-        tokens: dict[Unit, str] = {}
+        mine = {assignment: held.since for assignment, held in self.held.items()}
+        tokens: dict[Assignment, str] = {}
         me = self.member.id
-        for unit in [unit for unit, view in views.items() if view.owner == me]:
+        for assignment in [assignment for assignment, view in views.items() if view.owner == me]:
             # It belongs to a predecessor, whose lock we hold.
-            tokens[unit] = self.fleet.server.fences[unit].token
-            views[unit] = PartitionView(views[unit].epoch, "", leased=False)
-        for unit, until in self.broken_until.items():
+            tokens[assignment] = self.fleet.server.fences[assignment].token
+            views[assignment] = PartitionView(views[assignment].epoch, "", leased=False)
+        for assignment, until in self.broken_until.items():
             if now < until:
-                views.pop(unit, None)
+                views.pop(assignment, None)
         moving = sum(held.phase == "stopping" for held in self.held.values())
-        cap = self.member.cap or len(self.units)
+        cap = self.member.cap or len(self.assignments)
         decision = self.rebalancer.decide(
-            now, live, self.units, mine, moving, views, room=cap - len(mine)
+            now, live, self.assignments, mine, moving, views, room=cap - len(mine)
         )
         self.fleet.decided += 1
         if decision.more:
             self.heartbeat_at = min(self.heartbeat_at, now + MORE_SECONDS)
-        for unit in decision.acquire:
-            self.held[unit] = Held(
-                self.fleet.token(), "acquiring", views[unit].epoch, tokens.get(unit, "")
+        for assignment in decision.acquire:
+            self.held[assignment] = Held(
+                self.fleet.token(), "acquiring", views[assignment].epoch, tokens.get(assignment, "")
             )
-        for unit in decision.shed:
-            if self.held[unit].phase in ("acquiring", "held"):
+        for assignment in decision.shed:
+            if self.held[assignment].phase in ("acquiring", "held"):
                 self.fleet.shed += 1
-                self._stop(unit)
+                self._stop(assignment)
 
-    def _stop(self, unit: Unit) -> None:
-        held = self.held[unit]
+    def _stop(self, assignment: Assignment) -> None:
+        held = self.held[assignment]
         if held.phase == "acquiring":
             held.phase = "releasing"
             self.soon()
@@ -252,18 +261,18 @@ class Instance:
             run = self.run
 
             def stopped() -> None:
-                if run == self.run and self.held.get(unit) is held:
+                if run == self.run and self.held.get(assignment) is held:
                     held.phase = "releasing"
                     self.tick()
 
             self.fleet.at(self.fleet.stop_seconds(), stopped)
 
-    def _crashed(self, unit: Unit, held: Held) -> None:
+    def _crashed(self, assignment: Assignment, held: Held) -> None:
         now = self.fleet.now
-        if not self.alive or self.held.get(unit) is not held or held.phase != "held":
+        if not self.alive or self.held.get(assignment) is not held or held.phase != "held":
             return
         self.crashes += 1
-        exits = self.exits.setdefault(unit, [])
+        exits = self.exits.setdefault(assignment, [])
         exits.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
         decision = restart.decide(
             exits,
@@ -275,11 +284,11 @@ class Instance:
             jitter=self.fleet.chance.random(),
         )
         if isinstance(decision, restart.GiveUp):
-            self.broken_until[unit] = decision.until
+            self.broken_until[assignment] = decision.until
             held.phase = "releasing"
             self.tick()
         else:
-            self.fleet.at(decision.after + CRASH_SECONDS, lambda: self._crashed(unit, held))
+            self.fleet.at(decision.after + CRASH_SECONDS, lambda: self._crashed(assignment, held))
 
     def describe(self, **changed: Any) -> None:
         """Change weight, cap or offers, as a reload does."""

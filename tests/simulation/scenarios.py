@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import ACQUIRES_AT_ONCE, ACQUIRES_PER_SECOND
 from tests.simulation.fleet import Fleet
 from tests.simulation.instance import CRASH_COOLDOWN
 
 START_SECONDS = 2.0  # between the first and the last of instances that start together
-# In a large fleet whose offers overlap partly, the last units find their place one by one, each
-# after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
+# In a large fleet whose offers overlap partly, the last assignments find their place one by one,
+# each after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
 EVEN_LIVES = 20
 REST_HEARTBEATS = 6  # longer than the sum of rebalance_delay and rebalance_hold
 Figures = dict[str, Any]
@@ -36,9 +36,9 @@ class Scope:
         return [(f"t{number:02}", "g") for number in range(self.topics)]
 
     @property
-    def units(self) -> list[Unit]:
-        """Return every unit."""
-        return [Unit(t, p, g) for t, g in self.pairs for p in range(self.partitions)]
+    def assignments(self) -> list[Assignment]:
+        """Return every assignment."""
+        return [Assignment(t, p, g) for t, g in self.pairs for p in range(self.partitions)]
 
     def member(self, number: int, weight: int = 1, cap: int = 0) -> Member:
         """Return one of the instances. Their offers rotate."""
@@ -53,7 +53,9 @@ LARGE = Scope(members=500, topics=20, partitions=500, offered=8)
 
 def new(scope: Scope, seed: int, **options: Any) -> Fleet:
     """Return a fleet in which no instance runs yet."""
-    return Fleet([scope.member(n) for n in range(scope.members)], scope.units, seed=seed, **options)
+    return Fleet(
+        [scope.member(n) for n in range(scope.members)], scope.assignments, seed=seed, **options
+    )
 
 
 def start(fleet: Fleet, names: list[str], within: float = START_SECONDS) -> None:
@@ -73,7 +75,7 @@ class Watch:
         self.shed = fleet.shed
 
     def until_even(self, limit: float) -> Figures:
-        """Wait until the fleet is even, then check that no unit moves."""
+        """Wait until the fleet is even, then check that no assignment moves."""
         fleet = self.fleet
         fleet.run_until(lambda: fleet.free() == 0, limit)
         owned = fleet.now - self.begun
@@ -122,7 +124,7 @@ def rest(fleet: Fleet) -> Figures:
 def spare_moves(fleet: Fleet, least: int) -> int:
     """Return the number of allowed surplus moves: one per instance, more if offers differ.
 
-    With different offers, an instance knows only its own, so some units move again later.
+    With different offers, an instance knows only its own, so some assignments move again later.
     """
     each = len(fleet.instances)
     return max(each, least // 2) if fleet.offers_differ() else each
@@ -132,11 +134,11 @@ def spare_moves(fleet: Fleet, least: int) -> int:
 
 
 def cold_start(fleet: Fleet) -> Figures:
-    """All instances start within two seconds, and no unit is owned."""
+    """All instances start within two seconds, and no assignment is owned."""
     watch = Watch(fleet)
     start(fleet, list(fleet.instances))
     figures = watch.until_even(EVEN_LIVES * fleet.ttl)
-    # No instance asks for more than its share, even if more units are free.
+    # No instance asks for more than its share, even if more assignments are free.
     each = ACQUIRES_AT_ONCE + ACQUIRES_PER_SECOND
     assert figures["acquires_per_second"] <= len(fleet.instances) * each
     return figures
@@ -154,17 +156,17 @@ def mass_restart(fleet: Fleet) -> Figures:
 def loss_of_a_third(fleet: Fleet) -> Figures:
     """A third of the hosts fail at once."""
     gone = fleet.chance.sample(fleet.living(), len(fleet.living()) // 3)
-    lost = {unit for each in gone for unit in each.held}
+    lost = {assignment for each in gone for assignment in each.held}
     watch = Watch(fleet)
     for instance in gone:
         instance.kill()
     figures = watch.until_even(EVEN_LIVES * fleet.ttl)
-    taken: dict[Unit, float] = {}
-    for at, unit, _, _ in fleet.server.acquired[watch.acquired :]:
-        taken.setdefault(unit, at - watch.begun)
+    taken: dict[Assignment, float] = {}
+    for at, assignment, _, _ in fleet.server.acquired[watch.acquired :]:
+        taken.setdefault(assignment, at - watch.begun)
     # Not until nothing at all is free: of a large fleet something is always on its way.
-    figures["owned_seconds"] = round(max(taken[unit] for unit in lost), 1)
-    # Two heartbeats more if offers differ: instances may disagree on who takes a free unit.
+    figures["owned_seconds"] = round(max(taken[assignment] for assignment in lost), 1)
+    # Two heartbeats more if offers differ: instances may disagree on who takes a free assignment.
     assert (
         figures["owned_seconds"]
         <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.heartbeat
@@ -176,7 +178,7 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
 def growth(fleet: Fleet) -> Figures:
     """Missing instances start, or restart."""
     names = [name for name, each in fleet.instances.items() if not each.alive]
-    least = len(fleet.units) * len(names) // len(fleet.instances)
+    least = len(fleet.assignments) * len(names) // len(fleet.instances)
     watch = Watch(fleet)
     start(fleet, names)
     figures = watch.until_even(EVEN_LIVES * fleet.ttl)
@@ -194,7 +196,7 @@ def server_pause(fleet: Fleet) -> Figures:
     fleet.lost_replies = 0.0
     assert figures["acquired"] == figures["handed_over"] == 0, "nobody may lose anything"
     late = fleet.server.late - late
-    assert late >= len(fleet.units)
+    assert late >= len(fleet.assignments)
     return {"late_renewals": late} | figures
 
 
@@ -240,20 +242,24 @@ def crash_loop(fleet: Fleet) -> Figures:
     """On one instance, the workers of all topics but one crash at every start."""
     bad = fleet.instances["m000"]
     offered = sorted(bad.member.offers)
-    bad.poison = frozenset(u for u in fleet.units if (u.topic, u.group) in offered[1:])
+    bad.poison = frozenset(u for u in fleet.assignments if (u.topic, u.group) in offered[1:])
     watch = Watch(fleet)
     start(fleet, list(fleet.instances))
     fleet.run(2 * CRASH_COOLDOWN)
     tried = [u for _, u, _, owner in fleet.server.acquired if owner == "m000" and u in bad.poison]
     # Each is tried once, and at most once more after every cooldown.
     assert tried
-    assert max(tried.count(unit) for unit in tried) <= 3
+    assert max(tried.count(assignment) for assignment in tried) <= 3
     # Not until nothing at all is free: of a large fleet something is always on its way.
     left = set(bad.poison)
 
     def all_are_elsewhere() -> bool:
         left.difference_update(
-            [unit for unit in left if fleet.server.fences[unit].owner not in ("", "m000")]
+            [
+                assignment
+                for assignment in left
+                if fleet.server.fences[assignment].owner not in ("", "m000")
+            ]
         )
         return not left
 
@@ -264,9 +270,9 @@ def crash_loop(fleet: Fleet) -> Figures:
 def unequal(fleet: Fleet) -> Figures:
     """Weights, caps and offers differ between instances."""
     chance = fleet.chance
-    pairs = sorted({(unit.topic, unit.group) for unit in fleet.units})
+    pairs = sorted({(assignment.topic, assignment.group) for assignment in fleet.assignments})
     for number, instance in enumerate(fleet.instances.values()):
-        # The first instance offers all topics without a cap, so every unit has an owner.
+        # The first instance offers all topics without a cap, so every assignment has an owner.
         offers = pairs if number == 0 else chance.sample(pairs, len(pairs) // 2)
         cap = 0 if number < len(fleet.instances) // 2 else chance.choice([0, 3, 40])
         instance.describe(weight=chance.choice([1, 1, 2, 3]), cap=cap, offers=frozenset(offers))

@@ -9,7 +9,7 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 
 NOBODY = PartitionView(0, "", leased=False)
@@ -18,7 +18,7 @@ START_UNIX_MS = 1_800_000_000_000
 
 @dataclass
 class Fence:
-    """The owner of a unit. `until` is the time at which the lease expires."""
+    """The owner of an assignment. `until` is the time at which the lease expires."""
 
     token: str = ""
     owner: str = ""
@@ -29,23 +29,23 @@ class Fence:
 class Server:
     """Fences and heartbeats by the virtual clock. `paused_until`: it answers from then on."""
 
-    def __init__(self, units: list[Unit], ttl: float) -> None:
+    def __init__(self, assignments: list[Assignment], ttl: float) -> None:
         self.ttl = ttl
         self.paused_until = 0.0
         self.unreachable = False  # True: calls sent during a pause are lost
-        self.fences = {unit: Fence() for unit in units}
-        self.views = dict.fromkeys(units, NOBODY)
+        self.fences = {assignment: Fence() for assignment in assignments}
+        self.views = dict.fromkeys(assignments, NOBODY)
         self.heartbeats: dict[str, tuple[float, MemberView]] = {}
         self.owned: Counter[str] = Counter()
-        # time, unit, previous owner, new owner
-        self.acquired: list[tuple[float, Unit, str, str]] = []
+        # time, assignment, previous owner, new owner
+        self.acquired: list[tuple[float, Assignment, str, str]] = []
         self.released = 0
         self.late = 0
         self.calls: Counter[str] = Counter()
         self.per_second: dict[str, Counter[int]] = {
             name: Counter() for name in ("acquire", "beat", "look")
         }
-        self._expiries: list[tuple[float, Unit]] = []
+        self._expiries: list[tuple[float, Assignment]] = []
 
     def count(self, kind: str, now: float, amount: int = 1) -> None:
         """Count calls, by kind and by second."""
@@ -66,70 +66,76 @@ class Server:
         """The server's clock."""
         return START_UNIX_MS + int(now * 1000)
 
-    def look(self, now: float, count: int) -> dict[Unit, PartitionView]:
-        """Return the state of every unit. The query names `count` of them."""
+    def look(self, now: float, count: int) -> dict[Assignment, PartitionView]:
+        """Return the state of every assignment. The query names `count` of them."""
         self.count("look", now, count)
         while self._expiries and self._expiries[0][0] <= now:
-            _, unit = heapq.heappop(self._expiries)
-            fence = self.fences[unit]
+            _, assignment = heapq.heappop(self._expiries)
+            fence = self.fences[assignment]
             if fence.until <= now:
-                self.views[unit] = PartitionView(fence.epoch, fence.owner, leased=False)
+                self.views[assignment] = PartitionView(fence.epoch, fence.owner, leased=False)
             elif fence.token:
-                heapq.heappush(self._expiries, (fence.until, unit))
+                heapq.heappush(self._expiries, (fence.until, assignment))
         return self.views
 
     def acquire(
-        self, now: float, unit: Unit, token: str, owner: str, seen_epoch: int, dead_token: str
+        self,
+        now: float,
+        assignment: Assignment,
+        token: str,
+        owner: str,
+        seen_epoch: int,
+        dead_token: str,
     ) -> str:
         """Return OK, MINE, HELD or MOVED."""
         self.count("acquire", now)
-        fence = self.fences[unit]
+        fence = self.fences[assignment]
         if fence.until > now and fence.token not in (token, dead_token):
             return "HELD"
         if fence.token == token:
-            self._lease(now, unit, fence)
+            self._lease(now, assignment, fence)
             return "MINE"
         if fence.epoch != seen_epoch:
             return "MOVED"
-        self.acquired.append((now, unit, fence.owner if fence.token else "", owner))
+        self.acquired.append((now, assignment, fence.owner if fence.token else "", owner))
         self.owned[fence.owner] -= bool(fence.token)
         self.owned[owner] += 1
         epoch = max(fence.epoch + 1, self.unix_ms(now))
         fence.token, fence.owner, fence.epoch = token, owner, epoch
-        self._lease(now, unit, fence)
+        self._lease(now, assignment, fence)
         return "OK"
 
-    def renew(self, now: float, unit: Unit, token: str) -> str:
+    def renew(self, now: float, assignment: Assignment, token: str) -> str:
         """Return OK, LATE or FENCED."""
         self.count("renew", now)
-        fence = self.fences[unit]
+        fence = self.fences[assignment]
         if fence.token != token:
             return "FENCED"
         word = "OK" if fence.until > now else "LATE"
         self.late += word == "LATE"
-        self._lease(now, unit, fence)
+        self._lease(now, assignment, fence)
         return word
 
-    def release(self, now: float, unit: Unit, token: str) -> str:
+    def release(self, now: float, assignment: Assignment, token: str) -> str:
         """Return OK or FENCED."""
         self.count("release", now)
-        fence = self.fences[unit]
+        fence = self.fences[assignment]
         if fence.token != token:
             return "FENCED"
         self.owned[fence.owner] -= 1
         self.released += 1
         fence.token = fence.owner = ""
         fence.until = 0.0
-        self.views[unit] = PartitionView(fence.epoch, "", leased=False)
+        self.views[assignment] = PartitionView(fence.epoch, "", leased=False)
         return "OK"
 
     def leave(self, name: str) -> None:
         """Remove a member from the fleet."""
         self.heartbeats.pop(name, None)
 
-    def _lease(self, now: float, unit: Unit, fence: Fence) -> None:
+    def _lease(self, now: float, assignment: Assignment, fence: Fence) -> None:
         if fence.until <= now:
-            heapq.heappush(self._expiries, (now + self.ttl, unit))
+            heapq.heappush(self._expiries, (now + self.ttl, assignment))
         fence.until = now + self.ttl
-        if not self.views[unit].leased or self.views[unit].epoch != fence.epoch:
-            self.views[unit] = PartitionView(fence.epoch, fence.owner, leased=True)
+        if not self.views[assignment].leased or self.views[assignment].epoch != fence.epoch:
+            self.views[assignment] = PartitionView(fence.epoch, fence.owner, leased=True)

@@ -52,7 +52,7 @@ def test_a_cold_start_causes_no_stampede(seed: int) -> None:
     figures = cold_start(fleet)
     # About one request per free partition, although many instances could take it.
     asked = fleet.server.calls["acquire"]
-    assert asked <= figures["acquired"] + len(fleet.instances) * len(SMALL.units) / 10
+    assert asked <= figures["acquired"] + len(fleet.instances) * len(SMALL.assignments) / 10
     # A third is in its final place from the start. If the first took all, 190 of 200 would move.
     assert figures["handed_over"] <= 140
     # The number of wake-ups after hand-overs is bounded for the whole fleet.
@@ -60,7 +60,7 @@ def test_a_cold_start_causes_no_stampede(seed: int) -> None:
     assert figures["beats_per_second"] <= 2 * most
 
 
-def test_the_first_of_many_instances_leaves_units_for_the_others() -> None:
+def test_the_first_of_many_instances_leaves_assignments_for_the_others() -> None:
     fleet = new(SMALL, 1)
     first = next(iter(fleet.instances))
     start(fleet, [first], within=0.05)

@@ -140,7 +140,7 @@ def readable(document: dict[str, Any]) -> str:
     """Return the document as text, without its log."""
     cpu = document["machine"]
     size = ", ".join(f"{document[name]} {name}" for name in ("instances", "partitions", "groups"))
-    units = document["partitions"] * document["groups"]
+    assignments = document["partitions"] * document["groups"]
     lines = [
         f"{document['command']}   {document['date']}",
         f"{size}; {cpu['cores']} cores, {cpu['cpu']}, Python {cpu['python']}",
@@ -162,7 +162,7 @@ def readable(document: dict[str, Any]) -> str:
                 f"unexpected {len(part['unexpected'])}",
                 f"fenced {part['fenced']}",
                 f"longest stall {stall} s; all was settled {settled} s after the end",
-                f"conservation checked {part['conservation_checks']} times in {units} units",
+                f"conservation checked {part['conservation_checks']} times in {assignments} units",
                 f"wrong: {part['wrong'] or 'nothing'}",
             )
         ]

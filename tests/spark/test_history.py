@@ -34,8 +34,8 @@ def settings(server: Server) -> config.Settings:
     return replace(config.Settings(), redis=server.settings)
 
 
-def minute(shop: Shop, until: int, *units: HistoryRow) -> None:
-    written = Interval("", "web-1", until, 60.0, units=units)
+def minute(shop: Shop, until: int, *assignments: HistoryRow) -> None:
+    written = Interval("", "web-1", until, 60.0, assignments=assignments)
     history.append(shop.store, "default", written, 10 * 365 * 86_400.0)
 
 

@@ -282,7 +282,7 @@ def test_history_and_quarantine_are_in_the_report(
             counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 100, "failed": number % 2}
             runs = {fast: 97, slow: 3} if half else {fast: 100}
             row = HistoryRow("orders", "bill", 0, "shop:bill", counts, 10 + number, 0, runs)
-            written = Interval("", "web-1", until, 60.0, units=[row])
+            written = Interval("", "web-1", until, 60.0, assignments=[row])
             history.append(shop.store, "default", written, 10 * 365 * 86_400.0)
         if not half:
             archiver = Archiver(settings, tmp_path / "archive", lambda: shop.spark, lambda _: None)

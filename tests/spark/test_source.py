@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
 from streamqd import spark as ours
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages
 from tests.spark.conftest import Shop
 
@@ -72,8 +72,8 @@ def test_from_where_to_where(shop: Shop) -> None:
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 9)
     shop.fill("access", 1, 1, 9)
-    unit = Unit("access", 0, "hits")
-    shop.link.run(messages.ensure_group(shop.keys, unit, "0"))
+    assignment = Assignment("access", 0, "hits")
+    shop.link.run(messages.ensure_group(shop.keys, assignment, "0"))
     stream = shop.keys.stream("access", 0)
     shop.link.execute("XREADGROUP", "GROUP", "hits", "w", "COUNT", 6, "STREAMS", stream, ">")
     shop.link.execute("XACK", stream, "hits", "1-0", "2-0", "3-0", "5-0", "6-0")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from streamqd.admin import topics_deletion
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import messages, retention
 from tests.spark.conftest import Shop, run
 from tests.support.waiting import wait_until
@@ -62,9 +62,9 @@ def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None
 def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
     """Unread trimmed entries fail the query. With failOnDataLoss=false, it continues."""
     shop.topic("access", 1)
-    unit = Unit("access", 0, "hits")
+    assignment = Assignment("access", 0, "hits")
     stream = shop.keys.stream("access", 0)
-    shop.link.run(messages.ensure_group(shop.keys, unit, "0"))
+    shop.link.run(messages.ensure_group(shop.keys, assignment, "0"))
 
     def settle_and_trim() -> int:
         read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 10_000, "STREAMS", stream, ">")

@@ -82,14 +82,14 @@ class Run(NamedTuple):
     well: bool
 
     @property
-    def unit(self) -> tuple[str, str]:
+    def assignment(self) -> tuple[str, str]:
         """The partition (as in the uid) and the group."""
         return self.uid.split("/")[1], self.group
 
     @property
     def process(self) -> tuple[int, tuple[str, str], int]:
         """The process of the run. A pid alone is not unique in a long soak."""
-        return self.pid, self.unit, self.epoch
+        return self.pid, self.assignment, self.epoch
 
 
 class Causes:
@@ -135,7 +135,7 @@ class Causes:
         ends = [
             of_process[-1]
             for of_process in self._by_process.values()
-            if of_process[-1].pid == pid and of_process[-1].unit == (partition, group)
+            if of_process[-1].pid == pid and of_process[-1].assignment == (partition, group)
         ]
         return max(ends, key=lambda run: run.began, default=None)
 

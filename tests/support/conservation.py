@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamqd.errors import RedisResponseError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.ledger import Ledger, Record
@@ -31,7 +31,7 @@ PLACES = ("unread", "pending", "delayed", "retry unread", "retry pending", "dead
 
 
 class Whereabouts(NamedTuple):
-    """Where the messages of a unit are: number -> places. Several places are an error.
+    """Where the messages of an assignment are: number -> places. Several places are an error.
 
     `lost_unread` and `lost_pending` are the losses to a limit, as the product counts them.
     """
@@ -65,31 +65,35 @@ class Whereabouts(NamedTuple):
         return cls(int(epoch), places, charges, *(int(each or 0) for each in lost))
 
 
-def look(link: Connection, keys: Keys, units: Iterable[Unit]) -> dict[Unit, Whereabouts]:
-    """Take a picture of each unit. Raises RedisResponseError, RedisUnavailableError."""
-    units = list(units)
+def look(
+    link: Connection, keys: Keys, assignments: Iterable[Assignment]
+) -> dict[Assignment, Whereabouts]:
+    """Take a picture of each assignment. Raises RedisResponseError, RedisUnavailableError."""
+    assignments = list(assignments)
     found = {}
-    for unit, reply in zip(units, link.pipeline([_call(keys, u) for u in units]), strict=True):
+    for assignment, reply in zip(
+        assignments, link.pipeline([_call(keys, u) for u in assignments]), strict=True
+    ):
         if isinstance(reply, RedisResponseError):
             raise reply
-        found[unit] = Whereabouts.parse(reply)
+        found[assignment] = Whereabouts.parse(reply)
     return found
 
 
-def _call(keys: Keys, unit: Unit) -> tuple[str | int, ...]:
+def _call(keys: Keys, assignment: Assignment) -> tuple[str | int, ...]:
     names = (
-        keys.stream(unit.topic, unit.partition),
-        keys.retry_stream(*unit),
-        keys.retry(*unit),
-        keys.retry_items(*unit),
-        keys.dlq(unit.topic, unit.partition),
-        keys.scheduled(unit.topic, unit.partition),
-        keys.scheduled_items(unit.topic, unit.partition),
-        keys.fence(*unit),
-        keys.attempts(*unit),
-        keys.trim(unit.topic, unit.partition),
+        keys.stream(assignment.topic, assignment.partition),
+        keys.retry_stream(*assignment),
+        keys.retry(*assignment),
+        keys.retry_items(*assignment),
+        keys.dlq(assignment.topic, assignment.partition),
+        keys.scheduled(assignment.topic, assignment.partition),
+        keys.scheduled_items(assignment.topic, assignment.partition),
+        keys.fence(*assignment),
+        keys.attempts(*assignment),
+        keys.trim(assignment.topic, assignment.partition),
     )
-    return ("EVAL", SCRIPT, len(names), *names, unit.group)
+    return ("EVAL", SCRIPT, len(names), *names, assignment.group)
 
 
 class Conservation:
@@ -103,7 +107,7 @@ class Conservation:
         self,
         link: Connection,
         keys: Keys,
-        units: Iterable[Unit],
+        assignments: Iterable[Assignment],
         ledger: Ledger,
         *,
         drops: bool = False,
@@ -112,30 +116,38 @@ class Conservation:
         """`expiring` are numbers; the caller may add more, before it sends them."""
         self.link = link
         self.keys = keys
-        self.units = list(units)
+        self.assignments = list(assignments)
         self.checks = 0
         self.violations: list[str] = []
-        self.last: dict[Unit, Whereabouts] = {}
+        self.last: dict[Assignment, Whereabouts] = {}
         self.charges: dict[tuple[str, str], int] = {}  # group, number -> the most crashes seen
-        self.unhandled: dict[Unit, set[str]] = {}  # in no place at the last check, not handled
+        self.unhandled: dict[
+            Assignment, set[str]
+        ] = {}  # in no place at the last check, not handled
         self._drops = drops
         self._expiring = expiring
-        self._partitions = len({unit.partition for unit in self.units})
+        self._partitions = len({assignment.partition for assignment in self.assignments})
         self._ledger = ledger
         self._read = 0
-        self._open: dict[Unit, set[str]] = {unit: set() for unit in self.units}
-        self._settled: dict[Unit, set[str]] = {unit: set() for unit in self.units}
-        self._ended: dict[str, set[str]] = {unit.group: set() for unit in self.units}
+        self._open: dict[Assignment, set[str]] = {
+            assignment: set() for assignment in self.assignments
+        }
+        self._settled: dict[Assignment, set[str]] = {
+            assignment: set() for assignment in self.assignments
+        }
+        self._ended: dict[str, set[str]] = {
+            assignment.group: set() for assignment in self.assignments
+        }
 
     def check(self) -> None:
         """Check once and note the violations. Raises RedisResponseError, RedisUnavailableError."""
         # Messages sent before the picture must be in it. Messages no longer in it must have
         # finished before it was taken, so the ledger is read again.
         self._read_ledger()
-        seen = look(self.link, self.keys, self.units)
+        seen = look(self.link, self.keys, self.assignments)
         self._read_ledger(new_too=False)
-        for unit, now in seen.items():
-            self._judge(unit, now)
+        for assignment, now in seen.items():
+            self._judge(assignment, now)
         self.last = seen
         self.checks += 1
 
@@ -146,44 +158,50 @@ class Conservation:
 
     def dead(self) -> dict[str, set[str]]:
         """Return the numbers of the dead letters of each group at the last check."""
-        found: dict[str, set[str]] = {unit.group: set() for unit in self.units}
-        for unit, now in self.last.items():
-            found[unit.group] |= {n for n, names in now.places.items() if "dead" in names}
+        found: dict[str, set[str]] = {assignment.group: set() for assignment in self.assignments}
+        for assignment, now in self.last.items():
+            found[assignment.group] |= {n for n, names in now.places.items() if "dead" in names}
         return found
 
-    def _judge(self, unit: Unit, now: Whereabouts) -> None:
+    def _judge(self, assignment: Assignment, now: Whereabouts) -> None:
         places = now.places
         for number, crashes in now.charges.items():
-            key = (unit.group, number)
+            key = (assignment.group, number)
             self.charges[key] = max(crashes, self.charges.get(key, 0))
         for number, names in places.items():
             if number == "?" and self._drops and now.missing_entries == len(names):
                 continue
             if len(names) > 1 or number == "?":
-                self._blame(f"{unit}: {number} is in several places, or without a body: {names}")
-        for number in self._settled[unit] & places.keys():
-            self._blame(f"{unit}: {number} was settled and is {places[number]} again")
-        gone = self._open[unit] - places.keys()
-        unhandled = self.unhandled[unit] = gone - self._ended[unit.group]
+                self._blame(
+                    f"{assignment}: {number} is in several places, or without a body: {names}"
+                )
+        for number in self._settled[assignment] & places.keys():
+            self._blame(f"{assignment}: {number} was settled and is {places[number]} again")
+        gone = self._open[assignment] - places.keys()
+        unhandled = self.unhandled[assignment] = gone - self._ended[assignment.group]
         if self._drops:
             # A handler may still hold a lost message, and set it aside for a retry.
             gone -= unhandled
-            self._compare_with_counters(unit, now, unhandled)
+            self._compare_with_counters(assignment, now, unhandled)
         else:
             for number in unhandled - {*self._expiring}:
-                self._blame(f"{unit}: {number} is nowhere, and no run of it has ended well")
-        self._open[unit] -= gone
-        self._settled[unit] |= gone
-        before = self.last.get(unit)
+                self._blame(f"{assignment}: {number} is nowhere, and no run of it has ended well")
+        self._open[assignment] -= gone
+        self._settled[assignment] |= gone
+        before = self.last.get(assignment)
         if before is not None and now.epoch < before.epoch:
-            self._blame(f"{unit}: the epoch fell from {before.epoch} to {now.epoch}")
+            self._blame(f"{assignment}: the epoch fell from {before.epoch} to {now.epoch}")
 
-    def _compare_with_counters(self, unit: Unit, now: Whereabouts, unhandled: set[str]) -> None:
+    def _compare_with_counters(
+        self, assignment: Assignment, now: Whereabouts, unhandled: set[str]
+    ) -> None:
         uncounted = len(unhandled.difference(self._expiring)) - now.lost
         if uncounted > 0:
-            self._blame(f"{unit}: {uncounted} are nowhere, not handled well, and not counted")
+            self._blame(f"{assignment}: {uncounted} are nowhere, not handled well, and not counted")
         if now.lost_unread > len(unhandled):
-            self._blame(f"{unit}: {now.lost_unread} were lost unread, and {unhandled} are nowhere")
+            self._blame(
+                f"{assignment}: {now.lost_unread} were lost unread, and {unhandled} are nowhere"
+            )
 
     def _blame(self, sentence: str) -> None:
         if sentence not in self.violations:
@@ -197,9 +215,9 @@ class Conservation:
                 self._ended[record.group].add(number_of(record))
             elif record.kind == "sent" and new_too:
                 number = number_of(record)
-                for unit in self.units:
-                    if unit.partition == home(number, self._partitions):
-                        self._open[unit].add(number)
+                for assignment in self.assignments:
+                    if assignment.partition == home(number, self._partitions):
+                        self._open[assignment].add(number)
         if new_too:
             self._read += len(records)
 

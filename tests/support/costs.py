@@ -139,9 +139,9 @@ class Page:
         self.writes = bool(os.environ.get("COSTS"))
         self.judges = True
 
-    def holds(self, what: str, cost: Cost, *, units: float = 1.0, per: str) -> None:
-        """Check, or write, the row that gives `cost` per unit."""
-        numbers = [_number(n / units) for n in (cost.trips, cost.scripts, cost.total)]
+    def holds(self, what: str, cost: Cost, *, assignments: float = 1.0, per: str) -> None:
+        """Check, or write, the row that gives `cost` per assignment."""
+        numbers = [_number(n / assignments) for n in (cost.trips, cost.scripts, cost.total)]
         self.say(what, per, *numbers)
 
     def say(self, what: str, *cells: str) -> None:

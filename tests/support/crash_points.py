@@ -26,7 +26,7 @@ import psutil
 
 from streamqd.housekeeper import Task
 from streamqd.housekeeper.reclaimer import Reclaimer
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.outbox.database import Database
 from streamqd.producer.sender import Sender
 from streamqd.scoreboard import WorkerSlot
@@ -299,7 +299,7 @@ def _answered(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
 
 def _know_own(_none: None, worker: WorkerLoop, *_: object) -> None:
     global _own
-    _own = str(worker.unit.partition)
+    _own = str(worker.assignment.partition)
 
 
 def _around_handler() -> None:
@@ -325,7 +325,7 @@ def _at(point: str, at: int = 0) -> Callable[..., None]:
     """Return a hook that reaches `point` in the partition of the argument at position `at`."""
 
     def here(*args: Any) -> None:
-        reached(point, str(args[at].unit.partition))
+        reached(point, str(args[at].assignment.partition))
 
     return here
 
@@ -342,12 +342,12 @@ def _look_often(_none: None, task: Task, *_: object) -> None:
 def _around_reclaimer() -> None:
     look = Reclaimer.run
 
-    def run(reclaimer: Reclaimer, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
+    def run(reclaimer: Reclaimer, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
         slots = list(owned)
         sooner = look(reclaimer, slots)
-        for slot, unit in slots:
+        for slot, assignment in slots:
             if slot.reclaim_requested != slot.reclaim_done:
-                reached("reclaim-flagged", str(unit.partition))
+                reached("reclaim-flagged", str(assignment.partition))
         return sooner
 
     Reclaimer.run = run  # type: ignore[method-assign]

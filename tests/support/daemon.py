@@ -22,7 +22,7 @@ import psutil
 
 from streamqd import config, process
 from streamqd.errors import RedisUnavailableError
-from streamqd.model import Uid, Unit
+from streamqd.model import Assignment, Uid
 from streamqd.producer import Outgoing, Producer
 from streamqd.scoreboard import WorkerState
 from streamqd.store import messages, topics
@@ -287,7 +287,7 @@ class Daemon:
 
     def long_poll(self, partition: int = 0) -> str:
         """Return the id of the connection on which a worker waits for messages, or ''."""
-        name = f" name=streamqd:{Unit(TOPIC, partition, GROUP)} "
+        name = f" name=streamqd:{Assignment(TOPIC, partition, GROUP)} "
         for line in self.link.execute("CLIENT", "LIST").decode().splitlines():
             told = dict(word.partition("=")[::2] for word in line.split())
             if name in line and "b" in told["flags"]:
@@ -298,7 +298,7 @@ class Daemon:
         """Return the states of the workers from a dump."""
         mark = self.mark()
         self.signal(signal.SIGUSR1)
-        count = len(self.units())
+        count = len(self.assignments())
         self.wait_for(lambda: len(self.events("state.dumped", mark)) >= count, what="the state")
         return {each["worker"] for each in self.events("state.dumped", mark)}
 
@@ -423,7 +423,10 @@ class Daemon:
         It is a large number if they are too many to count, or if a group is missing, because
         nothing is settled until it is recreated.
         """
-        calls = [messages.snapshot(self.keys, unit, UNREAD_MAX) for unit in self.units()]
+        calls = [
+            messages.snapshot(self.keys, assignment, UNREAD_MAX)
+            for assignment in self.assignments()
+        ]
         found = [messages.Snapshot.parse(reply) for reply in self.link.run_many(calls)]
         return sum(map(_unsettled, found))
 
@@ -457,23 +460,27 @@ class Daemon:
     def epochs(self) -> dict[int, int]:
         """Return the epochs of the fences by partition."""
         return {
-            unit.partition: int(self.link.execute("HGET", self.keys.fence(*unit), "epoch") or 0)
-            for unit in self.units()
+            assignment.partition: int(
+                self.link.execute("HGET", self.keys.fence(*assignment), "epoch") or 0
+            )
+            for assignment in self.assignments()
         }
 
     def traces(self) -> list[str]:
         """Return the keys that show a failed, crashed or retried message."""
         wanted = []
-        for unit in self.units():
-            wanted += [self.keys.attempts(*unit), self.keys.retry(*unit)]
-            if self.link.execute("XLEN", self.keys.retry_stream(*unit)):
-                wanted.append(self.keys.retry_stream(*unit))
+        for assignment in self.assignments():
+            wanted += [self.keys.attempts(*assignment), self.keys.retry(*assignment)]
+            if self.link.execute("XLEN", self.keys.retry_stream(*assignment)):
+                wanted.append(self.keys.retry_stream(*assignment))
         return [key for key in wanted if self.link.execute("EXISTS", key)]
 
-    def units(self) -> list[Unit]:
+    def assignments(self) -> list[Assignment]:
         """Return every (topic, partition, group) that it offers."""
         return [
-            Unit(TOPIC, number, group) for group in self.groups for number in range(self.partitions)
+            Assignment(TOPIC, number, group)
+            for group in self.groups
+            for number in range(self.partitions)
         ]
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.registration import ensure_topics
 from streamqd.store import leases, members
 from streamqd.store.client import Connection
@@ -52,7 +52,7 @@ class DoctorCase:
     def __init__(self, folder: Path, url: str, link: Connection) -> None:
         self.folder, self.url, self.link = folder, url, link
         self.keys = Keys()
-        self.harness = Harness(link, self.keys, Unit(TOPIC, 0, GROUP))
+        self.harness = Harness(link, self.keys, Assignment(TOPIC, 0, GROUP))
         self.do = link.execute
         self.write()
 
@@ -76,7 +76,7 @@ class DoctorCase:
         self.heartbeat()
         for number in range(PARTITIONS):
             call = leases.acquire(
-                self.keys, Lease(Unit(TOPIC, number, GROUP), f"t{number}", 0), TTL, INSTANCE
+                self.keys, Lease(Assignment(TOPIC, number, GROUP), f"t{number}", 0), TTL, INSTANCE
             )
             assert self.link.run(call).word == "OK"
         self.publish()

@@ -17,7 +17,7 @@ from streamqd.registration import ensure_topics
 from tests.support import crash_points
 from tests.support.crash_points import SCRIPTS, Strikes
 from tests.support.daemon import GROUP, TOPIC, Daemon
-from tests.support.kill_housekeepers import PATIENCE, UNIT
+from tests.support.kill_housekeepers import ASSIGNMENT, PATIENCE
 
 COMMANDS = [f"{name}-{side}" for name in SCRIPTS["command"] for side in ("calls", "called")]
 OTHER = "elsewhere"
@@ -42,7 +42,7 @@ class CommandTrial:
             )
         if point.startswith("dead_replay"):
             self._verb = ["dlq", "replay", TOPIC, "--all", "--yes"]
-            self._target = self.daemon.keys.retry_stream(*UNIT)
+            self._target = self.daemon.keys.retry_stream(*ASSIGNMENT)
         elif point.startswith("dead_purge"):
             self._verb = ["dlq", "purge", TOPIC, "--all", "--yes"]
             self._target = ""

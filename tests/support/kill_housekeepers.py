@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from streamqd import config
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.producer import Producer
 from streamqd.registration import ensure_topics
 from streamqd.store import leases, messages
@@ -24,7 +24,7 @@ POINTS = [
     *(f"{name}-{side}" for name in SCRIPTS["housekeeper"] for side in ("calls", "called")),
     "reclaim-flagged",
 ]
-UNIT = Unit(TOPIC, 0, GROUP)
+ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
 OLD = "1-0"  # a letter that has been dead for decades
 
 
@@ -58,7 +58,7 @@ class HousekeeperTrial:
         """Write a due retry, a due send, a finished retry, an old letter, and a foreign fetch."""
         daemon, keys, link = self.one, self.one.keys, self.one.link
         ensure_topics(link, config.load(daemon.config_path))
-        link.run(leases.acquire(keys, Lease(UNIT, "seed", 0), 60.0, "seed"))
+        link.run(leases.acquire(keys, Lease(ASSIGNMENT, "seed", 0), 60.0, "seed"))
         retried = daemon.send(["ok", "ok"])
         kill_matrix.fetch(daemon, 0, "w")
         done, due = ({b"originalId": uid.rpartition("/")[2].encode()} for uid in retried)
@@ -66,16 +66,18 @@ class HousekeeperTrial:
             fields[b"retryCount"] = b"1"
             place = b"m:" + fields[b"originalId"]
             assert (
-                link.run(messages.retry(keys, Lease(UNIT, "seed"), [(place, 0.0, fields)])).word
+                link.run(
+                    messages.retry(keys, Lease(ASSIGNMENT, "seed"), [(place, 0.0, fields)])
+                ).word
                 == "OK"
             )
             if fields is done:
-                link.run(messages.promote_retries(keys, UNIT, 10))
-                stream = keys.retry_stream(*UNIT)
+                link.run(messages.promote_retries(keys, ASSIGNMENT, 10))
+                stream = keys.retry_stream(*ASSIGNMENT)
                 link.execute("XREADGROUP", "GROUP", GROUP, "w", "STREAMS", stream, ">")
                 ((entry, _),) = link.execute("XRANGE", stream, "-", "+")
                 assert link.execute("XACK", stream, GROUP, entry) == 1
-        link.run(leases.release(keys, Lease(UNIT, "seed")))
+        link.run(leases.release(keys, Lease(ASSIGNMENT, "seed")))
         link.execute("XADD", keys.dlq(TOPIC, 0), OLD, "payload", "old", "originalId", OLD)
         with Producer(settings=config.load(daemon.config_path)) as producer:
             producer.send(TOPIC, "sleep 0", delay=0.001)
@@ -93,10 +95,10 @@ class HousekeeperTrial:
     def is_idle(self) -> bool:
         """Return True if the worker has nothing pending and nothing to fetch."""
         keys, link = self.one.keys, self.one.link
-        found = messages.Snapshot.parse(link.run(messages.snapshot(keys, UNIT)))
+        found = messages.Snapshot.parse(link.run(messages.snapshot(keys, ASSIGNMENT)))
         assert found is not None
         pending = 0
-        for stream in (keys.stream(TOPIC, 0), keys.retry_stream(*UNIT)):
+        for stream in (keys.stream(TOPIC, 0), keys.retry_stream(*ASSIGNMENT)):
             _, _, _, consumers = link.execute("XPENDING", stream, GROUP)
             pending += sum(int(count) for name, count in consumers or () if name == b"w")
         return not (found.unread or found.retry_unread or pending)

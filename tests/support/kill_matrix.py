@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from streamqd import config
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.registration import ensure_topics
 from streamqd.store import leases
 from tests.support.crash_points import Strikes
@@ -136,8 +136,8 @@ def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
 
 def lose_owner(daemon: Daemon, partition: int) -> None:
     """Make everything in a partition pending, fetched by a lost owner."""
-    unit = Unit(TOPIC, partition, GROUP)
-    call = leases.acquire(daemon.keys, Lease(unit, secrets.token_hex(8), 0), 0.001, "lost")
+    assignment = Assignment(TOPIC, partition, GROUP)
+    call = leases.acquire(daemon.keys, Lease(assignment, secrets.token_hex(8), 0), 0.001, "lost")
     assert daemon.link.run(call).word == "OK"
     fetch(daemon, partition, "w")
 
@@ -232,11 +232,11 @@ def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
     After all settling, it writes to its fences that no inherited entries are left. From then on,
     only another actor changes the `picture`.
     """
-    units = [Unit(TOPIC, each, GROUP) for each in partitions]
+    assignments = [Assignment(TOPIC, each, GROUP) for each in partitions]
     found = daemon.link.pipeline(
         [
-            ("HMGET", daemon.keys.fence(*unit), "owner", "session", "quarantine", "mark")
-            for unit in units
+            ("HMGET", daemon.keys.fence(*assignment), "owner", "session", "quarantine", "mark")
+            for assignment in assignments
         ]
     )
     owner = daemon.tables["daemon"]["instance"].encode()
@@ -253,18 +253,21 @@ def picture(daemon: Daemon) -> dict[tuple[str, ...], Any]:
     """
     keys = daemon.keys
     commands: list[tuple[str, ...]] = []
-    for unit in daemon.units():
-        stream, retry = keys.stream(unit.topic, unit.partition), keys.retry_stream(*unit)
+    for assignment in daemon.assignments():
+        stream, retry = (
+            keys.stream(assignment.topic, assignment.partition),
+            keys.retry_stream(*assignment),
+        )
         commands += [
-            ("HGETALL", keys.fence(*unit)),
+            ("HGETALL", keys.fence(*assignment)),
             ("XINFO", "GROUPS", stream),
-            ("XPENDING", stream, unit.group),
+            ("XPENDING", stream, assignment.group),
             ("XINFO", "GROUPS", retry),
-            ("XPENDING", retry, unit.group),
-            ("ZRANGE", keys.retry(*unit), "0", "-1", "WITHSCORES"),
-            ("HGETALL", keys.retry_items(*unit)),
-            ("HGETALL", keys.attempts(*unit)),
-            ("XRANGE", keys.dlq(unit.topic, unit.partition), "-", "+"),
+            ("XPENDING", retry, assignment.group),
+            ("ZRANGE", keys.retry(*assignment), "0", "-1", "WITHSCORES"),
+            ("HGETALL", keys.retry_items(*assignment)),
+            ("HGETALL", keys.attempts(*assignment)),
+            ("XRANGE", keys.dlq(assignment.topic, assignment.partition), "-", "+"),
         ]
     return dict(zip(commands, daemon.link.pipeline(commands), strict=True))
 

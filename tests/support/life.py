@@ -23,7 +23,7 @@ from streamqd.model import Backoff, Lease
 from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
 from streamqd.worker import Grant, WorkerLoop, assemble
-from tests.contract.harness import UNIT
+from tests.contract.harness import ASSIGNMENT
 from tests.support import users
 
 Work = Callable[[Message], object]
@@ -70,7 +70,7 @@ class Life:
     ) -> WorkerLoop:
         """Return a worker that has not started; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
-        orders = Grant(Lease(UNIT, token, 7), cautious, suspects or {})
+        orders = Grant(Lease(ASSIGNMENT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerLoop, work: Work, patience: float = PATIENCE) -> int:
@@ -106,8 +106,8 @@ def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
 
     def make(url: str) -> Life:
         consumer = Consumer(
-            topic=UNIT.topic,
-            group=UNIT.group,
+            topic=ASSIGNMENT.topic,
+            group=ASSIGNMENT.group,
             handler=f"{__name__}:handle",
             backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
         )

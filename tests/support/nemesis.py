@@ -108,7 +108,7 @@ class Nemesis:
         self._victims = victims
         self._proxies = [*(victim.proxy for victim in victims), *others]
         self._fleet = Fleet(Store(steer, Keys()), "default", 10.0)
-        self._units = victims[0].daemon.units()
+        self._assignments = victims[0].daemon.assignments()
         self._began = time.monotonic()
         self._courses: list[tuple[Course, Wait, float]] = []
         self.server_away = False
@@ -329,16 +329,16 @@ class Nemesis:
     # --- directives: no faults ---
 
     def _order(self, stroke: Planned) -> Course:
-        """Move some units elsewhere; after a while, rebalance the fleet."""
+        """Move some assignments elsewhere; after a while, rebalance the fleet."""
         yield lambda: not self.server_away
         dice = random.Random(stroke.chance)
         with self._logged("order", "fleet"):
-            for unit in dice.sample(self._units, max(1, len(self._units) // 4)):
+            for assignment in dice.sample(self._assignments, max(1, len(self._assignments) // 4)):
                 to = dice.choice(self._victims).name
                 with contextlib.suppress(
                     RequestRefusedError, StreamqdError
                 ):  # it is unavailable at the moment
-                    directives.move(self._fleet, unit, to, "the nemesis wants it")
+                    directives.move(self._fleet, assignment, to, "the nemesis wants it")
             yield _after(stroke.seconds)
             yield lambda: not self.server_away
             with contextlib.suppress(StreamqdError):

@@ -126,7 +126,7 @@ class Trial:
         self._producer_proxy = self._open.enter_context(FaultProxy(server.socket_path, remember=0))
         self._producer: subprocess.Popen[bytes] | None = None
         self.conservation = Conservation(
-            self.link, self.first.keys, self.first.units(), self.ledger
+            self.link, self.first.keys, self.first.assignments(), self.ledger
         )
         self.nemesis: Nemesis | None = None
 
@@ -156,9 +156,9 @@ class Trial:
         self._open.close()
 
     def _shared_out(self) -> bool:
-        """Return True if every unit has a worker, and every instance has at least one."""
+        """Return True if every assignment has a worker, and every instance has at least one."""
         shares = [len(victim.workers()) for victim in self.victims]
-        return all(shares) and sum(shares) == len(self.first.units())
+        return all(shares) and sum(shares) == len(self.first.assignments())
 
     def _start_producer(self) -> None:
         direct = dict(self.first.tables["redis"])

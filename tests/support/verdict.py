@@ -273,10 +273,12 @@ def _judge_charges(
 
 def _places(runs: list[Run], marks: Iterable[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
     """Return the marks that may belong to a message. The places of its retries are unknown."""
-    units = {(run.group, int(run.unit[0])) for run in runs}
+    assignments = {(run.group, int(run.assignment[0])) for run in runs}
     first = {f"m:{run.uid.rpartition('/')[2]}" for run in runs}
     return [
-        mark for mark in marks if mark[:2] in units and (mark[2] in first or mark[2][:2] == "r:")
+        mark
+        for mark in marks
+        if mark[:2] in assignments and (mark[2] in first or mark[2][:2] == "r:")
     ]
 
 
@@ -287,13 +289,15 @@ def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
     newest: dict[tuple[str, str], int] = defaultdict(int)
     failed: set[tuple[str, str]] = set()
     for run in runs:
-        term = (run.unit, run.epoch)
+        term = (run.assignment, run.epoch)
         if owner.setdefault(term, run.pid) != run.pid:
-            report.disorderly.append(f"{run.unit}: epoch {run.epoch} belongs to two processes")
+            report.disorderly.append(
+                f"{run.assignment}: epoch {run.epoch} belongs to two processes"
+            )
         # Excused: a process that stood still between its last look at the clock and its handler.
-        if run.epoch < newest[run.unit] and not causes.excuse(run):
-            report.disorderly.append(f"{run.unit}: epoch {run.epoch} ran after a later one")
-        newest[run.unit] = max(newest[run.unit], run.epoch)
+        if run.epoch < newest[run.assignment] and not causes.excuse(run):
+            report.disorderly.append(f"{run.assignment}: epoch {run.epoch} ran after a later one")
+        newest[run.assignment] = max(newest[run.assignment], run.epoch)
         # A failure that was not written before its process died repeats. As a retry, it may follow
         # later messages, because the suspects of the crash run first.
         if run.attempt == 1 and (run.uid, run.group) not in failed:

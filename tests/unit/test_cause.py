@@ -11,11 +11,11 @@ import pytest
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_rows
 from streamqd.admin.instances import InstanceRow
 from streamqd.admin.why import WaitFacts, causes
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Directive, Directives, Scope, scope_of
 
 NOW = 1_795_000_000_000
-UNIT = Unit("access", 3, "hits")
+ASSIGNMENT = Assignment("access", 3, "hits")
 OFFERS = frozenset({("access", "hits")})
 WEST = InstanceRow("west", "working", "h", "1", NOW, NOW, True, True, 4, 0.0, offers=OFFERS)
 EAST = replace(WEST, instance="east")
@@ -51,11 +51,11 @@ def facts(
     **more: Any,
 ) -> WaitFacts:
     """Return known facts with changes to the row."""
-    row = replace(worker or AssignmentRow(*UNIT), **MEASURED | more)
+    row = replace(worker or AssignmentRow(*ASSIGNMENT), **MEASURED | more)
     row = replace(
         row,
-        paused=control.pause_of(row.unit) is not None,
-        stopped=control.stop_of(row.unit) is not None,
+        paused=control.pause_of(row.assignment) is not None,
+        stopped=control.stop_of(row.assignment) is not None,
     )
     by_name = {each.instance: each for each in members}
     return WaitFacts(row, NOW, control, by_name, other_clients or {}, shown_seconds)
@@ -135,7 +135,7 @@ CASES = [
         False,
         facts(
             **FREE,
-            members=(replace(WEST, broken=frozenset({UNIT})),),
+            members=(replace(WEST, broken=frozenset({ASSIGNMENT})),),
             failures=(failed("process x"),),
         ),
         "crashes in a loop on west and is backing off; last: process x, 3 s ago",

@@ -1,4 +1,4 @@
-"""The condition of a unit: one word, derived from all of its facts."""
+"""The condition of an assignment: one word, derived from all of its facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamqd.admin.condition import condition, gravity, in_words
         ("owned", "ready", 12.0, "stopped", "running"),
     ],
 )
-def test_one_word_describes_a_unit(
+def test_one_word_describes_an_assignment(
     lease: str, worker: str, run: float | None, orders: str, word: str
 ) -> None:
     """The word combines the directives, the owner and the worker. Running is not ready."""
@@ -39,8 +39,8 @@ def test_one_word_describes_a_unit(
     assert found == word
 
 
-def test_group_condition_is_the_worst_of_its_units() -> None:
-    """A group shows the worst word of its units. A word of a later version is unknown."""
+def test_group_condition_is_the_worst_of_its_assignments() -> None:
+    """A group shows the worst word of its assignments. A word of a later version is unknown."""
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=gravity)
     assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]

@@ -10,14 +10,14 @@ from streamqd import config
 from streamqd.dead_letter import DeadLetter
 from streamqd.errors import ConfigError, ContractError
 from streamqd.message import Delivery, Message
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.store import messages
 from streamqd.store.keys import Keys
 
 READS = '[[consumers]]\ntopic = "access"\ngroup = "hits"\nhandler = "weblog:count_hit"\n'
 LETTERS = READS.replace("count_hit", "look") + 'source = "dlq"\n'
-UNIT = Unit("access", 3, "hits@dlq")
-DELIVERY = Delivery(UNIT, "west-1", 1_763_640_000_123)
+ASSIGNMENT = Assignment("access", 3, "hits@dlq")
+DELIVERY = Delivery(ASSIGNMENT, "west-1", 1_763_640_000_123)
 
 
 def load(folder: Path, text: str) -> config.Settings:
@@ -40,7 +40,7 @@ def test_dead_letter_consumer_differs_from_its_namesake(tmp_path: Path):
     settings = load(tmp_path, READS + LETTERS)
     assert [each.name for each in settings.consumers] == ["access/hits", "access/hits@dlq"]
     assert [each.group for each in settings.consumers] == ["hits", "hits"]
-    assert [each.unit_group for each in settings.consumers] == ["hits", "hits@dlq"]
+    assert [each.assignment_group for each in settings.consumers] == ["hits", "hits@dlq"]
     assert settings.groups_of("access") == ["hits"]
     assert settings.groups_of("errors") == []
 
@@ -75,17 +75,17 @@ def test_code_may_declare_a_consumer_for_topic_and_dead_letters(tmp_path: Path):
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_dead_letter_unit_shares_the_stream_and_has_own_keys():
+def test_dead_letter_assignment_shares_the_stream_and_has_own_keys():
     keys = Keys()
-    assert keys.source(*UNIT) == keys.dlq("access", 3)
+    assert keys.source(*ASSIGNMENT) == keys.dlq("access", 3)
     assert keys.source("access", 3, "hits") == keys.stream("access", 3)
-    assert keys.retry_stream(*UNIT) == "stream:topic:{access:p:3}:retry:hits@dlq"
-    assert keys.fence(*UNIT) != keys.fence("access", 3, "hits")
+    assert keys.retry_stream(*ASSIGNMENT) == "stream:topic:{access:p:3}:retry:hits@dlq"
+    assert keys.fence(*ASSIGNMENT) != keys.fence("access", 3, "hits")
 
 
 def test_dead_letter_is_never_dead_lettered_again():
     with pytest.raises(ContractError, match="access/3/hits@dlq reads dead letters"):
-        messages.dead(Keys(), Lease(UNIT, "token"), [(b"m:1-0", {})])
+        messages.dead(Keys(), Lease(ASSIGNMENT, "token"), [(b"m:1-0", {})])
 
 
 # --- the message of a handler -------------------------------------------------------------------
@@ -110,9 +110,11 @@ FIELDS = {
 }
 
 
-def message(fields: dict[bytes, bytes], unit: Unit = UNIT, *, retried: bool = False) -> Message:
+def message(
+    fields: dict[bytes, bytes], assignment: Assignment = ASSIGNMENT, *, retried: bool = False
+) -> Message:
     flat = [part for pair in fields.items() for part in pair]
-    delivery = Delivery(unit, DELIVERY.instance, DELIVERY.epoch)
+    delivery = Delivery(assignment, DELIVERY.instance, DELIVERY.epoch)
     return Message(delivery, b"1763640009500-0", flat, retried=retried)
 
 
@@ -144,7 +146,7 @@ def test_dead_letter_attempts_restart_but_replay_count_stays():
 
 
 def test_message_of_the_topic_is_never_a_dead_letter():
-    plain = message(FIELDS, Unit("access", 3, "hits"))
+    plain = message(FIELDS, Assignment("access", 3, "hits"))
     assert plain.dead_letter is None
     assert plain.replay_count == 0
 

@@ -8,14 +8,14 @@ from bisect import bisect_right
 import pytest
 
 from streamqd.message import Delivery, Message
-from streamqd.model import RawEntry, Unit
+from streamqd.model import Assignment, RawEntry
 from streamqd.scoreboard import DELAY_BUCKETS, WORD_RUN_SEQ, Scoreboard, WorkerSlot
 from streamqd.worker.delays import StartDelays
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.runs import RunStarts
 from streamqd.worker.server_clock import ServerClock
 
-UNIT = Unit("access", 0, "hits")
+ASSIGNMENT = Assignment("access", 0, "hits")
 AT_MS = 1_763_632_800_000
 START = 5_000_000_300_000  # `now_ns` at AT_MS
 MS = 1_000_000
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def slot() -> WorkerSlot:
-    return Scoreboard(1).allot(UNIT)
+    return Scoreboard(1).allot(ASSIGNMENT)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def delays() -> StartDelays:
 
 
 def entry(written_ms: int, *, retried: bool = False, crashes: int = 0) -> FetchedEntry:
-    message = Message(Delivery(UNIT, "web-1", 1, lambda: None), b"", [], retried=retried)
+    message = Message(Delivery(ASSIGNMENT, "web-1", 1, lambda: None), b"", [], retried=retried)
     return FetchedEntry(0, b"m:%d-0" % written_ms, message, retried, crashes)
 
 

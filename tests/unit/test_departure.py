@@ -1,27 +1,27 @@
-"""The takers of a leaving instance's units, and units without a taker."""
+"""The takers of a leaving instance's assignments, and assignments without a taker."""
 
 from __future__ import annotations
 
 import pytest
 
-from streamqd.admin.directives import DepartingUnit, Departure, takers
+from streamqd.admin.directives import DepartingAssignment, Departure, takers
 from streamqd.cli import fleet
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
 
-HITS = [Unit("access", number, "hits") for number in range(4)]
-MAIL = Unit("orders", 0, "mail")
+HITS = [Assignment("access", number, "hits") for number in range(4)]
+MAIL = Assignment("orders", 0, "mail")
 
 
 def seen(
-    name: str, *, cap: int = 0, broken: tuple[Unit, ...] = (), mail: bool = False
+    name: str, *, cap: int = 0, broken: tuple[Assignment, ...] = (), mail: bool = False
 ) -> MemberView:
     offers = {("access", "hits")} | ({("orders", "mail")} if mail else set())
     return MemberView(Member(name, 1, cap, frozenset(offers)), 0, False, frozenset(broken))
 
 
-def test_others_share_the_units_of_a_leaver() -> None:
+def test_others_share_the_assignments_of_a_leaver() -> None:
     owners = dict.fromkeys(HITS, "a")
 
     taken = takers("a", [seen("b"), seen("c")], HITS, owners, {})
@@ -30,13 +30,13 @@ def test_others_share_the_units_of_a_leaver() -> None:
     assert {why for _, why in taken.values()} == {""}
 
 
-def test_only_units_of_the_leaver_are_listed() -> None:
+def test_only_assignments_of_the_leaver_are_listed() -> None:
     owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
 
     assert takers("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
-def test_units_without_another_offer_have_no_taker() -> None:
+def test_assignments_without_another_offer_have_no_taker() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
     taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
@@ -44,7 +44,7 @@ def test_units_without_another_offer_have_no_taker() -> None:
     assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-consumer")}
 
 
-def test_units_beyond_all_caps_are_left() -> None:
+def test_assignments_beyond_all_caps_are_left() -> None:
     owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
 
     taken = takers("a", [seen("b", cap=3)], HITS, owners, {})
@@ -52,7 +52,7 @@ def test_units_beyond_all_caps_are_left() -> None:
     assert sorted(taken.values()) == [("", "max-partitions"), ("b", "")]
 
 
-def test_units_broken_elsewhere_are_left() -> None:
+def test_assignments_broken_elsewhere_are_left() -> None:
     owners = dict.fromkeys(HITS, "a")
 
     taken = takers("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
@@ -69,18 +69,18 @@ def test_move_directive_overrides_the_balance() -> None:
     assert {to for to, _ in taken.values()} == {"c"}
 
 
-def test_last_instance_leaves_all_units() -> None:
+def test_last_instance_leaves_all_assignments() -> None:
     assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-consumer")}
 
 
-def test_many_stranded_units_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:
-    def unit(number: int, to: str, stranded: str) -> DepartingUnit:
-        return DepartingUnit("access", number, "hits", to, stranded, None, None)
+def test_many_stranded_assignments_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:
+    def assignment(number: int, to: str, stranded: str) -> DepartingAssignment:
+        return DepartingAssignment("access", number, "hits", to, stranded, None, None)
 
-    units = [unit(n, "", "no-consumer") for n in range(8)]
-    units += [unit(n, "b", "") for n in range(8, 40)]
+    assignments = [assignment(n, "", "no-consumer") for n in range(8)]
+    assignments += [assignment(n, "b", "") for n in range(8, 40)]
 
-    fleet.show_departure(Departure("a", False, units, None, ""))
+    fleet.show_departure(Departure("a", False, assignments, None, ""))
 
     said = capsys.readouterr().out.splitlines()
     shown = ", ".join(f"access/{number}/hits" for number in range(5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.message import Delivery, of_read
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.worker.entry import NOWHERE, FetchedEntry, entries_of_read
 
 _FIELDS: tuple[list[bytes], ...] = (
@@ -24,7 +24,7 @@ _FIELDS: tuple[list[bytes], ...] = (
 
 @pytest.mark.parametrize("retried", [False, True])
 def test_entries_of_a_read_equal_constructed_entries(retried: bool) -> None:
-    delivery = Delivery(Unit("topic", 0, "group"), "instance", 1)
+    delivery = Delivery(Assignment("topic", 0, "group"), "instance", 1)
     raw = [[b"%d-0" % number, fields] for number, fields in enumerate(_FIELDS)]
     found, may_expire = entries_of_read(delivery, raw, retried)
     assert may_expire

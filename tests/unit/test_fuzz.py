@@ -29,7 +29,7 @@ from streamqd.handlers.payloads import decoder
 from streamqd.handlers.verdicts import Undecodable
 from streamqd.http import REQUEST_BYTES_MAX, HttpResponse, HttpServer
 from streamqd.message import HEADERS_MAX, Delivery, Message
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.producer.encoding import Outgoing, fields_of
 from streamqd.store import directives, members, topics
 from streamqd.worker import dead_letters
@@ -73,7 +73,9 @@ LOOKS = [
 
 def message(fields: dict[bytes, bytes], *, retried: bool, group: str = "bill") -> Message:
     flat = [part for pair in fields.items() for part in pair]
-    return Message(Delivery(Unit("orders", 0, group), "one", 1), b"1-1", flat, retried=retried)
+    return Message(
+        Delivery(Assignment("orders", 0, group), "one", 1), b"1-1", flat, retried=retried
+    )
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ def test_a_message_can_be_looked_at(fields: dict[bytes, bytes], retried: bool, g
 @given(entries, st.booleans())
 def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retried: bool) -> None:
     found = message(fields, retried=retried)
-    delivery = Delivery(Unit("orders", 0, "bill"), "one", 1)
+    delivery = Delivery(Assignment("orders", 0, "bill"), "one", 1)
     why = ("too-large", "too-large", "text")
     buried = dead_letters.unhandled(found, delivery, "work:obey", why, crashes=1)
     assert all(isinstance(each, bytes) for pair in buried.items() for each in pair)

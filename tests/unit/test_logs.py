@@ -28,7 +28,7 @@ import pytest
 import streamqd
 from streamqd import logs
 from streamqd.logs.sink import Sink
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from tests.support.sources import module
 
 PACKAGE = Path(streamqd.__file__).parent
@@ -73,7 +73,9 @@ def test_json_line_carries_event_process_and_fields(pipe: tuple[int, int]) -> No
     reader, writer = pipe
     logs.setup(role="supervisor", fd=writer)
 
-    logs.event("lease.acquired", unit=Unit("access", 3, "hits"), epoch=7, owner=None, late=0.25)
+    logs.event(
+        "lease.acquired", assignment=Assignment("access", 3, "hits"), epoch=7, owner=None, late=0.25
+    )
 
     (line,) = read_all(reader).splitlines()
     shown = json.loads(line)
@@ -565,7 +567,7 @@ def _user_logger(stream: io.StringIO, pattern: str) -> logging.Logger:
 
 
 def test_records_of_handlers_carry_the_message() -> None:
-    logs.mark_records("shop:sell", Unit("access", 3, "hits"))
+    logs.mark_records("shop:sell", Assignment("access", 3, "hits"))
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(attempt)s %(handler)s %(message)s")
 
@@ -581,7 +583,7 @@ def test_records_of_handlers_carry_the_message() -> None:
 
 
 def test_a_handlers_own_extra_wins_and_does_not_fail() -> None:
-    logs.mark_records("shop:sell", Unit("access", 3, "hits"))
+    logs.mark_records("shop:sell", Assignment("access", 3, "hits"))
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(order)s")
     logs.current.message = _Message()
@@ -596,7 +598,7 @@ def test_log_setup_leaves_the_root_logger_alone(pipe: tuple[int, int]) -> None:
     before = root.handlers[:], root.level, root.filters[:]
     reader, writer = pipe
     logs.setup(role="supervisor", fd=writer)
-    logs.mark_records("shop:sell", Unit("access", 3, "hits"))
+    logs.mark_records("shop:sell", Assignment("access", 3, "hits"))
     logs.event("daemon.started")
     logging.getLogger("shop").warning("not ours")
     assert (root.handlers, root.level, root.filters) == before

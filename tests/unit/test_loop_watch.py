@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import RUNNING, WAITING, Scoreboard, WorkerSlot
 from streamqd.supervisor.loop_watch import Frame, blocking_frame
 from streamqd.worker import eventloop
@@ -57,7 +57,7 @@ def test_only_the_last_stack_counts() -> None:
 
 @pytest.fixture
 def slot() -> WorkerSlot:
-    return Scoreboard(1).allot(Unit("orders", 0, "bill"))
+    return Scoreboard(1).allot(Assignment("orders", 0, "bill"))
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.message import Delivery, Message
-from streamqd.model import Unit
+from streamqd.model import Assignment
 
-DELIVERY = Delivery(Unit("access", 3, "hits"), "west-1", 1_763_640_000_123)
+DELIVERY = Delivery(Assignment("access", 3, "hits"), "west-1", 1_763_640_000_123)
 ID = b"1763640000000-7"
 
 

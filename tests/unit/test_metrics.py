@@ -17,7 +17,7 @@ from streamqd.idle_reason import Wait
 from streamqd.metrics.exporter import Exporter
 from streamqd.metrics.table import METRICS
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import (
     BUCKETS,
     DELAY_BUCKETS,
@@ -28,17 +28,17 @@ from streamqd.scoreboard import (
     now_ns,
 )
 from streamqd.store.outbox import OutboxView
-from streamqd.store.statistics import Backlog, PartitionFigures, QueryFigures, UnitFigures
+from streamqd.store.statistics import AssignmentFigures, Backlog, PartitionFigures, QueryFigures
 from tests.support.sources import nodes
 
-UNIT = Unit("access", 3, "hits")
+ASSIGNMENT = Assignment("access", 3, "hits")
 HERE = {"topic": "access", "partition": "3", "group": "hits"}
 ME = {"streamqd_instance": "web-1"}
 NOW = 1_700_000_000_000
 
 
-def figures(*, unread: int | None = 7, oldest: str = f"{NOW - 90_000}-0") -> UnitFigures:
-    return UnitFigures(
+def figures(*, unread: int | None = 7, oldest: str = f"{NOW - 90_000}-0") -> AssignmentFigures:
+    return AssignmentFigures(
         main=Backlog(4, f"{NOW - 100_000}-0", unread, oldest, 60),
         retry=Backlog(1, f"{NOW - 1000}-0", 0, "", 2),
         waiting_retries=5,
@@ -60,7 +60,7 @@ SHOP = OutboxView(
 
 @pytest.fixture
 def slot(board: Scoreboard) -> WorkerSlot:
-    slot = board.allot(UNIT)
+    slot = board.allot(ASSIGNMENT)
     slot.owned = 1
     slot.state = WorkerState.READY
     slot.epoch = NOW
@@ -82,7 +82,7 @@ def view(board: Scoreboard) -> MetricsView:
                 ),
             ),
         },
-        units={UNIT: figures()},
+        assignments={ASSIGNMENT: figures()},
         outboxes=(SHOP,),
         server_unix_ms=NOW,
         asked_ns=now_ns(),
@@ -193,12 +193,12 @@ def test_figures_of_an_outbox(view: MetricsView) -> None:
 def test_age_uses_the_clock_of_the_server(view: MetricsView) -> None:
     age = value(view, "streamqd_oldest_unread_age_seconds", **HERE)
     assert age == pytest.approx(90, abs=5)
-    view.units = {UNIT: figures(oldest="")}
+    view.assignments = {ASSIGNMENT: figures(oldest="")}
     assert value(view, "streamqd_oldest_unread_age_seconds", **HERE) == 0
 
 
 def test_metrics_omit_an_unknown_lag(view: MetricsView) -> None:
-    view.units = {UNIT: figures(unread=None)}
+    view.assignments = {ASSIGNMENT: figures(unread=None)}
     assert value(view, "streamqd_lag", **HERE) is None
     assert value(view, "streamqd_pending", **HERE) == 5
 
@@ -249,7 +249,7 @@ def test_metrics_include_the_instance(view: MetricsView, board: Scoreboard) -> N
 def test_histograms_merge_partitions_and_are_cumulative(
     view: MetricsView, board: Scoreboard, slot: WorkerSlot
 ) -> None:
-    other = board.allot(Unit("access", 4, "hits"))
+    other = board.allot(Assignment("access", 4, "hits"))
     slot.handle_histogram[0] = 2  # below every exposed bound
     slot.handle_histogram[10] = 5
     slot.handle_histogram[33] = 1  # above every bound

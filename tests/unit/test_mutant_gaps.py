@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from streamqd.config import Consumer, Settings
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.notify import Notifier
 from streamqd.process import Exit
 from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerCommand, WorkerState, now_ns
@@ -31,7 +31,7 @@ from streamqd.supervisor.plan import (
 from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker import ExitCode
 
-UNIT = Unit("access", 0, "hits")
+ASSIGNMENT = Assignment("access", 0, "hits")
 
 
 class FakeChild:
@@ -56,12 +56,12 @@ class FakeChild:
 
 
 class Scenario:
-    """One owned unit with a ready worker that holds two messages and runs the first."""
+    """One owned assignment with a ready worker that holds two messages and runs the first."""
 
     def __init__(self, **consumer: object) -> None:
         board = Scoreboard(1)
         settled = Consumer(topic="access", group="hits", handler="h:go", **consumer)  # type: ignore[arg-type]
-        self.holding = AssignmentState(UNIT, settled, board.allot(UNIT))
+        self.holding = AssignmentState(ASSIGNMENT, settled, board.allot(ASSIGNMENT))
         self.slot = self.holding.slot
         self.crew = WorkerPool(Settings(), board, [], [])
         self.limits = Limits()

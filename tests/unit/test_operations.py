@@ -28,7 +28,7 @@ from streamqd.cli.scale import scale
 from streamqd.config.values import parse_duration
 from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS, SUPERVISOR_SECONDS
 from streamqd.metrics.table import METRICS
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.notify import Notifier
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.supervisor.drain import RELEASE_SECONDS
@@ -114,11 +114,12 @@ def test_a_drain_without_progress_is_not_waited_for(watched: Watched) -> None:
     assert "EXTEND_TIMEOUT_USEC" not in watched.tick(draining=True)
 
 
-# --- the units ------------------------------------------------------------------------------------
+# --- the assignments
+# ------------------------------------------------------------------------------------
 
 
 def settings_of(text: str) -> list[str]:
-    """Return the settings of a unit, except the settings that an installation adapts."""
+    """Return the settings of an assignment, except the settings that an installation adapts."""
     before, _, rest = text.partition("# ---- adapt from here ")
     after = rest.partition("# ---- to here ")[2]
     lines = (before + after).splitlines()
@@ -286,12 +287,12 @@ def test_held_back_count_is_logged_without_another_message(clock: list[float]) -
         limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=2)
         for _ in range(5):
             limit.event(uid="a/0/1-0")
-        limit.catch_up(unit=Unit("a", 0, "g"))
+        limit.catch_up(assignment=Assignment("a", 0, "g"))
         assert len(lines.all()) == 2
 
         clock[0] += 1.0
-        limit.catch_up(unit=Unit("a", 0, "g"))
-        limit.catch_up(unit=Unit("a", 0, "g"))
+        limit.catch_up(assignment=Assignment("a", 0, "g"))
+        limit.catch_up(assignment=Assignment("a", 0, "g"))
         # The line that reports the held-back ones counts toward this second.
         limit.event(uid="a/0/2-0")
         limit.event(uid="a/0/3-0")
@@ -353,11 +354,14 @@ def test_doctor_and_pages_name_the_time_after_a_drain() -> None:
 
 def test_systemd_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> None:
     for name in ("streamqd.service", "streamqd@.service"):
-        unit = (ROOT / "systemd" / name).read_text()
-        assert float(value_of(unit, "TimeoutStopSec")) > defaults.daemon.drain_timeout + AFTER_DRAIN
-        assert float(value_of(unit, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
+        assignment = (ROOT / "systemd" / name).read_text()
+        assert (
+            float(value_of(assignment, "TimeoutStopSec"))
+            > defaults.daemon.drain_timeout + AFTER_DRAIN
+        )
+        assert float(value_of(assignment, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
         # A tick may wait several seconds for Redis, and several ticks must fit into the interval.
-        assert float(value_of(unit, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
+        assert float(value_of(assignment, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
 
 
 def test_kubernetes_waits_longer_than_a_drain_and_a_boot(defaults: config.Settings) -> None:

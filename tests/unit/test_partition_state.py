@@ -1,4 +1,4 @@
-"""The state machine of one unit: its next call, the effect of an answer, and the charged message.
+"""The state machine of one assignment: next call, effect of an answer, charged message.
 
 The tests pass answers by hand. Without an answer, the call must be repeated with equal arguments.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from streamqd.config import Consumer, Daemon
 from streamqd.errors import ContractError, RedisResponseError
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, WAITING, Scoreboard, WorkerState
@@ -24,7 +24,7 @@ from streamqd.supervisor.scoreboard_file import ResumableAssignment
 from streamqd.worker import ExitCode
 from streamqd.worker.dead_letters import crash_fields
 
-UNIT = Unit("access", 0, "hits")
+ASSIGNMENT = Assignment("access", 0, "hits")
 PLACES = [b"m:1-0", b"m:2-0", b"r:2-0", b"m:3-0"]
 KILLED = Exit(None, signal.SIGKILL)
 
@@ -34,7 +34,9 @@ class StateDriver:
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
-        self.partition = AssignmentState(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
+        self.partition = AssignmentState(
+            ASSIGNMENT, consumer, Scoreboard(slots=1).allot(ASSIGNMENT)
+        )
         self.slot = self.partition.slot
 
     def next_call(self) -> Call | None:
@@ -97,7 +99,7 @@ def driver() -> StateDriver:
 # --- acquire --------------------------------------------------------------------------------------
 
 
-def test_free_unit_has_no_next_call(driver: StateDriver):
+def test_free_assignment_has_no_next_call(driver: StateDriver):
     assert driver.next_call() is None
     assert not driver.partition.owned
     assert not driver.partition.startable
@@ -153,7 +155,7 @@ def test_resumed_charge_names_a_cause_only_if_known(
     driver: StateDriver, next_token: str, what: str
 ):
     """A worker that died before the supervisor died of something else."""
-    lease = Lease(driver.partition.unit, "old", 7)
+    lease = Lease(driver.partition.assignment, "old", 7)
     found = ResumableAssignment(lease, next_token, [], [PLACES[0]])
     driver.partition.resume(found, alone=True)
     assert driver.argument("charged") == PLACES[0]
@@ -165,7 +167,7 @@ def test_resumed_charge_names_a_cause_only_if_known(
 @pytest.mark.parametrize(
     ("word", "rest"), [("HELD", (b"900", b"9", b"east-1")), ("MOVED", (b"9",))]
 )
-def test_unit_taken_by_another_instance_is_not_owned(
+def test_assignment_taken_by_another_instance_is_not_owned(
     driver: StateDriver, word: str, rest: tuple[bytes, ...]
 ):
     driver.partition.acquire(seen_epoch=5)
@@ -278,7 +280,7 @@ def test_repeated_refence_charges_once(driver: StateDriver):
     assert driver.partition.startable
 
 
-def test_fenced_refence_loses_the_unit(driver: StateDriver):
+def test_fenced_refence_loses_the_assignment(driver: StateDriver):
     driver.hold().run().mark(RUNNING)
     driver.partition.on_exit(KILLED)
     assert driver.answer("FENCED", b"9", b"east-1") == "lost"
@@ -352,14 +354,14 @@ def test_missing_group_is_recreated_before_the_next_worker(driver: StateDriver):
     assert driver.partition.wants_exchange
 
 
-def test_fenced_worker_loses_the_unit(driver: StateDriver):
+def test_fenced_worker_loses_the_assignment(driver: StateDriver):
     driver.hold().run().quiet()
     assert driver.partition.on_exit(Exit(ExitCode.FENCED, None)).lost
     assert driver.partition.phase is Phase.FREE
     assert driver.next_call() is None
 
 
-def test_unit_lost_before_the_worker_exit_is_lost_once(driver: StateDriver):
+def test_assignment_lost_before_the_worker_exit_is_lost_once(driver: StateDriver):
     driver.hold().run().quiet().partition.become_free()
     assert not driver.partition.on_exit(Exit(ExitCode.FENCED, None)).lost
 
@@ -388,7 +390,7 @@ def test_crashes_without_a_suspect_are_counted(driver: StateDriver):
 # --- loss -----------------------------------------------------------------------------------------
 
 
-def test_process_exit_after_the_loss_of_its_unit_settles_nothing(driver: StateDriver):
+def test_process_exit_after_the_loss_of_its_assignment_settles_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.partition.become_free()
     found = driver.partition.on_exit(KILLED)
@@ -397,7 +399,7 @@ def test_process_exit_after_the_loss_of_its_unit_settles_nothing(driver: StateDr
     assert driver.partition.phase is Phase.FREE
 
 
-def test_entries_of_a_lost_unit_are_not_settled_later(driver: StateDriver):
+def test_entries_of_a_lost_assignment_are_not_settled_later(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.partition.become_free()
     driver.partition.on_exit(KILLED)
@@ -410,7 +412,7 @@ def test_entries_of_a_lost_unit_are_not_settled_later(driver: StateDriver):
     assert driver.places() == []
 
 
-def test_unkillable_process_is_fenced_and_its_unit_moves(driver: StateDriver):
+def test_unkillable_process_is_fenced_and_its_assignment_moves(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     child = driver.partition.child
     assert driver.partition.abandon() is child
@@ -420,7 +422,7 @@ def test_unkillable_process_is_fenced_and_its_unit_moves(driver: StateDriver):
     assert driver.script() == "lease_release"
 
 
-def test_lost_unit_is_no_longer_trusted(driver: StateDriver):
+def test_lost_assignment_is_no_longer_trusted(driver: StateDriver):
     driver.hold()
     driver.slot.trusted_until_ns = 10**18
     driver.partition.become_free()
@@ -463,7 +465,7 @@ def test_quiet_worker_is_replaced_before_its_exit(driver: StateDriver):
     assert driver.partition.startable
 
 
-def test_acquired_unit_is_booting(driver: StateDriver):
+def test_acquired_assignment_is_booting(driver: StateDriver):
     driver.hold()
     assert driver.slot.state == WorkerState.BOOTING
     assert not driver.partition.is_ready

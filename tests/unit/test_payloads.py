@@ -32,10 +32,10 @@ from streamqd.handlers import (
 from streamqd.handlers.payloads import decoder
 from streamqd.handlers.signatures import form_of
 from streamqd.message import Delivery, Message
-from streamqd.model import DeadAsked, ReleaseAsked, Unit
+from streamqd.model import Assignment, DeadAsked, ReleaseAsked
 from streamqd.worker.batches import errors_of
 
-DELIVERY = Delivery(Unit("access", 3, "hits"), "west-1", 7)
+DELIVERY = Delivery(Assignment("access", 3, "hits"), "west-1", 7)
 
 
 def message(number: int = 1) -> Message:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.supervisor.plan import (
     Acquire,
     Action,
@@ -25,17 +25,17 @@ from streamqd.supervisor.plan import (
     merge,
 )
 
-UNIT, OTHER = Unit("access", 0, "hits"), Unit("access", 1, "hits")
+ASSIGNMENT, OTHER = Assignment("access", 0, "hits"), Assignment("access", 1, "hits")
 
 IN_ORDER: list[Action] = [
-    KillWorker(UNIT, "stalled"),
-    StopWorker(UNIT, "drain"),
-    StopWorker(UNIT, "lost"),
-    StopWorker(UNIT, "shed"),
-    DismissWorker(UNIT),
-    StopWorker(UNIT, "recycle"),
-    ForkStandby(UNIT),
-    Acquire(UNIT, 7),
+    KillWorker(ASSIGNMENT, "stalled"),
+    StopWorker(ASSIGNMENT, "drain"),
+    StopWorker(ASSIGNMENT, "lost"),
+    StopWorker(ASSIGNMENT, "shed"),
+    DismissWorker(ASSIGNMENT),
+    StopWorker(ASSIGNMENT, "recycle"),
+    ForkStandby(ASSIGNMENT),
+    Acquire(ASSIGNMENT, 7),
 ]
 
 
@@ -45,30 +45,38 @@ def test_plan_keeps_the_first_of_two_actions(first: Action, second: Action) -> N
 
 
 def test_a_release_ranks_by_its_reason() -> None:
-    assert merge([ForkWorker(UNIT), ReleaseLease(UNIT, "shed"), ReleaseLease(UNIT, "drain")]) == [
-        ReleaseLease(UNIT, "drain")
-    ]
-    assert merge([ForkWorker(UNIT), ReleaseLease(UNIT, "unstartable")]) == [
-        ReleaseLease(UNIT, "unstartable")
+    assert merge(
+        [
+            ForkWorker(ASSIGNMENT),
+            ReleaseLease(ASSIGNMENT, "shed"),
+            ReleaseLease(ASSIGNMENT, "drain"),
+        ]
+    ) == [ReleaseLease(ASSIGNMENT, "drain")]
+    assert merge([ForkWorker(ASSIGNMENT), ReleaseLease(ASSIGNMENT, "unstartable")]) == [
+        ReleaseLease(ASSIGNMENT, "unstartable")
     ]
 
 
 def test_partitions_do_not_compete_and_forks_come_last() -> None:
-    assert merge([ForkWorker(UNIT), StopWorker(OTHER, "shed")]) == [
+    assert merge([ForkWorker(ASSIGNMENT), StopWorker(OTHER, "shed")]) == [
         StopWorker(OTHER, "shed"),
-        ForkWorker(UNIT),
+        ForkWorker(ASSIGNMENT),
     ]
 
 
 @pytest.mark.parametrize(
-    "beside", [InterruptRun(UNIT, 3), PauseWorker(UNIT, True), WakeWorker(UNIT, (1, 0))]
+    "beside",
+    [InterruptRun(ASSIGNMENT, 3), PauseWorker(ASSIGNMENT, True), WakeWorker(ASSIGNMENT, (1, 0))],
 )
 def test_worker_command_combines_with_any_other_action(beside: Action) -> None:
-    assert merge([StopWorker(UNIT, "drain"), beside]) == [beside, StopWorker(UNIT, "drain")]
-    assert merge([AdoptStandby(UNIT), beside]) == [beside, AdoptStandby(UNIT)]
+    assert merge([StopWorker(ASSIGNMENT, "drain"), beside]) == [
+        beside,
+        StopWorker(ASSIGNMENT, "drain"),
+    ]
+    assert merge([AdoptStandby(ASSIGNMENT), beside]) == [beside, AdoptStandby(ASSIGNMENT)]
 
 
-@pytest.mark.parametrize("ending", [DismissStandby(UNIT), KillStandby(UNIT)])
+@pytest.mark.parametrize("ending", [DismissStandby(ASSIGNMENT), KillStandby(ASSIGNMENT)])
 def test_standby_that_should_exit_is_not_adopted(ending: Action) -> None:
-    assert merge([AdoptStandby(UNIT), ending]) == [ending]
+    assert merge([AdoptStandby(ASSIGNMENT), ending]) == [ending]
     assert merge([AdoptStandby(OTHER), ending]) == [ending, AdoptStandby(OTHER)]

@@ -7,17 +7,17 @@ import json
 import pytest
 
 from streamqd.errors import InvalidValueError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import stacks
 from streamqd.store.keys import Keys
 from streamqd.store.stacks import BYTES_MAX, KEPT_SECONDS, PublishedStack
 
-UNIT = Unit("orders", 0, "bill")
+ASSIGNMENT = Assignment("orders", 0, "bill")
 FOUND = PublishedStack(5, 7, "one", 9, 4711, "Stack (most recent call first):\n  File x")
 
 
 def published(found: PublishedStack) -> bytes:
-    command = stacks.publish(Keys(), UNIT, found)
+    command = stacks.publish(Keys(), ASSIGNMENT, found)
     assert command[:2] == ("SET", "streaming:mq:stack:{orders:p:0}:bill")
     assert command[3:] == ("PX", KEPT_SECONDS * 1000)
     return command[2].encode()

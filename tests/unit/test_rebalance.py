@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import (
     Constraints,
@@ -24,7 +24,7 @@ from streamqd.policy.silence import FORGET_HEARTBEATS, FORGET_MAX, SilenceDetect
 TTL = 15.0
 HEARTBEAT = TTL / 5
 OFFERS = frozenset({("access", "hits")})
-UNITS = [Unit("access", number, "hits") for number in range(8)]
+ASSIGNMENTS = [Assignment("access", number, "hits") for number in range(8)]
 FREE = PartitionView(epoch=7, owner="", leased=False)
 
 
@@ -160,9 +160,9 @@ class Leases:
         self, at: float, left: float, *, epoch: int = 7, owner: str = "dead", alive: bool = False
     ) -> bool:
         me, dead = member("me"), member("dead")._replace(ttl=self.ttl)
-        views = {UNITS[0]: PartitionView(epoch, owner, True, left), UNITS[1]: FREE}
+        views = {ASSIGNMENTS[0]: PartitionView(epoch, owner, True, left), ASSIGNMENTS[1]: FREE}
         found = self.silence.expired(at, views, [me, dead], [me, dead] if alive else [me])
-        assert found <= {UNITS[0]}
+        assert found <= {ASSIGNMENTS[0]}
         return bool(found)
 
 
@@ -209,7 +209,7 @@ def test_own_instance_is_always_live():
 
 
 class Fleet:
-    """Instances that decide about the same units, at times that the test sets."""
+    """Instances that decide about the same assignments, at times that the test sets."""
 
     def __init__(self, *ids: str, delay: float = 3.0, hold: float = 10.0, moves: int = 4) -> None:
         self.damping = (delay, hold, moves)
@@ -218,8 +218,8 @@ class Fleet:
         self.leaving: set[str] = set()
         self.dead: set[str] = set()
         self.constraints = Constraints()
-        self.owned: dict[Unit, tuple[str, float]] = {}
-        self.moves: list[tuple[float, str, str, Unit]] = []
+        self.owned: dict[Assignment, tuple[str, float]] = {}
+        self.moves: list[tuple[float, str, str, Assignment]] = []
         self.now = 0.0
         for one in ids:
             self.join(one)
@@ -239,23 +239,31 @@ class Fleet:
                 for one in self.brains
                 if one not in self.dead
             ]
-            mine = {unit: since for unit, (owner, since) in self.owned.items() if owner == name}
-            views = {unit: self.view(unit) for unit in UNITS if unit not in mine}
-            room = (self.caps.get(name, 0) or len(UNITS)) - len(mine)
+            mine = {
+                assignment: since
+                for assignment, (owner, since) in self.owned.items()
+                if owner == name
+            }
+            views = {
+                assignment: self.view(assignment)
+                for assignment in ASSIGNMENTS
+                if assignment not in mine
+            }
+            room = (self.caps.get(name, 0) or len(ASSIGNMENTS)) - len(mine)
             decision = brain.decide(
-                self.now, live, UNITS, mine, 0, views, room=room, constraints=self.constraints
+                self.now, live, ASSIGNMENTS, mine, 0, views, room=room, constraints=self.constraints
             )
-            for unit in decision.shed:
-                del self.owned[unit]
-                self.moves.append((self.now, "shed", name, unit))
-            for unit in decision.acquire:
-                self.owned[unit] = (name, self.now)
-                self.moves.append((self.now, "acquire", name, unit))
+            for assignment in decision.shed:
+                del self.owned[assignment]
+                self.moves.append((self.now, "shed", name, assignment))
+            for assignment in decision.acquire:
+                self.owned[assignment] = (name, self.now)
+                self.moves.append((self.now, "acquire", name, assignment))
         self.now += HEARTBEAT
         return len(self.moves) - before
 
-    def view(self, unit: Unit) -> PartitionView:
-        owner = self.owned.get(unit, ("", 0.0))[0]
+    def view(self, assignment: Assignment) -> PartitionView:
+        owner = self.owned.get(assignment, ("", 0.0))[0]
         return PartitionView(1, owner, leased=bool(owner) and owner not in self.dead)
 
     def settle(self, heartbeats: int = 40) -> None:
@@ -328,165 +336,175 @@ def test_partition_is_not_moved_within_its_hold_time():
     assert min(sheds) - acquired >= 10 * HEARTBEAT
 
 
-def test_leaving_member_keeps_its_units_until_their_release():
+def test_leaving_member_keeps_its_assignments_until_their_release():
     fleet = Fleet("a", "b")
     fleet.heartbeat()
     fleet.leaving.add("b")
     fleet.moves.clear()
     fleet.heartbeat()
     assert [what for _, what, name, _ in fleet.moves if name == "a"] == []
-    # b drains: its units become free one by one, and a takes them at its next look.
-    freed = [unit for unit, (owner, _) in fleet.owned.items() if owner == "b"]
-    for unit in freed:
-        del fleet.owned[unit]
+    # b drains: its assignments become free one by one, and a takes them at its next look.
+    freed = [assignment for assignment, (owner, _) in fleet.owned.items() if owner == "b"]
+    for assignment in freed:
+        del fleet.owned[assignment]
     fleet.heartbeat()
     assert fleet.shares()["a"] == 8
 
 
 def test_expired_lease_of_a_live_owner_is_not_taken():
-    """The owner renews it late, so a pause of the server longer than the ttl moves no unit."""
+    """The owner renews it late, so a pause of the server longer than the ttl moves nothing."""
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
     live = [member("a"), member("b")]
     for heartbeat in range(20):
-        views = {UNITS[0]: renewed if heartbeat % 2 else expired}
-        decision = brain.decide(heartbeat * HEARTBEAT, live, UNITS[:1], {}, 0, views, room=8)
+        views = {ASSIGNMENTS[0]: renewed if heartbeat % 2 else expired}
+        decision = brain.decide(heartbeat * HEARTBEAT, live, ASSIGNMENTS[:1], {}, 0, views, room=8)
         assert decision.acquire == []
-    dead = brain.decide(99.0, live[:1], UNITS[:1], {}, 0, {UNITS[0]: expired}, room=8)
-    assert dead.acquire == UNITS[:1]
+    dead = brain.decide(99.0, live[:1], ASSIGNMENTS[:1], {}, 0, {ASSIGNMENTS[0]: expired}, room=8)
+    assert dead.acquire == ASSIGNMENTS[:1]
 
 
 def test_unrenewed_lease_of_a_live_owner_is_taken_later():
-    """An owner restarted with a smaller cap beats, but no longer renews the lease of this unit."""
+    """An owner restarted with a smaller cap beats, but no longer renews this lease."""
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
-    views = {UNITS[0]: PartitionView(3, "b", leased=False)}
+    views = {ASSIGNMENTS[0]: PartitionView(3, "b", leased=False)}
     taken = [
-        brain.decide(heartbeat * HEARTBEAT, live, UNITS[:1], {}, 0, views, room=8).acquire
+        brain.decide(heartbeat * HEARTBEAT, live, ASSIGNMENTS[:1], {}, 0, views, room=8).acquire
         for heartbeat in range(3)
     ]
-    assert taken == [[], [], UNITS[:1]]
+    assert taken == [[], [], ASSIGNMENTS[:1]]
 
 
 def test_expired_lease_no_longer_offered_is_taken_immediately():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     other = MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False)
-    views = {UNITS[0]: PartitionView(3, "b", leased=False)}
-    decision = brain.decide(0.0, [member("a"), other], UNITS[:1], {}, 0, views, room=8)
-    assert decision.acquire == UNITS[:1]
+    views = {ASSIGNMENTS[0]: PartitionView(3, "b", leased=False)}
+    decision = brain.decide(0.0, [member("a"), other], ASSIGNMENTS[:1], {}, 0, views, room=8)
+    assert decision.acquire == ASSIGNMENTS[:1]
 
 
 @pytest.mark.fault("F3")
-def test_unit_is_not_moved_to_an_instance_in_a_crash_loop():
+def test_assignment_is_not_moved_to_an_instance_in_a_crash_loop():
     brain = Rebalancer("a", 0.0, 0.0, 8, grace_seconds=2 * HEARTBEAT)
-    mine = dict.fromkeys(UNITS, -100.0)
+    mine = dict.fromkeys(ASSIGNMENTS, -100.0)
     healthy = [member("a"), member("b")]
-    assert brain.decide(0.0, healthy, UNITS, mine, 0, {}, room=0).shed
-    broken = [member("a"), member("b")._replace(broken=frozenset(UNITS))]
-    assert brain.decide(HEARTBEAT, broken, UNITS, mine, 0, {}, room=0).shed == []
+    assert brain.decide(0.0, healthy, ASSIGNMENTS, mine, 0, {}, room=0).shed
+    broken = [member("a"), member("b")._replace(broken=frozenset(ASSIGNMENTS))]
+    assert brain.decide(HEARTBEAT, broken, ASSIGNMENTS, mine, 0, {}, room=0).shed == []
 
 
 def test_lowered_cap_hands_over_the_excess():
     brain = Rebalancer("a", 60.0, 60.0, 1, grace_seconds=2 * HEARTBEAT)
-    mine = {unit: float(number) for number, unit in enumerate(UNITS[:4])}
-    decision = brain.decide(0.0, [member("a")], UNITS[:4], mine, 0, {}, room=-3)
-    assert decision.shed == UNITS[1:4]
+    mine = {assignment: float(number) for number, assignment in enumerate(ASSIGNMENTS[:4])}
+    decision = brain.decide(0.0, [member("a")], ASSIGNMENTS[:4], mine, 0, {}, room=-3)
+    assert decision.shed == ASSIGNMENTS[1:4]
 
 
 def test_live_lease_is_never_taken():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
-    views = {UNITS[0]: PartitionView(3, "gone", leased=True)}
-    assert brain.decide(99.0, [member("a")], UNITS[:1], {}, 0, views, room=8).acquire == []
+    views = {ASSIGNMENTS[0]: PartitionView(3, "gone", leased=True)}
+    assert brain.decide(99.0, [member("a")], ASSIGNMENTS[:1], {}, 0, views, room=8).acquire == []
 
 
-def test_free_unit_waits_for_its_member_within_the_patience():
+def test_free_assignment_waits_for_its_member_within_the_patience():
     # One of the two units is assigned to b, which may be unable to take it.
     brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
-    units = UNITS[:2]
-    first = brain.decide(0.0, live, units, {}, 0, dict.fromkeys(units, FREE), room=8).acquire
+    assignments = ASSIGNMENTS[:2]
+    first = brain.decide(
+        0.0, live, assignments, {}, 0, dict.fromkeys(assignments, FREE), room=8
+    ).acquire
     assert len(first) == 1
-    (other,) = set(units) - set(first)
+    (other,) = set(assignments) - set(first)
     mine, views = {first[0]: 0.0}, {other: FREE}
-    assert brain.decide(HEARTBEAT, live, units, mine, 0, views, room=8).acquire == []
-    assert brain.decide(2 * HEARTBEAT, live, units, mine, 0, views, room=8).acquire == [other]
+    assert brain.decide(HEARTBEAT, live, assignments, mine, 0, views, room=8).acquire == []
+    assert brain.decide(2 * HEARTBEAT, live, assignments, mine, 0, views, room=8).acquire == [other]
 
 
 def test_patience_restarts_after_another_owner():
     brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
-    units = UNITS[:2]
-    mine, other = {UNITS[0]: 0.0}, UNITS[1]
+    assignments = ASSIGNMENTS[:2]
+    mine, other = {ASSIGNMENTS[0]: 0.0}, ASSIGNMENTS[1]
     for heartbeat in range(10):
         views = {other: PartitionView(heartbeat, "", leased=False)}  # a new epoch each time
         assert (
-            brain.decide(heartbeat * HEARTBEAT, live, units, mine, 0, views, room=8).acquire == []
+            brain.decide(heartbeat * HEARTBEAT, live, assignments, mine, 0, views, room=8).acquire
+            == []
         )
 
 
 def test_no_more_is_taken_than_there_is_room_for():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
-    views = dict.fromkeys(UNITS, FREE)
-    taken = brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=3).acquire
+    views = dict.fromkeys(ASSIGNMENTS, FREE)
+    taken = brain.decide(0.0, [member("a")], ASSIGNMENTS, {}, 0, views, room=3).acquire
     assert len(taken) == 3
-    assert brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=0).acquire == []
+    assert brain.decide(0.0, [member("a")], ASSIGNMENTS, {}, 0, views, room=0).acquire == []
 
 
-def test_free_units_are_taken_a_few_at_a_time():
+def test_free_assignments_are_taken_a_few_at_a_time():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
-    units = [Unit("access", number, "hits") for number in range(100)]
-    views, taken, now = dict.fromkeys(units, FREE), [], 0.0
+    assignments = [Assignment("access", number, "hits") for number in range(100)]
+    views, taken, now = dict.fromkeys(assignments, FREE), [], 0.0
     while views:
         decision = brain.decide(
-            now, [member("a")], units, dict.fromkeys(taken, 0.0), 0, views, room=100
+            now, [member("a")], assignments, dict.fromkeys(taken, 0.0), 0, views, room=100
         )
         taken += decision.acquire
-        for unit in decision.acquire:
-            del views[unit]
+        for assignment in decision.acquire:
+            del views[assignment]
         assert decision.more == bool(views)
         assert len(taken) <= 16 + 64 * now
         now += 0.1
-    assert taken == units
+    assert taken == assignments
     assert now < 2.0
 
 
-def test_units_owned_elsewhere_count_for_the_share():
-    """Otherwise, the member would get units and give them back in a loop."""
+def test_assignments_owned_elsewhere_count_for_the_share():
+    """Otherwise, the member would get assignments and give them back in a loop."""
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
-    mine = dict.fromkeys(UNITS[:6], 0.0)
-    other = dict.fromkeys(UNITS[6:], PartitionView(1, "b", leased=True))
+    mine = dict.fromkeys(ASSIGNMENTS[:6], 0.0)
+    other = dict.fromkeys(ASSIGNMENTS[6:], PartitionView(1, "b", leased=True))
     more = Member("b", 1, 0, OFFERS | {("orders", "bill")})
     busy, idle = (MemberView(more, 0, leaving=False, owned=owned) for owned in (6, 2))
-    assert brain.decide(9.0, [member("a"), busy], UNITS, mine, 0, other, room=2).shed == []
-    assert len(brain.decide(9.1, [member("a"), idle], UNITS, mine, 0, other, room=2).shed) == 2
-    # A member of an older version does not report its units.
+    assert brain.decide(9.0, [member("a"), busy], ASSIGNMENTS, mine, 0, other, room=2).shed == []
+    assert (
+        len(brain.decide(9.1, [member("a"), idle], ASSIGNMENTS, mine, 0, other, room=2).shed) == 2
+    )
+    # A member of an older version does not report its assignments.
     assert (
         len(
             brain.decide(
-                9.2, [member("a"), idle._replace(owned=None)], UNITS, mine, 0, other, room=2
+                9.2, [member("a"), idle._replace(owned=None)], ASSIGNMENTS, mine, 0, other, room=2
             ).shed
         )
         == 2
     )
     # A member without other offers owns nothing elsewhere, even if its last beat reports it.
     same = MemberView(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
-    assert len(brain.decide(9.3, [member("a"), same], UNITS, mine, 0, other, room=2).shed) == 2
+    assert (
+        len(brain.decide(9.3, [member("a"), same], ASSIGNMENTS, mine, 0, other, room=2).shed) == 2
+    )
 
 
 def test_moves_under_way_count_against_the_limit():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
-    mine = dict.fromkeys(UNITS, 0.0)
+    mine = dict.fromkeys(ASSIGNMENTS, 0.0)
     live = [member("a"), member("b")]
-    assert len(brain.decide(1.0, live, UNITS, mine, 0, {}, room=0).shed) == 4
-    assert len(brain.decide(2.0, live, UNITS, mine, 3, {}, room=0).shed) == 1
-    assert brain.decide(3.0, live, UNITS, mine, 4, {}, room=0).shed == []
+    assert len(brain.decide(1.0, live, ASSIGNMENTS, mine, 0, {}, room=0).shed) == 4
+    assert len(brain.decide(2.0, live, ASSIGNMENTS, mine, 3, {}, room=0).shed) == 1
+    assert brain.decide(3.0, live, ASSIGNMENTS, mine, 4, {}, room=0).shed == []
 
 
-def test_unit_moves_to_a_member_that_still_has_a_consumer():
+def test_assignment_moves_to_a_member_that_still_has_a_consumer():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
-    me, mine = MemberView(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
-    assert brain.decide(9.0, [me], UNITS[:1], mine, 0, {}, room=8).shed == []
-    assert brain.decide(9.0, [me, member("b")], UNITS[:1], mine, 0, {}, room=8).shed == UNITS[:1]
+    me, mine = MemberView(Member("a", 1, 0, frozenset()), 0, False), {ASSIGNMENTS[0]: 0.0}
+    assert brain.decide(9.0, [me], ASSIGNMENTS[:1], mine, 0, {}, room=8).shed == []
+    assert (
+        brain.decide(9.0, [me, member("b")], ASSIGNMENTS[:1], mine, 0, {}, room=8).shed
+        == ASSIGNMENTS[:1]
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -510,8 +528,8 @@ def test_rebalancing_converges_after_any_membership_changes(changes: list[str]):
             fleet.heartbeat()
             fleet.dead.discard(name)
             del fleet.brains[name]
-            for unit in [u for u, (owner, _) in fleet.owned.items() if owner == name]:
-                del fleet.owned[unit]
+            for assignment in [u for u, (owner, _) in fleet.owned.items() if owner == name]:
+                del fleet.owned[assignment]
         else:
             fleet.join(name)
         fleet.heartbeat()
@@ -527,30 +545,30 @@ def test_rebalancing_converges_after_any_membership_changes(changes: list[str]):
 # --- directives of operators ----------------------------------------------------------------------
 
 
-def ordered(fleet: Fleet, unit: Unit, to: str, at: int = 1) -> None:
+def ordered(fleet: Fleet, assignment: Assignment, to: str, at: int = 1) -> None:
     fleet.constraints = fleet.constraints._replace(
-        moves={**fleet.constraints.moves, unit: (to, at)}
+        moves={**fleet.constraints.moves, assignment: (to, at)}
     )
 
 
 def test_ordered_move_happens_immediately_and_is_kept():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
     fleet.settle(3)
-    unit = next(unit for unit, (owner, _) in fleet.owned.items() if owner == "a")
+    assignment = next(assignment for assignment, (owner, _) in fleet.owned.items() if owner == "a")
     fleet.moves.clear()
-    ordered(fleet, unit, "b")
+    ordered(fleet, assignment, "b")
     fleet.heartbeat()
     fleet.settle(400)  # much longer than delay and hold
     assert [(what, name, moved) for _, what, name, moved in fleet.moves] == [
-        ("shed", "a", unit),
-        ("acquire", "b", unit),
+        ("shed", "a", assignment),
+        ("acquire", "b", assignment),
     ]
     assert fleet.shares() == {"a": 3, "b": 5}
 
 
 def test_move_to_an_absent_instance_waits_for_its_return():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
-    ordered(fleet, UNITS[0], "c")
+    ordered(fleet, ASSIGNMENTS[0], "c")
     fleet.settle(3)
     assert fleet.shares() == {"a": 4, "b": 4}
     fleet.moves.clear()
@@ -558,13 +576,13 @@ def test_move_to_an_absent_instance_waits_for_its_return():
     fleet.settle(3)
     assert fleet.moves == [], "the order is old: it waits for its time like every move"
     fleet.settle(400)
-    assert fleet.owned[UNITS[0]][0] == "c"
+    assert fleet.owned[ASSIGNMENTS[0]][0] == "c"
 
 
 @pytest.mark.parametrize(
     "target",
     [
-        member("b", cap=0)._replace(broken=frozenset(UNITS[:1])),
+        member("b", cap=0)._replace(broken=frozenset(ASSIGNMENTS[:1])),
         member("b", leaving=True),
         MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False),
     ],
@@ -572,23 +590,25 @@ def test_move_to_an_absent_instance_waits_for_its_return():
 )
 def test_move_to_an_unable_instance_is_ignored(target: MemberView):
     brain = Rebalancer("a", 0.0, 0.0, 8, grace_seconds=0.0)
-    chosen = Constraints({UNITS[0]: ("b", 1)})
-    mine = {UNITS[0]: 0.0}
+    chosen = Constraints({ASSIGNMENTS[0]: ("b", 1)})
+    mine = {ASSIGNMENTS[0]: 0.0}
     live = [member("a"), target]
-    assert brain.decide(1.0, live, UNITS[:1], mine, 0, {}, room=8, constraints=chosen).shed == []
+    assert (
+        brain.decide(1.0, live, ASSIGNMENTS[:1], mine, 0, {}, room=8, constraints=chosen).shed == []
+    )
 
 
 def test_ordered_moves_respect_the_cap():
     members = [member("a"), member("b", cap=2)]
-    moves = dict.fromkeys(UNITS[:3], "b")
-    wanted = place(members, UNITS, {}, moves)
-    assert [unit for unit, owner in wanted.items() if owner == "b"] == UNITS[:2]
-    assert set(wanted) == set(UNITS)
+    moves = dict.fromkeys(ASSIGNMENTS[:3], "b")
+    wanted = place(members, ASSIGNMENTS, {}, moves)
+    assert [assignment for assignment, owner in wanted.items() if owner == "b"] == ASSIGNMENTS[:2]
+    assert set(wanted) == set(ASSIGNMENTS)
 
 
 def test_moves_count_for_nothing_in_the_balancing_of_the_rest():
-    wanted = place([member("a"), member("b")], UNITS, {}, dict.fromkeys(UNITS[:2], "b"))
-    rest = [wanted[unit] for unit in UNITS[2:]]
+    wanted = place([member("a"), member("b")], ASSIGNMENTS, {}, dict.fromkeys(ASSIGNMENTS[:2], "b"))
+    rest = [wanted[assignment] for assignment in ASSIGNMENTS[2:]]
     assert (rest.count("a"), rest.count("b")) == (3, 3)
 
 
@@ -610,28 +630,32 @@ def test_stopped_group_is_released_and_not_taken():
     """The instances release its partitions, and the partitions of other groups stay."""
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
-    topic, group = UNITS[0].topic, UNITS[0].group
+    topic, group = ASSIGNMENTS[0].topic, ASSIGNMENTS[0].group
     fleet.constraints = Constraints(stopped={(topic, group)})
     fleet.settle(1)
-    kept = {unit for unit in UNITS if (unit.topic, unit.group) != (topic, group)}
+    kept = {
+        assignment
+        for assignment in ASSIGNMENTS
+        if (assignment.topic, assignment.group) != (topic, group)
+    }
     assert set(fleet.owned) == kept
     fleet.settle(20)
     assert set(fleet.owned) == kept
     fleet.constraints = Constraints()
     fleet.settle(5)
-    assert set(fleet.owned) == set(UNITS)
+    assert set(fleet.owned) == set(ASSIGNMENTS)
 
 
-def test_units_of_a_stopped_group_make_room_below_the_cap():
+def test_assignments_of_a_stopped_group_make_room_below_the_cap():
     """An instance over its cap keeps its other partitions if the stop makes enough room."""
-    other = Unit("t2", 0, "g")
-    units = [*UNITS[:2], other]
+    other = Assignment("t2", 0, "g")
+    assignments = [*ASSIGNMENTS[:2], other]
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=1.0)
-    mine = {unit: float(number) for number, unit in enumerate(units)}
-    stopped = Constraints(stopped={(UNITS[0].topic, UNITS[0].group)})
+    mine = {assignment: float(number) for number, assignment in enumerate(assignments)}
+    stopped = Constraints(stopped={(ASSIGNMENTS[0].topic, ASSIGNMENTS[0].group)})
     live = [member("a")]
-    decision = brain.decide(1.0, live, units, mine, 0, {}, room=-1, constraints=stopped)
-    assert decision.shed == sorted(UNITS[:2])
+    decision = brain.decide(1.0, live, assignments, mine, 0, {}, room=-1, constraints=stopped)
+    assert decision.shed == sorted(ASSIGNMENTS[:2])
 
 
 def test_hurry_skips_delay_and_hold_and_still_limits_moves():

@@ -11,7 +11,7 @@ from streamqd.admin.checks import judged
 from streamqd.admin.instances import instance_row, reload_waits
 from streamqd.admin.published import FleetState
 from streamqd.admin.snapshot import FleetSnapshot
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.members import Heartbeat
 
@@ -43,7 +43,7 @@ def test_a_reload_waits_for_the_running_message_of_a_worker() -> None:
 
     assert found is not None
     assert (found.asked_unix_ms, found.by, found.reason) == (ASKED, "ann@west", "prices")
-    assert found.unit == Unit("orders", 0, "bill")
+    assert found.assignment == Assignment("orders", 0, "bill")
     assert found.waits_for == (
         "the message of orders/0/bill that has been running for 6 min 40 s; then 3 more workers to"
         " replace"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.config import Consumer, Daemon
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.capacity import GIVE_UP_SECONDS, Capacity
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerState
@@ -36,7 +36,7 @@ from streamqd.supervisor.rolling_replacement import (
 )
 from tests.support.planned_twice import twice
 
-UNITS = [Unit("access", number, "hits") for number in range(3)]
+ASSIGNMENTS = [Assignment("access", number, "hits") for number in range(3)]
 STEPS = ["max_rss", "max_messages", "reload", "boot", "warm", "quiet", "die", "wait", "forget"]
 
 
@@ -44,9 +44,12 @@ class Fleet:
     """Partitions with workers and their replacement. `apply` applies the actions of a plan."""
 
     def __init__(self, **consumer: Any) -> None:
-        board = Scoreboard(len(UNITS))
+        board = Scoreboard(len(ASSIGNMENTS))
         chosen = Consumer(topic="access", group="hits", handler="h:go", **consumer)
-        self.partitions = {unit: AssignmentState(unit, chosen, board.allot(unit)) for unit in UNITS}
+        self.partitions = {
+            assignment: AssignmentState(assignment, chosen, board.allot(assignment))
+            for assignment in ASSIGNMENTS
+        }
         self.replacement = RollingReplacement()
         self.daemon = Daemon()
         self.now = 100.0
@@ -83,7 +86,7 @@ class Fleet:
 
     def apply(self, actions: list[Action]) -> None:
         for action in merge(actions):
-            partition = self.partitions[action.unit]
+            partition = self.partitions[action.assignment]
             match action:
                 case ForkStandby():
                     partition.standby = self.process()
@@ -91,7 +94,7 @@ class Fleet:
                 case DismissStandby():
                     partition.standby_ended()
                 case KillStandby():
-                    self.strike("die", action.unit)
+                    self.strike("die", action.assignment)
                 case StopWorker(_, reason):
                     assert partition.worker is not None
                     partition.worker.stop_reason = partition.stop_reason or reason
@@ -101,11 +104,11 @@ class Fleet:
                 case _:
                     assert isinstance(action, KillWorker)
 
-    def strike(self, step: str, unit: Unit) -> None:
+    def strike(self, step: str, assignment: Assignment) -> None:
         """Cause one event at a partition."""
-        partition = self.partitions[unit]
+        partition = self.partitions[assignment]
         if step in ("max_rss", "max_messages", "reload"):
-            self.replacement.request(unit, step)
+            self.replacement.request(assignment, step)
         elif step == "boot" and partition.child is None:
             if partition.phase is Phase.REFENCING:
                 partition.apply_reply(Reply("OK", [b"8"]), self.now)
@@ -128,16 +131,16 @@ class Fleet:
 @given(
     handover=st.sampled_from(["warm", "cold"]),
     steps=st.lists(
-        st.tuples(st.sampled_from(STEPS), st.sampled_from(UNITS), st.booleans()), max_size=60
+        st.tuples(st.sampled_from(STEPS), st.sampled_from(ASSIGNMENTS), st.booleans()), max_size=60
     ),
 )
 def test_plan_depends_only_on_the_observed_state(
-    handover: str, steps: list[tuple[str, Unit, bool]]
+    handover: str, steps: list[tuple[str, Assignment, bool]]
 ) -> None:
     """The plan depends only on the observed state, even if the previous plan was not applied."""
     fleet = Fleet(handover=handover)
-    for step, unit, applied in steps:
-        fleet.strike(step, unit)
+    for step, assignment, applied in steps:
+        fleet.strike(step, assignment)
         actions = fleet.tick()
         assert sum(isinstance(each, ForkStandby) for each in actions) <= 1
         if applied:
@@ -147,10 +150,10 @@ def test_plan_depends_only_on_the_observed_state(
 
 def test_stop_is_repeated_only_until_the_worker_has_it() -> None:
     fleet = Fleet()
-    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     fleet.apply(fleet.tick())
-    fleet.strike("warm", UNITS[0])
-    stop = [StopWorker(UNITS[0], "recycle")]
+    fleet.strike("warm", ASSIGNMENTS[0])
+    stop = [StopWorker(ASSIGNMENTS[0], "recycle")]
     assert fleet.tick() == stop
     assert fleet.tick() == stop
     fleet.apply(stop)
@@ -160,54 +163,54 @@ def test_stop_is_repeated_only_until_the_worker_has_it() -> None:
 def test_reload_dismisses_the_old_standby_of_an_exited_worker() -> None:
     """The old standby would be adopted, and the roll skips a partition without a worker."""
     fleet = Fleet()
-    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     fleet.apply(fleet.tick())
     for step in ("warm", "quiet"):
-        fleet.strike(step, UNITS[0])
+        fleet.strike(step, ASSIGNMENTS[0])
         fleet.apply(fleet.tick())
-    assert fleet.partitions[UNITS[0]].child is None
+    assert fleet.partitions[ASSIGNMENTS[0]].child is None
     fleet.replacement.forget()
-    assert fleet.tick() == [DismissStandby(UNITS[0])]
+    assert fleet.tick() == [DismissStandby(ASSIGNMENTS[0])]
 
 
 def test_reload_does_not_use_a_standby_with_old_code() -> None:
     """The standby has the old code, and would run it as the reloaded worker."""
     fleet = Fleet()
-    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     fleet.apply(fleet.tick())
-    fleet.strike("warm", UNITS[0])
+    fleet.strike("warm", ASSIGNMENTS[0])
     fleet.replacement.forget()
-    fleet.replacement.request(UNITS[0], "reload")
-    assert fleet.tick() == [DismissStandby(UNITS[0])]
-    fleet.apply([DismissStandby(UNITS[0])])
-    assert fleet.tick() == [ForkStandby(UNITS[0])]
+    fleet.replacement.request(ASSIGNMENTS[0], "reload")
+    assert fleet.tick() == [DismissStandby(ASSIGNMENTS[0])]
+    fleet.apply([DismissStandby(ASSIGNMENTS[0])])
+    assert fleet.tick() == [ForkStandby(ASSIGNMENTS[0])]
 
 
 def test_other_workers_do_not_wait_for_an_exiting_standby() -> None:
     """A standby may take as long as its `on_stop`. Only its own partition waits for it."""
     fleet = Fleet()
-    ending = fleet.partitions[UNITS[0]]
+    ending = fleet.partitions[ASSIGNMENTS[0]]
     ending.slot.standby_pid = fleet.process().pid
-    for unit in UNITS[:2]:
-        fleet.replacement.request(unit, "max_rss")
-    assert fleet.tick() == [ForkStandby(UNITS[1])]
+    for assignment in ASSIGNMENTS[:2]:
+        fleet.replacement.request(assignment, "max_rss")
+    assert fleet.tick() == [ForkStandby(ASSIGNMENTS[1])]
     fleet.replacement.forget()
-    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     assert fleet.tick() == []
     ending.slot.standby_pid = 0
-    assert fleet.tick() == [ForkStandby(UNITS[0])]
+    assert fleet.tick() == [ForkStandby(ASSIGNMENTS[0])]
 
 
 def test_idle_worker_stays_and_its_pace_is_reset() -> None:
     fleet = Fleet()
-    partition = fleet.partitions[UNITS[0]]
+    partition = fleet.partitions[ASSIGNMENTS[0]]
     partition.pace = 50.0
-    fleet.replacement.request(UNITS[0], "max_messages")
+    fleet.replacement.request(ASSIGNMENTS[0], "max_messages")
     fleet.apply(fleet.tick())
-    fleet.strike("warm", UNITS[0])
+    fleet.strike("warm", ASSIGNMENTS[0])
     assert fleet.tick() == []
-    fleet.strike("wait", UNITS[0])
-    assert fleet.tick() == [DismissStandby(UNITS[0])]
+    fleet.strike("wait", ASSIGNMENTS[0])
+    assert fleet.tick() == [DismissStandby(ASSIGNMENTS[0])]
     assert partition.pace == 0.0
 
 
@@ -225,7 +228,9 @@ def test_refused_partitions_are_released_together(since: list[float]) -> None:
     now = 50.0 + GIVE_UP_SECONDS
     process_capacity.observe(capacity, now, partitions, "Too many open files")
     wishes = twice(lambda: list(process_capacity.wishes(now, partitions)), capacity, partitions)
-    refused = [unit for unit, at in zip(UNITS, since, strict=True) if at]
+    refused = [assignment for assignment, at in zip(ASSIGNMENTS, since, strict=True) if at]
     lasting = 50.0 in since
-    assert wishes == ([ReleaseLease(unit, "unstartable") for unit in refused] if lasting else [])
-    assert capacity.limit == (len(UNITS) - len(refused) if lasting else None)
+    assert wishes == (
+        [ReleaseLease(assignment, "unstartable") for assignment in refused] if lasting else []
+    )
+    assert capacity.limit == (len(ASSIGNMENTS) - len(refused) if lasting else None)

@@ -9,7 +9,7 @@ import pytest
 
 from streamqd import scoreboard
 from streamqd.idle_reason import CIRCUIT, FLOOD, SETTLED_SO_FAR
-from streamqd.model import LANES_MAX, Unit
+from streamqd.model import LANES_MAX, Assignment
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
     BUCKETS,
@@ -32,7 +32,7 @@ from streamqd.scoreboard import (
     entries_of,
 )
 
-UNIT = Unit("access", 3, "hits")
+ASSIGNMENT = Assignment("access", 3, "hits")
 PLACES = [b"m:1763640000000-0", b"r:1763640000000-0", b"m:1763640000000-1", b"m:1-2", b"m:1-3"]
 
 
@@ -43,39 +43,42 @@ def board() -> Scoreboard:
 
 @pytest.fixture
 def slot(board: Scoreboard) -> WorkerSlot:
-    return board.allot(UNIT)
+    return board.allot(ASSIGNMENT)
 
 
 # --- slots ----------------------------------------------------------------------------------------
 
 
-def test_unit_keeps_its_slot(board: Scoreboard):
-    first = board.allot(UNIT)
-    second = board.allot(Unit("access", 3, "agents"))
+def test_assignment_keeps_its_slot(board: Scoreboard):
+    first = board.allot(ASSIGNMENT)
+    second = board.allot(Assignment("access", 3, "agents"))
     assert (first.index, second.index) == (0, 1)
-    assert board.allot(UNIT) is first
-    assert [slot.unit for slot in board.slots()] == [UNIT, Unit("access", 3, "agents")]
+    assert board.allot(ASSIGNMENT) is first
+    assert [slot.assignment for slot in board.slots()] == [
+        ASSIGNMENT,
+        Assignment("access", 3, "agents"),
+    ]
     assert board.used == 2
 
 
-def test_unused_slot_has_no_unit(board: Scoreboard):
-    assert board.slot(2).unit is None
+def test_unused_slot_has_no_assignment(board: Scoreboard):
+    assert board.slot(2).assignment is None
 
 
 def test_slot_fits_the_longest_names(board: Scoreboard):
-    unit = Unit("t" * 64, 4095, "g" * 64)
-    assert board.allot(unit).unit == unit
+    assignment = Assignment("t" * 64, 4095, "g" * 64)
+    assert board.allot(assignment).assignment == assignment
 
 
 def test_full_board_raises(board: Scoreboard):
     for number in range(4):
-        board.allot(Unit("a", number, "g"))
+        board.allot(Assignment("a", number, "g"))
     with pytest.raises(ValueError, match="all 4 slots"):
-        board.allot(Unit("a", 4, "g"))
+        board.allot(Assignment("a", 4, "g"))
 
 
 def test_slots_do_not_overlap(board: Scoreboard):
-    slots = [board.allot(Unit("a", number, "g")) for number in range(4)]
+    slots = [board.allot(Assignment("a", number, "g")) for number in range(4)]
     for number, one in enumerate(slots):
         one.post_batch([b"m:%d-%d" % (2**63 + number, entry) for entry in range(ENTRIES_MAX)])
         one.states[ENTRIES_MAX - 1] = DONE
@@ -85,7 +88,7 @@ def test_slots_do_not_overlap(board: Scoreboard):
         for name in COUNTERS:
             one.add(name, number + 1)
     for number, one in enumerate(slots):
-        assert one.unit == Unit("a", number, "g")
+        assert one.assignment == Assignment("a", number, "g")
         assert one.batch().done == [b"m:%d-%d" % (2**63 + number, ENTRIES_MAX - 1)]
         assert {one.counter(name) for name in COUNTERS} == {number + 1}
         assert one.histogram("ack")[1] == number / 1e9
@@ -258,7 +261,7 @@ def test_slot_memory_follows_its_lanes():
         def taken() -> int:
             return os.fstat(descriptor).st_blocks * 512
 
-        few, many, none = (board.allot(Unit("orders", number, "bill")) for number in range(3))
+        few, many, none = (board.allot(Assignment("orders", number, "bill")) for number in range(3))
         before = taken()
         few.reserve(128)
         few.reserve(1)
@@ -367,7 +370,7 @@ def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
 def test_child_that_leaves_its_slot_writes_to_private_memory():
     """Writes of a forked child never reach the process that owns the slot."""
     board = Scoreboard(slots=4)
-    slot, other = board.allot(Unit("a", 0, "g")), board.allot(Unit("a", 1, "g"))
+    slot, other = board.allot(Assignment("a", 0, "g")), board.allot(Assignment("a", 1, "g"))
     slot.words[WORD_COMMAND], slot.states[5] = 2, RUNNING
     words, states = slot.words, slot.states
     child = os.fork()
@@ -375,6 +378,6 @@ def test_child_that_leaves_its_slot_writes_to_private_memory():
         slot.leave()
         clean = not any(words) and not any(states)
         words[WORD_COMMAND], states[5] = 7, DONE
-        os._exit(0 if clean and slot.words[WORD_COMMAND] == 7 and other.unit else 1)
+        os._exit(0 if clean and slot.words[WORD_COMMAND] == 7 and other.assignment else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert (slot.words[WORD_COMMAND], slot.states[5]) == (2, RUNNING)

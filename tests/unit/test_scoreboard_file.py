@@ -13,13 +13,13 @@ import pytest
 
 from streamqd import logs
 from streamqd.config import Daemon
-from streamqd.model import Lease, Unit
+from streamqd.model import Assignment, Lease
 from streamqd.scoreboard import BOARD_BYTES, SLOT_BYTES, WorkerSlot
 from streamqd.startup import InstanceLock
 from streamqd.supervisor import scoreboard_file
 from streamqd.supervisor.scoreboard_file import ScoreboardFile
 
-UNITS = [Unit("orders", number, "mail") for number in range(3)]
+ASSIGNMENTS = [Assignment("orders", number, "mail") for number in range(3)]
 
 
 def test_scoreboard_file_header_round_trips():
@@ -74,10 +74,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def start(lock: InstanceLock) -> ScoreboardFile:
     """Read and replace the file of the last supervisor, as a start does."""
     file = ScoreboardFile(Daemon(instance="one"), lock)
-    board = file.make(len(UNITS))
-    for unit in UNITS:
-        slot = board.allot(unit)
-        slot.note_lease(Lease(unit, "a" * 32, 7))
+    board = file.make(len(ASSIGNMENTS))
+    for assignment in ASSIGNMENTS:
+        slot = board.allot(assignment)
+        slot.note_lease(Lease(assignment, "a" * 32, 7))
         slot.restore([b"m:1-0"], [b"m:2-0"])
     file.publish()
     return file
@@ -110,25 +110,25 @@ def test_unreadable_board_is_renamed_after_any_exception(
     assert f"{error.__name__}: " in problem
     assert f"it was renamed to {aside}; delete it" in problem
     assert aside.stat().st_size
-    assert set(start(lock).resumable) == set(UNITS), "the file after it is read again"
+    assert set(start(lock).resumable) == set(ASSIGNMENTS), "the file after it is read again"
     assert len(told) == 1
 
 
-def test_unreadable_slot_costs_only_its_own_unit(
+def test_unreadable_slot_costs_only_its_own_assignment(
     memory: Path, lock: InstanceLock, told: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """An unexpected error about one slot leaves the other units resumable."""
+    """An unexpected error about one slot leaves the other assignments resumable."""
     start(lock)
     read = WorkerSlot.checked_batch
 
     def fail(slot: WorkerSlot) -> object:
-        if slot.unit == UNITS[1]:
+        if slot.assignment == ASSIGNMENTS[1]:
             raise RuntimeError("found while reading")
         return read(slot)
 
     with monkeypatch.context() as broken:
         broken.setattr(WorkerSlot, "checked_batch", fail)
-        assert set(start(lock).resumable) == {UNITS[0], UNITS[2]}
+        assert set(start(lock).resumable) == {ASSIGNMENTS[0], ASSIGNMENTS[2]}
     assert told == ["slot 1 is damaged: found while reading"]
 
 
@@ -181,7 +181,7 @@ def test_random_bytes_in_a_board_never_stop_a_start(
     for _ in range(300):
         with board_in(memory).open("r+b") as file:
             for _ in range(drawn.randint(1, 4)):
-                file.seek(drawn.randrange(BOARD_BYTES + len(UNITS) * SLOT_BYTES))
+                file.seek(drawn.randrange(BOARD_BYTES + len(ASSIGNMENTS) * SLOT_BYTES))
                 file.write(drawn.randbytes(drawn.choice(sizes)))
-        assert set(start(lock).resumable) <= set(UNITS)
+        assert set(start(lock).resumable) <= set(ASSIGNMENTS)
     assert told, "some damage was noticed"

@@ -16,7 +16,7 @@ from streamqd.admin import retention as admin_retention
 from streamqd.config import Consumer, outboxes
 from streamqd.config.setting import settings_of
 from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
-from streamqd.model import ENTRIES_MAX, Lease, Unit
+from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.policy import silence
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import DONE, Scoreboard, entries_of
@@ -330,11 +330,11 @@ def test_two_reads_fit_into_a_worker_s_table() -> None:
 
 def test_limits_that_belong_together_agree() -> None:
     """Each side accepts as much as the other side can hold."""
-    slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
+    slot = Scoreboard(1).allot(Assignment("orders", 0, "bill"))
     slot.open_table(largest("concurrency"))
     assert slot.in_flight == ENTRIES_MAX, "the table of a worker"
     partition = AssignmentState(
-        slot.unit, Consumer(topic="orders", group="bill", handler="m:f"), slot
+        slot.assignment, Consumer(topic="orders", group="bill", handler="m:f"), slot
     )
     partition.acquire(1)
     partition.apply_reply(Reply("OK", [b"2", 0, b""]), 0.0)
@@ -356,7 +356,7 @@ def test_assignment_of_all_suspects_fits_into_one_datagram() -> None:
         for _ in range(ENTRIES_MAX)
     ]
     suspects = {place: chance.randrange(1, ENTRIES_MAX) for place in places}
-    lease = Lease(Unit("orders", 0, "bill"), "0" * 32, 2**63)
+    lease = Lease(Assignment("orders", 0, "bill"), "0" * 32, 2**63)
     packed = Grant(lease, cautious=True, suspects=suspects).packed()
     assert len(packed) <= control_channel.WORD_BYTES_MAX
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.errors import ContractError
-from streamqd.model import ENTRIES_MAX, Lease, Unit
+from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.store import dead, leases, messages, retention, scripts
 from streamqd.store.keys import _OF_GROUP, _OF_PARTITION, Keys, named
 from streamqd.store.scripts import ArgSpec, Call, KeySpec, Reply, Script
@@ -227,19 +227,19 @@ def test_every_script_is_there_and_short() -> None:
 
 
 def test_builders_refuse_invalid_arguments() -> None:
-    keys, unit = Keys(), Unit("access", 0, "hits")
+    keys, assignment = Keys(), Assignment("access", 0, "hits")
     calls: tuple[Callable[[], Call], ...] = (
-        lambda: leases.renew(keys, Lease(unit, ""), 15.0),
-        lambda: leases.renew(keys, Lease(unit, "t1"), 0.0),
-        lambda: leases.refence(keys, Lease(unit, "t1"), "t1", 15.0, None, b"", []),
+        lambda: leases.renew(keys, Lease(assignment, ""), 15.0),
+        lambda: leases.renew(keys, Lease(assignment, "t1"), 0.0),
+        lambda: leases.refence(keys, Lease(assignment, "t1"), "t1", 15.0, None, b"", []),
         lambda: leases.refence(
-            keys, Lease(unit, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * (ENTRIES_MAX + 1)
+            keys, Lease(assignment, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * (ENTRIES_MAX + 1)
         ),
-        lambda: messages.ensure_group(keys, unit, "5-0"),
-        lambda: messages.recover(keys, Lease(unit, "t1"), "", True, "", "", 10),
-        lambda: messages.recover(keys, Lease(unit, "t1"), "s1", True, "", "", 257),
-        lambda: messages.promote_retries(keys, unit, 0),
-        lambda: retention.trim_retry(keys, unit, 0),
+        lambda: messages.ensure_group(keys, assignment, "5-0"),
+        lambda: messages.recover(keys, Lease(assignment, "t1"), "", True, "", "", 10),
+        lambda: messages.recover(keys, Lease(assignment, "t1"), "s1", True, "", "", 257),
+        lambda: messages.promote_retries(keys, assignment, 0),
+        lambda: retention.trim_retry(keys, assignment, 0),
         lambda: dead.purge_before(keys, "access", 0, "1-0", 257),
     )
     for wrong in calls:
@@ -248,7 +248,9 @@ def test_builders_refuse_invalid_arguments() -> None:
 
 
 def test_a_charged_place_is_named_once() -> None:
-    call = messages.ack(Keys(), Lease(Unit("a", 0, "g"), "t1"), [b"m:1-0", b"m:2-0"], [b"m:2-0"])
+    call = messages.ack(
+        Keys(), Lease(Assignment("a", 0, "g"), "t1"), [b"m:1-0", b"m:2-0"], [b"m:2-0"]
+    )
     assert call.argv[4:] == ("t1", "g", 1, b"m:2-0", b"m:1-0")
 
 
@@ -266,7 +268,7 @@ PLACED = [
 def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) -> None:
     """A name in a header means the same key in every script."""
     shown = key.pattern.replace("…", "streaming:mq")
-    places: tuple[Unit | tuple[str, int], ...] = (Unit("T", 7, "G"), ("T", 7))
+    places: tuple[Assignment | tuple[str, int], ...] = (Assignment("T", 7, "G"), ("T", 7))
     built = set()
     for place in places:
         with contextlib.suppress(KeyError):
@@ -274,15 +276,15 @@ def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) ->
     assert built & set(re.split(r",? +(?:or )?", shown)), (shown, built)
 
 
-def test_call_on_a_unit_has_its_keys_and_group() -> None:
-    keys, unit = Keys(), Unit("access", 3, "hits")
-    call = scripts.on("assignment_measure", keys, unit)
+def test_call_on_an_assignment_has_its_keys_and_group() -> None:
+    keys, assignment = Keys(), Assignment("access", 3, "hits")
+    call = scripts.on("assignment_measure", keys, assignment)
     assert call.argv == (
-        keys.stream("access", 3), keys.retry_stream(*unit), keys.retry(*unit), "hits"
+        keys.stream("access", 3), keys.retry_stream(*assignment), keys.retry(*assignment), "hits"
     )  # fmt: skip
     sends = scripts.on("retry_make_due", keys, ("access", 3), places=["a"])
     assert sends.argv == (keys.scheduled("access", 3), "a")
     with pytest.raises(KeyError):
         scripts.on("lease_renew", keys, ("access", 3), token="t", ttl_ms=1)
-    without = scripts.on("settle_ack", keys, unit, token="t", charged_count=0, places=[])
-    assert keys.attempts(*unit) not in without.argv
+    without = scripts.on("settle_ack", keys, assignment, token="t", charged_count=0, places=[])
+    assert keys.attempts(*assignment) not in without.argv

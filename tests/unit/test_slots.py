@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.config.topology import Address
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.keys import Keys
 from streamqd.store.slots import SLOTS, Redirect, SlotMap, key_of, redirect_of, slot_of
 
@@ -24,12 +24,14 @@ def test_slot_of_a_key(key: str, slot: int) -> None:
 
 
 def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
-    keys, unit = Keys(), Unit("orders", 3, "bill")
-    of_unit = [keys.source, keys.retry_stream, keys.lease, keys.fence, keys.retry]
-    of_unit += [keys.retry_items, keys.attempts]
+    keys, assignment = Keys(), Assignment("orders", 3, "bill")
+    of_assignment = [keys.source, keys.retry_stream, keys.lease, keys.fence, keys.retry]
+    of_assignment += [keys.retry_items, keys.attempts]
     of_place = [keys.stream, keys.dlq, keys.moving, keys.scheduled, keys.scheduled_items]
     of_place += [keys.trim]
-    named = [each(*unit) for each in of_unit] + [each(*unit[:2]) for each in of_place]
+    named = [each(*assignment) for each in of_assignment] + [
+        each(*assignment[:2]) for each in of_place
+    ]
     named += [keys.dedup("orders", 3, "x{y}"), keys.staged("orders", 3, "query", "attempt")]
     assert len({slot_of(key) for key in named}) == 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamqd.config.setting import NAME
 from streamqd.errors import InvalidValueError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import (
     dead,
     directives,
@@ -106,14 +106,14 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
     fine(heartbeat.heartbeat_unix_ms)
     seen = members.seen_of(heartbeat)
     fine(seen.member.weight, 1, members.WEIGHT_MAX)
-    fine(seen.member.cap, 0, members.UNITS_MAX)
-    fine(seen.owned, 0, members.UNITS_MAX)
+    fine(seen.member.cap, 0, members.ASSIGNMENTS_MAX)
+    fine(seen.owned, 0, members.ASSIGNMENTS_MAX)
     fine(seen.reloaded)
     assert seen.ttl is None or 0 < seen.ttl <= members.TTL_MAX
     for topic, group in seen.member.offers:
         assert isinstance(topic, str)
         assert isinstance(group, str)
-    assert all(isinstance(unit, Unit) for unit in seen.broken)
+    assert all(isinstance(assignment, Assignment) for assignment in seen.broken)
 
 
 def test_a_number_beyond_everything_in_a_member_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamqd import logs
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Directive, Directives, Scope
 from streamqd.supervisor.control import LOGGED_MAX, Control
 
@@ -20,7 +20,7 @@ def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> Non
 
     assert [name for name, _ in lines] == ["pause.requested"] * (LOGGED_MAX + 1)
     assert lines[-1][1] == f"{5_000 - LOGGED_MAX:,} more"
-    assert control.is_paused(Unit("t", 4_999, "g"))
+    assert control.is_paused(Assignment("t", 4_999, "g"))
 
     lines.clear()
     control.read(Directives())
@@ -28,15 +28,15 @@ def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> Non
 
 
 def test_each_stack_is_requested_once_and_not_after_a_restart() -> None:
-    unit, other = Unit("t", 0, "g"), Unit("t", 1, "g")
+    assignment, other = Assignment("t", 0, "g"), Assignment("t", 1, "g")
     control = Control("one")
-    control.read(Directives(stacks={unit: Directive(1, "otto", "")}))
+    control.read(Directives(stacks={assignment: Directive(1, "otto", "")}))
     assert control.take_stacks() == {}  # it is from before the start
 
     again = Directive(2, "otto", "")
-    control.read(Directives(stacks={unit: again}))
-    control.read(Directives(stacks={unit: again, other: again}))
-    assert control.take_stacks() == {unit: again, other: again}
+    control.read(Directives(stacks={assignment: again}))
+    control.read(Directives(stacks={assignment: again, other: again}))
+    assert control.take_stacks() == {assignment: again, other: again}
     assert control.take_stacks() == {}
-    control.read(Directives(stacks={unit: again}))
+    control.read(Directives(stacks={assignment: again}))
     assert control.take_stacks() == {}

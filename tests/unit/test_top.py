@@ -25,22 +25,22 @@ from streamqd.store.directives import Directive, Directives, Scope
 NOW = 1_795_000_000_000
 
 
-def unit(partition: int = 0, owner: str = "west-1", **more: Any) -> AssignmentRow:
+def assignment(partition: int = 0, owner: str = "west-1", **more: Any) -> AssignmentRow:
     raw = {"topic": "access", "partition": partition, "group": "hits", "state": "ready"}
     raw |= {"epoch": 7, "since_unix_ms": NOW - 60_000, "lag": 0}
     return published_rows(owner, {"assignments": [raw | more]})[0]
 
 
 def free(partition: int, **more: Any) -> AssignmentRow:
-    return replace(unit(partition, "", state="", **more), lease="free")
+    return replace(assignment(partition, "", state="", **more), lease="free")
 
 
 def view(
-    units: Sequence[AssignmentRow] = (), control: Directives | None = None, **more: Any
+    assignments: Sequence[AssignmentRow] = (), control: Directives | None = None, **more: Any
 ) -> FleetSnapshot:
-    west = InstanceRow("west-1", "working", "h", "1", NOW, NOW, True, True, len(units), 1.0)
+    west = InstanceRow("west-1", "working", "h", "1", NOW, NOW, True, True, len(assignments), 1.0)
     state = FleetState(NOW, 15.0, (), control or Directives())
-    seen = FleetSnapshot("default", state, instances=[west], assignments=units)
+    seen = FleetSnapshot("default", state, instances=[west], assignments=assignments)
     return replace(seen, **more)
 
 
@@ -65,9 +65,9 @@ def columns_of(line: Line) -> int:
 )
 def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: ScreenOptions) -> None:
     failures = [RecentFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
-    many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
+    many = [assignment(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
     orders = Directives(pauses={Scope("access"): Directive(NOW - 5000, "alice", "why " * 60)})
-    seen = view([*many, unit(99, topic="ä日本" * 20)], orders, failures=failures)
+    seen = view([*many, assignment(99, topic="ä日本" * 20)], orders, failures=failures)
 
     lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
 
@@ -76,20 +76,20 @@ def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: ScreenO
 
 
 def test_head_shows_the_fleet_and_its_sums() -> None:
-    busy = unit(lag=7, pending=2, waiting_retries=1, arriving=1.5, rates={"acked": 1200.0})
+    busy = assignment(lag=7, pending=2, waiting_retries=1, arriving=1.5, rates={"acked": 1200.0})
     shown = text(frame(view([busy]), ScreenOptions(), 80, 24))
 
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
     assert "in 1.5/s  out 1,200/s" in shown
     assert "lag 7  pending 2  retries 1  dlq 0" in shown
     assert "lag 7+  pending 2" in text(
-        frame(view([busy, unit(1, lag=None)]), ScreenOptions(), 80, 24)
+        frame(view([busy, assignment(1, lag=None)]), ScreenOptions(), 80, 24)
     )
 
 
 def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
     shown = text(
-        frame(view([unit()]), ScreenOptions(), 80, 24, trouble="no reply from h:1", old=83.0)
+        frame(view([assignment()]), ScreenOptions(), 80, 24, trouble="no reply from h:1", old=83.0)
     )
 
     assert "REDIS UNAVAILABLE, data 1m23s old" in shown
@@ -104,13 +104,13 @@ def test_before_the_first_answer_only_the_trouble_is_shown() -> None:
 
 
 def test_pauses_come_first_in_words_and_in_rows() -> None:
-    paused = replace(unit(7), paused=True)
-    units = [unit(1, lag=10_000, oldest_seconds=900.0), paused, free(2)]
+    paused = replace(assignment(7), paused=True)
+    assignments = [assignment(1, lag=10_000, oldest_seconds=900.0), paused, free(2)]
     orders = Directives(
         drains={"east-1": Directive(NOW - 90_000, "bob", "")},
         pauses={Scope("access", 7): Directive(NOW - 60_000, "alice", "the disk")},
     )
-    lines = text(frame(view(units, orders), ScreenOptions(), 80, 24)).splitlines()
+    lines = text(frame(view(assignments, orders), ScreenOptions(), 80, 24)).splitlines()
 
     assert lines[2] == "! pause of access/7/* for 1m by alice: the disk"
     assert lines[3] == "! drain of east-1 for 1m30s by bob"
@@ -122,7 +122,11 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
 
 
 def test_top_names_a_hung_handler() -> None:
-    shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), ScreenOptions(), 80, 24))
+    shown = text(
+        frame(
+            view([assignment(3, longest_run_seconds=95.0), assignment(4)]), ScreenOptions(), 80, 24
+        )
+    )
 
     assert "! access/3/hits has been running one message for 1m35s" in shown
     assert " RUN 1m35s " in shown, "it runs, and for how long"
@@ -130,8 +134,11 @@ def test_top_names_a_hung_handler() -> None:
 
 def test_open_circuit_is_shown_once_per_group() -> None:
     """An open breaker takes one line per group instead of one per partition."""
-    units = [unit(n, state="halted") for n in range(7)] + [unit(8, state="probing"), unit(9)]
-    lines = text(frame(view(units), ScreenOptions(), 100, 40)).splitlines()
+    assignments = [assignment(n, state="halted") for n in range(7)] + [
+        assignment(8, state="probing"),
+        assignment(9),
+    ]
+    lines = text(frame(view(assignments), ScreenOptions(), 100, 40)).splitlines()
 
     assert [line for line in lines if line.startswith("!")] == [
         "! circuit open: access/hits in partitions 0-6",
@@ -144,9 +151,9 @@ def test_open_circuit_is_shown_once_per_group() -> None:
 
 def test_top_shows_the_dead_letters_of_each_group() -> None:
     """The total of the partition is not repeated for each of its groups."""
-    mine = unit(0, partition_dead_letters=7, dead_letters=2)
-    other = unit(0, group="agents", partition_dead_letters=7, dead_letters=5)
-    old = unit(1, partition_dead_letters=3)
+    mine = assignment(0, partition_dead_letters=7, dead_letters=2)
+    other = assignment(0, group="agents", partition_dead_letters=7, dead_letters=5)
+    old = assignment(1, partition_dead_letters=3)
 
     assert [each.dead_letters for each in (mine, other, old)] == [2, 5, None]
     assert [each.partition_dead_letters for each in (mine, other, old)] == [7, 7, 3]
@@ -159,17 +166,21 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 
 
 def test_sums_count_partitions_without_an_owner() -> None:
-    """A unit without an owner does not hide the dead letters of its partition."""
-    told = unit(0, partition_dead_letters=7, arriving=2.0)
+    """An assignment without an owner does not hide the dead letters of its partition."""
+    told = assignment(0, partition_dead_letters=7, arriving=2.0)
     stray = free(0, group="zoo")
-    other = unit(0, group="agents", partition_dead_letters=7, arriving=2.0)
+    other = assignment(0, group="agents", partition_dead_letters=7, arriving=2.0)
     sums = view([told, other, stray]).totals
     assert (sums.dead_letters, sums.arriving) == (7, 2.0)
 
 
 def test_top_shows_a_running_message_as_the_state() -> None:
-    """A unit that is stuck in one message is not `ready`."""
-    shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), ScreenOptions(), 80, 24))
+    """An assignment that is stuck in one message is not `ready`."""
+    shown = text(
+        frame(
+            view([assignment(3, longest_run_seconds=4.2), assignment(4)]), ScreenOptions(), 80, 24
+        )
+    )
     assert " run 4.2s " in shown
     stopped = replace(free(5), stopped=True)
     shown = text(frame(view([stopped]), ScreenOptions(), 80, 24))
@@ -190,7 +201,7 @@ def test_top_shows_a_running_message_as_the_state() -> None:
 )
 def test_uppercase_conditions_are_explained_above_the_table(state: str, told: str) -> None:
     """`status` and `top` call one condition by one name."""
-    lines = text(frame(view([unit(3, state=state)]), ScreenOptions(), 80, 24)).splitlines()
+    lines = text(frame(view([assignment(3, state=state)]), ScreenOptions(), 80, 24)).splitlines()
     assert lines[2] == f"! {told}"
     (row,) = [line for line in lines if line.startswith("access/3/hits")]
     assert re.search(r" [A-Z]{2,}", row)
@@ -213,14 +224,18 @@ def test_uppercase_conditions_are_explained_above_the_table(state: str, told: st
 )
 def test_problems_of_an_instance_are_named(more: dict[str, Any], told: str) -> None:
     west = replace(view().instances[0], **more)
-    lines = text(frame(view([unit()], instances=[west]), ScreenOptions(), 120, 24)).splitlines()
+    lines = text(
+        frame(view([assignment()], instances=[west]), ScreenOptions(), 120, 24)
+    ).splitlines()
     assert [told in line for line in lines if line.startswith("!")] == ([True] if told else [])
 
 
 def test_troubles_leave_room_for_the_partitions() -> None:
     west = view().instances[0]
     silent = [replace(west, instance=f"s{n}", state="silent") for n in range(30)]
-    lines = text(frame(view([unit()], instances=silent), ScreenOptions(), 80, 24)).splitlines()
+    lines = text(
+        frame(view([assignment()], instances=silent), ScreenOptions(), 80, 24)
+    ).splitlines()
 
     assert sum(line.startswith("!") for line in lines) == 3
     assert lines[2].startswith("! no instance of the fleet default is alive")
@@ -229,7 +244,7 @@ def test_troubles_leave_room_for_the_partitions() -> None:
 
 
 def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
-    units = [unit(n, p99_seconds=0.01 * (n + 1)) for n in range(3)]
+    assignments = [assignment(n, p99_seconds=0.01 * (n + 1)) for n in range(3)]
     failures = [
         RecentFailure("streamqd.handlers.Dead", 2, 400.0, "access", 0, "hits", "west-1"),
         RecentFailure("app.TooOld", 2, 3000.0, "access", 0, "hits", "west-1"),
@@ -241,7 +256,7 @@ def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
             "process terminated with signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"
         ),
     ]
-    shown = text(frame(view(units, failures=failures), ScreenOptions(), 120, 43))
+    shown = text(frame(view(assignments, failures=failures), ScreenOptions(), 120, 43))
 
     assert "access/hits  p99 30ms" in shown
     assert "OSError x10 access/hits 3.0s ago" in shown
@@ -251,7 +266,7 @@ def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
 
 
 def test_more_columns_on_a_wider_screen() -> None:
-    seen = view([unit(lag_per_second=4.0, epoch=123456)])
+    seen = view([assignment(lag_per_second=4.0, epoch=123456)])
     narrow, wide, widest = (text(frame(seen, ScreenOptions(), w, 24)) for w in (80, 132, 200))
 
     assert "OWNER" in narrow
@@ -266,15 +281,15 @@ def test_more_columns_on_a_wider_screen() -> None:
 
 
 def test_foreign_values_cannot_control_the_terminal() -> None:
-    evil = unit(owner="a\x1b[2Jb", topic="t\x07")
+    evil = assignment(owner="a\x1b[2Jb", topic="t\x07")
     failures = [RecentFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
     shown = text(frame(view([evil], fleet="f\x1b", failures=failures), ScreenOptions(), 80, 24))
 
     assert not any(unicodedata.category(one) == "Cc" for one in shown.replace("\n", ""))
 
 
-def test_all_of_256_units_can_be_reached() -> None:
-    seen = view([unit(number) for number in range(256)])
+def test_all_of_256_assignments_can_be_reached() -> None:
+    seen = view([assignment(number) for number in range(256)])
     room = rows_of(seen, 80, 24)
     chosen, reached = ScreenOptions(order="name"), set()
     for _ in range(256 // room + 1):
@@ -291,7 +306,9 @@ def test_all_of_256_units_can_be_reached() -> None:
 
 
 def test_a_frame_of_no_height_holds_everything() -> None:
-    shown = text(frame(view([unit(number) for number in range(300)]), ScreenOptions(), 132, None))
+    shown = text(
+        frame(view([assignment(number) for number in range(300)]), ScreenOptions(), 132, None)
+    )
 
     assert shown.count("west-1") == 300
 
@@ -300,9 +317,9 @@ def test_a_frame_of_no_height_holds_everything() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_sorts_all_units(order: str) -> None:
-    units = [unit(n, f"o{n % 3}", lag=n * 7 % 5, acked=n, epoch=n) for n in range(9)]
-    seen = view(units)
+def test_every_order_sorts_all_assignments(order: str) -> None:
+    assignments = [assignment(n, f"o{n % 3}", lag=n * 7 % 5, acked=n, epoch=n) for n in range(9)]
+    seen = view(assignments)
 
     there = visible(seen, ScreenOptions(order=order))
     back = visible(seen, ScreenOptions(order=order, reverse=True))
@@ -312,14 +329,18 @@ def test_every_order_sorts_all_units(order: str) -> None:
 
 
 def test_numbers_sort_from_the_greatest_names_from_a() -> None:
-    seen = view([unit(0, "b", lag=5), unit(1, "a", lag=50), unit(2, "c", lag=None)])
+    seen = view(
+        [assignment(0, "b", lag=5), assignment(1, "a", lag=50), assignment(2, "c", lag=None)]
+    )
 
     assert [u.partition for u in visible(seen, ScreenOptions(order="lag"))] == [1, 0, 2]
     assert [u.partition for u in visible(seen, ScreenOptions(order="owner"))] == [1, 0, 2]
 
 
 def test_filter_matches_partition_owner_and_state() -> None:
-    seen = view([unit(0, "west-1"), unit(1, "east-1"), unit(2, "west-1", state="broken")])
+    seen = view(
+        [assignment(0, "west-1"), assignment(1, "east-1"), assignment(2, "west-1", state="broken")]
+    )
 
     assert [u.partition for u in visible(seen, ScreenOptions(filter="EAST"))] == [1]
     assert [u.partition for u in visible(seen, ScreenOptions(filter="broken"))] == [2]
@@ -413,7 +434,7 @@ def test_durations_stay_short(value: float | None, shown: str) -> None:
 
 def test_styles_carry_no_information_without_words() -> None:
     """Without color the same words appear, so no information depends on a style."""
-    lines = frame(view([replace(unit(), paused=True)]), ScreenOptions(), 80, 24)
+    lines = frame(view([replace(assignment(), paused=True)]), ScreenOptions(), 80, 24)
     styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
 
     assert Cell("PAUSED   ", "warn") in styled

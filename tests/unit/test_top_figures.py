@@ -6,7 +6,7 @@ import pytest
 
 from streamqd.failures import BYTES, ROWS, RecentFailures
 from streamqd.housekeeper.pace import LATENCY_SECONDS, Drift, Latency, Trend
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, ENTRIES_MAX, Scoreboard
 
 SECOND = 1_000_000_000
@@ -43,7 +43,7 @@ def test_names_of_all_kinds_are_found_again(name: str) -> None:
 
 
 def test_failures_and_places_do_not_overlap() -> None:
-    slot = Scoreboard(2).allot(Unit("t", 0, "g"))
+    slot = Scoreboard(2).allot(Assignment("t", 0, "g"))
     for number in range(ROWS):
         slot.failures.note(f"{number:x}" * 80, number + 1)
     slot.post_batch([b"m:%020d-%020d" % (n, n) for n in range(ENTRIES_MAX)])

@@ -6,7 +6,7 @@ import pytest
 
 from streamqd.housekeeper.summary import worker_state
 from streamqd.idle_reason import Wait, Waiting
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard, WorkerSlot, WorkerState
 from streamqd.worker.held_keys import report_full
 
@@ -14,8 +14,8 @@ from streamqd.worker.held_keys import report_full
 @pytest.fixture
 def slot() -> WorkerSlot:
     board = Scoreboard(2)
-    board.allot(Unit("access", 0, "hits")).state = WorkerState.READY
-    other = board.allot(Unit("access", 1, "hits"))
+    board.allot(Assignment("access", 0, "hits")).state = WorkerState.READY
+    other = board.allot(Assignment("access", 1, "hits"))
     other.state = WorkerState.READY
     other.waits.begin(Wait.OPEN, 7)
     return board.slot(0)

@@ -12,7 +12,7 @@ import pytest
 from streamqd import Context, Dead, Message
 from streamqd.examples import weblog
 from streamqd.message import Delivery
-from streamqd.model import Unit
+from streamqd.model import Assignment
 
 LINE = (
     '83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /images/search.png?raw=1 HTTP/1.1" '
@@ -23,14 +23,14 @@ LINE = (
 @pytest.fixture
 def hits(tmp_path: Path):
     """Run the module's hooks like a worker of access/0/hits and return the path of its counts."""
-    unit = Unit("access", 0, "hits")
-    weblog.on_start(Context(assignment=unit, instance="test", state_dir=tmp_path))
+    assignment = Assignment("access", 0, "hits")
+    weblog.on_start(Context(assignment=assignment, instance="test", state_dir=tmp_path))
     yield tmp_path / "weblog" / "hits-0.db"
     weblog.on_stop()
 
 
 def message(entry_id: str, line: str) -> Message:
-    delivery = Delivery(Unit("access", 0, "hits"), "test", 1)
+    delivery = Delivery(Assignment("access", 0, "hits"), "test", 1)
     return Message(delivery, entry_id.encode(), [b"payload", line.encode()], retried=False)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from streamqd.message import Delivery, Message
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.encoding import fields_of
 from streamqd.worker.dead_letters import carried
 from tests.support.vectors import VECTORS, flat, outgoing, raw
 from tests.unit.test_partitioning import bitwise_crc32
 
-DELIVERY = Delivery(Unit("access", 3, "hits"), "one", 1)
+DELIVERY = Delivery(Assignment("access", 3, "hits"), "one", 1)
 
 
 def each(part: str) -> Any:

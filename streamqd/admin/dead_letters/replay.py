@@ -14,7 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from streamqd.admin import assignments, topics
+from streamqd.admin import topics
+from streamqd.admin.assignments import measured
 from streamqd.admin.dead_letters.listing import FailureCause, FailureTally
 from streamqd.admin.dead_letters.passes import DONE, LIMIT, Pass, Progress, silent
 from streamqd.admin.dead_letters.selection import (
@@ -33,7 +34,7 @@ from streamqd.admin.dead_letters.selection import (
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import Entry, ViewReader, server_unix_ms
 from streamqd.errors import RedisResponseError, RedisUnavailableError, RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.store import dead, directives
 from streamqd.store.scripts import Call, Reply
@@ -554,10 +555,12 @@ def _receivers(
     counts: Counter[str],
 ) -> list[Receiver]:
     places = sorted(newest)
-    units = [Unit(topic, number, group) for group, number in places]
-    rows = assignments.measured(ViewReader(store), units, 0)
+    assignments = [Assignment(topic, number, group) for group, number in places]
+    rows = measured(ViewReader(store), assignments, 0)
     orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
-    paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
+    paused = [
+        orders.pause_of(Assignment(topic, number, group)) is not None for group, number in places
+    ]
     receivers = []
     for group, letters in counts.most_common():
         mine = [at for at, place in enumerate(places) if place[0] == group]

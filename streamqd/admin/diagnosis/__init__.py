@@ -32,11 +32,11 @@ from streamqd.admin.diagnosis.facts import (
     ReadTable,
     ServerHealth,
     changed_runs,
+    gather_assignments,
     gather_fleet,
     gather_partitions,
     gather_server,
     gather_topics,
-    gather_units,
     places_of,
 )
 from streamqd.admin.published import Fleet
@@ -170,10 +170,10 @@ def gather(
     if Need.BODIES in needs and len(places) > BODIES_MAX:
         unseen.append(f"messages beyond {BODIES_MAX} partitions, for their size")
     looked = gather_partitions(reader, places, bodies=Need.BODIES in needs)
-    units = gather_units(reader, looked)
+    assignments = gather_assignments(reader, looked)
     names = [(topic.name, number) for topic, number in places]
     if Need.VALUES in needs:
-        long = values.gather(reader, found, names, [each.unit for each in units])
+        long = values.gather(reader, found, names, [each.assignment for each in assignments])
         if long:
             unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
@@ -193,7 +193,7 @@ def gather(
         fleet=members,
         topics=found,
         partitions=looked,
-        units=units,
+        assignments=assignments,
         schedules=schedules.gather(reader, unseen, wanted=Need.SCHEDULES in needs),
         outboxes=outboxes.gather(
             reader, unseen, settings, read_table, wanted=Need.OUTBOXES in needs

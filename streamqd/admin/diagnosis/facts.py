@@ -27,7 +27,7 @@ from streamqd.admin.schedules import ScheduleRow
 from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import readable
 from streamqd.config import OutboxSettings, Settings, Topic
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import leases, members, scripts, statistics, untrusted
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
@@ -37,7 +37,7 @@ from streamqd.store.outbox import OutboxView
 from streamqd.store.retention import GroupPosition, PartitionPositions
 from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
-from streamqd.store.statistics import PartitionFigures, UnitFigures
+from streamqd.store.statistics import AssignmentFigures, PartitionFigures
 from streamqd.store.topics import count_of, uncounted
 
 
@@ -152,12 +152,12 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitFacts:
+class AssignmentFacts:
     """The facts of one group on one partition. If fence and lease differ, they are read twice."""
 
-    unit: Unit
+    assignment: Assignment
     wrong_types: Mapping[str, str]
-    figures: UnitFigures | None
+    figures: AssignmentFigures | None
     held: Mapping[str, int]  # pending entries by other client, '' for no client
     looks: Sequence[Look]
     delays: Delays
@@ -256,7 +256,7 @@ class Host:
     descriptors: int | None = None
     descriptors_of: str = ""
     descriptors_of_system: int | None = None
-    units: int = 0  # assignments of the configured consumers
+    assignments: int = 0  # assignments of the configured consumers
     oom_group: str = ""  # the control group that the kernel kills as a whole, '' for none
 
 
@@ -275,7 +275,7 @@ class DiagnosisFacts:
     fleet: FleetHealth = field(default_factory=FleetHealth)
     topics: Sequence[TopicFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
-    units: Sequence[UnitFacts] = ()
+    assignments: Sequence[AssignmentFacts] = ()
     values: Sequence[Value] = ()
     schedules: ScheduleFacts = field(default_factory=ScheduleFacts)
     outboxes: Sequence[OutboxFacts] = ()
@@ -316,7 +316,7 @@ class DiagnosisFacts:
     @cached_property
     def configured(self) -> frozenset[tuple[str, str]]:
         """Topic and group of the consumers of this configuration file."""
-        return frozenset((each.topic, each.unit_group) for each in self.settings.consumers)
+        return frozenset((each.topic, each.assignment_group) for each in self.settings.consumers)
 
 
 PINGS = 5  # number of pings, whose median is the round-trip time
@@ -635,35 +635,40 @@ def _payload_bytes(page: Sequence[Any] | None) -> int:
     return len(pairs(page[0][1]).get(b"payload", b"")) if page else 0
 
 
-def gather_units(reader: ViewReader, partitions: Sequence[PartitionFacts]) -> list[UnitFacts]:
+def gather_assignments(
+    reader: ViewReader, partitions: Sequence[PartitionFacts]
+) -> list[AssignmentFacts]:
     """Read the facts of every group on every partition."""
     keys = reader.keys
-    units = [
-        Unit(each.topic, each.partition, group)
+    assignments = [
+        Assignment(each.topic, each.partition, group)
         for each in partitions
         for group in sorted(each.groups)
     ]
     stands = {
-        Unit(each.topic, each.partition, group.name): group
+        Assignment(each.topic, each.partition, group.name): group
         for each in partitions
         for group in (each.stand.groups if each.stand else ())
     }
-    types = reader.wrong_types([_unit_types(keys, unit) for unit in units])
-    figures = backlog.figures(reader, units)
-    held = backlog.other_clients(reader, units)
-    looks = _looks(reader, units)
-    delays = gather_delays(reader, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units])
+    types = reader.wrong_types([_assignment_types(keys, assignment) for assignment in assignments])
+    figures = backlog.figures(reader, assignments)
+    held = backlog.other_clients(reader, assignments)
+    looks = _looks(reader, assignments)
+    delays = gather_delays(
+        reader,
+        [(keys.retry(*assignment), keys.retry_items(*assignment)) for assignment in assignments],
+    )
     return [
-        UnitFacts(
-            unit=unit,
+        AssignmentFacts(
+            assignment=assignment,
             wrong_types=types[at],
             figures=figures[at],
             held=held[at],
             looks=looks[at],
             delays=delays[at],
-            standing=_standing(stands.get(unit), looks[at]),
+            standing=_standing(stands.get(assignment), looks[at]),
         )
-        for at, unit in enumerate(units)
+        for at, assignment in enumerate(assignments)
     ]
 
 
@@ -672,25 +677,25 @@ def _standing(stand: GroupPosition | None, looks: Sequence[Look]) -> BlockingGro
     return stand and blocking_group(stand, lease, ABANDONED_SECONDS)
 
 
-def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
+def _assignment_types(keys: Keys, assignment: Assignment) -> dict[str, str]:
     return {
-        keys.retry_stream(*unit): "stream",
-        keys.retry(*unit): "zset",
-        keys.retry_items(*unit): "hash",
-        keys.fence(*unit): "hash",
-        keys.lease(*unit): "string",
-        keys.attempts(*unit): "hash",
+        keys.retry_stream(*assignment): "stream",
+        keys.retry(*assignment): "zset",
+        keys.retry_items(*assignment): "hash",
+        keys.fence(*assignment): "hash",
+        keys.lease(*assignment): "string",
+        keys.attempts(*assignment): "hash",
     }
 
 
-def _looks(reader: ViewReader, units: Sequence[Unit]) -> list[list[Look]]:
+def _looks(reader: ViewReader, assignments: Sequence[Assignment]) -> list[list[Look]]:
     """Read fence and lease, a second time if they do not match.
 
     They are not read at the same time, so the owner can change between the two.
     """
-    looks = [[look] if look else [] for look in _look(reader, units)]
+    looks = [[look] if look else [] for look in _look(reader, assignments)]
     unusual = [at for at, some in enumerate(looks) if some and _unusual(some[0])]
-    again = _look(reader, [units[at] for at in unusual])
+    again = _look(reader, [assignments[at] for at in unusual])
     for at, look in zip(unusual, again, strict=True):
         looks[at] += [look] if look else []
     return looks
@@ -700,18 +705,18 @@ def _unusual(look: Look) -> bool:
     return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
 
 
-def _look(reader: ViewReader, units: Sequence[Unit]) -> list[Look | None]:
+def _look(reader: ViewReader, assignments: Sequence[Assignment]) -> list[Look | None]:
     keys = reader.keys
     asked: list[tuple[Any, ...]] = []
-    for unit in units:
-        asked += [*leases.view(keys, unit), leases.glance(keys, unit)]
+    for assignment in assignments:
+        asked += [*leases.view(keys, assignment), leases.glance(keys, assignment)]
     replies = reader.ask(asked)
     found: list[Look | None] = []
-    for number, unit in enumerate(units):
+    for number, assignment in enumerate(assignments):
         fence, ttl, lease = replies[3 * number : 3 * number + 3]
         if fence is None or ttl is None:
             found.append(None)
             continue
         matches = None if lease is None else lease == fence[0]
-        found.append(Look(lease_view(reader, unit, fence, ttl), matches))
+        found.append(Look(lease_view(reader, assignment, fence, ttl), matches))
     return found

@@ -10,11 +10,11 @@ from typing import Any
 from streamqd.admin import instances
 from streamqd.admin.assignments import by_group, holder
 from streamqd.admin.checks import CheckResult, Need, Severity, check
-from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
+from streamqd.admin.diagnosis.facts import AssignmentFacts, DiagnosisFacts
 from streamqd.admin.diagnosis.partitions import numbers
 from streamqd.admin.instances import YOUNG_SECONDS
 from streamqd.admin.why import as_argument
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import ALL_INSTANCES, Directive, Scope
 from streamqd.words import lasting, plural, roughly, spans
 
@@ -99,7 +99,7 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
     known = {heartbeat.instance for heartbeat in facts.living} | {ALL_INSTANCES}
     orders = facts.fleet.state.control
-    gone = {f"move:{unit}": order.to for unit, order in orders.moves.items()}
+    gone = {f"move:{assignment}": order.to for assignment, order in orders.moves.items()}
     gone |= {f"drain:{name}": name for name in orders.drains}
     gone |= {f"reload:{name}": name for name in orders.reloads}
     gone = {order: name for order, name in gone.items() if name not in known}
@@ -169,13 +169,13 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     broken: dict[tuple[str, str], dict[int, str]] = {}
     failed = _in_state(facts, "failed")
     crashing = [
-        (unit, name)
+        (assignment, name)
         for name, seen in facts.fleet.state.live.items()
-        for unit in seen.broken
-        if (unit, name) not in failed
+        for assignment in seen.broken
+        if (assignment, name) not in failed
     ]
-    for unit, name in crashing + _in_state(facts, "broken"):
-        broken.setdefault((unit.topic, unit.group), {})[unit.partition] = name
+    for assignment, name in crashing + _in_state(facts, "broken"):
+        broken.setdefault((assignment.topic, assignment.group), {})[assignment.partition] = name
     for (topic, group), where in broken.items():
         first = min(where)
         yield CheckResult(
@@ -191,14 +191,14 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.assignment-failed", Severity.PROBLEM, Need.FLEET)
 def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An internal error stopped an assignment."""
-    for unit, name in _in_state(facts, "failed"):
+    for assignment, name in _in_state(facts, "failed"):
         yield CheckResult(
-            f"{name} released {unit} temporarily after an internal error of streamqd; its other"
-            " partitions continue",
+            f"{name} released {assignment} temporarily after an internal error of streamqd; its"
+            " other partitions continue",
             f"report the traceback of `assignment.given_up` in the log of {name}. `streamqd drain"
             f" {name}` moves the partition to another instance",
-            about=str(unit),
-            evidence={"instance": name, "assignment": list(unit)},
+            about=str(assignment),
+            evidence={"instance": name, "assignment": list(assignment)},
         )
 
 
@@ -243,9 +243,9 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Unit, str]]:
-    """Return the units whose worker is in a state, each with the instance that published it."""
-    return [(each.unit, each.owner) for each in facts.published if each.worker == state]
+def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Assignment, str]]:
+    """Return the assignments whose worker is in a state, each with the instance that says so."""
+    return [(each.assignment, each.owner) for each in facts.published if each.worker == state]
 
 
 @check("fleet.short-lease", Severity.WARNING, Need.SERVER)
@@ -266,7 +266,7 @@ def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 QUARANTINE_SECONDS = 300.0
 
 
-def _unfenced(each: UnitFacts) -> bool:
+def _unfenced(each: AssignmentFacts) -> bool:
     return bool(each.looks) and all(
         look.lease_matches is not None and (not look.fence.token or not look.lease_matches)
         for look in each.looks
@@ -276,27 +276,29 @@ def _unfenced(each: UnitFacts) -> bool:
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease exists, but the fence has no token or a different one (seen twice)."""
-    for (topic, group), units in by_group(filter(_unfenced, facts.units)).items():
-        names = " ".join(facts.keys.lease(*each.unit) for each in units[:4])
+    for (topic, group), assignments in by_group(filter(_unfenced, facts.assignments)).items():
+        names = " ".join(facts.keys.lease(*each.assignment) for each in assignments[:4])
         yield CheckResult(
-            f"there is a lease of {group} on {spans(numbers(units))} of {topic} whose token is"
-            " not in the fence: no instance can take the partition until it expires",
+            f"there is a lease of {group} on {spans(numbers(assignments))} of {topic} whose token"
+            " is not in the fence: no instance can take the partition until it expires",
             "keys were written by hand, or the server lost some. Delete the leases, and the next"
             f" owner acquires them again: `redis-cli DEL {names}`",
             about=f"{topic}/{group}",
             evidence={
-                "partitions": numbers(units),
-                "ttl_seconds": [each.view.ttl for each in units if each.view is not None][:16],
+                "partitions": numbers(assignments),
+                "ttl_seconds": [each.view.ttl for each in assignments if each.view is not None][
+                    :16
+                ],
             },
         )
 
 
-def _expired(each: UnitFacts) -> bool:
+def _expired(each: AssignmentFacts) -> bool:
     """Return True if an owner is named, and both checks found no lease."""
     return bool(each.looks) and all(holder(look.fence)[0] == "expired" for look in each.looks)
 
 
-def _owner(each: UnitFacts) -> str:
+def _owner(each: AssignmentFacts) -> str:
     return each.view.owner if each.view is not None else ""
 
 
@@ -304,21 +306,21 @@ def _owner(each: UnitFacts) -> str:
 def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired, its owner is gone, and no other has taken over."""
 
-    def lost(each: UnitFacts) -> bool:
+    def lost(each: AssignmentFacts) -> bool:
         return _expired(each) and _owner(each) not in facts.fleet.state.live
 
-    for (topic, group), units in by_group(filter(lost, facts.units)).items():
-        owners = sorted({_owner(each) for each in units})
+    for (topic, group), assignments in by_group(filter(lost, facts.assignments)).items():
+        owners = sorted({_owner(each) for each in assignments})
         yield CheckResult(
-            f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
-            " which is gone, and no other instance has taken over",
+            f"{spans(numbers(assignments))} of {topic}/{group} still belong to"
+            f" {', '.join(owners[:4])}, which is gone, and no other instance has taken over",
             f"start an instance that runs {topic}/{group} (`systemctl start streamqd`): it takes"
             " them immediately, with their pending messages",
             about=f"{topic}/{group}",
             evidence={
-                "partitions": numbers(units),
+                "partitions": numbers(assignments),
                 "owners": owners[:16],
-                "pending": sum(each.pending for each in units),
+                "pending": sum(each.pending for each in assignments),
             },
         )
 
@@ -327,18 +329,19 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired although its owner sends heartbeats."""
 
-    def stalled(each: UnitFacts) -> bool:
+    def stalled(each: AssignmentFacts) -> bool:
         return _expired(each) and _owner(each) in facts.fleet.state.live
 
-    for (topic, group), units in by_group(filter(stalled, facts.units)).items():
-        owners = sorted({_owner(each) for each in units})
+    for (topic, group), assignments in by_group(filter(stalled, facts.assignments)).items():
+        owners = sorted({_owner(each) for each in assignments})
         yield CheckResult(
-            f"{', '.join(owners[:4])} sends heartbeats, but the leases of {spans(numbers(units))}"
-            f" of {topic}/{group} expire",
+            f"{', '.join(owners[:4])} sends heartbeats, but the leases of"
+            f" {spans(numbers(assignments))} of {topic}/{group} expire",
             "check again in a few seconds, as a late renewal fixes it. If it stays, see `lease.` in"
-            f" the log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
+            f" the log of {owners[0]} and `streamqd why"
+            f" {topic}/{assignments[0].assignment.partition}/{group}`",
             about=f"{topic}/{group}",
-            evidence={"partitions": numbers(units), "owners": owners[:16]},
+            evidence={"partitions": numbers(assignments), "owners": owners[:16]},
         )
 
 
@@ -346,7 +349,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A partition has been in quarantine for 5 minutes with nothing pending."""
 
-    def stuck(each: UnitFacts) -> bool:
+    def stuck(each: AssignmentFacts) -> bool:
         view = each.view
         return (
             view is not None
@@ -357,15 +360,17 @@ def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and facts.now_unix_ms - view.since_unix_ms > QUARANTINE_SECONDS * 1000
         )
 
-    for (topic, group), units in by_group(filter(stuck, facts.units)).items():
+    for (topic, group), assignments in by_group(filter(stuck, facts.assignments)).items():
         yield CheckResult(
-            f"{spans(numbers(units))} of {topic}/{group} are in quarantine as after the loss of a"
-            f" host, although no inherited message is left",
-            f"`streamqd reload {_owner(units[0])}` starts new workers, which check again."
+            f"{spans(numbers(assignments))} of {topic}/{group} are in quarantine as after the"
+            f" loss of a host, although no inherited message is left",
+            f"`streamqd reload {_owner(assignments[0])}` starts new workers, which check again."
             f" `streamqd partitions {topic}` shows their state",
             about=f"{topic}/{group}",
             evidence={
-                "partitions": numbers(units),
-                "since_unix_ms": [each.view.since_unix_ms for each in units if each.view][:16],
+                "partitions": numbers(assignments),
+                "since_unix_ms": [each.view.since_unix_ms for each in assignments if each.view][
+                    :16
+                ],
             },
         )

@@ -40,11 +40,11 @@ _SPAN_UNITS = {
 }
 
 
-def gather(settings: Settings, unit: str, units: int) -> Host:
+def gather(settings: Settings, unit: str, assignments: int) -> Host:
     """Examine the host. `unit` is a name or a file of systemd, '' for the usual ones.
 
-    `units` are the assignments of the configuration's consumers. Raises RequestRefusedError for a
-    missing file.
+    `assignments` is the number of assignments of the configuration's consumers. Raises
+    RequestRefusedError for a missing file.
     """
     folder = settings.daemon.state_dir
     there = _nearest(folder)
@@ -61,7 +61,7 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
         descriptors=descriptors,
         descriptors_of=whose,
         descriptors_of_system=_number(Path("/proc/sys/fs/file-max")),
-        units=units,
+        assignments=assignments,
         oom_group=_group_killed_as_one(settings),
     )
 
@@ -326,20 +326,20 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is None:
         return
-    needed = host.units * DESCRIPTORS_EACH + BASE_DESCRIPTORS
+    needed = host.assignments * DESCRIPTORS_EACH + BASE_DESCRIPTORS
     if host.descriptors is not None and host.descriptors < needed:
         yield CheckResult(
-            f"{host.descriptors_of} may open {host.descriptors:,} files, and the {host.units:,}"
-            f" partitions of the configuration need about {needed:,}",
+            f"{host.descriptors_of} may open {host.descriptors:,} files, and the"
+            f" {host.assignments:,} partitions of the configuration need about {needed:,}",
             f"write `LimitNOFILE={max(65_536, needed)}` into the unit file, or `ulimit -Hn"
             f" {max(65_536, needed)}` before the start, or limit daemon.max_partitions",
-            evidence={"limit": host.descriptors, "needed": needed, "assignments": host.units},
+            evidence={"limit": host.descriptors, "needed": needed, "assignments": host.assignments},
         )
-    needed_by_all = host.units * PROCESS_DESCRIPTORS
+    needed_by_all = host.assignments * PROCESS_DESCRIPTORS
     if host.descriptors_of_system is not None and host.descriptors_of_system < needed_by_all:
         yield CheckResult(
             f"all processes of this host together may open {host.descriptors_of_system:,} files"
-            f" (fs.file-max), and {host.units:,} workers need about {needed_by_all:,}",
+            f" (fs.file-max), and {host.assignments:,} workers need about {needed_by_all:,}",
             f"`sysctl -w fs.file-max={2 * needed_by_all}`, and the same in /etc/sysctl.d",
             evidence={"file_max": host.descriptors_of_system, "needed": needed_by_all},
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import CheckResult, Need, Severity, check
-from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
+from streamqd.admin.diagnosis.facts import AssignmentFacts, Delays, DiagnosisFacts
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.admin.why import FAILING_SHARE, share_failing
 from streamqd.words import plural, roughly, spans
@@ -17,9 +17,9 @@ ROOM_MIN = 1 << 32  # number of IDs that should be left
 HELD_SECONDS = 300.0  # tolerance after max_age, because trimming takes time and removes whole nodes
 
 
-def numbers(units: Iterable[UnitFacts]) -> list[int]:
-    """Return the partitions of units."""
-    return [each.unit.partition for each in units]
+def numbers(assignments: Iterable[AssignmentFacts]) -> list[int]:
+    """Return the partitions of assignments."""
+    return [each.assignment.partition for each in assignments]
 
 
 @check("partitions.wrong-type", Severity.PROBLEM, Need.ASSIGNMENTS)
@@ -29,7 +29,7 @@ def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         key: (topic, kind)
         for topic, keys in (
             *((each.topic, each.wrong_types) for each in facts.partitions),
-            *((each.unit.topic, each.wrong_types) for each in facts.units),
+            *((each.assignment.topic, each.wrong_types) for each in facts.assignments),
         )
         for key, kind in keys.items()
     }
@@ -66,8 +66,8 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
-    pair = each.unit.topic, each.unit.group
+def _abandoned(facts: DiagnosisFacts, each: AssignmentFacts) -> bool:
+    pair = each.assignment.topic, each.assignment.group
     wanted = pair in facts.offered or pair in facts.configured
     return each.standing is not None and each.standing.abandoned and not wanted
 
@@ -75,23 +75,23 @@ def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
 @check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has messages, no owner, no consumer, and was not read for 10 minutes."""
-    for (topic, group), units in by_group(
-        each for each in facts.units if _abandoned(facts, each)
+    for (topic, group), assignments in by_group(
+        each for each in facts.assignments if _abandoned(facts, each)
     ).items():
-        again = "the Spark query" if units[0].unit.is_of_query else "its consumer"
+        again = "the Spark query" if assignments[0].assignment.is_of_query else "its consumer"
         yield CheckResult(
-            f"group {group} has messages on {spans(numbers(units))} of {topic} and no reader"
+            f"group {group} has messages on {spans(numbers(assignments))} of {topic} and no reader"
             " for them, so they are never trimmed",
             f"start {again}, or, if it is not needed, `streamqd group delete {topic} {group}"
             " --yes`",
             about=f"{topic}/{group}",
             evidence={
-                "partitions": numbers(units),
-                "pending": sum(each.pending for each in units),
+                "partitions": numbers(assignments),
+                "pending": sum(each.pending for each in assignments),
                 "idle_seconds": min(
                     (
                         each.standing.idle_seconds
-                        for each in units
+                        for each in assignments
                         if each.standing and each.standing.idle_seconds is not None
                     ),
                     default=None,
@@ -109,9 +109,9 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if topic.holds.retention.max_age is not None
     }
 
-    def holds(each: UnitFacts) -> bool:
+    def holds(each: AssignmentFacts) -> bool:
         needs = each.standing.needs_unix_ms if each.standing else None
-        limit = limits.get(each.unit.topic)
+        limit = limits.get(each.assignment.topic)
         return (
             needs is not None
             and limit is not None
@@ -119,18 +119,18 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and not _abandoned(facts, each)
         )
 
-    for (topic, group), units in by_group(filter(holds, facts.units)).items():
+    for (topic, group), assignments in by_group(filter(holds, facts.assignments)).items():
         oldest = min(
-            each.standing.needs_unix_ms or 0 for each in units if each.standing is not None
+            each.standing.needs_unix_ms or 0 for each in assignments if each.standing is not None
         )
         ago = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"group {group} still needs messages of {ago} ago on"
-            f" {spans(numbers(units))} of {topic}, so retention cannot delete them",
-            f"`streamqd why {topic}/{units[0].unit.partition}/{group}` shows the reason, and"
-            f" `streamqd doctor stream {topic}` the memory",
+            f" {spans(numbers(assignments))} of {topic}, so retention cannot delete them",
+            f"`streamqd why {topic}/{assignments[0].assignment.partition}/{group}` shows the"
+            f" reason, and `streamqd doctor stream {topic}` the memory",
             about=f"{topic}/{group}",
-            evidence={"partitions": numbers(units), "oldest_unix_ms": oldest},
+            evidence={"partitions": numbers(assignments), "oldest_unix_ms": oldest},
         )
 
 
@@ -164,18 +164,18 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("partitions.other-client", Severity.WARNING, Need.ASSIGNMENTS)
 def _other_clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Another client holds entries of a group."""
-    for (topic, group), units in by_group(
-        each for each in facts.units if each.other_clients
+    for (topic, group), assignments in by_group(
+        each for each in facts.assignments if each.other_clients
     ).items():
-        names = sorted({name for each in units for name in each.other_clients})
-        held = sum(sum(each.other_clients.values()) for each in units)
+        names = sorted({name for each in assignments for name in each.other_clients})
+        held = sum(sum(each.other_clients.values()) for each in assignments)
         yield CheckResult(
             f"another client reads as {', '.join(names[:4])} in group {group} of {topic} and"
-            f" holds {plural(held, 'message')} on {spans(numbers(units))}",
+            f" holds {plural(held, 'message')} on {spans(numbers(assignments))}",
             "stop that client, or give it a separate group. A running daemon takes idle messages"
             f" over; while none runs, use `streamqd group adopt {topic} {group}`",
             about=f"{topic}/{group}",
-            evidence={"partitions": numbers(units), "consumers": names[:16], "pending": held},
+            evidence={"partitions": numbers(assignments), "consumers": names[:16], "pending": held},
         )
 
 
@@ -188,7 +188,7 @@ def _missing_entries(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if each.figures is not None
     }
 
-    def has_missing_entry(each: UnitFacts) -> bool:
+    def has_missing_entry(each: AssignmentFacts) -> bool:
         if each.figures is None:
             return False
         main, retry = each.figures.main, each.figures.retry
@@ -196,24 +196,26 @@ def _missing_entries(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             return True
         if not main.pending:
             return False
-        if each.unit.reads_dead_letters or not main.length:
+        if each.assignment.reads_dead_letters or not main.length:
             return not main.length
-        first = firsts.get((each.unit.topic, each.unit.partition), "")
+        first = firsts.get((each.assignment.topic, each.assignment.partition), "")
         return bool(first) and read_id(main.oldest_pending_id) < read_id(first)
 
-    for (topic, group), units in by_group(filter(has_missing_entry, facts.units)).items():
+    for (topic, group), assignments in by_group(
+        filter(has_missing_entry, facts.assignments)
+    ).items():
         yield CheckResult(
-            f"group {group} has pending entries on {spans(numbers(units))} of {topic} that no"
+            f"group {group} has pending entries on {spans(numbers(assignments))} of {topic} that no"
             " longer exist, because a client trimmed or deleted them; those messages are lost",
             "find the client that trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let only streamqd"
             f" trim (`streamqd topic settings {topic}`). A running daemon acknowledges and counts"
             " the entries",
             about=f"{topic}/{group}",
             evidence={
-                "partitions": numbers(units),
+                "partitions": numbers(assignments),
                 "oldest_pending": {
-                    str(each.unit.partition): each.figures.main.oldest_pending_id
-                    for each in units[:16]
+                    str(each.assignment.partition): each.figures.main.oldest_pending_id
+                    for each in assignments[:16]
                     if each.figures is not None
                 },
             },
@@ -254,15 +256,18 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("partitions.unowned", Severity.WARNING, Need.ASSIGNMENTS)
 def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Pending messages have no consumer."""
-    for (topic, group), units in by_group(each for each in facts.units if each.unowned).items():
-        held = sum(each.unowned for each in units)
+    for (topic, group), assignments in by_group(
+        each for each in facts.assignments if each.unowned
+    ).items():
+        held = sum(each.unowned for each in assignments)
         yield CheckResult(
-            f"{plural(held, 'message')} of group {group} of {topic} on {spans(numbers(units))}"
+            f"{plural(held, 'message')} of group {group} of {topic} on"
+            f" {spans(numbers(assignments))}"
             " are pending without a consumer (a client returned them with XNACK)",
             "a running daemon takes them over within 15 s. While none runs, `streamqd pending"
             f" {topic} --group {group}` shows them as unowned",
             about=f"{topic}/{group}",
-            evidence={"partitions": numbers(units), "unowned": held},
+            evidence={"partitions": numbers(assignments), "unowned": held},
         )
 
 
@@ -309,7 +314,7 @@ class _Set(NamedTuple):
 
 def _sets(facts: DiagnosisFacts) -> list[_Set]:
     sends = [_Set(each.topic, each.partition, "", each.scheduled) for each in facts.partitions]
-    return sends + [_Set(*each.unit, each.delays) for each in facts.units]
+    return sends + [_Set(*each.assignment, each.delays) for each in facts.assignments]
 
 
 @check("partitions.waiting-lost", Severity.PROBLEM, Need.ASSIGNMENTS)

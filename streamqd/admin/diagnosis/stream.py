@@ -23,7 +23,7 @@ from streamqd.admin.reading import (
     server_unix_ms,
 )
 from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, floor_of, known_stand
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import retention
 from streamqd.store.leases import LeaseView
 from streamqd.store.retention import GroupPosition, PartitionPositions
@@ -209,8 +209,10 @@ def examine(
 def _groups(
     reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions], abandoned_after: float
 ) -> dict[int, list[BlockingGroup]]:
-    units = [Unit(topic, number, each.name) for number in stands for each in stands[number].groups]
-    leases = iter(lease_views(reader, units))
+    assignments = [
+        Assignment(topic, number, each.name) for number in stands for each in stands[number].groups
+    ]
+    leases = iter(lease_views(reader, assignments))
     return {
         number: [blocking_group(each, next(leases), abandoned_after) for each in stand.groups]
         for number, stand in stands.items()

@@ -21,7 +21,7 @@ from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value
 from streamqd.admin.reading import BATCH, Unreadable, ViewReader, pairs
 from streamqd.config.schedules import SCHEDULE_NAME
 from streamqd.errors import InvalidValueError
-from streamqd.model import LETTERS, Unit
+from streamqd.model import LETTERS, Assignment
 from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
@@ -242,7 +242,7 @@ def gather(
     reader: ViewReader,
     found: Sequence[TopicFacts],
     places: Sequence[tuple[str, int]],
-    units: Sequence[Unit],
+    assignments: Sequence[Assignment],
 ) -> list[str]:
     """Read each value on its own. Return the keys that were too long to read."""
     keys = reader.keys
@@ -250,16 +250,16 @@ def gather(
         _read(reader, "meta", keys.meta(topic.name), topic.stored)
     hashes = {keys.trim(*place): "trim" for place in places}
     hashes |= {keys.moving(*place): "moving" for place in places}
-    hashes |= {keys.attempts(*unit): "attempts" for unit in units}
+    hashes |= {keys.attempts(*assignment): "attempts" for assignment in assignments}
     small, long = _sorted_by_length(reader, list(hashes))
     replies = reader.ask([("HGETALL", key) for key in small], batch=BODIES_AT_ONCE)
     for key, flat in zip(small, replies, strict=True):
         _read(reader, hashes[key], key, pairs(flat))
     delayed = {keys.scheduled(*place): "scheduled" for place in places}
-    delayed |= {keys.retry(*unit): "retry" for unit in units}
+    delayed |= {keys.retry(*assignment): "retry" for assignment in assignments}
     for key, scores in _due_times(reader, list(delayed)).items():
         _read(reader, delayed[key], key, scores)
-    _items(reader, units)
+    _items(reader, assignments)
     schedules.index(reader)
     return long
 
@@ -287,17 +287,17 @@ def _due_times(reader: ViewReader, keys: Sequence[str]) -> dict[str, dict[bytes,
     return {key: pairs(replies[2 * n]) | pairs(replies[2 * n + 1]) for n, key in enumerate(keys)}
 
 
-def _items(reader: ViewReader, units: Sequence[Unit]) -> None:
+def _items(reader: ViewReader, assignments: Sequence[Assignment]) -> None:
     """Return the first waiting retries of each group."""
-    calls = [retries.page(reader.keys, unit, (0, ""), ITEMS) for unit in units]
-    for unit, reply in zip(units, reader.measure(calls), strict=True):
+    calls = [retries.page(reader.keys, assignment, (0, ""), ITEMS) for assignment in assignments]
+    for assignment, reply in zip(assignments, reader.measure(calls), strict=True):
         for row in reply.rest[0] if reply else ():
             one = ViewReader(reader.store).read(retries.row, row)
             if one is None:
                 continue  # its due time, which is named already
             for name in ("retryCount", "crashCount"):
                 raw, field = one.fields.get(name.encode()), f"{one.place}: {name}"
-                key = reader.keys.retry_items(*unit)
+                key = reader.keys.retry_items(*assignment)
                 reader.read(untrusted.integer, raw, key, field, default=0)
 
 
@@ -348,9 +348,11 @@ def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]])
         for kind in ("trim", "moving", "scheduled", "stream"):
             homes[getattr(keys, kind)(*place)] = Home(kind, about)
         homes[keys.dlq(*place)] = Home("stream", about)
-    for each in facts.units:
+    for each in facts.assignments:
         for kind in ("fence", "attempts", "retry", "retry_items"):
-            homes[getattr(keys, kind)(*each.unit)] = Home(kind, str(each.unit), each.unit._asdict())
+            homes[getattr(keys, kind)(*each.assignment)] = Home(
+                kind, str(each.assignment), each.assignment._asdict()
+            )
     return homes
 
 

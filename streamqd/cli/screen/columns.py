@@ -48,16 +48,16 @@ def number(value: float | None, width: int = 7) -> str:
     whole = f"{value:,.0f}"
     if len(whole) <= width:
         return whole
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, row in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            short = f"{value / size:.1f}{unit}"
-            return short if len(short) <= width else f"{value / size:.0f}{unit}"
+            short = f"{value / size:.1f}{row}"
+            return short if len(short) <= width else f"{value / size:.0f}{row}"
     return whole
 
 
-def state_cell(unit: AssignmentRow) -> Cell:
+def state_cell(row: AssignmentRow) -> Cell:
     """Return the condition, in capitals if it needs attention, so that color is not required."""
-    word, run = unit.condition, unit.longest_run_seconds or 0
+    word, run = row.condition, row.longest_run_seconds or 0
     if word == "running":
         long = run >= STUCK_SECONDS
         return Cell(f"{'RUN' if long else 'run'} {age(run * 1000)}", "warn" if long else "")
@@ -80,17 +80,17 @@ _SHORT = {
 }
 
 
-def _run_cell(unit: AssignmentRow) -> Cell:
-    run = unit.longest_run_seconds or 0
+def _run_cell(row: AssignmentRow) -> Cell:
+    run = row.longest_run_seconds or 0
     return Cell(short(run or None), "warn" if run >= STUCK_SECONDS else "")
 
 
-def _since(unit: AssignmentRow, now: int) -> str:
-    return "-" if not unit.since_unix_ms else age(now - unit.since_unix_ms)
+def _since(row: AssignmentRow, now: int) -> str:
+    return "-" if not row.since_unix_ms else age(now - row.since_unix_ms)
 
 
-def _slope(unit: AssignmentRow) -> Cell:
-    slope = unit.lag_per_second
+def _slope(row: AssignmentRow) -> Cell:
+    slope = row.lag_per_second
     if slope is None:
         return Cell("-")
     if abs(slope) < STEADY:
@@ -104,7 +104,7 @@ def _numeric(name: str, heading: str, width: int, from_width: int, value: Figure
         heading,
         width,
         from_width,
-        lambda unit, _now: Cell(number(value(unit), width)),
+        lambda row, _now: Cell(number(value(row), width)),
     )
 
 
@@ -114,41 +114,41 @@ def _timed(name: str, heading: str, from_width: int, value: Figure) -> ScreenCol
         heading,
         6,
         from_width,
-        lambda unit, _now: Cell(short(value(unit))),
+        lambda row, _now: Cell(short(value(row))),
     )
 
 
 COLUMNS = (
     ScreenColumn(
         "owner", "OWNER", 10, 0,
-        lambda unit, _now: Cell(printable(unit.owner) or "-", "" if unit.owner else "bad"),
+        lambda row, _now: Cell(printable(row.owner) or "-", "" if row.owner else "bad"),
         left=True,
     ),
-    ScreenColumn("state", "STATE", 9, 0, lambda unit, _now: state_cell(unit), left=True),
+    ScreenColumn("state", "STATE", 9, 0, lambda row, _now: state_cell(row), left=True),
     ScreenColumn(
         "epoch", "EPOCH", 14, 160,
-        lambda unit, _now: Cell(str(unit.epoch or "-")),
+        lambda row, _now: Cell(str(row.epoch or "-")),
     ),
     ScreenColumn(
         "since", "SINCE", 6, 110,
-        lambda unit, now: Cell(_since(unit, now)),
+        lambda row, now: Cell(_since(row, now)),
     ),
-    _numeric("rate", "MSG/S", 6, 0, lambda unit: unit.acked),
-    _numeric("fails", "FAIL/S", 6, 110, lambda unit: unit.failed),
-    _numeric("lag", "LAG", 6, 0, lambda unit: unit.lag),
+    _numeric("rate", "MSG/S", 6, 0, lambda row: row.acked),
+    _numeric("fails", "FAIL/S", 6, 110, lambda row: row.failed),
+    _numeric("lag", "LAG", 6, 0, lambda row: row.lag),
     ScreenColumn(
         "trend", "LAG/S", 7, 110,
-        lambda unit, _now: _slope(unit),
+        lambda row, _now: _slope(row),
     ),
-    _timed("oldest", "OLDEST", 0, lambda unit: unit.oldest_seconds),
-    _numeric("pending", "PENDING", 7, 0, lambda unit: unit.pending),
-    _numeric("retries", "RETRIES", 7, 0, lambda unit: unit.waiting_retries),
-    _timed("p99", "P99", 0, lambda unit: unit.p99_seconds),
+    _timed("oldest", "OLDEST", 0, lambda row: row.oldest_seconds),
+    _numeric("pending", "PENDING", 7, 0, lambda row: row.pending),
+    _numeric("retries", "RETRIES", 7, 0, lambda row: row.waiting_retries),
+    _timed("p99", "P99", 0, lambda row: row.p99_seconds),
     ScreenColumn(
         "run", "RUN", 6, 110,
-        lambda unit, _now: _run_cell(unit),
+        lambda row, _now: _run_cell(row),
     ),
-    _numeric("dlq", "DLQ", 5, 110, lambda unit: unit.dead_letters),
+    _numeric("dlq", "DLQ", 5, 110, lambda row: row.dead_letters),
 )  # fmt: skip
 
 

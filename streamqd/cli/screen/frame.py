@@ -96,7 +96,7 @@ def frame(
 
 
 def visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[AssignmentRow]:
-    """Return the units that match the filter, in the chosen order."""
+    """Return the assignments that match the filter, in the chosen order."""
     return ranking.chosen(view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse)
 
 
@@ -164,7 +164,7 @@ def _table(
 ) -> list[Line]:
     columns, name_width = shown(width)
     # On a wide screen, names must not be far away from their figures.
-    longest = max((_cut(printable(unit.name), width)[1] for unit in view.assignments), default=0)
+    longest = max((_cut(printable(row.name), width)[1] for row in view.assignments), default=0)
     name_width = min(name_width, max(NAME_MIN, longest + 1))
     mark = "^" if chosen.reverse else "v"
     heading = [
@@ -176,10 +176,10 @@ def _table(
         heading.append(Cell(" " + _padded(text, column.width, left=column.left), "head"))
     lines: list[Line] = [heading]
     top = min(chosen.top, max(0, len(rows) - 1))
-    for unit in rows[top : None if room is None else top + room]:
-        line = [Cell(_padded(printable(unit.name), name_width))]
+    for row in rows[top : None if room is None else top + room]:
+        line = [Cell(_padded(printable(row.name), name_width))]
         for column in columns:
-            text, style = column.cell(unit, view.now_unix_ms)
+            text, style = column.cell(row, view.now_unix_ms)
             line += [Cell(" "), Cell(_padded(text, column.width, left=column.left), style)]
         lines.append(line)
     if not rows:

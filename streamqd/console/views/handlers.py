@@ -47,19 +47,20 @@ def show(visit: Visit) -> Context:
     }
 
 
-def _rows(units: Iterable[AssignmentRow]) -> Mapping[tuple[str, str], HandlerRow]:
-    rows: dict[tuple[str, str], HandlerRow] = {}
-    for unit in units:
-        if not unit.handler:
+def _rows(rows: Iterable[AssignmentRow]) -> Mapping[tuple[str, str], HandlerRow]:
+    found: dict[tuple[str, str], HandlerRow] = {}
+    for row in rows:
+        if not row.handler:
             continue
-        row = rows.setdefault(
-            (unit.topic, unit.group), HandlerRow(unit.handler, unit.topic, unit.group)
+        handler = found.setdefault(
+            (row.topic, row.group),
+            HandlerRow(row.handler, row.topic, row.group),
         )
-        row.acked += unit.acked or 0.0
-        row.failed += unit.failed or 0.0
-        ages = [each for each in (row.longest_seconds, unit.longest_run_seconds) if each]
-        row.longest_seconds = max(ages, default=None)
-    return rows
+        handler.acked += row.acked or 0.0
+        handler.failed += row.failed or 0.0
+        ages = [each for each in (handler.longest_seconds, row.longest_run_seconds) if each]
+        handler.longest_seconds = max(ages, default=None)
+    return found
 
 
 VIEWS = (ConsoleView("handlers", "/handlers", "Handlers", show, label="Handlers", key="h"),)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from streamqd.admin import directives, stacks
-from streamqd.admin.directives import DepartingUnit, PlannedMove, Steered
+from streamqd.admin.directives import DepartingAssignment, PlannedMove, Steered
 from streamqd.console.access import Role
 from streamqd.console.formats import sentence
 from streamqd.console.forms import WHY
@@ -22,7 +22,7 @@ from streamqd.console.view import (
     integer,
 )
 from streamqd.errors import InvalidRequestError, RequestRefusedError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store import directives as stored
 from streamqd.store.directives import Scope
 from streamqd.store.stacks import KEPT_SECONDS
@@ -30,12 +30,12 @@ from streamqd.words import age, plural
 
 MOVES_SHOWN = 50
 
-Target = TypeVar("Target", bound="Scope | Unit | str")
+Target = TypeVar("Target", bound="Scope | Assignment | str")
 
 
 @dataclass(frozen=True, slots=True)
 class Steering(Generic[Target]):
-    """A directive that an act gives or removes. `target` is a scope, a unit or an instance.
+    """A directive that an act gives or removes. `target` is a scope, an assignment or an instance.
 
     `steer` calls the function of `streamqd.admin.directives`, with True for a dry run. `effect` is
     the text of the dry run, `result` the sentence of the act, and `more` are other arguments for
@@ -169,80 +169,86 @@ START = Steering(
 # --- one partition --------------------------------------------------------------------------------
 
 
-def unit_of(visit: Visit) -> Unit:
+def assignment_of(visit: Visit) -> Assignment:
     """Return the assignment of the path. Raises InvalidRequestError."""
     number = integer(visit.path["partition"], "partition", most=PARTITION_MAX)
-    return Unit(visit.path["topic"], number, visit.path["group"])
+    return Assignment(visit.path["topic"], number, visit.path["group"])
 
 
 def _move_fields(visit: Visit) -> Sequence[FormField]:
-    unit = unit_of(visit)
-    choices = [(each, each) for each in _takers(visit, unit)]
-    return (FormField("to", "To", _to(visit, unit), choices=choices), *_reason(visit))
+    assignment = assignment_of(visit)
+    choices = [(each, each) for each in _takers(visit, assignment)]
+    return (FormField("to", "To", _to(visit, assignment), choices=choices), *_reason(visit))
 
 
-def _takers(visit: Visit, unit: Unit) -> list[str]:
+def _takers(visit: Visit, assignment: Assignment) -> list[str]:
     """Return the live instances with a consumer for the group, and that of the form."""
-    pair, now = (unit.topic, unit.group), visit.now
+    pair, now = (assignment.topic, assignment.group), visit.now
     live = [each for each in now.seen.instances if each.instance in now.seen.state.live]
     names = {each.instance for each in live if pair in each.offers}
     return sorted(names | {visit.text("to")} - {""})
 
 
-def _owner(visit: Visit, unit: Unit) -> str:
+def _owner(visit: Visit, assignment: Assignment) -> str:
     """Return the owner of an assignment, '' without one."""
-    return next((each.owner for each in visit.now.seen.assignments if each.unit == unit), "")
+    return next(
+        (each.owner for each in visit.now.seen.assignments if each.assignment == assignment), ""
+    )
 
 
-def _to(visit: Visit, unit: Unit) -> str:
+def _to(visit: Visit, assignment: Assignment) -> str:
     """Return the instance of the form, by default one that does not own the partition."""
-    owner = _owner(visit, unit)
-    names = sorted(_takers(visit, unit), key=lambda name: name == owner)
+    owner = _owner(visit, assignment)
+    names = sorted(_takers(visit, assignment), key=lambda name: name == owner)
     return visit.text("to") or next(iter(names), "")
 
 
-def _move(visit: Visit, unit: Unit, dry_run: bool) -> Steered:
-    to = _to(visit, unit)
+def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> Steered:
+    to = _to(visit, assignment)
     if not to:
-        raise RequestRefusedError(f"no live instance has a consumer for {unit.topic}/{unit.group}")
+        raise RequestRefusedError(
+            f"no live instance has a consumer for {assignment.topic}/{assignment.group}"
+        )
     if not dry_run and not visit.text("to"):
         raise InvalidRequestError('"To" must be the name of a live instance')
-    return directives.move(visit.desk.fleet, unit, to, visit.text(WHY), dry_run=dry_run)
+    return directives.move(visit.desk.fleet, assignment, to, visit.text(WHY), dry_run=dry_run)
 
 
-def _moved(visit: Visit, unit: Unit) -> str:
-    to = _to(visit, unit)
-    if to == _owner(visit, unit):
-        return f"{unit} would stay on {to}, even if the fleet moves others."
+def _moved(visit: Visit, assignment: Assignment) -> str:
+    to = _to(visit, assignment)
+    if to == _owner(visit, assignment):
+        return f"{assignment} would stay on {to}, even if the fleet moves others."
     return (
-        f"{to} would own {unit} after its owner has finished its running messages. It stays there"
-        " until it is moved again, or the fleet is rebalanced."
+        f"{to} would own {assignment} after its owner has finished its running messages. It stays"
+        " there until it is moved again, or the fleet is rebalanced."
     )
 
 
 def _from_and_to(visit: Visit) -> dict[str, str]:
-    unit = unit_of(visit)
-    return {"from": _owner(visit, unit) or "none", "to": _to(visit, unit)}
+    assignment = assignment_of(visit)
+    return {"from": _owner(visit, assignment) or "none", "to": _to(visit, assignment)}
 
 
 MOVE = Steering(
     "move",
-    unit_of,
+    assignment_of,
     _move,
     _moved,
-    lambda visit, unit: f"{unit} is assigned to {_to(visit, unit)}.",
+    lambda visit, assignment: f"{assignment} is assigned to {_to(visit, assignment)}.",
     _from_and_to,
 )
 STACK = Steering(
     "stack",
-    unit_of,
-    lambda visit, unit, dry_run: stacks.request(visit.desk.fleet, unit, dry_run=dry_run),
-    lambda _visit, unit: (
-        f"The owner of {unit} would read the stacks of its worker, log them, and publish them for"
-        f" {KEPT_SECONDS // 60} minutes. Everyone who may open the console can see them."
+    assignment_of,
+    lambda visit, assignment, dry_run: stacks.request(
+        visit.desk.fleet, assignment, dry_run=dry_run
+    ),
+    lambda _visit, assignment: (
+        f"The owner of {assignment} would read the stacks of its worker, log them, and publish"
+        f" them for {KEPT_SECONDS // 60} minutes. Everyone who may open the console can see them."
         " The worker keeps running."
     ),
-    lambda _visit, unit: f"The stack trace of {unit} was requested.",
+    lambda _visit, assignment: f"The stack trace of {assignment} was requested.",
 )
 
 
@@ -275,7 +281,7 @@ DRAIN = Steering(
 )
 
 
-def _unit(each: DepartingUnit | PlannedMove) -> str:
+def _assignment(each: DepartingAssignment | PlannedMove) -> str:
     return f"{each.topic}/{each.partition}/{each.group}"
 
 
@@ -296,7 +302,7 @@ def preview_drain(visit: Visit) -> Preview:
     elif plan.stranded:
         sentences.append(f"{plural(len(plan.stranded), 'assignment')} would wait without an owner.")
     rows = [
-        (_unit(each), each.to or f"none ({each.stranded})", each.lag)
+        (_assignment(each), each.to or f"none ({each.stranded})", each.lag)
         for each in plan.assignments[:MOVES_SHOWN]
     ]
     heads = ("Assignment", "Goes to", "Unread")
@@ -312,7 +318,8 @@ def preview_rebalance(visit: Visit) -> Preview:
     if plan.forgotten:
         sentences.append(f"{plural(len(plan.forgotten), 'move directive')} would be removed.")
     rows = [
-        (_unit(each), each.owner or "none", each.to or "none") for each in plan.moves[:MOVES_SHOWN]
+        (_assignment(each), each.owner or "none", each.to or "none")
+        for each in plan.moves[:MOVES_SHOWN]
     ]
     return Preview(sentences, rows=(("Assignment", "From", "To"), rows) if rows else None)
 
@@ -326,7 +333,7 @@ def rebalance(visit: Visit) -> ActResult:
 
 
 _GROUP = "/groups/{topic}/{group}"
-_UNIT = "/topics/{topic}/partitions/{partition}/{group}"
+_ASSIGNMENT = "/topics/{topic}/partitions/{partition}/{group}"
 ACTS = (
     Act(
         "pause",
@@ -373,7 +380,7 @@ ACTS = (
     ),
     Act(
         "move",
-        f"{_UNIT}/move",
+        f"{_ASSIGNMENT}/move",
         "Move a partition",
         "Move",
         Role.OPERATOR,
@@ -384,7 +391,7 @@ ACTS = (
     ),
     Act(
         "stack",
-        f"{_UNIT}/stack",
+        f"{_ASSIGNMENT}/stack",
         "Stack trace",
         "Request stack trace",
         Role.OPERATOR,

@@ -17,9 +17,9 @@ from streamqd.admin.reading import ViewReader
 from streamqd.admin.topics import TopicDetail
 from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.console.views.steering import unit_of, wider_pause
+from streamqd.console.views.steering import assignment_of, wider_pause
 from streamqd.errors import InvalidRequestError
-from streamqd.model import Unit
+from streamqd.model import Assignment
 from streamqd.store.directives import Scope
 from streamqd.store.stacks import KEPT_SECONDS
 
@@ -33,7 +33,7 @@ RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # minutes, and min
 class HeatCell:
     """One partition in a map. `heat` is 0 (nothing waits) to 5 (the most of this page)."""
 
-    unit: AssignmentRow
+    row: AssignmentRow
     heat: int
     level: str
     text: str
@@ -68,14 +68,14 @@ def show_topics(visit: Visit) -> Context:
 def show_topic(visit: Visit) -> Context:
     """Return the map of a topic: a row for each group, a cell for each partition."""
     name, now = visit.path["topic"], visit.now
-    units = [each for each in now.seen.assignments if each.topic == name]
-    if not units:
+    assignments = [each for each in now.seen.assignments if each.topic == name]
+    if not assignments:
         topics.partition_count(
             visit.desk.store, name
         )  # raises TopicNotFoundError for an unknown topic
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
-    most = max((_least(each) for each in units), default=0)
+    most = max((_least(each) for each in assignments), default=0)
     levels = now.levels
     return {
         "wider_pauses": {
@@ -84,11 +84,11 @@ def show_topic(visit: Visit) -> Context:
         "stopped": stopped_groups(visit, name, [each.group for each in groups]),
         "chosen": visit.text("group"),
         "groups": groups,
-        "rows": [_heat_row(group.group, units, most, levels) for group in groups],
+        "rows": [_heat_row(group.group, assignments, most, levels) for group in groups],
         "busiest": max((each.least_lag for each in groups), default=0),
         "troubles": [each for each in now.troubles if each.topic == name],
         "charted": charted,
-        **_charts(visit, name, charted, sum(each.group == charted for each in units)),
+        **_charts(visit, name, charted, sum(each.group == charted for each in assignments)),
     }
 
 
@@ -117,24 +117,26 @@ def _charts(visit: Visit, topic: str, group: str, partitions: int) -> Context:
 
 
 def _heat_row(
-    group: str, units: Iterable[AssignmentRow], most: int, levels: Mapping[Unit, str]
+    group: str, assignments: Iterable[AssignmentRow], most: int, levels: Mapping[Assignment, str]
 ) -> HeatRow:
-    own = sorted((each for each in units if each.group == group), key=lambda each: each.partition)
-    cells = [_cell(each, most, levels.get(each.unit, "")) for each in own[:CELLS_MAX]]
+    own = sorted(
+        (each for each in assignments if each.group == group), key=lambda each: each.partition
+    )
+    cells = [_cell(each, most, levels.get(each.assignment, "")) for each in own[:CELLS_MAX]]
     return HeatRow(group, cells, len(own[CELLS_MAX:]))
 
 
-def _cell(unit: AssignmentRow, most: int, level: str) -> HeatCell:
-    lag = _least(unit)
+def _cell(row: AssignmentRow, most: int, level: str) -> HeatCell:
+    lag = _least(row)
     heat = 0 if not lag else 1 + round((HEAT_STEPS - 1) * math.log1p(lag) / math.log1p(most))
-    unread = f"{'at least ' if unit.lag is None else ''}{lag:,} unread"
-    owner = f"owned by {unit.owner}" if unit.owner else "no owner"
-    text = f"{unit.name}: {unread}, {owner}, {in_words(unit.condition)}"
-    return HeatCell(unit, min(heat, HEAT_STEPS), level, text)
+    unread = f"{'at least ' if row.lag is None else ''}{lag:,} unread"
+    owner = f"owned by {row.owner}" if row.owner else "no owner"
+    text = f"{row.name}: {unread}, {owner}, {in_words(row.condition)}"
+    return HeatCell(row, min(heat, HEAT_STEPS), level, text)
 
 
-def _least(unit: AssignmentRow) -> int:
-    return max(unit.lag or 0, unit.lag_at_least)
+def _least(row: AssignmentRow) -> int:
+    return max(row.lag or 0, row.lag_at_least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def show_data(visit: Visit) -> Context:
 def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
     """Return the groups of a topic that a directive stops."""
     control = visit.now.seen.state.control
-    return {each for each in groups if control.stop_of(Unit(topic, 0, each)) is not None}
+    return {each for each in groups if control.stop_of(Assignment(topic, 0, each)) is not None}
 
 
 def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
@@ -194,23 +196,23 @@ def _written(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def show_assignment(visit: Visit) -> Context:
     """Return the causes for one partition of a group, and the present run of its worker."""
-    place, seen = unit_of(visit), visit.now.seen
+    place, seen = assignment_of(visit), visit.now.seen
     names = [each.name for each in visit.desk.settings.outboxes]
     [found] = why.answer(
         visit.desk.fleet, place.topic, place.partition, place.group, names, with_owners=True
     )
-    unit = next((each for each in seen.assignments if each.unit == place), None)
+    row = next((each for each in seen.assignments if each.assignment == place), None)
     return {
         **show_stack(visit),
         "answer": found,
         "level": LEVELS[why.grade(found.row, found.causes[0].word)],
-        "condition": in_words(unit.condition) if unit else "",
+        "condition": in_words(row.condition) if row else "",
         "wider_pause": wider_pause(visit, Scope(*place)),
         "stopped": seen.state.control.stop_of(place),
         "move": seen.state.control.moves.get(place),
         "moves": _moves(visit, place),
         "ends": owners.IN_WORDS,
-        "running": _uid(unit),
+        "running": _uid(row),
         "instance": next(
             (each for each in seen.instances if each.instance == found.row.owner), None
         ),
@@ -219,10 +221,10 @@ def show_assignment(visit: Visit) -> Context:
 
 def show_stack(visit: Visit) -> Context:
     """Return the requested stack of the worker of an assignment, one read for all pages."""
-    place, now = unit_of(visit), visit.now
+    place, now = assignment_of(visit), visit.now
     reader = ViewReader(visit.desk.store)
     return {
-        "unit": next((each for each in now.seen.assignments if each.unit == place), None),
+        "row": next((each for each in now.seen.assignments if each.assignment == place), None),
         "stack": stacks.read(reader, now.seen.state, place, now.now_unix_ms),
         "unreadable_stack": reader.rows,
         "answer_seconds": round(stacks.ANSWER_SECONDS),
@@ -230,7 +232,7 @@ def show_stack(visit: Visit) -> Context:
     }
 
 
-def _moves(visit: Visit, place: Unit) -> list[AuditEntry]:
+def _moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
     """Return the last moves of an assignment in the console, of the newest audit entries.
 
     `streamqd move` writes no entry.
@@ -240,11 +242,11 @@ def _moves(visit: Visit, place: Unit) -> list[AuditEntry]:
     return [each for each in moves if each.arguments.get("scope") == str(place)][:MOVES_SHOWN]
 
 
-def _uid(unit: AssignmentRow | None) -> str:
+def _uid(row: AssignmentRow | None) -> str:
     """Return the uid of the message that runs longest, '' for none or one of the retry stream."""
-    if unit is None or not unit.running.startswith("m:"):
+    if row is None or not row.running.startswith("m:"):
         return ""
-    return f"{unit.topic}/{unit.partition}/{unit.running[2:]}"
+    return f"{row.topic}/{row.partition}/{row.running[2:]}"
 
 
 VIEWS = (

@@ -31,8 +31,10 @@ def run(folder: Folder, *, serve: bool) -> int:
 
 
 def _run(folder: Folder, lines: int, *, serve: bool) -> int:
-    units = len(GROUPS) * len(PARTITIONS)
-    print(f"Starting the daemon ({folder.config}) with an embedded server and {units} workers,")
+    assignments = len(GROUPS) * len(PARTITIONS)
+    print(
+        f"Starting the daemon ({folder.config}) with an embedded server and {assignments} workers,"
+    )
     print(f"one for each of {len(PARTITIONS)} partitions and 2 groups ({', '.join(GROUPS)}).")
     with DemoDaemon(folder) as daemon:
         daemon.wait_ready()

@@ -45,11 +45,12 @@ class DemoTally:
 
     def is_settled(self) -> bool:
         """Return True if, according to Redis, both groups have handled all messages."""
-        units = self.folder.ask("partitions", TOPIC)["assignments"]
-        known = {unit["group"] for unit in units} == set(GROUPS)
-        if known and all(unit["lag"] is not None for unit in units):
+        assignments = self.folder.ask("partitions", TOPIC)["assignments"]
+        known = {assignment["group"] for assignment in assignments} == set(GROUPS)
+        if known and all(assignment["lag"] is not None for assignment in assignments):
             self.unsettled = sum(
-                unit["lag"] + unit["pending"] + unit["waiting_retries"] for unit in units
+                assignment["lag"] + assignment["pending"] + assignment["waiting_retries"]
+                for assignment in assignments
             )
         return self.unsettled == 0
 

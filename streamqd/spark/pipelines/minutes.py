@@ -129,32 +129,37 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 
     After an outage, an entry covers several minutes, each with a share of its counts.
     """
-    units, minutes = entry.by_unit(), entry.minutes
-    if not units:
+    assignments, minutes = entry.by_assignment(), entry.minutes
+    if not assignments:
         return []
-    minutes = minutes[-max(1, ROWS_MAX // len(units)) :]  # bounds what one entry becomes
+    minutes = minutes[-max(1, ROWS_MAX // len(assignments)) :]  # bounds what one entry becomes
     rows, parts = [], len(minutes)
     for at, number in enumerate(minutes):
         minute = dt.datetime.fromtimestamp(min(number, _LAST_MINUTE) * 60, dt.UTC)
         shared = {"date": minute.date(), "minute": minute, "instance": entry.instance}
         shared |= {"covered_seconds": entry.seconds / parts, "entry": entry.id}
         at_end = at == parts - 1 and entry.reaches_end
-        rows += [shared | _figures(unit, at, parts, at_end=at_end) for unit in units]
+        rows += [
+            shared | _figures(assignment, at, parts, at_end=at_end) for assignment in assignments
+        ]
     return rows
 
 
-def _figures(unit: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
+def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
     """Return the part `at` of the figures. Only at the end of a minute is its lag known."""
-    handled = _part(unit.handled, at, parts)
-    delays = None if unit.delays is None else _part(unit.delays, at, parts)
+    handled = _part(assignment.handled, at, parts)
+    delays = None if assignment.delays is None else _part(assignment.delays, at, parts)
     return {
-        "topic": unit.topic,
-        "group": unit.group,
-        "partition": unit.partition,
-        "handler": unit.handler or None,
-        **{column: history.share(unit.counts[name], at, parts) for column, name in COUNTS.items()},
-        "lag": unit.lag if at_end else None,
-        "oldest_seconds": unit.oldest_ms / 1000 if at_end else None,
+        "topic": assignment.topic,
+        "group": assignment.group,
+        "partition": assignment.partition,
+        "handler": assignment.handler or None,
+        **{
+            column: history.share(assignment.counts[name], at, parts)
+            for column, name in COUNTS.items()
+        },
+        "lag": assignment.lag if at_end else None,
+        "oldest_seconds": assignment.oldest_ms / 1000 if at_end else None,
         **{name: quantile(handled, share) for name, share in QUANTILES.items()},
         "handling": list(_by_bound(handled, BUCKETS).items()),
         **{

@@ -1,7 +1,7 @@
-"""An internal error about one unit harms only that unit, whichever call raises it.
+"""An internal error about one assignment harms only that assignment, whichever call raises it.
 
-The test finds the calls that the supervisor makes for a unit by watching a daemon through a life
-with all kinds of events. So a new call without isolation fails here.
+The test finds the calls that the supervisor makes for an assignment by watching a daemon through a
+life with all kinds of events. So a new call without isolation fails here.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from zlib import crc32
 
 import pytest
 
-from streamqd.model import Unit
-from tests.support import unit_errors
+from streamqd.model import Assignment
+from tests.support import assignment_errors
+from tests.support.assignment_errors import Places, Site
 from tests.support.daemon import GROUP, TOPIC, Daemon
-from tests.support.unit_errors import Places, Site
 
 NewDaemon = Callable[..., Daemon]
 PARTITIONS = 3
-VICTIM = Unit(TOPIC, 1, GROUP)
+VICTIM = Assignment(TOPIC, 1, GROUP)
 OTHERS_SECONDS = 2.0  # until the others must have handled a message
 MISSED_MAX = 5
 STEP_SECONDS = 1.5  # before the next step is tried
 FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
-# Calls whose errors are not logged: the log itself, and those that give up a unit.
+# Calls whose errors are not logged: the log itself, and those that give up an assignment.
 SILENT: set[str] = {"logs:event"}
 TOLD = {"supervisor": "assignment.given_up", "housekeeper": "housekeeper.failed"}
 
@@ -57,8 +57,8 @@ class Life:
             ]
         )
         self.places = Places(folder / "sites")
-        self.daemon.module = unit_errors.__name__
-        self.daemon.environment[unit_errors.VARIABLE] = str(self.places.sites)
+        self.daemon.module = assignment_errors.__name__
+        self.daemon.environment[assignment_errors.VARIABLE] = str(self.places.sites)
 
     def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "at rest", lambda: None
@@ -96,7 +96,7 @@ class Life:
         self.daemon.wait_for(lambda: not self.places.first_path.exists(), what="the first strike")
 
     def strike(self, site: Site, step: Callable[[], None]) -> None:
-        """Make a call raise, in a step that includes it, or when the unit resumes."""
+        """Make a call raise, in a step that includes it, or when the assignment resumes."""
         self.places.arm(site, VICTIM)
         step()
         deadline = time.monotonic() + STEP_SECONDS
@@ -114,9 +114,12 @@ class Life:
             self.missed.append(site)
 
     def strike_at(self, site: Site, step: Callable[[], None]) -> float:
-        """Strike once, and check that all units work. Return the seconds that the others took."""
+        """Strike once, and check that all assignments work.
+
+        Return the seconds that the others took.
+        """
         if site.role == "housekeeper":
-            self.replace_housekeeper()  # a strike after which no unit has been given up
+            self.replace_housekeeper()  # a strike after which no assignment has been given up
         mark = self.daemon.mark()
         self.strike(site, step)
         took = self.others_work(str(site), retried=site.role == "housekeeper")
@@ -134,9 +137,10 @@ class Life:
         self.daemon.wait_event("housekeeper.started", after=mark)
 
     def others_work(self, after: str, *, retried: bool) -> float:
-        """Send a message to each of the other units. Return the seconds until all are handled.
+        """Send a message to each of the other assignments.
 
-        `retried`: each fails once, so the housekeeper must promote its retry.
+        Return the seconds until all are handled. `retried`: each fails once, so the housekeeper
+        must promote its retry.
         """
         payload, runs = ("fail", 2) if retried else ("ok", 1)
         began = time.monotonic()
@@ -182,7 +186,7 @@ SHARES = {"supervisor": 4, "housekeeper": 3}
 def test_an_error_of_any_call_affects_only_its_assignment(
     life: Life, role: str, share: int
 ) -> None:
-    """After an error of any call for a unit the others continue, and so does it, later."""
+    """After an error of any call for an assignment the others continue, and so does it, later."""
     steps: list[tuple[Callable[[], None], list[Site]]] = []
     known: set[Site] = set()
     for name, step in life.steps():

@@ -1,11 +1,11 @@
-"""Errors about one unit: a daemon whose functions can be made to raise for one of its units.
+"""A daemon whose functions can be made to raise for one of its assignments.
 
-    python -m tests.support.unit_errors --config streamq.toml …
+    python -m tests.support.assignment_errors --config streamq.toml …
 
-runs `streamqd` with a wrapper around every function that is called for a unit, so that one of its
-arguments is the unit or a part of it. These calls are appended to the file that UNIT_ERRORS names:
-role, name, and whether the call was isolated. A file `STRIKE` next to it, with a role, a name and a
-unit, makes that call raise, once.
+runs `streamqd` with a wrapper around every function that is called for an assignment, so that one
+of its arguments is the assignment or a part of it. These calls are appended to the file that
+UNIT_ERRORS names: role, name, and whether the call was isolated. A file `STRIKE` next to it, with a
+role, a name and a assignment, makes that call raise, once.
 
 streamqd itself contains no wrappers: they are installed before it forks.
 """
@@ -24,7 +24,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from streamqd.logs.lines import process
-from streamqd.model import Unit
+from streamqd.model import Assignment
 
 VARIABLE = "UNIT_ERRORS"
 ROLES = ("supervisor", "housekeeper")
@@ -41,7 +41,7 @@ class StruckError(Exception):
 
 
 class Site(NamedTuple):
-    """A function that is called for a unit in one of the processes."""
+    """A function that is called for an assignment in one of the processes."""
 
     role: str
     name: str
@@ -68,8 +68,8 @@ class Places:
                 found[site] = found.get(site, True) and isolated == "isolated"
         return found
 
-    def arm(self, site: Site, unit: Unit, *, first: bool = False) -> None:
-        words = [site.role, site.name, "/".join(map(str, unit))]
+    def arm(self, site: Site, assignment: Assignment, *, first: bool = False) -> None:
+        words = [site.role, site.name, "/".join(map(str, assignment))]
         draft = self.strike_path.with_suffix(".draft")
         draft.write_text(" ".join(words))
         draft.replace(self.first_path if first else self.strike_path)
@@ -81,8 +81,8 @@ class Places:
 
 
 def subject(value: object) -> tuple[str, int, str] | None:
-    """Return the unit that a value is or refers to; without a group, the group is ''."""
-    if isinstance(value, Unit):
+    """Return the assignment that a value is or refers to; without a group, the group is ''."""
+    if isinstance(value, Assignment):
         return tuple(value)
     if type(value) is tuple and len(value) == 2 and type(value[1]) is int:
         return (*value, "") if isinstance(value[0], str) else None
@@ -93,9 +93,9 @@ def subject(value: object) -> tuple[str, int, str] | None:
         place, _, group = title.removeprefix("streamqd: worker ").rpartition(" ")
         topic, _, partition = place.rpartition("/")
         return topic, int(partition), group
-    for name in ("unit", "partition", "slot"):
+    for name in ("assignment", "partition", "slot"):
         found = getattr(value, name, None)
-        if isinstance(found, Unit) or (name != "unit" and hasattr(found, "unit")):
+        if isinstance(found, Assignment) or (name != "assignment" and hasattr(found, "assignment")):
             return subject(found)
     return None
 
@@ -104,7 +104,7 @@ _OPAQUE = (str, bytes, int, float, bool, list, dict, set, frozenset, type(None))
 
 
 class Watch:
-    """Sees the calls for units in this process."""
+    """Sees the calls for assignments in this process."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -157,8 +157,8 @@ class Watch:
 
         return watched
 
-    def _note(self, role: str, name: str, unit: tuple[str, int, str]) -> None:
-        isolated = unit[:2] in self._isolated
+    def _note(self, role: str, name: str, assignment: tuple[str, int, str]) -> None:
+        isolated = assignment[:2] in self._isolated
         if (role, name, isolated) not in self._seen:
             self._seen.add((role, name, isolated))
             word = "isolated" if isolated else "alone"
@@ -170,7 +170,7 @@ class Watch:
             except OSError:
                 continue
             place = armed[2].rpartition("/")
-            names = [f"{unit[0]}/{unit[1]}", unit[2] or place[2]]
+            names = [f"{assignment[0]}/{assignment[1]}", assignment[2] or place[2]]
             if armed[:2] == [role, name] and [place[0], place[2]] == names:
                 path.unlink()
                 raise StruckError(name)
