@@ -10,12 +10,12 @@
 -- ARGV[2]  window_ms  int     how long the name is remembered
 -- ARGV[3..] fields    list    names and values of the whole entry
 --
--- Returns  OK       written                          [2] id
--- Returns  DUP      already written under this name  [2] id of that entry
--- Returns  NOGROUP  the group does not exist on its retry stream
+-- Returns  OK         written                          [2] id
+-- Returns  DUPLICATE  already written under this name  [2] id of that entry
+-- Returns  NOGROUP    the group does not exist on its retry stream
 --
 -- Cost     O(1) + size of the body
--- Repeat   safe within the window: the second call returns DUP
+-- Repeat   safe within the window: the second call returns DUPLICATE
 -- @include _groups
 -- @include _lists
 
@@ -24,7 +24,7 @@ local group, window_ms, fields = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
 
 local earlier = redis.call('GET', dedup)
 if earlier then
-  return {'DUP', earlier}
+  return {'DUPLICATE', earlier}
 end
 if group ~= '' and not group_on(target, group) then
   return {'NOGROUP'}

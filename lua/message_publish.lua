@@ -20,16 +20,17 @@
 -- ARGV[5..] messages    list    the payloads; without `alone`, for each message: the count of its
 --                               names and values, then these
 --
--- Returns  OK     written, all or the first ones     [2] their ids; the last may be an error [3]
---                 the backlog that left no room for the others, or ''
--- Returns  DUP    already written with this dedup id [2] id of that entry (or delayed send)
--- Returns  FULL   the backlog is at its limit        [2] backlog
--- Returns  MOVED  the topic has a different partition count, or none     [2] the count, or ''
+-- Returns  OK         written, all or the first ones  [2] their ids; the last may be an error [3]
+--                     the backlog that left no room for the others, or ''
+-- Returns  DUPLICATE  already written with this dedup id  [2] id of that entry (or delayed send)
+-- Returns  FULL       the backlog is at its limit     [2] backlog
+-- Returns  MOVED      the topic has a different partition count, or none  [2] the count, or ''
 --
 -- Cost     O(m) + size of the bodies, m = messages; with a limit, if the stream has that many
 --          entries: O(g), g = groups, and the size of one body, plus one more for each group whose
 --          unread entries are estimated
--- Repeat   idempotent with a dedup id: returns DUP within the window. Without one it writes again
+-- Repeat   idempotent with a dedup id: returns DUPLICATE within the window. Without one it writes
+--          again
 -- @include _routed
 -- @include _write
 -- @include _groups
@@ -47,7 +48,7 @@ end
 if dedup ~= stream then
   local earlier = redis.call('GET', dedup)
   if earlier then
-    return {'DUP', earlier}
+    return {'DUPLICATE', earlier}
   end
 end
 local room, backlog = #ARGV, ''

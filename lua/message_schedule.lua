@@ -15,9 +15,9 @@
 -- ARGV[5]  window_ms  int     how long the dedup id is remembered
 -- ARGV[6..] fields    list    names and values
 --
--- Returns  OK   scheduled, now or by an earlier copy of this call     [2] due, unix ms
--- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
--- Returns  MOVED  the topic has a different partition count, or none    [2] the count, or ''
+-- Returns  OK         scheduled, now or by an earlier copy of this call   [2] due, unix ms
+-- Returns  DUPLICATE  the dedup id was used before  [2] send id or entry id of that message
+-- Returns  MOVED      the topic has a different partition count, or none  [2] the count, or ''
 --
 -- Cost     O(log n) + size of the body, n = delayed sends
 -- Repeat   safe until the message is due; after that only with a dedup id
@@ -43,7 +43,7 @@ end
 if dedup ~= scheduled then
   local earlier = redis.call('GET', dedup)
   if earlier then
-    return {'DUP', earlier}
+    return {'DUPLICATE', earlier}
   end
 end
 

@@ -13,9 +13,9 @@
 -- ARGV[3]  read    int     number of entries read, counted from the first ever added, -1 = unknown
 -- ARGV[4]  hold    flag    1 = unread entries stay, even beyond retention
 --
--- Returns  OK      [2] the recorded position, at most the last entry
--- Returns  ABSENT  the stream does not exist and is not created: its topic may just have been
---                  deleted
+-- Returns  OK       [2] the recorded position, at most the last entry
+-- Returns  MISSING  the stream does not exist and is not created: its topic may just have been
+--                   deleted
 --
 -- Cost     O(g), g = groups of the partition
 -- Repeat   safe, but a late copy shows an earlier position until the next call. Works when memory
@@ -29,7 +29,7 @@ local group, after, read, hold = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local known = group_on(stream, group)
 redis.call('HLEN', trim)
 if redis.call('EXISTS', stream) == 0 then
-  return {'ABSENT'}
+  return {'MISSING'}
 end
 local info = named(redis.call('XINFO', 'STREAM', stream))
 local last = info['last-generated-id']

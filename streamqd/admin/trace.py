@@ -198,7 +198,7 @@ def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
             problem += ", which was trimmed since: the message was removed, or was not sent yet"
         raise RequestRefusedError(
             f"{problem}; a message is sent after its transaction commits, so run `streamqd outbox"
-            " status` to see the rows that wait and the dead rows"
+            " status` to see the rows that wait and the dead-lettered rows"
         )
     partition, entry_id = search.found
     if not entry_id:

@@ -20,7 +20,7 @@ from streamqd.store import outbox as relays
 
 __all__ = ["outbox"]
 
-DEAD_SHOWN = 10  # dead rows that `status` lists
+DEAD_SHOWN = 10  # dead-lettered rows that `status` lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def run(
 def status(
     session: Session, *, name: str | None, database: str | None, table: str | None
 ) -> CommandResult:
-    """Show the rows of an outbox, its dead rows and its relay.
+    """Show the rows of an outbox, its dead-lettered rows and its relay.
 
     Without Redis, the command shows the rows, and the exit code is 4.
 

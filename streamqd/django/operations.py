@@ -12,7 +12,7 @@ from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
 
 class CreateOutbox(Operation):
-    """Create an outbox's table and its table of dead rows, as `streamqd outbox create` does.
+    """Create an outbox's table and its dead-letter table, as `streamqd outbox create` does.
 
     Does nothing for a table that already exists. In PostgreSQL, `notify` adds a trigger that wakes
     the relay at each commit. The reverse drops both tables and all messages that are not sent.

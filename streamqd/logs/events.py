@@ -108,7 +108,7 @@ EVENTS: dict[str, str] = {
     "outbox.release_failed": "A relay stopped and could not release its outbox. Another relay"
     " takes over when the lease expires.",
     "outbox.row_dead_lettered": "A row of an outbox cannot be sent (`error`). It was moved"
-    " to the table of dead rows. Other rows are sent.",
+    " to the dead-letter table. Other rows are sent.",
     "outbox.standby": "Another relay (`owner`) owns the outbox. This relay takes over when the"
     " other one stops.",
     "outbox.started": "The outbox relay started.",

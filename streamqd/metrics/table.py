@@ -381,7 +381,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "outbox_dead",
         _outbox(lambda _, each: each.dead),
-        "Rows that the outbox relay could not send and moved to the dead rows. A relay"
+        "Rows that the outbox relay could not send and moved to the dead-letter table. A relay"
         " counts from its start.",
     ),
     _gauge(

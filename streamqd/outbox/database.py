@@ -1,4 +1,4 @@
-"""The relay's side of a database: read the oldest rows, delete sent rows, set dead rows aside.
+"""The relay's side of a database: read the oldest rows, delete sent rows, dead-letter bad ones.
 
 No transaction is open between two calls, so a stopped relay holds no locks. After an error the
 connection is closed, and the next call opens another.
@@ -22,7 +22,7 @@ BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most o
 # Two parameters for each row. The oldest bound of SQLite is 999, and that of PostgreSQL 65,535.
 ROWS_PER_STATEMENT = {"sqlite": 400}
 ROWS_PER_OTHER = 4096
-DETAIL_CHARS_MAX = 1_000  # characters of a dead row's error
+DETAIL_CHARS_MAX = 1_000  # characters of a dead-lettered row's error
 
 
 def connect(
@@ -170,11 +170,11 @@ class Database:
         return count, max(0.0, time.time() - oldest / 1000)
 
     def dead(self, limit: int) -> list[DeadRow]:
-        """Return the newest dead rows, at most `limit`."""
+        """Return the newest dead-lettered rows, at most `limit`."""
         return [decode_dead(each) for each in self.rows(self.table.dead(limit))]
 
     def dead_count(self, limit: int) -> int:
-        """Return the number of dead rows, counted up to `limit`."""
+        """Return the number of dead-lettered rows, counted up to `limit`."""
         [(count,)] = self.rows(self.table.dead_count(limit))
         return int(count)
 

@@ -93,7 +93,7 @@ def _sleep(seconds: float, wake_fd: int | None) -> None:
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
 _COLUMNS = "compare its columns with `streamqd outbox create --sql`"
-_GRANT = "grant SELECT and DELETE on the table, and SELECT and INSERT on the table of its dead rows"
+_GRANT = "grant SELECT and DELETE on the table, and SELECT and INSERT on its dead-letter table"
 _LOGIN = "correct the user and the password in the URL"
 _CREATE = "create it with `streamqd outbox create`"
 _PRIMARY = "use the URL of a server that accepts writes"

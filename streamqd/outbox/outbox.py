@@ -68,7 +68,7 @@ class Outbox:
         SQLAlchemy. One INSERT is executed. Commits, rollbacks and savepoints are up to the caller.
         The other arguments are those of `Producer.send`. `delay` counts from now, by this host's
         clock. A message without a key is routed by its ID. If the partition does not exist, the
-        relay moves the row to the dead rows.
+        relay moves the row to the dead-letter table.
 
         Raises RequestRefusedError when the connection commits each statement, MessageTooLargeError,
         and TypeError or ValueError for a message that cannot be encoded. In these cases, nothing

@@ -187,7 +187,7 @@ def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
 
 
 def decode_dead(columns: Sequence[Any]) -> DeadRow:
-    """Return a dead row of hostile columns, with unreadable texts in printable form."""
+    """Return a dead-lettered row of hostile columns, with unreadable texts in printable form."""
     number, uid, topic, error, failed = columns
     return DeadRow(
         number if isinstance(number, int) else 0,

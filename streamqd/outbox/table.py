@@ -123,7 +123,7 @@ DIALECTS = {each.name: each for each in (POSTGRESQL, MYSQL, SQLITE)}
 
 
 class OutboxTable:
-    """An outbox's table and its table of dead rows, by name. Raises ValueError for a bad name."""
+    """An outbox's table and its dead-letter table, by name. Raises ValueError for a bad name."""
 
     def __init__(self, name: str, dialect: Dialect) -> None:
         check_name(name)
@@ -188,7 +188,7 @@ class OutboxTable:
         return f"DELETE FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
 
     def insert_dead_row(self) -> str:
-        """Return the statement that copies a row to the dead rows, for error, time and ID."""
+        """Return the statement that dead-letters a row, with parameters error, time and ID."""
         columns, marker = self._listed(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
@@ -215,14 +215,14 @@ class OutboxTable:
         )
 
     def dead(self, limit: int) -> str:
-        """Return the query of the newest dead rows: id, uid, topic, error and time."""
+        """Return the query of the newest dead-lettered rows: id, uid, topic, error and time."""
         return (
             f"SELECT id, uid, topic, error, failed_unix_ms FROM {self._dead}"  # noqa: S608
             f" ORDER BY id DESC LIMIT {int(limit)}"
         )
 
     def dead_count(self, limit: int) -> str:
-        """Return the query of the number of dead rows, up to `limit`."""
+        """Return the query of the number of dead-lettered rows, up to `limit`."""
         return f"SELECT COUNT(*) FROM (SELECT id FROM {self._dead} LIMIT {int(limit)}) AS rows_"  # noqa: S608
 
     # --- the statements that create it ---
@@ -231,7 +231,7 @@ class OutboxTable:
         """Return the statements that create missing tables. `notify` matters in PostgreSQL."""
         made = [
             self._created(self._table, KINDS),
-            # A dead row may lack any value, so that every bad row can be stored.
+            # A dead-lettered row may lack any value, so that every bad row can be stored.
             self._created(self._dead, DEAD_KINDS, null=frozenset(DEAD_KINDS)),
         ]
         if notify and self._is("postgresql"):

@@ -654,7 +654,7 @@ def _result(
             " more, so the message was not sent; send it later"
         )
     send_id = expanded(envelope).send_id
-    if reply.word == "DUP":
+    if reply.word == "DUPLICATE":
         return duplicate_uid(f"{topic}/{partition}/{reply.rest[0].decode()}")
     return Uid(f"{topic}/{partition}/{send_id or reply.rest[0].decode()}")
 

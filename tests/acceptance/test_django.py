@@ -190,7 +190,7 @@ with transaction.atomic():
 def test_migration_creates_tables_that_the_relay_reads(
     tmp_path: Path, server: Server, python: Path, database_url: str
 ) -> None:
-    """On each database: the tables, an inserted row, a dead row, and the way back."""
+    """On each database: the tables, an inserted row, a dead-lettered row, and the way back."""
     project = Project(tmp_path, python, server.url, databases(database_url))
     assert "No changes detected" in project.manage("makemigrations", "--check")
     assert "CREATE TABLE" in project.manage("sqlmigrate", "streamqd", "0001")

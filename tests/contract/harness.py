@@ -26,7 +26,7 @@ REFUSALS = frozenset(
         *("CHANGED", "DELETING", "MISSING", "OWNED", "UNSETTLED"),
         *(
             "UNCHANGED",
-            "DUP",
+            "DUPLICATE",
             "EXISTS",
             "FENCED",
             "FULL",

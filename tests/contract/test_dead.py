@@ -234,7 +234,7 @@ def test_dead_deliver_delivers_a_dead_letter_once(harness: Harness, group: str |
         name: new_id.encode(),
     }
     assert 0 < harness.do("PTTL", name) <= 60_000
-    assert harness.expect("dead_deliver", "DUP", deliver(harness, group)) == [new_id.encode()]
+    assert harness.expect("dead_deliver", "DUPLICATE", deliver(harness, group)) == [new_id.encode()]
     harness.expect("dead_deliver", "OK", deliver(harness, group, name="dlq:access:0:2-0"))
 
 

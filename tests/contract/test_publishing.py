@@ -39,7 +39,7 @@ def test_publish_writes_and_stores_the_dedup_id(harness: Harness) -> None:
 
 def test_publish_writes_a_dedup_id_once(harness: Harness) -> None:
     entry_id = harness.expect("message_publish", "OK", publish(harness))[0][0]
-    assert harness.expect("message_publish", "DUP", publish(harness)) == [entry_id]
+    assert harness.expect("message_publish", "DUPLICATE", publish(harness)) == [entry_id]
     harness.expect("message_publish", "OK", publish(harness, "order-2"))
 
 
@@ -55,7 +55,7 @@ def test_refuses_when_too_many_wait(harness: Harness) -> None:
     fill(harness, 10)
     assert harness.expect("message_publish", "FULL", publish(harness, max_backlog=10)) == [10]
     harness.expect("message_publish", "OK", publish(harness, max_backlog=11))
-    harness.expect("message_publish", "DUP", publish(harness, max_backlog=10))
+    harness.expect("message_publish", "DUPLICATE", publish(harness, max_backlog=10))
 
 
 def test_publish_counts_pending_but_not_retained_messages(harness: Harness) -> None:
@@ -258,16 +258,16 @@ def test_schedule_writes_a_dedup_id_once(harness: Harness) -> None:
     dedup = harness.keys.dedup("access", 0, "order-1")
     assert harness.state()[dedup] == b"send-1"
     assert 59_000 < harness.do("PTTL", dedup) <= 60_000
-    assert harness.expect("message_schedule", "DUP", schedule(harness, "send-2", "order-1")) == [
-        b"send-1"
-    ]
+    assert harness.expect(
+        "message_schedule", "DUPLICATE", schedule(harness, "send-2", "order-1")
+    ) == [b"send-1"]
     # A repetition of the same send gets its due time, not the answer that it was late.
     assert harness.expect("message_schedule", "OK", schedule(harness, "send-1", "order-1")) == due
 
 
 def test_dedup_id_covers_sends_and_scheduled_sends(harness: Harness) -> None:
     entry_id = harness.expect("message_publish", "OK", publish(harness))[0][0]
-    assert harness.expect("message_schedule", "DUP", schedule(harness, "s", "order-1")) == [
+    assert harness.expect("message_schedule", "DUPLICATE", schedule(harness, "s", "order-1")) == [
         entry_id
     ]
 

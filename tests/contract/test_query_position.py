@@ -72,7 +72,7 @@ def test_query_position_beyond_the_end_counts_new_entries(harness: Harness) -> N
 
 
 def test_query_position_does_not_recreate_a_missing_stream(harness: Harness) -> None:
-    assert harness.expect("query_position", "ABSENT", position(harness, "1-0", 1, hold=True)) == []
+    assert harness.expect("query_position", "MISSING", position(harness, "1-0", 1, hold=True)) == []
     assert harness.state() == {}
 
 

@@ -24,7 +24,7 @@ from tests.support.proxy import Fault, FaultProxy
 # Answers of a second call that differ from the first answer.
 AGAIN: dict[Scenario, str] = {
     scenarios.archive_advance: "UNCHANGED",
-    scenarios.dead_deliver: "DUP",
+    scenarios.dead_deliver: "DUPLICATE",
     scenarios.dead_replay: "GONE",
     scenarios.dead_replay_everyone: "GONE",
     scenarios.group_ensure: "OK",
@@ -34,7 +34,7 @@ AGAIN: dict[Scenario, str] = {
     scenarios.lease_release: "FENCED",
     scenarios.lease_renew_late: "OK",
     scenarios.member_leave: "GONE",
-    scenarios.message_publish: "DUP",
+    scenarios.message_publish: "DUPLICATE",
     scenarios.outbox_release: "FENCED",
     scenarios.pipeline_lease_release: "LOST",
     scenarios.schedule_declare: "SAME",

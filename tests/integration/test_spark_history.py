@@ -538,7 +538,7 @@ def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
     assert found == [(None, 10, 2, 5, 10), (1, 4, 0, 5, 4), (None, 6, 2, 0, 6)]
 
 
-@pytest.mark.parametrize("units", ["[[1]]", r'[["t","g","\ud800",[[0,1,1,0,0,0,0,0,0]]]]'])
+@pytest.mark.parametrize("assignments", ["[[1]]", r'[["t","g","\ud800",[[0,1,1,0,0,0,0,0,0]]]]'])
 def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, assignments: str) -> None:
     case.minute("web-1", 0, assignment(0, 1))
     fields = (

@@ -87,8 +87,9 @@ executed late. Spin checks:
 3. No row is deleted that is not in the topic.
 4. In every final state, each committed row is in the topic and the table is empty.
 
-The model leaves out rows of delayed sends, dead rows, rejected writes, and a server that restarts
-without its last writes. The contract tests and the acceptance tests cover the first three.
+The model leaves out rows of delayed sends, dead-lettered rows, rejected writes, and a server
+that restarts without its last writes. The contract tests and the acceptance tests cover the first
+three.
 
 `make verify NAME=model` runs the small scopes and all mutations. CI runs it for every change. The
 figures belong to the model with the digest {digest}.

@@ -73,7 +73,7 @@ RELAY = {
     "delete-unsent": "the rows are in their topics, and still in the database",
     "delete-answered": "the rows are deleted, but still count as pending deletes",
     "dead-row-unsent": "a row cannot be sent, and is still in its table",
-    "dead-row-answered": "the row is in the table of dead rows, but is not recorded",
+    "dead-row-answered": "the row is in the dead-letter table, but is not recorded",
 }
 # Each script that changes something has two points: before it is sent, and after its reply.
 # `message_promote` has two pairs, and the last call of `quarantine_mark` has its own pair

@@ -82,7 +82,7 @@ class RelayTrial:
         )
 
     def check(self) -> None:
-        """Wait until all rows are sent, and compare the topic and the dead rows."""
+        """Wait until all rows are sent, and compare the topic and the dead-lettered rows."""
         wait_until(lambda: self.site.left() == 0, timeout=PATIENCE, what=self.point)
         assert self.site.check() == self._number, self.point
         with connect(self.site.url) as database:

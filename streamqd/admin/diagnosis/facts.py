@@ -198,7 +198,7 @@ class OutboxTableState:
     rows: int = 0
     oldest_seconds: float = 0.0
     dead: int = 0
-    dead_error: str = ""  # error of the newest dead row
+    dead_error: str = ""  # error of the newest dead-lettered row
     deleted_rows: int | None = None
     unused_bytes: int | None = None
     total_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Checks of outboxes: no relay, rows that wait, dead rows, and the size of the tables.
+"""Checks of outboxes: no relay, rows that wait, dead-lettered rows, and the size of the tables.
 
 The relays publish their figures in Redis. The databases are read only if the caller passes a
 function for it, because this layer knows no drivers: the commands do, and the console does not.
@@ -130,7 +130,8 @@ def _dead(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{plural(dead, 'row')} of outbox {view.name} could not be sent{since}{last}",
                 f"`streamqd outbox status {view.name}` shows the errors; correct the cause, then"
-                " move the rows back or delete them (Send dead rows again, in the documentation)",
+                " move the rows back or delete them (Send dead-lettered rows again, in the"
+                " documentation)",
                 about=view.name,
                 evidence={"dead": dead},
             )
