@@ -35,7 +35,9 @@ def test_workers_run_this_python_or_an_error_says_why(
     shop.fill("orders", 0, 1, 3)
     (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python3").chmod(0o755)
-    plain = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    # Without SPARK_HOME, the workers import PySpark from the package, as after `pip install`.
+    ours = ("PYSPARK_PYTHON", "SPARK_HOME")
+    plain = {name: value for name, value in os.environ.items() if name not in ours}
     plain["PATH"] = f"{tmp_path}:{plain['PATH']}"
 
     command = [sys.executable, "-c", SCRIPT, shop.server.url, moment]

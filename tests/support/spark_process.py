@@ -29,13 +29,24 @@ def spark_home(folder: Path) -> Path:
 
     Spark's standalone workers log below SPARK_HOME.
     """
+    home = folder / "spark"
+    link_spark(home)
+    return home
+
+
+def link_spark(home: Path) -> None:
+    """Link the programs and jars of the package pyspark into a folder, which may exist.
+
+    Its Python code is left out, so that workers import the installed package. Each worker would
+    compile all modules that it imports from `python/lib/pyspark.zip`.
+    """
     import pyspark
 
-    home = folder / "spark"
-    home.mkdir()
-    for each in Path(pyspark.__file__).parent.iterdir():
-        (home / each.name).symlink_to(each)
-    return home
+    home.mkdir(exist_ok=True)
+    for name in ("bin", "jars", "sbin"):
+        link = home / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(pyspark.__file__).parent / name)
 
 
 def need_spark() -> None:
