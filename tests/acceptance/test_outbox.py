@@ -146,7 +146,7 @@ def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -
         writers = Writers(site, 2, 60, pause=0.0)
         _stop_past_its_lease(site)
         writers.join()
-    wait_until(lambda: site.left() == 0, timeout=30)
+    site.wait_empty(30)
     for each in [*site.processes]:
         each.send_signal(signal.SIGTERM)
         assert each.wait(20) == 0
@@ -234,7 +234,7 @@ def test_a_cluster_gets_each_row_once(
             site.kill(chance.choice(site.processes))
             site.start()
         writers.join()
-        wait_until(lambda: site.left() == 0, timeout=60)
+        site.wait_empty(60)
         assert 0.7 < site.check() / 400 < 0.9
         assert "Traceback" not in site.logs()
 

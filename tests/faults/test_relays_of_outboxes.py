@@ -46,7 +46,7 @@ def site(fresh_server: ProcessServer, database: Any, tmp_path: Path) -> Iterator
 def finished(site: OutboxSite, writers: Writers) -> None:
     """Wait until all rows are sent, and compare the topic with the ledger."""
     writers.join()
-    wait_until(lambda: site.left() == 0, timeout=60)
+    site.wait_empty(60)
     assert 0.7 < site.check() / (WRITERS * TRANSACTIONS) < 0.9
     assert "Traceback" not in site.logs()
 

@@ -239,7 +239,11 @@ class MariaDB(_Process):
         user, _, rest = url.removeprefix("mysql://").partition("@")
         name = rest.partition("?")[0].rpartition("/")[2]
         return pymysql.connect(
-            unix_socket=str(self.address), user=user, database=name, autocommit=autocommit
+            unix_socket=str(self.address),
+            user=user,
+            database=name,
+            autocommit=autocommit,
+            ssl_disabled=True,  # reading the certificates of the system costs 20 ms each time
         )
 
 

@@ -75,7 +75,7 @@ class RelayTrial:
     def wait_struck(self) -> None:
         where = 0 if self._is_of_partition else "-"
         if self.point.startswith("outbox_release"):  # at its end
-            wait_until(lambda: self.site.left() == 0, timeout=PATIENCE, what=self.point)
+            self.site.wait_empty(PATIENCE, self.point)
             self.struck.send_signal(signal.SIGTERM)
         wait_until(
             lambda: self.strikes.struck(self.point, where), timeout=PATIENCE, what=self.point
@@ -83,7 +83,7 @@ class RelayTrial:
 
     def check(self) -> None:
         """Wait until all rows are sent, and compare the topic and the dead-lettered rows."""
-        wait_until(lambda: self.site.left() == 0, timeout=PATIENCE, what=self.point)
+        self.site.wait_empty(PATIENCE, self.point)
         assert self.site.check() == self._number, self.point
         with connect(self.site.url) as database:
             assert database.dead_count(10) == 1, self.point

@@ -133,6 +133,11 @@ class OutboxSite:
         with connect(self.url) as made:
             return made.backlog(1_000_000)[0]
 
+    def wait_empty(self, timeout: float, what: str = "") -> None:
+        """Wait until no row is left, with one connection for all polls."""
+        with connect(self.url) as made:
+            wait_until(lambda: made.backlog(1)[0] == 0, timeout=timeout, what=what, every=0.05)
+
     def entries(self) -> dict[int, list[tuple[bytes, int, int]]]:
         """Return key, writer and number of the entries, by partition and in their order."""
         found = {}
