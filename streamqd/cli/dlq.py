@@ -200,9 +200,9 @@ def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
 @IDS
 @filter_options
 @click.option(
-    "--everyone", is_flag=True, help="Send to every group of the topic, not only to its own."
+    "--all-groups", is_flag=True, help="Send to every group of the topic, not only to its own."
 )
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Send to this partition.")
+@click.option("--to-partition", type=click.IntRange(0), metavar="N", help="Send to partition N.")
 @click.option("--to-topic", metavar="TOPIC", help="Send to all groups of another topic.")
 @click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, evenly spread, such as 50/s.")
 @click.option(
@@ -225,8 +225,8 @@ def replay(
     topic: str,
     all_: bool,
     ids: tuple[str, ...],
-    everyone: bool,
-    partition: int | None,
+    all_groups: bool,
+    to_partition: int | None,
     to_topic: str | None,
     rate: float | None,
     limit: int | None,
@@ -242,12 +242,12 @@ def replay(
     the replay are not included. If a replay is interrupted, run it again.
     """
     require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
-    if everyone and to_topic is not None:
+    if all_groups and to_topic is not None:
         raise click.UsageError(
-            "--to-topic cannot be used with --everyone; it sends to all groups of that topic"
+            "--to-topic cannot be used with --all-groups; it sends to all groups of that topic"
         )
-    target = Target(everyone, partition, to_topic)
-    rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
+    target = Target(all_groups, to_partition, to_topic)
+    rest = _given(ctx, "all_groups", "to_partition", "to_topic", "rate", "limit", "max_replays")
     choice = chosen(session, topic, filters, ids)
     # Refuse a missing target before the operator is asked to confirm.
     Route(session.store, topic, target)

@@ -120,8 +120,8 @@ EVENTS: dict[str, str] = {
     "pause.requested": "An operator paused a topic, a group or a partition.",
     "process.failed": "A process or thread of the daemon raised an uncaught exception"
     " (`traceback`). If it is a thread of a handler, only this thread stops.",
-    "quarantine.unlocked": "The state directory does not support locks. A suspect message of a lost"
-    " host may run at the same time as others.",
+    "quarantine.lock_failed": "The state directory does not support locks. A suspect message of a"
+    " lost host may run at the same time as others.",
     "rebalance.requested": "An operator requested a rebalance of the fleet.",
     "reclaim.requested": "Entries read by another client are idle. The worker will reclaim them.",
     "redis.bad_value": "A value in Redis is not valid for its key. The affected partition, group"

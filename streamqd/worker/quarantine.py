@@ -212,7 +212,10 @@ class Quarantine:
                 self._logged_unlocked = True
                 assignment = self._context.assignment
                 logs.event(
-                    "quarantine.unlocked", logging.WARNING, assignment=assignment, error=str(error)
+                    "quarantine.lock_failed",
+                    logging.WARNING,
+                    assignment=assignment,
+                    error=str(error),
                 )
         return True
 

@@ -90,7 +90,7 @@ def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> N
         [parse] = [each for each in causes if each["count"] == 2]
         mine = ("--fingerprint", parse["fingerprint"])
         assert told(daemon, "replay", TOPIC, *mine, "--yes")["replayed"] == 2
-        assert told(daemon, "replay", TOPIC, "--all", "--everyone", "--yes")["replayed"] == 2
+        assert told(daemon, "replay", TOPIC, "--all", "--all-groups", "--yes")["replayed"] == 2
         daemon.wait_settled()
 
         assert daemon.letters() == []

@@ -259,7 +259,7 @@ def dead_replay(harness: Harness) -> Call:
     return dead.replay(harness.keys, topic, partition, "7-0", group, {b"retryCount": b"0"})
 
 
-def dead_replay_everyone(harness: Harness) -> Call:
+def dead_replay_all_groups(harness: Harness) -> Call:
     harness.groups()
     harness.add("7-0", "payload", "x", "group", "hits", stream=harness.dlq)
     return dead.replay(
@@ -751,7 +751,7 @@ WHEN_FULL: dict[Scenario, str] = {
     stream_drop: "OK",
     missing_settle: "OK",
     dead_replay: "OOM",
-    dead_replay_everyone: "OOM",
+    dead_replay_all_groups: "OOM",
     dead_purge: "OK",
     dead_mark: "OOM",
     dead_mark_back: "OK",

@@ -60,7 +60,7 @@ def test_replays_into_the_groups_retry_stream(harness: Harness) -> None:
     }
 
 
-def test_dead_replay_for_everyone_writes_to_the_partition(harness: Harness) -> None:
+def test_dead_replay_for_all_groups_writes_to_the_partition(harness: Harness) -> None:
     letter = die(harness, "1-0")[0]
     before = harness.state()
     new_id = harness.expect("dead_replay", "OK", replay(harness, letter, None))[0].decode()

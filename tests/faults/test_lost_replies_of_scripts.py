@@ -26,7 +26,7 @@ AGAIN: dict[Scenario, str] = {
     scenarios.archive_advance: "UNCHANGED",
     scenarios.dead_deliver: "DUPLICATE",
     scenarios.dead_replay: "GONE",
-    scenarios.dead_replay_everyone: "GONE",
+    scenarios.dead_replay_all_groups: "GONE",
     scenarios.group_ensure: "OK",
     scenarios.growth_finish: "GONE",
     scenarios.lease_acquire: "MINE",

@@ -86,12 +86,12 @@ def left(link: Connection, keys: Keys) -> list[str]:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def test_replay_to_everyone_writes_to_the_partition(
+def test_replay_to_all_groups_writes_to_the_partition(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     name = bury(at(1), "7-0", headers='{"a":"b"}')
 
-    done = dead_letters.replay(store, TOPIC, MessageFilter((name,)), target=Target(everyone=True))
+    done = dead_letters.replay(store, TOPIC, MessageFilter((name,)), target=Target(all_groups=True))
 
     assert (done.replayed, done.target) == (1, "every group")
     again = messages_in(at(1), at(1).stream)[-1]
@@ -452,7 +452,7 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     link.execute("HSET", moving, "1-0", f"{now} other/1")
 
     assert dead_letters.show(store, TOPIC, name).moving_to == "other/1"
-    for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
+    for target in (Target(), Target(all_groups=True), Target(partition=1), Target("", 0, "other")):
         done = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
         assert done.refused == {"its move to other/1 is not complete; repeat that replay first": 1}
     # The marked target stays valid, even if its key or number would now choose another partition.
@@ -684,10 +684,10 @@ def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -
 
     assert plan.receivers[0].same_worker == 0
     assert "started, reloaded or moved after these failures" in plan.notes[0]
-    everyone = dead_letters.plan(
-        store, TOPIC, MessageFilter(), fleet="default", target=Target(everyone=True)
+    all_groups = dead_letters.plan(
+        store, TOPIC, MessageFilter(), fleet="default", target=Target(all_groups=True)
     )
-    assert any("including groups that handled them before" in note for note in everyone.notes)
+    assert any("including groups that handled them before" in note for note in all_groups.notes)
     other = dead_letters.plan(
         store, TOPIC, MessageFilter(), fleet="default", target=Target(topic="other")
     )

@@ -119,12 +119,12 @@ def test_replaying_by_filter_and_target(
     write(at(2), 2)
     at(1).groups()
 
-    by_key = dlq("replay", "access", "--key", "a", "--partition", "1", "--yes", "--json")
+    by_key = dlq("replay", "access", "--key", "a", "--to-partition", "1", "--yes", "--json")
     assert (document(by_key)["replayed"], document(by_key)["target"]) == (
         *(2, "the original group, on partition 1"),
     )
     assert link.execute("XLEN", at(1).retry) == 2
-    header = dlq("replay", "access", "-H", "tenant=x", "--everyone", "--yes")
+    header = dlq("replay", "access", "-H", "tenant=x", "--all-groups", "--yes")
     assert header.stdout == "2 dead letters of access replayed to every group\n"
     assert link.execute("XLEN", at(1).stream) == 2
     rest = dlq("replay", "access", "--all", "--to-topic", "other", "--rate", "1000/s", "--yes")
@@ -139,8 +139,8 @@ def test_replaying_by_filter_and_target(
         (("purge", "access"), "pass --"),
         (("replay", "access", "--all", "--id", "0:1-0"), "cannot be used with"),
         (
-            ("replay", "access", "--all", "--everyone", "--to-topic", "x"),
-            "cannot be used with --everyone",
+            ("replay", "access", "--all", "--all-groups", "--to-topic", "x"),
+            "cannot be used with --all-groups",
         ),
         (("replay", "access", "--all", "--rate", "0/s"), "is not a valid rate"),
         (("replay", "access", "--all", "--rate", "fast"), "is not a valid rate"),
@@ -181,7 +181,7 @@ def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, at: At) -> 
     for args, words in (
         (("--to-topic", "access"), "is the topic of the dead letters"),
         (("--to-topic", "acces"), "did you mean access"),
-        (("--partition", "7"), "partition 7 of topic access not found"),
+        (("--to-partition", "7"), "partition 7 of topic access not found"),
     ):
         assert words in dlq("replay", "access", "--all", *args, code=8).stderr
     assert at(0).dump() == before

@@ -484,4 +484,4 @@ def test_missing_locks_are_logged_once_and_work_continues(
     with caplog.at_level("WARNING"):
         assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
     assert runs == ["1-0", "2-0", "3-0"]
-    assert [getattr(each, "event", "") for each in caplog.records] == ["quarantine.unlocked"]
+    assert [getattr(each, "event", "") for each in caplog.records] == ["quarantine.lock_failed"]

@@ -169,7 +169,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Harness) -> None:
     assert re.search(rf"hits: dead letter {name} after 5 attempts \S+ ago \(attempts\): ", said)
     assert f"  -> streamqd dlq show access {name}" in said
 
-    run("dlq", "replay", "access", "--id", name, "--everyone", "--yes")
+    run("dlq", "replay", "access", "--id", name, "--all-groups", "--yes")
     row = seen(run)
     [again] = row["trace"]["replays"]
     assert (row["state"], row["dead_letter_ids"]) == ("unread", [])

@@ -48,13 +48,13 @@ _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # initial counters of a rep
 class Target:
     """The destination of a replay. The default is each dead letter's own group and partition.
 
-    With `everyone`, all groups of the topic get the message. With `topic`, all groups of that topic
-    get it. `partition` is a partition of the destination topic. Without it, a message for another
-    topic goes to the partition of its key. If it has no key, it keeps its partition number, modulo
-    the partition count.
+    With `all_groups`, all groups of the topic get the message. With `topic`, all groups of that
+    topic get it. `partition` is a partition of the destination topic. Without it, a message for
+    another topic goes to the partition of its key. If it has no key, it keeps its partition number,
+    modulo the partition count.
     """
 
-    everyone: bool = False
+    all_groups: bool = False
     partition: int | None = None
     topic: str | None = None
 
@@ -62,7 +62,7 @@ class Target:
         if self.topic is not None:
             where = f"topic {self.topic}"
         else:
-            where = "every group" if self.everyone else "the original group"
+            where = "every group" if self.all_groups else "the original group"
         return where if self.partition is None else f"{where}, on partition {self.partition}"
 
 
@@ -100,7 +100,7 @@ class Route:
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
             raise RequestRefusedError(
-                f"{topic} is the topic of the dead letters; omit --to-topic, or pass --everyone"
+                f"{topic} is the topic of the dead letters; omit --to-topic, or pass --all-groups"
             )
         self.topic = topic
         self.target = target
@@ -118,7 +118,7 @@ class Route:
                 many = self.count
                 partition = partition % many if key is None else crc32_partition(key, many)
             return Destination(target.topic, partition, None)
-        if target.everyone:
+        if target.all_groups:
             return Destination(self.topic, partition, None)
         group = DeadLetterFields(entry.fields).text(b"group")
         return Destination(self.topic, partition, group) if group else None
@@ -614,7 +614,7 @@ def _notes(
         warnings.append("no group reads the target, so the messages stay unread")
     if any(each.reason == "crashes" for each in causes):
         warnings.append("some messages crashed their worker: replay one of these alone first")
-    if target.everyone or target.topic is not None:
+    if target.all_groups or target.topic is not None:
         warnings.append("every group receives them, including groups that handled them before")
     notes.append(
         "replayed messages run after newer messages with the same key, so the order of the key is"

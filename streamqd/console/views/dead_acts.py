@@ -93,13 +93,13 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
 
 def _target(visit: Visit) -> Target:
     """Return the destination that the form states. Raises InvalidRequestError."""
-    everyone, topic = visit.text("to") == "all", visit.text("to_topic")
-    if everyone and topic:
+    all_groups, topic = visit.text("to") == "all", visit.text("to_topic")
+    if all_groups and topic:
         raise InvalidRequestError(
             '"To topic" already sends to all groups of that topic; set "Deliver to" to the original'
             " group"
         )
-    return Target(everyone, visit.given("to_partition", most=PARTITION_MAX), topic or None)
+    return Target(all_groups, visit.given("to_partition", most=PARTITION_MAX), topic or None)
 
 
 def _canary(visit: Visit) -> int | None:
@@ -234,7 +234,7 @@ def _risks(plan: ReplayPlan, target: Target) -> list[str]:
     found = {
         f"more than {LARGE:,} dead letters match": plan.dead_letters > LARGE,
         "the dry run did not examine all of them": not plan.complete,
-        "every group receives them": target.everyone or target.topic is not None,
+        "every group receives them": target.all_groups or target.topic is not None,
         "some crashed their worker": crashed,
         f"{plan.replayed_before:,} were replayed before": plan.replayed_before > 0,
     }
