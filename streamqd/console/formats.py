@@ -68,14 +68,14 @@ def rate(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share as a percentage. A share above 0 never becomes 0 %."""
+    """Return a share as a percentage. A share above 0 never becomes 0%."""
     if share is None:
         return NONE
     if share == 0:
         return "0"
     if share < 0.001:
-        return "<0.1 %"
-    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+        return "<0.1%"
+    return f"{share * 100:.1f}%" if share < 0.1 else f"{share * 100:.0f}%"
 
 
 def duration(seconds: float | None) -> str:

@@ -470,6 +470,6 @@ def silence(now: FleetNow) -> str:
     """Return one calm sentence about the size of the fleet and its oldest waiting message."""
     size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
     if now.oldest_unix_ms is None:
-        return sentence(f"{size}, no message waits")
+        return sentence(f"{size}, no messages waiting")
     waiting = age(max(0, now.now_unix_ms - now.oldest_unix_ms))
     return sentence(f"{size}, the oldest waiting message is {waiting} old")

@@ -96,7 +96,7 @@ class LinkedSampler(Sampler):
     """Samples the run of a message as the send of the message was sampled.
 
     A run is the root of its trace, with a link to the send. A sampler that decides by the parent
-    would draw again: with a ratio of 1 %, one run in 10,000 would be in the same sample as its
+    would draw again: with a ratio of 1%, one run in 10,000 would be in the same sample as its
     send.
     """
 

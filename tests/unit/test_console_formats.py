@@ -37,7 +37,7 @@ def test_number_is_exact_at_any_size(value, text):
         ("scope: not a scope", "Scope: not a scope."),
         ("orders/*/* is still paused", "orders/*/* is still paused."),
         ("web-2 already owns it", "web-2 already owns it."),
-        ("3 groups, no message waits", "3 groups, no message waits."),
+        ("3 groups, no messages waiting", "3 groups, no messages waiting."),
         ("", "."),
     ],
 )
@@ -69,7 +69,7 @@ def test_prose_escapes_and_never_changes_a_name(text, html):
     assert str(formats.prose(text)) == html
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0"), (0.00001, "<0.1 %"), (1.0, "100 %")])
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0"), (0.00001, "<0.1%"), (1.0, "100%")])
 def test_percent_never_rounds_a_share_to_nothing(share, text):
     assert formats.percent(share) == text
 

@@ -377,7 +377,7 @@ def test_report_shows_the_reasons_of_the_quarantine() -> None:
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
     read = Reader(page(made))
     assert not {"script", "img"} & {*read.tags}
-    for words in ("4,000 archived payloads do not fit", "75.0 %", "it has no payload", "1,000"):
+    for words in ("4,000 archived payloads do not fit", "75.0%", "it has no payload", "1,000"):
         assert words in read.words
     [found] = [each for each in made["findings"] if "quarantine" in each["text"]]
     assert "the quarantine holds 4,000 rows, 75% of them: " in found["text"]

@@ -13,7 +13,7 @@ Row = tuple[str, int, int, str]  # name, done, total, remark
 
 
 class Board:
-    """Progress bars on a terminal, redrawn in place. Elsewhere, one plain line per 10 %."""
+    """Progress bars on a terminal, redrawn in place. Elsewhere, one plain line per 10%."""
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
