@@ -7,9 +7,7 @@ rows once. So a fault costs nothing, whichever step it interrupts.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 from streamqd import config
@@ -17,9 +15,9 @@ from streamqd.outbox.database import connect
 from streamqd.store.client import connect as connect_redis
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.support import crash_points
 from tests.support.crash_points import RELAY, SCRIPTS, Strikes
 from tests.support.databases import DatabaseServer
+from tests.support.forked_relay import ForkedRelay
 from tests.support.outboxes import TOPIC, OutboxSite, sender
 from tests.support.waiting import wait_until
 
@@ -65,12 +63,15 @@ class RelayTrial:
             writer.commit()
 
     def start_struck(self) -> None:
-        command = self.site.command("outbox", "run")
-        command[command.index("streamqd")] = crash_points.__name__
-        environment = {**os.environ, crash_points.VARIABLE: str(self.strikes.folder)}
-        with (self.site.folder / "relay-0.log").open("wb") as log:
-            self.struck = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        self.site.processes.append(self.struck)
+        self.struck = self._start("relay-0.log", self.strikes.folder)
+
+    def start_successor(self) -> ForkedRelay:
+        return self._start("relay-1.log")
+
+    def _start(self, log: str, strikes: Path | None = None) -> ForkedRelay:
+        made = ForkedRelay(self.site.config, self.site.folder / log, strikes)
+        self.site.processes.append(made)
+        return made
 
     def wait_struck(self) -> None:
         where = 0 if self._is_of_partition else "-"
@@ -88,7 +89,7 @@ class RelayTrial:
         with connect(self.site.url) as database:
             assert database.dead_count(10) == 1, self.point
 
-    def stop(self, process: subprocess.Popen[bytes]) -> None:
+    def stop(self, process: ForkedRelay) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0, self.point
         self.site.processes.remove(process)
@@ -104,7 +105,7 @@ def run_killed(trials: list[RelayTrial]) -> None:
     for trial in trials:
         assert trial.struck.wait(PATIENCE) == -signal.SIGKILL, trial.point
         trial.site.processes.remove(trial.struck)
-    successors = [trial.site.start() for trial in trials]
+    successors = [trial.start_successor() for trial in trials]
     for trial, successor in zip(trials, successors, strict=True):
         trial.write(2)
         trial.check()
@@ -114,7 +115,7 @@ def run_killed(trials: list[RelayTrial]) -> None:
 def run_paused(trials: list[RelayTrial]) -> None:
     """Stop each relay at its point, have another one take over and finish, then continue it."""
     _strike(trials)
-    successors = [trial.site.start() for trial in trials]
+    successors = [trial.start_successor() for trial in trials]
     for trial, successor in zip(trials, successors, strict=True):
         trial.write(2)
         trial.check()

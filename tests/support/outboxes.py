@@ -28,11 +28,15 @@ from streamqd.store.outbox import OutboxView
 from streamqd.store.store import Store
 from tests.support.daemon import toml
 from tests.support.databases import DatabaseServer
+from tests.support.forked_relay import ForkedRelay
 from tests.support.waiting import wait_until
 
 NAME, TOPIC = "shop", "orders"
 KEYS = 3  # of each writer
 sender = Outbox(settings=config.Settings())
+
+
+Relay = subprocess.Popen[bytes] | ForkedRelay
 
 
 class OutboxSite:
@@ -68,7 +72,7 @@ class OutboxSite:
             )
         )
         topics.create(store, TOPIC, config.Topic(partitions=partitions))
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Relay] = []
         self._numbers = itertools.count(1)
 
     # --- relays ---
@@ -83,7 +87,7 @@ class OutboxSite:
         self.processes.append(made)
         return made
 
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
+    def kill(self, process: Relay) -> None:
         process.kill()
         process.wait(10)
         self.processes.remove(process)
@@ -99,7 +103,7 @@ class OutboxSite:
         [found] = relays.views(self.store, [NAME])
         return found
 
-    def holder(self) -> subprocess.Popen[bytes] | None:
+    def holder(self) -> Relay | None:
         """Return the process that holds the outbox."""
         view = self.view()
         for each in self.processes:
@@ -107,7 +111,7 @@ class OutboxSite:
                 return each
         return None
 
-    def wait_holder(self) -> subprocess.Popen[bytes]:
+    def wait_holder(self) -> Relay:
         wait_until(lambda: self.holder() is not None, timeout=20)
         found = self.holder()
         assert found is not None
