@@ -8,7 +8,7 @@
 -- ARGV[1]  after  id   last dead letter of the previous page, '' = start
 -- ARGV[2]  count  int  at most this many dead letters
 --
--- Returns  OK  [2] group names and their counts in turn [3] last dead letter of the page, or
+-- Returns  OK  [2] group names and their counts, alternating [3] last dead letter of the page, or
 --              `after` [4] 1 = there may be more [5] total number of dead letters
 --
 -- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = dead letters

@@ -16,7 +16,7 @@
 -- ARGV[5..] silent   list  ids without a heartbeat while the caller watched
 --
 -- Returns  OK    [2] now, unix ms [3] members, each id, last heartbeat in unix ms, JSON [4]
---                directives and their JSON in turn
+--                directives and their JSON, alternating
 -- Returns  DUPLICATE  another run sends heartbeats under this id
 --                [2] its last heartbeat, unix ms [3] its JSON
 --

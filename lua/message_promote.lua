@@ -36,7 +36,7 @@ local function scalar(value)
   return type(value) == 'string' or type(value) == 'number'
 end
 
--- Return the fields of an item, names and values in turn, or nil if it holds anything else.
+-- Return the fields of an item, names and values alternating, or nil if it holds anything else.
 local function fields_of(packed)
   local readable, fields = pcall(cmsgpack.unpack, packed)
   if not readable or type(fields) ~= 'table' or #fields == 0 or #fields % 2 == 1 then

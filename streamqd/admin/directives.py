@@ -340,7 +340,7 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
 
 
 def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
-    """Make one instance, or all in turn, read configuration and code again."""
+    """Make one instance, or all one after the other, read configuration and code again."""
     state = published.fleet_state(fleet)
     if instance is not None:
         living(state, instance)

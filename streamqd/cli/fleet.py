@@ -331,10 +331,10 @@ def reload(
 ) -> DirectiveResult:
     """Reload configuration and handlers.
 
-    Without INSTANCE, all instances reload in turn. The effect is the same as SIGHUP. An instance
-    replaces its workers one by one, after their current messages. An instance that finds an error
-    in the new files changes nothing. With --wait, the exit code is 1 if an instance rejected the
-    reload.
+    Without INSTANCE, all instances reload, one after the other. The effect is the same as SIGHUP.
+    An instance replaces its workers one by one, after their current messages. An instance that
+    finds an error in the new files changes nothing. With --wait, the exit code is 1 if an instance
+    rejected the reload.
     """
     fleet = session.fleet
     sight = published.fleet_state(fleet)

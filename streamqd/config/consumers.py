@@ -130,7 +130,7 @@ class Consumer:
     )
     concurrency: int = setting(
         1,
-        "Messages of one partition that run at a time, in coroutines or threads of its worker."
+        "Messages of one partition that run concurrently, in coroutines or threads of its worker."
         f" Threads: {THREADS_MAX} at most.",
         min=1,
         max=LANES_MAX,

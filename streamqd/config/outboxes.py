@@ -57,7 +57,7 @@ class OutboxSettings:
         " cannot be sent are moved to the table with the same name and the suffix _dead.",
         shape=TABLE_NAME,
     )
-    batch: int = setting(512, "Maximum number of rows that are read at a time.", min=1, max=4_096)
+    batch: int = setting(512, "Maximum number of rows per read.", min=1, max=4_096)
     poll: Seconds = setting(
         1.0,
         "Interval at which an empty table is read. With PostgreSQL, a commit is read immediately.",

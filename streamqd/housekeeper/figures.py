@@ -79,7 +79,7 @@ def _letters(
     refusals: Refusals,
     isolate: Isolate[tuple[str, int]],
 ) -> Generator[None, None, dict[tuple[str, int], statistics.DeadLetterCount]]:
-    """Count dead letters by group, if there are any: pages of each partition in turn.
+    """Count dead letters by group, page by page, one partition after the other.
 
     Counted dead letters stay counted, so that only new ones are read. Starts no page later than
     DEAD_LETTERS_SECONDS after the first one. The next measurement continues.

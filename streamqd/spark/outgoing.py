@@ -106,7 +106,7 @@ class Targets:
         return found
 
     def place(self, row: Row, turn: int) -> TopicPartition:
-        """Return a row's partition: its own, that of its key or its ID, or the next in turn."""
+        """Return a row's partition: its own, that of its key or ID, or the next (round-robin)."""
         count = self.count(row.topic)
         if row.partition is not None:
             if not 0 <= row.partition < count:

@@ -97,7 +97,7 @@ class Directives:
 
 
 def read(flat: Sequence[bytes]) -> Directives:
-    """Read the hash, names and values in turn. Never fails: see `unreadable`."""
+    """Read the hash, names and values alternating. Never fails: see `unreadable`."""
     found = Directives()
     rebalance: Directive | None = None
     for raw_name, raw in zip(flat[::2], flat[1::2], strict=True):

@@ -337,7 +337,7 @@ def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[in
 
 
 def _read_buckets(numbers: list[Any]) -> dict[int, int]:
-    """Return runs by bucket of a list of both in turn. Raises ValueError."""
+    """Return runs by bucket, from a list in which they alternate. Raises ValueError."""
     if len(numbers) % 2 or len(numbers) > 2 * BUCKETS_MAX:
         raise ValueError
     if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):

@@ -78,7 +78,7 @@ class Heartbeat(NamedTuple):
 class Present(NamedTuple):
     """All members by the server's clock, including the caller, and the operators' directives.
 
-    `orders` are names and values in turn, for `directives.read`.
+    `orders` are names and values alternating, for `directives.read`.
     """
 
     now_unix_ms: int
