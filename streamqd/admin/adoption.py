@@ -46,13 +46,13 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
 
     Raises RequestRefusedError while streamqd owns a partition of the group.
     """
-    count = groups.known(store, topic, group)
+    count = groups.partition_count(store, topic, group)
     assignments = [Assignment(topic, number, group) for number in range(count)]
     reader = ViewReader(store)
     views = lease_views(reader, assignments)
     for assignment, held in zip(assignments, views, strict=True):
         if held.token:
-            raise _owned(assignment, held.owner)
+            raise _in_use_error(assignment, held.owner)
     found = []
     for kind in ("m", "r"):
         streams = [_stream(store.keys, assignment, kind) for assignment in assignments]
@@ -97,7 +97,7 @@ def _drain(store: Store, assignment: Assignment, kind: str) -> None:
     while True:
         reply = store.run(adoption.adopt(store.keys, assignment, kind, cursor))
         if reply.word == "HELD":
-            raise _owned(assignment, reply.rest[1].decode("utf-8", "replace"))
+            raise _in_use_error(assignment, reply.rest[1].decode("utf-8", "replace"))
         cursor = Adopted.parse(reply).cursor
         if cursor == adoption.BEGIN:
             return
@@ -107,7 +107,7 @@ def _stream(keys: Keys, assignment: Assignment, kind: str) -> str:
     return keys.source(*assignment) if kind == "m" else keys.retry_stream(*assignment)
 
 
-def _owned(assignment: Assignment, owner: str) -> RequestRefusedError:
+def _in_use_error(assignment: Assignment, owner: str) -> RequestRefusedError:
     return RequestRefusedError(
         f"{owner} owns {assignment}; stop it, or remove the consumer from its configuration."
         " While it runs, it takes over idle entries of other clients after reclaim_idle"

@@ -1,7 +1,7 @@
 """The row of an assignment: one group on one partition, as operators see it.
 
-`published_rows` reads the rows in the summary of an instance, and `measured` those in Redis, with
-what their owners have published. Neither writes.
+`published_rows` reads the rows in the summary of an instance, and `measure_assignments` reads the
+rows in Redis, with the values that their owners have published. Neither writes.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
 # --- measured -------------------------------------------------------------------------------------
 
 
-def measured(
+def measure_assignments(
     reader: ViewReader,
     assignments: Sequence[Assignment],
     now_unix_ms: int,

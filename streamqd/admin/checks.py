@@ -98,7 +98,7 @@ def check(
     return lambda judge: Check(name, severity, judge.__doc__ or "", needs, judge)
 
 
-def judged(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
+def run_checks(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
     """Run checks over the facts and return their findings in the order of the checks."""
     return [
         Finding(

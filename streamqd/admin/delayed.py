@@ -79,12 +79,12 @@ def messages(store: Store, topic: str) -> MessageList[Delayed, DelayedRow]:
     return due.messages(store, topic, "", topics.partition_count(store, topic), _row)
 
 
-def chosen(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
+def select_ids(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
     """Yield the IDs of the matching delayed sends, page by page.
 
     Raises TopicNotFoundError, RequestRefusedError.
     """
-    return (each.position.name for each in messages(store, topic).every(choice))
+    return (message.position.name for message in messages(store, topic).every(choice))
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:

@@ -103,8 +103,10 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         name = f"{kind}:{target}" if target else kind
         return DirectiveRow(name, kind, target, order.to, *order[:3], gone, done)
 
-    listed = [row("pause", str(scope), order) for scope, order in sorted(_named(found.pauses))]
-    listed += [row("stop", str(scope), order) for scope, order in sorted(_named(found.stops))]
+    listed = [
+        row("pause", str(scope), order) for scope, order in sorted(_name_scopes(found.pauses))
+    ]
+    listed += [row("stop", str(scope), order) for scope, order in sorted(_name_scopes(found.stops))]
     listed += [
         row("drain", name, order, gone=name not in live)
         for name, order in sorted(found.drains.items())
@@ -119,7 +121,7 @@ def rows(state: FleetState) -> list[DirectiveRow]:
             name,
             order,
             gone=name not in (directives.ALL_INSTANCES, *live),
-            done=_reloaded(state, name, order.at_unix_ms),
+            done=_is_reloaded(state, name, order.at_unix_ms),
         )
         for name, order in sorted(found.reloads.items())
     ]
@@ -135,7 +137,7 @@ def rows(state: FleetState) -> list[DirectiveRow]:
     return listed
 
 
-def _reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
+def _is_reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
     """Return True if every instance has applied the reload that is meant for it.
 
     Instances that publish no time of their last reload are skipped.
@@ -148,7 +150,7 @@ def _reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
     return bool(done) and all(done)
 
 
-def _named(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
+def _name_scopes(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
     return [(str(scope), order) for scope, order in pauses.items()]
 
 
@@ -179,7 +181,7 @@ def write(
     return DirectiveChange.parse(reply)
 
 
-def _given(
+def _write_unless_dry(
     fleet: Fleet,
     name: str,
     *,
@@ -233,7 +235,9 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
     found = published.fleet_state(fleet).control.pauses
     wider = [str(each) for each in found if each != scope and each.covers(scope)]
     notes = [f"it is also paused by {each}" for each in wider]
-    return _given(fleet, name, why=why, changed=scope not in found, notes=notes, dry_run=dry_run)
+    return _write_unless_dry(
+        fleet, name, why=why, changed=scope not in found, notes=notes, dry_run=dry_run
+    )
 
 
 def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
@@ -274,7 +278,7 @@ def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = Fals
     scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
     changed = scope not in published.fleet_state(fleet).control.stops
-    return _given(fleet, f"stop:{scope}", why=why, changed=changed, dry_run=dry_run)
+    return _write_unless_dry(fleet, f"stop:{scope}", why=why, changed=changed, dry_run=dry_run)
 
 
 def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
@@ -324,7 +328,7 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> St
     )
     notes = [f"no other instance offers {each}: its partitions will wait" for each in left]
     changed = instance not in state.control.drains
-    return _given(
+    return _write_unless_dry(
         fleet, f"drain:{instance}", why=why, changed=changed, notes=notes, dry_run=dry_run
     )
 
@@ -565,7 +569,7 @@ def move(
             f"group {assignment.group} of {assignment.topic} is stopped; run"
             f" `streamqd group start {assignment.topic} {assignment.group}` first"
         )
-    owners = owners_of(fleet, offered(fleet, state))
+    owners = owners_of(fleet, offered_assignments(fleet, state))
     owner = owners.get(assignment, "")
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
@@ -577,7 +581,9 @@ def move(
     notes = [f"{to} already owns it and will keep it"] if owner == to else []
     known = state.control.moves.get(assignment)
     changed = owner != to or known is None or known.to != to
-    return _given(fleet, name, why=why, to=to, changed=changed, notes=notes, dry_run=dry_run)
+    return _write_unless_dry(
+        fleet, name, why=why, to=to, changed=changed, notes=notes, dry_run=dry_run
+    )
 
 
 def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
@@ -595,7 +601,7 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
     """Return the moves of a rebalance now, without the move directives."""
     assignments = [
         assignment
-        for assignment in offered(fleet, state)
+        for assignment in offered_assignments(fleet, state)
         if state.control.stop_of(assignment) is None
     ]
     owners = owners_of(fleet, assignments)
@@ -607,7 +613,7 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
     ]
 
 
-def offered(fleet: Fleet, state: FleetState) -> list[Assignment]:
+def offered_assignments(fleet: Fleet, state: FleetState) -> list[Assignment]:
     """Return every assignment that a live member offers."""
     return _of_pairs(fleet, {pair for seen in state.live.values() for pair in seen.member.offers})
 
@@ -642,7 +648,7 @@ def not_moved(fleet: Fleet, assignment: Assignment, to: str) -> list[str]:
 
 def not_drained(fleet: Fleet, instance: str) -> list[str]:
     """Return the assignments that a drained instance still owns."""
-    owners = owners_of(fleet, offered(fleet, published.fleet_state(fleet)))
+    owners = owners_of(fleet, offered_assignments(fleet, published.fleet_state(fleet)))
     return [
         f"{instance} owns {assignment}" for assignment, owner in owners.items() if owner == instance
     ]
@@ -661,18 +667,18 @@ def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
     """Return a text for each partition of a stopped group that is still owned."""
     return [
         f"{owner} owns {assignment}"
-        for assignment, owner in _owned(fleet, topic, group).items()
+        for assignment, owner in _group_owners(fleet, topic, group).items()
         if owner
     ]
 
 
 def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
     """Return a text for each partition of a started group without an owner."""
-    owners = _owned(fleet, topic, group)
+    owners = _group_owners(fleet, topic, group)
     return [f"no instance owns {assignment}" for assignment, owner in owners.items() if not owner]
 
 
-def _owned(fleet: Fleet, topic: str, group: str) -> dict[Assignment, str]:
+def _group_owners(fleet: Fleet, topic: str, group: str) -> dict[Assignment, str]:
     """Return the owner of every partition of a group, '' without one."""
     count = topics.partition_count(fleet.store, topic)
     assignments = [Assignment(topic, number, group) for number in range(count)]
@@ -699,13 +705,15 @@ def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
 
 def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str]:
     state = published.fleet_state(fleet)
-    assignments = [assignment for assignment in offered(fleet, state) if scope.covers(assignment)]
+    assignments = [
+        assignment for assignment in offered_assignments(fleet, state) if scope.covers(assignment)
+    ]
     if not paused:
         assignments = [
             assignment for assignment in assignments if state.control.pause_of(assignment) is None
         ]
     owners = owners_of(fleet, assignments)
-    reports = _reported(fleet, sorted(set(owners.values())))
+    reports = _read_reports(fleet, sorted(set(owners.values())))
     waiting = []
     for assignment, owner in owners.items():
         at, states = reports[owner]
@@ -718,7 +726,9 @@ def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str
     return waiting
 
 
-def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Assignment, str]]]:
+def _read_reports(
+    fleet: Fleet, instances: list[str]
+) -> dict[str, tuple[int, dict[Assignment, str]]]:
     """Return each instance's last publication time (server's clock) and its workers' states."""
     found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
@@ -795,7 +805,7 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     """Plan the departure of an instance. Raises RequestRefusedError when it is not live."""
     state = published.fleet_state(fleet)
     living(state, instance)
-    assignments = offered(fleet, state)
+    assignments = offered_assignments(fleet, state)
     owners = owners_of(fleet, assignments)
     others = [one for one in state.placeable() if one.member.id != instance]
     moves = {assignment: order.to for assignment, order in state.control.moves.items()}

@@ -59,7 +59,7 @@ def messages(
     def read(
         some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, _limit: int
     ) -> list[Iterator[Due]]:
-        return [_ordered(reader, holders[each], choice.until_unix_ms, after) for each in some]
+        return [_read_in_order(reader, holders[each], choice.until_unix_ms, after) for each in some]
 
     def rows(found: Sequence[Due]) -> list[Row]:
         return [row(each) for each in found]
@@ -141,16 +141,16 @@ def find(store: Store, holder: Holder, name: str) -> Due | None:
     [one], _ = retries.rows(
         store.run(retries.page(store.keys, holder, (int(float(score)), name[:-1]), 1))
     )
-    return _found(holder, one) if one.place == name else None
+    return _message_of(holder, one) if one.place == name else None
 
 
-def _found(holder: Holder, one: Delayed) -> Due:
+def _message_of(holder: Holder, one: Delayed) -> Due:
     return FoundMessage(
         MessagePosition(one.due_unix_ms, holder[1], one.place), one.due_unix_ms, one.fields, one
     )
 
 
-def _ordered(
+def _read_in_order(
     reader: ViewReader, holder: Holder, until: int | None, after: MessagePosition | None
 ) -> Iterator[Due]:
     """Yield the messages of one partition after a position. Stops at the time `until`."""
@@ -165,7 +165,7 @@ def _ordered(
         for one in page:
             if until is not None and one.due_unix_ms >= until:
                 return
-            yield _found(holder, one)
+            yield _message_of(holder, one)
         if not page or not more:
             return
         start = (page[-1].due_unix_ms, page[-1].place)

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamqd.admin import directives, named_fields, schedules, snapshot, why
 from streamqd.admin.assignments import AssignmentRow, by_group, error_name
-from streamqd.admin.checks import judged
+from streamqd.admin.checks import run_checks
 from streamqd.admin.condition import gravity, recovery
 from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.instances import InstanceRow, no_instances
@@ -244,7 +244,7 @@ def _problems(seen: FleetSnapshot, letters: Mapping[str, int]) -> list[str]:
             if each.check == "fleet.silent"
             else ""
         )
-        for each in judged(INSTANCE_CHECKS, seen)
+        for each in run_checks(INSTANCE_CHECKS, seen)
         if each.severity != "note"
     ]
     if all(each.state == "silent" for each in seen.instances):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from streamqd.admin import backlog, growth, named_fields, topics
-from streamqd.admin.assignments import AssignmentRow, by_group, measured
+from streamqd.admin.assignments import AssignmentRow, by_group, measure_assignments
 from streamqd.admin.reading import (
     SEQ_MAX,
     Id,
@@ -124,7 +124,7 @@ class Unfinished:
         return self.pending + self.retries
 
 
-def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
+def list_groups(store: Store, topic: str | None = None) -> list[GroupRow]:
     """Return the groups of one topic or all. Raises TopicNotFoundError."""
     reader = ViewReader(store)
     counts = topics.counts_of(reader, topic)
@@ -135,7 +135,7 @@ def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
         assignments = [
             Assignment(name, number, group) for group in names for number in range(count)
         ]
-        found = by_group(_measured(reader, assignments))
+        found = by_group(_measure_existing(reader, assignments))
         rows += [_row(name, group, some, reader) for (_, group), some in found.items()]
         if reader.rows and not found:
             rows.append(_row(name, "", [], reader))
@@ -148,13 +148,13 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     Raises TopicNotFoundError, RequestRefusedError.
     """
     reader = ViewReader(store)
-    count = known(store, topic, group, reader)
+    count = partition_count(store, topic, group, reader)
     assignments = [Assignment(topic, number, group) for number in range(count)]
     streams = {assignment.partition: store.keys.source(*assignment) for assignment in assignments}
     positions = backlog.positions(reader, [*streams.values()])
     parts = [
         replace(row, position=positions[streams[row.partition]].get(group, "0-0"))
-        for row in _measured(reader, assignments)
+        for row in _measure_existing(reader, assignments)
     ]
     row = _row(topic, group, parts, reader)
     present = {each.partition for each in parts}
@@ -173,7 +173,7 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     )
 
 
-def known(store: Store, topic: str, group: str, reader: ViewReader | None = None) -> int:
+def partition_count(store: Store, topic: str, group: str, reader: ViewReader | None = None) -> int:
     """Return the partition count of a topic that a group reads.
 
     Raises TopicNotFoundError, RequestRefusedError.
@@ -203,7 +203,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
     """
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
-        known(store, topic, group)  # raises RequestRefusedError for an unknown group
+        partition_count(store, topic, group)  # raises RequestRefusedError for an unknown group
     assignments = [Assignment(topic, number, group) for number in range(count)]
     if not force:
         _refuse_busy(store, assignments)
@@ -235,7 +235,7 @@ def growing(store: Store, topic: str, group: str) -> str:
     return ""
 
 
-def unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
+def count_unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
     """Return the unfinished messages of partitions. Unknown numbers count as 0."""
     rows = [*parts]
     due = sum(row.retry_unread for row in rows)
@@ -258,10 +258,10 @@ def owned_sentence(assignment: Assignment, owner: str) -> str:
 
 
 def _refuse_busy(store: Store, assignments: Sequence[Assignment]) -> None:
-    for row in _measured(ViewReader(store), assignments):
+    for row in _measure_existing(ViewReader(store), assignments):
         if row.lease == "owned":
             raise RequestRefusedError(owned_sentence(row.assignment, row.owner))
-        left = unfinished([row])
+        left = count_unfinished([row])
         if left.total:
             raise RequestRefusedError(
                 f"{row.assignment} has {left.total} messages that are pending or wait for a retry;"
@@ -269,9 +269,9 @@ def _refuse_busy(store: Store, assignments: Sequence[Assignment]) -> None:
             )
 
 
-def _measured(reader: ViewReader, assignments: Sequence[Assignment]) -> list[AssignmentRow]:
+def _measure_existing(reader: ViewReader, assignments: Sequence[Assignment]) -> list[AssignmentRow]:
     """Return the rows of the partitions on which the groups exist, with exact lags."""
-    rows = measured(reader, assignments, 0, count_max=backlog.COUNT_MAX)
+    rows = measure_assignments(reader, assignments, 0, count_max=backlog.COUNT_MAX)
     return [row for row in rows if row.exists]
 
 
@@ -417,7 +417,7 @@ def reset(
     when one is owned and `force` is false. A dry run only reads and reports such a refusal as
     `obstacle`. Raises TopicNotFoundError, RequestRefusedError.
     """
-    count = known(store, topic, group)
+    count = partition_count(store, topic, group)
     for number in partitions:
         topics.check_partition(topic, number, count)
     after = position(to, server_unix_ms(store.connection))

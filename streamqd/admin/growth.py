@@ -89,7 +89,7 @@ def grow(
     count = topics.partition_count(store, topic)
     if count == to and growth_calls.in_progress(store, topic) is None:
         return Progress(topic, count, to, True, [])
-    found = _started(store, topic, count, to)
+    found = _start(store, topic, count, to)
     new = range(found.before, to)
     if found.phase == growth_calls.STARTED:
         _keep(store, topic, found, _groups(store, topic, found), new)
@@ -179,12 +179,12 @@ def look(store: Store, topic: str) -> Progress | None:
     if found is None:
         return None
     state = Growth(found.token, found.before, growth_calls.MARKED, found.barriers)
-    kept = _kept(store, topic, state, found.to)
+    kept = _find_owned(store, topic, state, found.to)
     rows = [_settling(store, topic, state, name) for name in sorted(kept)]
     return Progress(topic, found.before, found.to, False, rows)
 
 
-def _started(store: Store, topic: str, count: int, to: int) -> Growth:
+def _start(store: Store, topic: str, count: int, to: int) -> Growth:
     under_way = growth_calls.in_progress(store, topic)
     if under_way is None:
         _check(topic, count, to)
@@ -265,7 +265,7 @@ def _settle(
     store: Store, topic: str, found: Growth, to: int, notify: Callable[[str], None]
 ) -> Progress:
     """Give the new partitions to groups that settled. Finish when all groups have them."""
-    kept = _kept(store, topic, found, to)
+    kept = _find_owned(store, topic, found, to)
     rows = []
     for name in sorted(kept):
         row = _settling(store, topic, found, name)
@@ -285,7 +285,7 @@ def _settle(
     return Progress(topic, found.before, to, done, rows)
 
 
-def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Assignment]]:
+def _find_owned(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Assignment]]:
     """Return the new assignments that the growth still owns, by group."""
     new = range(found.before, to)
     names = topics.groups(store, topic, new, only_messages=True)

@@ -126,13 +126,13 @@ class MessageFilter:
         """Return True if any filter is set."""
         return self != EVERY
 
-    def stated(self) -> dict[str, Any]:
+    def audit_arguments(self) -> dict[str, Any]:
         """Return the filters that are set, for the audit log."""
         names = {"ids": "dead_letter_ids"}  # the audit log is about dead letters
         found = {
-            names.get(each.name, each.name): getattr(self, each.name)
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
+            names.get(field.name, field.name): getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
         }
         if self.key is not None:
             found["key"] = self.key.decode("utf-8", "backslashreplace")
@@ -203,7 +203,7 @@ class MessageList(Generic[Item, Row]):
         """
         following, complete, kept = "", self.complete, list[FoundMessage[Item]]()
         last = self._position(cursor) if cursor else None
-        for examined, each in enumerate(self._sorted(choice, last, limit + 1)):
+        for examined, each in enumerate(self._merge(choice, last, limit + 1)):
             if examined == budget:
                 following, complete = str(last), False
                 break
@@ -238,9 +238,9 @@ class MessageList(Generic[Item, Row]):
         A caller that wants about `most` of them gets pages of a fitting size. Raises
         RequestRefusedError.
         """
-        return self._sorted(choice, None, most)
+        return self._merge(choice, None, most)
 
-    def _sorted(
+    def _merge(
         self, choice: MessageFilter, after: MessagePosition | None, limit: int
     ) -> Iterator[FoundMessage[Item]]:
         some: Sequence[int] = range(self.partitions)
@@ -248,12 +248,12 @@ class MessageList(Generic[Item, Row]):
             topics.check_partition(self.topic, choice.partition, self.partitions)
             some = (choice.partition,)
         merged = heapq.merge(
-            *self.read(some, choice, after, limit), key=lambda each: self.order(each.position)
+            *self.read(some, choice, after, limit), key=lambda message: self.order(message.position)
         )
         if after is None:
             return merged
         passed = self.order(after)
-        return (each for each in merged if self.order(each.position) > passed)
+        return (message for message in merged if self.order(message.position) > passed)
 
     def _position(self, cursor: str) -> MessagePosition:
         match = _CURSOR.fullmatch(cursor)

@@ -35,7 +35,7 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
         for error in invalid:
             reader.add(error)
     except RedisResponseError as refused:
-        reader.refused(refused, reader.keys.outboxes(), "SMEMBERS")
+        reader.add_error(refused, reader.keys.outboxes(), "SMEMBERS")
     names, found = sorted([*configured, *others]), []
     for name, each in zip(names, outbox.views(reader.store, names), strict=True):
         if isinstance(each, OutboxView):
@@ -43,7 +43,7 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
         elif isinstance(each, InvalidValueError):
             reader.add(each)
         else:
-            reader.refused(each, reader.keys.outbox(name), "HMGET")
+            reader.add_error(each, reader.keys.outbox(name), "HMGET")
     return found
 
 
@@ -91,10 +91,10 @@ def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
     return view.failing_seconds + max(0, now_unix_ms - view.at_unix_ms) / 1000
 
 
-def shared(views: Sequence[OutboxView]) -> list[list[OutboxView]]:
+def find_shared_tables(views: Sequence[OutboxView]) -> list[list[OutboxView]]:
     """Return the groups of outboxes whose relays hold one table."""
     tables: dict[str, list[OutboxView]] = {}
-    for each in views:
-        if each.relayed and each.table:
-            tables.setdefault(each.table, []).append(each)
+    for view in views:
+        if view.relayed and view.table:
+            tables.setdefault(view.table, []).append(view)
     return [some for some in tables.values() if len(some) > 1]

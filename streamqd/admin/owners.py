@@ -85,10 +85,10 @@ def periods(changes: Iterable[OwnerChange], owner: str, now_unix_ms: int) -> lis
             found.append(OwnerPeriod(each.owner, each.epoch, None, each.at_unix_ms, end))
     if found and found[-1].end == "" and found[-1].owner != owner:
         found[-1] = replace(found[-1], end="unknown")
-    return [_measured(each, now_unix_ms) for each in reversed(found[-OWNERS_MAX:])]
+    return [_add_held_seconds(each, now_unix_ms) for each in reversed(found[-OWNERS_MAX:])]
 
 
-def _measured(period: OwnerPeriod, now_unix_ms: int) -> OwnerPeriod:
+def _add_held_seconds(period: OwnerPeriod, now_unix_ms: int) -> OwnerPeriod:
     until = now_unix_ms if period.end == "" else period.until_unix_ms
     if period.since_unix_ms is None or until is None:
         return period

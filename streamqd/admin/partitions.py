@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin import named_fields, snapshot
-from streamqd.admin.assignments import AssignmentRow, measured
+from streamqd.admin.assignments import AssignmentRow, measure_assignments
 from streamqd.admin.reading import Unreadable, ViewReader, server_unix_ms
 from streamqd.store.store import Store
 
@@ -47,7 +47,7 @@ def view(
     A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
-    _, groups, assignments = snapshot.chosen(reader, topic, group, partition)
-    rows = measured(reader, assignments, now)
+    _, groups, assignments = snapshot.select_assignments(reader, topic, group, partition)
+    rows = measure_assignments(reader, assignments, now)
     idle = [name for name, some in groups.items() if not some]
     return PartitionsView(now, rows, idle, reader.rows)

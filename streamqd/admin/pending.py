@@ -57,7 +57,7 @@ def messages(
     rank between two pages. Raises TopicNotFoundError, RequestRefusedError.
     """
     reader = ViewReader(store)
-    partitions = groups.known(store, topic, group, reader)
+    partitions = groups.partition_count(store, topic, group, reader)
     sources = [
         source
         for number in range(partitions)
@@ -108,7 +108,7 @@ def _by_id(store: Store, source: _Source, group: str, lower: str) -> Iterator[Pe
     while lower:
         page = store.execute("XPENDING", source.stream, group, lower, "+", PAGE)
         for raw in page:
-            yield _found(source, raw, 0)
+            yield _message_of(source, raw, 0)
         if len(page) < PAGE:
             return
         lower = behind(page[-1][0])
@@ -131,9 +131,9 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
                 # An entry without a consumer is always idle, and Redis reports an idle time of -1.
-                since = now - int(raw[2]) if _owned(raw) else 0
+                since = now - int(raw[2]) if _is_owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
-                yield _found(source, raw, rank)
+                yield _message_of(source, raw, rank)
             left -= len(page)
             if len(page) < PAGE or not (following := behind(page[-1][0])):
                 del positions[source]
@@ -141,11 +141,11 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
                 positions[source] = following
 
 
-def _owned(raw: list[Any]) -> bool:
+def _is_owned(raw: list[Any]) -> bool:
     return bool(raw[1]) and int(raw[2]) >= 0
 
 
-def _found(source: _Source, raw: list[Any], rank: int) -> Pending:
+def _message_of(source: _Source, raw: list[Any], rank: int) -> Pending:
     position = MessagePosition(rank, source.partition, f"{source.kind}:{raw[0].decode()}")
     return FoundMessage(position, read_id(raw[0]).ms, {}, raw)
 
@@ -164,7 +164,7 @@ def _rows(reader: ViewReader, topic: str, group: str, found: Sequence[Pending]) 
             partition=at.partition,
             place=at.place,
             written_unix_ms=written,
-            idle_ms=int(raw[2]) if _owned(raw) else None,
+            idle_ms=int(raw[2]) if _is_owned(raw) else None,
             deliveries=int(raw[3]),
             crashes=charged,
             consumer=raw[1].decode("utf-8", "replace"),

@@ -93,7 +93,7 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
         # In one write, so that MULTI and what follows cannot end up in different connections.
         replies = store.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
         lacking += [
-            MissingPermission(_named(parts), key)
+            MissingPermission(_command_name(parts), key)
             for (key, parts), reply in zip(commands, replies[1:-1], strict=True)
             if _forbidden(reply)
         ]
@@ -112,7 +112,7 @@ def _forbidden(reply: object) -> bool:
     return isinstance(reply, RedisResponseError) and reply.kind is RefusalKind.FORBIDDEN
 
 
-def _named(parts: list[str]) -> str:
+def _command_name(parts: list[str]) -> str:
     return " ".join(parts[:2]) if parts[0] in _WORDED else parts[0]
 
 

@@ -181,10 +181,10 @@ def rate(assignment: dict[str, Any], name: str) -> float | None:
 
 
 def _odd(key: str, field: str, value: Any, wanted: str) -> InvalidValueError:
-    return InvalidValueError(key, field, _shown(value)[: untrusted.SHOWN_BYTES], wanted)
+    return InvalidValueError(key, field, _format_value(value)[: untrusted.SHOWN_BYTES], wanted)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     # Deeply nested values have no text, and Python refuses one to numbers of thousands of digits.
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"

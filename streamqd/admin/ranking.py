@@ -51,7 +51,7 @@ _RANKS: Mapping[str, Rank] = {
 ORDERS = ("urgency", "name", *_RANKS)
 
 
-def ordered(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
+def sort_rows(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
     """Return the assignments sorted by one of `ORDERS`, highest first, and by name if equal."""
     by_name = sorted(
         rows,
@@ -64,12 +64,12 @@ def ordered(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
     return sorted(by_name, key=rank, reverse=order != "owner")
 
 
-def chosen(
+def select_rows(
     rows: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
 ) -> list[AssignmentRow]:
     """Return the assignments whose name, owner or state contains a text, in an order."""
     wanted = text.lower()
-    found = ordered(
+    found = sort_rows(
         [
             row
             for row in rows

@@ -140,7 +140,7 @@ def server_unix_ms(link: Connection) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def _raised(error: RedisResponseError, command: Sequence[Any]) -> None:
+def _raise_error(error: RedisResponseError, command: Sequence[Any]) -> None:
     if error.code == "WRONGTYPE":
         raise _of_another_type(key_of(command)) from error
     raise error
@@ -151,7 +151,7 @@ def ask(
     commands: Sequence[Sequence[Any]],
     *,
     batch: int = BATCH,
-    refused: Callable[[RedisResponseError, Sequence[Any]], None] = _raised,
+    refused: Callable[[RedisResponseError, Sequence[Any]], None] = _raise_error,
 ) -> list[Any]:
     """Run read commands, `batch` in one pipeline. A missing key returns None, not an error.
 
@@ -290,7 +290,7 @@ class ViewReader:
     def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
         """Run read scripts in bounded pipelines. None for unreadable keys or an invalid reply."""
         replies: list[Reply | None] = []
-        for call, reply in _measured(self.store, calls):
+        for call, reply in _run_in_batches(self.store, calls):
             if isinstance(reply, Reply):
                 replies.append(reply)
                 continue
@@ -298,7 +298,7 @@ class ViewReader:
             if isinstance(reply, ContractError):
                 self.keep(_invalid(call.key, reply))
             elif reply.code != "WRONGTYPE" or not self._mistyped_keys(call):
-                self.refused(reply, call.key, "EVALSHA")
+                self.add_error(reply, call.key, "EVALSHA")
         return replies
 
     def figures(self, parse: Callable[[Reply, str], T], reply: Reply | None, key: str) -> T | None:
@@ -334,7 +334,7 @@ class ViewReader:
         """Add an invalid value that was found elsewhere."""
         self._rows.setdefault((row.key, row.field, row.found), row)
 
-    def refused(self, error: RedisResponseError, key: str, command: str) -> None:
+    def add_error(self, error: RedisResponseError, key: str, command: str) -> None:
         """Keep the server's error about a key. Raises an error that concerns more than this key.
 
         A tolerant reader raises it only when the server as a whole is unavailable.
@@ -349,7 +349,7 @@ class ViewReader:
             self.forbidden.add(command)
 
     def _refused_command(self, error: RedisResponseError, command: Sequence[Any]) -> None:
-        self.refused(error, key_of(command), _words(command))
+        self.add_error(error, key_of(command), _words(command))
 
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Return, for each mapping of keys to types, the keys of another type, with that type."""
@@ -389,10 +389,10 @@ class ViewReader:
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
     """Run reading scripts in bounded round trips. Raises RedisResponseError, ContractError."""
-    return [_answered(reply) for _, reply in _measured(store, calls)]
+    return [_check_reply(reply) for _, reply in _run_in_batches(store, calls)]
 
 
-def _measured(
+def _run_in_batches(
     store: Store, calls: Sequence[Call]
 ) -> Iterator[tuple[Call, Reply | RedisResponseError | ContractError]]:
     for start in range(0, len(calls), BATCH):
@@ -401,7 +401,7 @@ def _measured(
         yield from zip(some, replies, strict=True)
 
 
-def _answered(reply: Reply | RedisResponseError | ContractError) -> Reply:
+def _check_reply(reply: Reply | RedisResponseError | ContractError) -> Reply:
     if isinstance(reply, RedisResponseError):
         raise reply
     return valid(reply)

@@ -76,11 +76,11 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 
     Raises TopicNotFoundError, RequestRefusedError.
     """
-    count = groups.known(store, topic, group)
+    count = groups.partition_count(store, topic, group)
     return due.messages(store, topic, group, count, lambda found: _row(topic, found))
 
 
-def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
+def select_rows(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
     """Return the retries with the IDs in the filter, or all matches, by partition.
 
     Raises TopicNotFoundError. Raises RequestRefusedError, before any is changed, if an ID is
@@ -92,7 +92,10 @@ def chosen(store: Store, topic: str, group: str, choice: MessageFilter) -> list[
     else:
         named = dict.fromkeys(choice.ids)
         found = [_find(store, topic, group, waiting.partitions, name) for name in named]
-    return [_row(topic, each) for each in sorted(found, key=lambda each: each.position.partition)]
+    return [
+        _row(topic, message)
+        for message in sorted(found, key=lambda message: message.position.partition)
+    ]
 
 
 def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> RetriesMadeDue:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import published, snapshot
-from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group, measured
+from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group, measure_assignments
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.errors import RequestRefusedError
@@ -68,7 +68,7 @@ def measure(
     chosen = [name.partition("/") for name in names]
     assignments: list[Assignment] = []
     for topic in dict.fromkeys(topic for topic, _, _ in chosen) if chosen else (None,):
-        _, _, found = snapshot.chosen(reader, topic, None, None)
+        _, _, found = snapshot.select_assignments(reader, topic, None, None)
         assignments += [each for each in found if not each.is_of_query]
     if chosen:
         assignments = [
@@ -80,7 +80,7 @@ def measure(
                 raise RequestRefusedError(
                     f"no group {group} reads topic {topic}; run `streamqd group list {topic}`"
                 )
-    rows = measured(reader, assignments, state.now_unix_ms)
+    rows = measure_assignments(reader, assignments, state.now_unix_ms)
     due = _due(reader, assignments, state.now_unix_ms + int(within_seconds * 1000))
     groups = {
         "/".join(pair): _group(some, due, state.control, target)
@@ -105,7 +105,7 @@ def _due(
     reader: ViewReader, assignments: Sequence[Assignment], last_unix_ms: int
 ) -> Counter[Assignment]:
     """Count the due times of each assignment up to an instant."""
-    sets = {assignment: _timed(reader.keys, assignment) for assignment in assignments}
+    sets = {assignment: _due_keys(reader.keys, assignment) for assignment in assignments}
     names = list(dict.fromkeys(name for some in sets.values() for name in some))
     replies = reader.ask([("ZCOUNT", name, "-inf", last_unix_ms) for name in names])
     counts = dict(zip(names, replies, strict=True))
@@ -114,7 +114,7 @@ def _due(
     )
 
 
-def _timed(keys: Keys, assignment: Assignment) -> list[str]:
+def _due_keys(keys: Keys, assignment: Assignment) -> list[str]:
     """Return the keys of the sorted sets that contain the due times of an assignment."""
     found = [keys.retry(*assignment)]
     if not assignment.group.endswith(LETTERS):  # dead letters have no delayed sends

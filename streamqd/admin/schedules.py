@@ -224,7 +224,9 @@ class _SeenSchedule:
 # --- looking --------------------------------------------------------------------------------------
 
 
-def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = "") -> ScheduleList:
+def list_schedules(
+    store: Store, topic: str | None = None, *, limit: int, cursor: str = ""
+) -> ScheduleList:
     """Return a page of schedules, of one topic or of all.
 
     Raises InvalidRequestError for a bad cursor.
@@ -236,7 +238,7 @@ def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = 
     names = [n for n in sorted(lines) if topic in (None, lines[n].place[0])]
     page = [name for name in names if name > cursor][:limit]
     now = server_unix_ms(store.connection)
-    rows = [each.row(now) for each in look(reader, {name: lines[name] for name in page})]
+    rows = [schedule.row(now) for schedule in look(reader, {name: lines[name] for name in page})]
     more = bool(page) and page[-1] != names[-1]
     return ScheduleList(now, len(names), rows, page[-1] if more else "", reader.rows)
 
@@ -334,16 +336,16 @@ class ScheduleTotals:
 
 def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleTotals:
     """Count the schedules, of one topic or of all. At most COUNTED_MAX are counted by state."""
-    return counted(reader, topic, now_unix_ms)[0]
+    return count_schedules(reader, topic, now_unix_ms)[0]
 
 
-def counted(
+def count_schedules(
     reader: ViewReader, topic: str | None, now_unix_ms: int
 ) -> tuple[ScheduleTotals, list[ScheduleRow]]:
     """Return the totals, and the rows of the first COUNTED_MAX schedules by name."""
     lines = {n: line for n, line in index(reader).items() if topic in (None, line.place[0])}
     some = dict(sorted(lines.items())[:COUNTED_MAX])
-    rows = [each.row(now_unix_ms) for each in look(reader, some)]
+    rows = [schedule.row(now_unix_ms) for schedule in look(reader, some)]
     states = Counter(row.state for row in rows)
     late = [is_late(row, now_unix_ms) for row in rows]
     dues = [
@@ -584,7 +586,7 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
     try:
         lines = calls.whole_index(reader.store)
     except RedisResponseError as error:
-        reader.refused(error, key, "HGETALL")
+        reader.add_error(error, key, "HGETALL")
         return {}
     for name, line in lines.items():
         if not SCHEDULE_NAME.fullmatch(name):
@@ -600,24 +602,26 @@ def look(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedu
     """Read schedules. The reader records an invalid one, and the result omits it."""
     wanted = [(name, line, line.place) for name, line in lines.items()]
     found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
-    for name, kept in _kept(reader, wanted).items():
+    for name, kept in _read_stored(reader, wanted).items():
         found[name] = _SeenSchedule(name, lines[name], kept)
     moving = [
         (name, each.line, each.line.origin_place)
         for name, each in found.items()
         if each.kept is None and each.line.origin_place is not None
     ]
-    for name, kept in _kept(reader, moving).items():
+    for name, kept in _read_stored(reader, moving).items():
         found[name] = _SeenSchedule(name, lines[name], kept)
     return list(found.values())
 
 
-def _kept(
+def _read_stored(
     reader: ViewReader, wanted: Sequence[tuple[str, IndexLine, TopicPartition | None]]
 ) -> dict[str, StoredSchedule]:
     places = [(name, place) for name, _, place in wanted if place is not None]
     commands = [
-        each for name, place in places for each in calls.kept_commands(reader.keys, place, name)
+        command
+        for name, place in places
+        for command in calls.kept_commands(reader.keys, place, name)
     ]
     replies = reader.ask(commands)
     found = {}

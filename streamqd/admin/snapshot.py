@@ -20,7 +20,7 @@ from streamqd.admin.assignments import (
     RecentFailure,
     Report,
     failures_of,
-    measured,
+    measure_assignments,
     reports_of,
 )
 from streamqd.admin.instances import InstanceRow, instance_row
@@ -171,8 +171,10 @@ def read(
     reader = reader or ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
-    instances, reports, failures = _published(state, published.summaries(reader, fleet.name, names))
-    counts, _, assignments = chosen(reader, topic, group, partition)
+    instances, reports, failures = _parse_summaries(
+        state, published.summaries(reader, fleet.name, names)
+    )
+    counts, _, assignments = select_assignments(reader, topic, group, partition)
     figures = topics.figures_of(reader, counts) if dead_letters else {}
     letters = _letters(reader, figures)
     more = _more(state.control, failures, figures, letters)
@@ -180,7 +182,7 @@ def read(
         fleet=fleet.name,
         state=state,
         instances=instances,
-        assignments=measured(reader, assignments, state.now_unix_ms, reports, more),
+        assignments=measure_assignments(reader, assignments, state.now_unix_ms, reports, more),
         failures=failures,
         topics=counts,
         partitions=figures,
@@ -212,7 +214,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         for topic, raw in zip(offered, replies, strict=False)
         if raw
     }
-    instances, reports, failures = _published(
+    instances, reports, failures = _parse_summaries(
         state,
         [
             published.summary(reader, raw, store.keys.instance(fleet.name, name))
@@ -234,7 +236,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         AssignmentRow(*assignment, **values | more(assignment))
         for assignment, values in owned.items()
     ]
-    rows += measured(reader, strays[:STRAYS_MAX], state.now_unix_ms, more=more)
+    rows += measure_assignments(reader, strays[:STRAYS_MAX], state.now_unix_ms, more=more)
     rows.sort(key=lambda row: (row.topic, row.group, row.partition))
     return FleetSnapshot(
         fleet=fleet.name,
@@ -248,18 +250,24 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
     )
 
 
-def _published(
+def _parse_summaries(
     state: FleetState, summaries: Sequence[dict[str, Any]]
 ) -> tuple[list[InstanceRow], list[Report], list[RecentFailure]]:
     """Return the instances, their assignments, and the failures, the latest first."""
     both = list(zip(state.heartbeats, summaries, strict=True))
     failures = [
-        each for heartbeat, summary in both for each in failures_of(heartbeat.instance, summary)
+        failure
+        for heartbeat, summary in both
+        for failure in failures_of(heartbeat.instance, summary)
     ]
     return (
         [instance_row(state, heartbeat, summary) for heartbeat, summary in both],
-        [each for heartbeat, summary in both for each in reports_of(heartbeat.instance, summary)],
-        sorted(failures, key=lambda each: each.seconds_ago),
+        [
+            report
+            for heartbeat, summary in both
+            for report in reports_of(heartbeat.instance, summary)
+        ],
+        sorted(failures, key=lambda failure: failure.seconds_ago),
     )
 
 
@@ -294,7 +302,7 @@ def _more(
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def chosen(
+def select_assignments(
     reader: ViewReader,
     topic: str | None,
     group: str | None,
@@ -331,7 +339,7 @@ def _letters(
         calls = [statistics.count_dead_letters(reader.keys, *place, found[place]) for place in left]
         for place, reply in zip(left, reader.measure(calls), strict=True):
             counted = reader.figures(
-                partial(_counted, found[place]), reply, reader.keys.dlq(*place)
+                partial(_add_dead_letters, found[place]), reply, reader.keys.dlq(*place)
             )
             found[place] = counted or DeadLetterCount()
         # A counter that started again lost dead letters in between: the next read counts them.
@@ -340,5 +348,5 @@ def _letters(
     return found
 
 
-def _counted(known: DeadLetterCount, reply: Reply, _key: str) -> DeadLetterCount:
+def _add_dead_letters(known: DeadLetterCount, reply: Reply, _key: str) -> DeadLetterCount:
     return statistics.dead_letters_counted(known, reply)

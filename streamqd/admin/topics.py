@@ -9,7 +9,7 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import backlog, topics_settings
-from streamqd.admin.assignments import measured
+from streamqd.admin.assignments import measure_assignments
 from streamqd.admin.reading import Unreadable, ViewReader, group_names, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import InvalidRequestError, RequestRefusedError, TopicNotFoundError
@@ -150,7 +150,7 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     return Created(topic, count, created=before is None)
 
 
-def listed(store: Store) -> list[TopicRow]:
+def list_topics(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
     names, invalid = topics.registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
@@ -259,7 +259,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
         topic=topic,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
         settings=registered,
-        configured=topics_settings.stated(stated),
+        configured=topics_settings.settings_in_file(stated),
         effective=topics_settings.plain(config.effective(stated, registered)),
         growing_to=under_way.to if under_way else None,
         groups=names,
@@ -269,7 +269,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
             bytes=known_sum(row.bytes for row in rows),
             delayed_sends=sum(row.delayed_sends for row in rows),
             dead_letters=sum(row.dead_letters for row in rows),
-            groups=[_summed(name, rows) for name in names],
+            groups=[_sum_group(name, rows) for name in names],
         ),
         partitions=rows,
         unreadable=reader.rows,
@@ -281,7 +281,7 @@ def _partition_rows(
 ) -> list[PartitionRow]:
     figures = figures_of(reader, {topic: count}).values()
     assignments = [Assignment(topic, number, name) for number in range(count) for name in names]
-    rows = measured(reader, assignments, 0, count_max=backlog.COUNT_MAX)
+    rows = measure_assignments(reader, assignments, 0, count_max=backlog.COUNT_MAX)
     sizes = memory_of(
         reader.store, [reader.keys.stream(topic, number) for number in range(count)], SAMPLES
     )
@@ -308,14 +308,14 @@ def _partition_rows(
     ]
 
 
-def _summed(name: str, rows: list[PartitionRow]) -> GroupLag:
-    parts = [each for row in rows for each in row.groups if each.group == name]
+def _sum_group(name: str, rows: list[PartitionRow]) -> GroupLag:
+    parts = [part for row in rows for part in row.groups if part.group == name]
     return GroupLag(
         group=name,
-        lag=sum(each.lag for each in parts),
-        lag_exact=all(each.lag_exact for each in parts),
-        pending=sum(each.pending for each in parts),
-        waiting_retries=sum(each.waiting_retries for each in parts),
+        lag=sum(part.lag for part in parts),
+        lag_exact=all(part.lag_exact for part in parts),
+        pending=sum(part.pending for part in parts),
+        waiting_retries=sum(part.waiting_retries for part in parts),
     )
 
 

@@ -148,10 +148,10 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
     for node in store.connection.masters():
-        yield from _scanned(node, store.keys, topic)
+        yield from _scan_keys(node, store.keys, topic)
 
 
-def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:
+def _scan_keys(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:
     """Yield the keys of the topic on one node."""
     own = pattern(keys, topic)
     cursor = b"0"

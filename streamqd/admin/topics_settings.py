@@ -43,7 +43,9 @@ def show(store: Store, topic: str, configured: config.Topic | None) -> TopicSett
     key, reader = store.keys.meta(topic), ViewReader(store)
     (raw,) = reader.ask([("HGET", key, "settings")])
     registered = readable(reader, raw, key)
-    return replace(_seen(topic, registered, configured, changed=False), unreadable=reader.rows)
+    return replace(
+        _settings_of(topic, registered, configured, changed=False), unreadable=reader.rows
+    )
 
 
 def change(
@@ -59,8 +61,8 @@ def change(
     """
     for _ in range(TRIES):
         text = topics.stored(store, topic)
-        before = _loaded(topic, text)
-        after = _merged(before, changed_topic(topic, before, assignments))
+        before = _parse_settings(topic, text)
+        after = _merge_settings(before, changed_topic(topic, before, assignments))
         reply = store.run(topics.configuration(store.keys, topic, text, after))
         if reply.word == "MISSING":
             raise RequestRefusedError(
@@ -68,7 +70,7 @@ def change(
                 f" `streamqd topic create {topic}`"
             )
         if reply.word == "OK":
-            return _seen(topic, after, configured, changed=after != before)
+            return _settings_of(topic, after, configured, changed=after != before)
     raise RequestRefusedError(
         f"another client keeps changing the settings of {topic}, so nothing was changed; try again"
     )
@@ -138,7 +140,7 @@ def changed_topic(
     return changed
 
 
-def stated(topic: config.Topic) -> dict[str, Any]:
+def settings_in_file(topic: config.Topic) -> dict[str, Any]:
     """Return a topic's settings as stated in the file, without the partition count."""
     whole = plain(topic)
     bounds = {name: whole["retention"][name] for name in sorted(topic.retention.stated)}
@@ -177,21 +179,21 @@ def _text(setting: Setting | None, value: Any) -> str:
     return written(setting, value) if setting and number else json.dumps(value)
 
 
-def _seen(
+def _settings_of(
     topic: str, registered: dict[str, Any], configured: config.Topic | None, *, changed: bool
 ) -> TopicSettings:
     file = configured or config.Topic()
     return TopicSettings(
         topic=topic,
         registered=registered,
-        configured=stated(file),
+        configured=settings_in_file(file),
         effective=plain(config.effective(file, registered)),
         changed=changed,
         unreadable=[],
     )
 
 
-def _loaded(topic: str, text: str) -> dict[str, Any]:
+def _parse_settings(topic: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -204,7 +206,7 @@ def _loaded(topic: str, text: str) -> dict[str, Any]:
     return found
 
 
-def _merged(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
+def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
     """Return the settings to store, including settings of a later version."""
     new = config.registered(topic)
     bounds = before.get("retention")
@@ -213,6 +215,6 @@ def _merged(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
         for name, value in (bounds if isinstance(bounds, dict) else {}).items()
         if name not in settings_of(config.Retention)
     }
-    known = {each.name for each in dataclasses.fields(config.Topic)}
+    known = {field.name for field in dataclasses.fields(config.Topic)}
     kept = {name: value for name, value in before.items() if name not in known}
     return {**kept, **new, "retention": {**later, **new["retention"]}}

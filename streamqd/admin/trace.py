@@ -337,7 +337,7 @@ class _Search:
         return DeadLetterTrace(
             id=f"{self._name.partition}:{copy.id}",
             replays=max(0, letter.number(b"replayCount") or 0),
-            **letter.known(DeadLetterTrace),
+            **letter.fields_for(DeadLetterTrace),
         )
 
     # --- one group ---
@@ -383,8 +383,8 @@ class _Search:
                 counts["attempt"] += again.get("failures", 0)
                 counts["crashes"] += again.get("crashes", 0)
                 return more | again | counts | {"state": word, "replays": replays}
-        for row in self._delayed(assignment):
-            found = _delayed(row)
+        for row in self._find_delayed(assignment):
+            found = _describe_delayed(row)
             return more | found | {"replays": max(replays, found["replays"])}
         more["replays"] = replays
         if mine:
@@ -435,7 +435,7 @@ class _Search:
         read = bool(at) and read_id(at[0][b"last-delivered-id"]) >= read_id(entry_id)
         return {"state": DONE if read else UNREAD}
 
-    def _delayed(self, assignment: Assignment) -> Iterator[retries.Delayed]:
+    def _find_delayed(self, assignment: Assignment) -> Iterator[retries.Delayed]:
         """Return the waiting retries of the message, by its place or from all waiting ones."""
         after = (0, "")
         for _ in range(PAGES_MAX):
@@ -480,7 +480,7 @@ def _entry(name: Name, raw: list[Any]) -> EntryTrace:
     )
 
 
-def _delayed(row: retries.Delayed) -> dict[str, Any]:
+def _describe_delayed(row: retries.Delayed) -> dict[str, Any]:
     return _counts(row.fields) | {
         "state": DELAYED,
         "place": row.place,

@@ -203,7 +203,7 @@ def answer(
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
-        groups.known(store, topic, group)
+        groups.partition_count(store, topic, group)
     seen = snapshot.read(fleet, topic, group, partition, reader=reader)
     if not seen.assignments:
         raise RequestRefusedError(f"no group reads topic {topic}; start a consumer of it")
@@ -211,7 +211,9 @@ def answer(
     free = [row.assignment for row in seen.assignments if not row.owner]
     # Only scripts read a lease, so a key of another type appears as a missing owner.
     reader.keep_mistyped({store.keys.lease(*assignment): "string" for assignment in free})
-    shown = _shown(reader, [assignment for assignment in assignments if assignment.is_of_query])
+    shown = _query_idle_seconds(
+        reader, [assignment for assignment in assignments if assignment.is_of_query]
+    )
     held = dict(zip(assignments, other_clients(reader, assignments), strict=True))
     feeding = outboxes.feeding(reader, topic, () if partition is not None else configured)
     late = [
@@ -283,7 +285,9 @@ def _of_outbox(
     return None
 
 
-def _shown(reader: ViewReader, assignments: list[Assignment]) -> dict[Assignment, float]:
+def _query_idle_seconds(
+    reader: ViewReader, assignments: list[Assignment]
+) -> dict[Assignment, float]:
     """Return the seconds since each Spark query reported its position."""
     calls = [
         statistics.measure_partition(reader.keys, *assignment[:2]) for assignment in assignments

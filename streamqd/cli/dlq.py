@@ -152,7 +152,7 @@ def show(session: Session, *, topic: str, dead_letter_id: str, mask: bool) -> Co
     """Show all fields of one dead letter."""
     letter = dead_letters.show(session.store, topic, dead_letter_id)
     now = server_unix_ms(session.link)
-    shown = dead_letters.masked(letter) if mask else letter
+    shown = dead_letters.mask_letter(letter) if mask else letter
     return CommandResult(shown, lambda: print_dead_letter(shown, now))
 
 

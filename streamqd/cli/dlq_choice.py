@@ -119,7 +119,8 @@ def _check_group(session: Session, topic: str, group: str | None) -> None:
     if group is None or group in groups.names(session.store, topic):
         return
     if not dead_letters.count(session.store, topic, MessageFilter(group=group)):
-        groups.known(session.store, topic, group)  # raises RequestRefusedError for an unknown group
+        # Raises RequestRefusedError for an unknown group.
+        groups.partition_count(session.store, topic, group)
 
 
 def stated(filters: Mapping[str, Any]) -> bool:

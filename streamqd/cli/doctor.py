@@ -75,7 +75,7 @@ def doctor(
                 f"options must follow the subcommand; run `streamqd doctor {name} --help`"
             )
         return None
-    checks = diagnosis.chosen(only)
+    checks = diagnosis.select_checks(only)
     if as_list:
         _list(checks, as_json)
         return 0

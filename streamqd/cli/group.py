@@ -41,7 +41,7 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
     acknowledged, and RETRIES counts messages that wait for their next attempt. OLDEST is the age of
     the oldest unread or pending message.
     """
-    rows = groups.listed(session.store, topic)
+    rows = groups.list_groups(session.store, topic)
     now = server_unix_ms(session.link)
     if not rows:
         return CommandResult({"rows": rows}, f"no group reads {topic or 'any topic'}")
@@ -202,7 +202,8 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     group.
     """
     if name not in groups.names(session.store, topic):
-        groups.known(session.store, topic, name)  # raises RequestRefusedError for an unknown group
+        # Raises RequestRefusedError for an unknown group.
+        groups.partition_count(session.store, topic, name)
     growing = groups.growing(session.store, topic, name)
     if growing and not force:
         raise RequestRefusedError(f"{growing}; wait until the growth is complete, or pass --force")

@@ -350,7 +350,7 @@ def send_now(
     choice = _required(session, ids, every, "delayed sends", filters)
     if dry_run:
         return _preview_sends(session, topic, ids, choice, "would be due now")
-    names = ids or sends.chosen(session.store, topic, choice)
+    names = ids or sends.select_ids(session.store, topic, choice)
     done = sends.make_due(session.store, topic, names)
     text = f"{count(done.changed, 'delayed send')} due now" if done.changed or ids else NO_MATCH
     return _changed_sends(topic, "due", done, text, ids)
@@ -386,10 +386,10 @@ def cancel_sends(
         return _preview_sends(session, topic, ids, choice, "would be canceled")
     names: Iterable[str] = ids
     if every:
-        number = sum(1 for _ in sends.chosen(session.store, topic, choice))
+        number = sum(1 for _ in sends.select_ids(session.store, topic, choice))
         what = count(number, "delayed send")
         confirm(f"Cancel {what} of {topic} permanently?", yes or not number)
-        names = sends.chosen(session.store, topic, choice)
+        names = sends.select_ids(session.store, topic, choice)
     done = sends.cancel(session.store, topic, names)
     if done.changed:
         asked = {
@@ -431,7 +431,7 @@ def _preview_sends(
         names = [sends.show(session.store, topic, each).id for each in ids]
         number = len(dict.fromkeys(names))
     else:
-        number = sum(1 for _ in sends.chosen(session.store, topic, choice))
+        number = sum(1 for _ in sends.select_ids(session.store, topic, choice))
     text = f"{count(number, 'delayed send')} {what}" if number else NO_MATCH
     return CommandResult({"topic": topic, "would_be": number}, text)
 
@@ -511,7 +511,7 @@ def retry_now(
     Pass their IDs, or --all with optional filters.
     """
     choice = _required(session, ids, every, "retry IDs", filters)
-    rows = retries.chosen(session.store, topic, group, choice)
+    rows = retries.select_rows(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be due now")
     done = retries.make_due(session.store, topic, group, rows)
@@ -548,7 +548,7 @@ def cancel_retries(
     """
     drop = drop or group.endswith(LETTERS)
     choice = _required(session, ids, every, "retry IDs", filters)
-    rows = retries.chosen(session.store, topic, group, choice)
+    rows = retries.select_rows(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be dropped" if drop else "would become dead letters")
     total = len(rows)

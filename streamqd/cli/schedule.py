@@ -87,7 +87,7 @@ def schedule() -> None:
 @answering
 def list_(session: Session, *, topic: str | None, limit: int, cursor: str) -> CommandResult:
     """Show schedules by name, with their state and next due time."""
-    seen = schedules.listed(session.store, topic, limit=limit, cursor=cursor)
+    seen = schedules.list_schedules(session.store, topic, limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)

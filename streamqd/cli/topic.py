@@ -53,7 +53,7 @@ def create(session: Session, *, name: str, partitions: int | None) -> CommandRes
 @answering
 def list_(session: Session) -> CommandResult:
     """Show all topics."""
-    rows = topics.listed(session.store)
+    rows = topics.list_topics(session.store)
     return CommandResult({"rows": rows}, (lambda: _show_topics(rows)) if rows else "no topics")
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
-from streamqd.admin.checks import Finding, Need, Severity, judged
+from streamqd.admin.checks import Finding, Need, Severity, run_checks
 from streamqd.admin.condition import STEADY, in_words
 from streamqd.admin.diagnosis.fleet import PAUSED_SECONDS
 from streamqd.admin.fleet import GroupStatus
@@ -216,7 +216,7 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     reader, dead = ViewReader(fleet.store), Counter[str]()
     for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
-    timed, rows = schedules.counted(reader, None, seen.now_unix_ms)
+    timed, rows = schedules.count_schedules(reader, None, seen.now_unix_ms)
     # A viewer of Redis may not run some commands about the server, and each try is in ACL LOG.
     left_out = {Need.SERVER} if settings.console.read_only else set()
     checks = [each for each in _DOCTOR_CHECKS if left_out.isdisjoint(each.needs)]
@@ -333,7 +333,7 @@ def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
     silent = {
         each.instance: each.heartbeat_unix_ms for each in seen.instances if each.state == "silent"
     }
-    for each in judged(INSTANCE_CHECKS, seen):
+    for each in run_checks(INSTANCE_CHECKS, seen):
         if each.severity != Severity.NOTE:
             since = silent.get(each.about)
             yield Trouble(_level(each), each.text, each.fix, "fleet", since_unix_ms=since)

@@ -166,7 +166,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         assert topics.groups(daemon.store, TOPIC, [0]) == [GROUP, READER]
         assert [
             (row.group, row.owned, row.lag, row.waiting_retries)
-            for row in groups.listed(daemon.store)
+            for row in groups.list_groups(daemon.store)
         ] == [
             (GROUP, 1, 0, 0),
             (READER, 1, 0, 1),
@@ -177,7 +177,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
         assert (told.row.group, told.row.owner, told.row.waiting_retries) == (READER, "one", 1)
         # A canceled retry creates no dead letter, because the original is still there.
-        rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
+        rows = retries.select_rows(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead_letters) == (1, 0)

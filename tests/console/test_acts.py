@@ -206,7 +206,7 @@ AFTER: dict[str, Callable[[Busy], object]] = {
     "start": lambda busy: given(busy) == [],
     "move": lambda busy: given(busy) == [("move", "orders/0/bill", ACTOR)],
     "grow": lambda busy: topics.partition_count(busy.store, TOPIC) == 4,
-    "delete_topic": lambda busy: topics.listed(busy.store) == [],
+    "delete_topic": lambda busy: topics.list_topics(busy.store) == [],
     "reset": lambda busy: groups.describe(busy.store, TOPIC, "bill").lag == len(sent(busy)),
     "delete_group": lambda busy: groups.names(busy.store, TOPIC) == ["ship"],
     "send": lambda busy: [each.key for each in sent(busy)].count(b"by hand") == 1,

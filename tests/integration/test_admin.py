@@ -92,7 +92,7 @@ def test_listing_and_describing_topics(store: Store, keys: Keys, at: At) -> None
     at(1).do("ZADD", keys.scheduled("access", 1), 1, "send")
     letter = bury(at(2), "7-0")
 
-    [row] = admin_topics.listed(store)
+    [row] = admin_topics.list_topics(store)
     detail = admin_topics.describe(store, "access")
 
     assert row.topic == "access"
@@ -653,7 +653,7 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
     heartbeat(link, keys, "west-1")
     before = at(0).dump()
 
-    admin_topics.listed(store)
+    admin_topics.list_topics(store)
     admin_topics.describe(store, "access")
     partitions.view(store)
     for order in pending.ORDERS:

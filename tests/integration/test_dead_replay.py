@@ -607,10 +607,20 @@ def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> Non
     plain(at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
 
-    assert dead_letters.counted(store, TOPIC, MessageFilter(), budget=1) == (150, 150, 150, True)
-    assert dead_letters.counted(store, TOPIC, dead_only, budget=149) == (0, 100, 150, False)
-    assert dead_letters.counted(store, TOPIC, dead_only) == (50, 150, 150, True)
-    assert dead_letters.counted(store, TOPIC, dead_only, stop=lambda: True) == (0, 0, 150, False)
+    assert dead_letters.count_within(store, TOPIC, MessageFilter(), budget=1) == (
+        150,
+        150,
+        150,
+        True,
+    )
+    assert dead_letters.count_within(store, TOPIC, dead_only, budget=149) == (0, 100, 150, False)
+    assert dead_letters.count_within(store, TOPIC, dead_only) == (50, 150, 150, True)
+    assert dead_letters.count_within(store, TOPIC, dead_only, stop=lambda: True) == (
+        0,
+        0,
+        150,
+        False,
+    )
 
 
 def test_survey_counts_causes_and_returns_the_first_page(store: Store, at: At) -> None:
@@ -790,10 +800,10 @@ def test_replay_reports_a_missing_audit_entry(
 
 
 def test_dead_letter_filter_states_its_choice() -> None:
-    assert MessageFilter().stated() == {}
+    assert MessageFilter().audit_arguments() == {}
     assert not MessageFilter().narrows
     some = MessageFilter(key=b"\xff", headers=(("a", "b"),))
-    assert some.stated() == {"key": "\\xff", "headers": {"a": "b"}}
+    assert some.audit_arguments() == {"key": "\\xff", "headers": {"a": "b"}}
     assert some.narrows
     assert not replace(some, key=None, headers=()).narrows
 

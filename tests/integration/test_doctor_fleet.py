@@ -105,7 +105,7 @@ def test_doctor_finds_instances_with_alternating_heartbeats(
         return look(reader, fleet, heartbeats)
 
     monkeypatch.setattr(diagnosis, "changed_runs", after_the_other)
-    checks = diagnosis.chosen(["fleet.duplicate-instances"])
+    checks = diagnosis.select_checks(["fleet.duplicate-instances"])
     report = diagnosis.examine(doctor_case.link, config.load(doctor_case.path), checks)
     assert [each.evidence["changed"] for each in report.findings] == [True]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.admin.diagnosis import chosen, host, without_redis
+from streamqd.admin.diagnosis import host, select_checks, without_redis
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
 from streamqd.store.client import Connection
 from tests.support.doctor_case import DoctorCase
@@ -110,7 +110,7 @@ def test_doctor_finds_a_cgroup_killed_as_a_whole(
     doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doctor_case.silent("host.oom-group")
-    (check,) = chosen(["host.oom-group"])
+    (check,) = select_checks(["host.oom-group"])
     told = Host(doctor_case.folder, oom_group="/sys/fs/cgroup/pod1")
     [found] = check.judge(DiagnosisFacts(config.load(doctor_case.path), 0, host=told))
     assert "OOMPolicy=continue" in found.fix
@@ -147,7 +147,7 @@ def test_doctor_finds_an_unwritable_state_directory(doctor_case: DoctorCase) -> 
     if was == 0:
         os.seteuid(NOBODY)  # root may write everywhere
     try:
-        report = without_redis(settings, chosen(["host.state-dir"]), "not asked")
+        report = without_redis(settings, select_checks(["host.state-dir"]), "not asked")
     finally:
         os.seteuid(was)
     [found] = report.findings

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamqd import config
-from streamqd.admin.diagnosis import chosen, facts, partitions
+from streamqd.admin.diagnosis import facts, partitions, select_checks
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
 from streamqd.admin.reading import ViewReader
 from streamqd.cli import cli
@@ -421,7 +421,7 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
     [assignment_found] = [each for each in found if each.assignment == assignment]
     assert [look.lease_matches for look in assignment_found.looks] == [False, True]
     seen = DiagnosisFacts(config.load(doctor_case.path), doctor_case.ago(0), assignments=found)
-    [check] = chosen(["fleet.lease-without-fence"])
+    [check] = select_checks(["fleet.lease-without-fence"])
     assert list(check.judge(seen)) == []
 
 

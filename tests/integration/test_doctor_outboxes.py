@@ -277,7 +277,7 @@ def test_console_connects_to_no_database(clinic: Clinic) -> None:
     clinic.bury("x")
     clinic.relay(dead=1)
     loaded = config.load(clinic.path)
-    report = diagnosis.examine(clinic.link, loaded, diagnosis.chosen(["outboxes"]))
+    report = diagnosis.examine(clinic.link, loaded, diagnosis.select_checks(["outboxes"]))
     [found] = report.findings
     assert found.text == "1 row of outbox shop could not be sent since its relay started"
     assert report.unseen == [

@@ -8,7 +8,7 @@ import pytest
 
 from streamqd.admin import diagnosis, why
 from streamqd.admin.assignments import AssignmentRow, published_rows
-from streamqd.admin.checks import Severity, judged
+from streamqd.admin.checks import Severity, run_checks
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, FleetHealth
 from streamqd.config import Settings
 
@@ -46,7 +46,7 @@ def test_dead_letters_of_failing_runs_are_graded_like_failing() -> None:
     def found(acked: float) -> str:
         some = row(acked=acked, failed=1.0, dead_lettered=1.0)
         health = FleetHealth(summaries={"west": {"assignments": [raw_of(some)]}})
-        [finding] = judged([check], DiagnosisFacts(Settings(), 0, fleet=health))
+        [finding] = run_checks([check], DiagnosisFacts(Settings(), 0, fleet=health))
         return finding.severity
 
     assert found(acked=0.5) == why.severity("failing")

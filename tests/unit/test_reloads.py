@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamqd.admin import reloads
-from streamqd.admin.checks import judged
+from streamqd.admin.checks import run_checks
 from streamqd.admin.instances import instance_row, reload_waits
 from streamqd.admin.published import FleetState
 from streamqd.admin.snapshot import FleetSnapshot
@@ -98,7 +98,7 @@ def test_doctor_and_the_overview_report_a_reload_after_a_minute() -> None:
     state = fleet(asked="a", a={"reloading": HUNG})
     rows = [instance_row(state, each, RUNS) for each in state.heartbeats]
 
-    [found] = judged([reload_waits], FleetSnapshot("default", state, instances=rows))
+    [found] = run_checks([reload_waits], FleetSnapshot("default", state, instances=rows))
 
     assert found.text.startswith(
         "a was asked to reload 6 min 3 s ago by ann@west, and waits for the message of orders/0/bi"
@@ -107,4 +107,4 @@ def test_doctor_and_the_overview_report_a_reload_after_a_minute() -> None:
     assert found.severity == "warning"
     young = fleet(asked="a", a={"reloading": HUNG | {"directive_unix_ms": NOW - 59_000}})
     rows = [instance_row(young, each, RUNS) for each in young.heartbeats]
-    assert judged([reload_waits], FleetSnapshot("default", young, instances=rows)) == []
+    assert run_checks([reload_waits], FleetSnapshot("default", young, instances=rows)) == []

@@ -14,7 +14,7 @@ from streamqd.admin.dead_letters.listing import (
     LetterSurvey,
     TopicDeadLetters,
     causes,
-    masked,
+    mask_letter,
     messages,
     overview,
     show,
@@ -34,7 +34,7 @@ from streamqd.admin.dead_letters.replay import (
 from streamqd.admin.dead_letters.selection import (
     LetterCount,
     count,
-    counted,
+    count_within,
     stop_after,
     total,
 )
@@ -58,8 +58,8 @@ __all__ = [
     "TopicDeadLetters",
     "causes",
     "count",
-    "counted",
-    "masked",
+    "count_within",
+    "mask_letter",
     "messages",
     "overview",
     "plan",

@@ -154,7 +154,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
     """
     entry = find(store, streams_of(store, topic), dead_letter_id)
     row = _row(topic, entry)
-    known = DeadLetterFields(entry.fields).known(DeadLetterDetail)
+    known = DeadLetterFields(entry.fields).fields_for(DeadLetterDetail)
     span = RUN_REFERENCE.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))
     mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
@@ -175,7 +175,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
     )
 
 
-def masked(letter: DeadLetterDetail) -> DeadLetterDetail:
+def mask_letter(letter: DeadLetterDetail) -> DeadLetterDetail:
     """Return the dead letter with `***` for each value that user data can be in."""
     return replace(
         letter,
@@ -192,7 +192,7 @@ def _row(topic: str, entry: Entry) -> DeadLetterRow:
     origin, number, original = origin_of(topic, entry)
     return DeadLetterRow(
         id=str(entry.place),
-        **DeadLetterFields(entry.fields).known(DeadLetterRow),
+        **DeadLetterFields(entry.fields).fields_for(DeadLetterRow),
         replays=replays_of(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
@@ -303,7 +303,7 @@ class _Alike:
     def cause(self, fingerprint: str, group: str) -> FailureCause:
         newest = DeadLetterFields(self.fields)
         return FailureCause(
-            **newest.known(FailureCause) | {"group": group},
+            **newest.fields_for(FailureCause) | {"group": group},
             fingerprint=fingerprint,
             frame=frame_of(newest.text(b"traceback")),
             count=self.count,

@@ -128,7 +128,7 @@ class Pass:
         except RedisUnavailableError as error:
             self.fail(error)
 
-    def touched(self, entry: Entry) -> None:
+    def mark_handled(self, entry: Entry) -> None:
         """Record a dead letter as handled."""
         self.first = self.first or str(entry.place)
         self.last = str(entry.place)
@@ -152,7 +152,7 @@ class Pass:
                 self._store,
                 self.topic,
                 verb,
-                arguments=self._choice.stated() | more,
+                arguments=self._choice.audit_arguments() | more,
                 counts=counts,
                 first_id=self.first,
                 last_id=self.last,
@@ -228,7 +228,7 @@ def purge(
             done.counts["unarchived"] += found.unarchived
         done.counts["missing"] += len(piece) - found.removed - found.unarchived
         for entry in (piece[0], piece[-1]):
-            done.touched(entry)
+            done.mark_handled(entry)
     return Purged(
         topic=topic,
         purged=done.counts["purged"],
@@ -279,7 +279,7 @@ class Export:
             for entry in piece:
                 yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
                 self._done.counts["exported"] += 1
-                self._done.touched(entry)
+                self._done.mark_handled(entry)
         if self._done.result not in (DONE, STOPPED):
             raise RedisUnavailableError(self._done.error, sent=False)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from streamqd.admin import topics
-from streamqd.admin.assignments import measured
+from streamqd.admin.assignments import measure_assignments
 from streamqd.admin.dead_letters.listing import FailureCause, FailureTally
 from streamqd.admin.dead_letters.passes import DONE, LIMIT, Pass, Progress, silent
 from streamqd.admin.dead_letters.selection import (
@@ -133,7 +133,7 @@ class Route:
         return same and (self.target.partition is None or mark.partition == to.partition)
 
 
-def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
+def changed_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
     """Return the fields that a replay sets: counters, origin and headers."""
     replays = replays_of(entry) + 1
     fields = {**_FRESH, b"replayCount": b"%d" % replays}
@@ -148,10 +148,10 @@ def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
     return fields
 
 
-def moved(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
+def moved_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
     """Return all fields of the message that a dead letter becomes in another slot."""
     kept = {name: value for name, value in entry.fields.items() if name not in DEAD_ONLY}
-    return kept | changed(topic, entry, to)
+    return kept | changed_fields(topic, entry, to)
 
 
 Subject = TypeVar("Subject")
@@ -258,7 +258,10 @@ def refusal(route: Route, entry: Entry, max_replays: int) -> str:
         return BODY_WITHHELD
     if replays_of(entry) >= max_replays:
         return over_replayed(max_replays)
-    if not route.stays(entry, to) and 2 * len(moved(route.topic, entry, to)) > dead.DELIVER_MAX:
+    if (
+        not route.stays(entry, to)
+        and 2 * len(moved_fields(route.topic, entry, to)) > dead.DELIVER_MAX
+    ):
         return TOO_WIDE
     return ""
 
@@ -301,14 +304,14 @@ class _Replay:
         calls = [
             dead.replay(
                 *(self._store.keys, topic, entry.partition, str(entry.id), to.group),
-                changed(topic, entry, to),
+                changed_fields(topic, entry, to),
             )
             for entry, to in letters
         ]
         for (entry, _), reply in self._ask(letters, calls, len(letters)):
             match reply.word:
                 case "OK":
-                    self._replayed(entry)
+                    self._count_replayed(entry)
                 case "GONE":
                     self._done.counts["missing"] += 1
                 case "MOVING":
@@ -355,7 +358,7 @@ class _Replay:
         keys, topic = self._store.keys, self._route.topic
         calls = [
             dead.deliver(
-                *(keys, *to, moved(topic, entry, to)),
+                *(keys, *to, moved_fields(topic, entry, to)),
                 name=f"dlq:{topic}:{entry.place}",
                 window=RESUME_SECONDS,
             )
@@ -375,7 +378,7 @@ class _Replay:
         calls = [dead.purge(keys, topic, each.partition, [str(each.id)]) for each in letters]
         for entry, reply in self._ask(letters, calls, len(letters)):
             if dead.PurgeReply.parse(reply).removed:
-                self._replayed(entry)
+                self._count_replayed(entry)
             else:
                 self._done.counts["missing"] += 1
 
@@ -398,9 +401,9 @@ class _Replay:
                 found.append((each, reply))
         return found
 
-    def _replayed(self, entry: Entry) -> None:
+    def _count_replayed(self, entry: Entry) -> None:
         self._done.counts["replayed"] += 1
-        self._done.touched(entry)
+        self._done.mark_handled(entry)
 
     def _on_its_way(self, where: str) -> None:
         self._done.refused[f"its move to {where} is not complete; repeat that replay first"] += 1
@@ -556,7 +559,7 @@ def _receivers(
 ) -> list[Receiver]:
     places = sorted(newest)
     assignments = [Assignment(topic, number, group) for group, number in places]
-    rows = measured(ViewReader(store), assignments, 0)
+    rows = measure_assignments(ViewReader(store), assignments, 0)
     orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
     paused = [
         orders.pause_of(Assignment(topic, number, group)) is not None for group, number in places

@@ -73,9 +73,9 @@ class DeadLetterFields:
         except (KeyError, ValueError):
             return None
 
-    def known(self, view: type) -> dict[str, Any]:
+    def fields_for(self, view: type) -> dict[str, Any]:
         """Return the fields that a dataclass shows under their own names."""
-        names = {each.name for each in fields(view)}
+        names = {field.name for field in fields(view)}
         texts = {name: self.text(_in_redis(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_in_redis(name)) for name in _NUMBERS if name in names}
 
@@ -163,7 +163,7 @@ def pages(
         topics.check_partition(topic, choice.partition, len(streams))
         streams = {choice.partition: streams[choice.partition]} if not choice.ids else streams
     if choice.ids:
-        return iter(_named(store, streams, choice))
+        return iter(_find_by_ids(store, streams, choice))
     ends = ask(store, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
     until = {
         partition: read_id(newest[0][0])
@@ -194,7 +194,7 @@ def _walk(
             yield LetterPage(len(entries), kept)
 
 
-def _named(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
+def _find_by_ids(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
     """Return the named dead letters. Raises RequestRefusedError before any is changed."""
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
@@ -231,10 +231,10 @@ def count(store: Store, topic: str, choice: MessageFilter) -> int:
 
     Raises TopicNotFoundError, RequestRefusedError.
     """
-    return counted(store, topic, choice).letters
+    return count_within(store, topic, choice).letters
 
 
-def counted(
+def count_within(
     store: Store,
     topic: str,
     choice: MessageFilter,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from streamqd.admin import instances
 from streamqd.admin import permissions as rights_of
-from streamqd.admin.checks import Check, Finding, Need, Severity, judged
+from streamqd.admin.checks import Check, Finding, Need, Severity, run_checks
 from streamqd.admin.diagnosis import (
     fleet,
     host,
@@ -72,7 +72,7 @@ class DiagnosisReport:
     unseen: list[str]
 
 
-def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
+def select_checks(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
     """Return the checks with these ids or areas, or all.
 
     Raises InvalidRequestError for unknown ones.
@@ -104,7 +104,7 @@ def examine(
     """
     needs = {need for check in checks for need in check.needs}
     facts = gather(link, settings, needs, unit, read_table)
-    findings = [found for check in checks for found in _found(check, facts)]
+    findings = [found for check in checks for found in _run_check(check, facts)]
     return DiagnosisReport(
         ok=not any(each.severity != Severity.NOTE for each in findings),
         server=link.address,
@@ -123,16 +123,18 @@ def without_redis(
     seen = host.gather(settings, unit, 0) if some else None
     facts = DiagnosisFacts(settings, 0, host=seen)
     unseen = [f"everything in Redis: {error}"]
-    return DiagnosisReport(False, "", 0, [check.id for check in some], judged(some, facts), unseen)
+    return DiagnosisReport(
+        False, "", 0, [check.id for check in some], run_checks(some, facts), unseen
+    )
 
 
-def _found(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Finding]:
+def _run_check(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Finding]:
     """Return the findings of a check. In a cluster, a check of the server runs for each master."""
     if set(check.needs) != {Need.SERVER} or not facts.servers:
-        yield from judged([check], facts)
+        yield from run_checks([check], facts)
         return
     for address, one in facts.servers.items():
-        for found in judged([check], replace(facts, server=one)):
+        for found in run_checks([check], replace(facts, server=one)):
             yield replace(found, about=address)
 
 
@@ -202,5 +204,5 @@ def gather(
         unseen=unseen,
     )
     if Need.VALUES in needs:
-        facts = replace(facts, values=values.judged(reader, facts, names))
+        facts = replace(facts, values=values.find_unreadable(reader, facts, names))
     return facts

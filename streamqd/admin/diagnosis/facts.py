@@ -506,14 +506,14 @@ def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     The two keys are not read at the same time. A mismatch is therefore reported only if a second
     read finds it for the same members.
     """
-    looks = [_look_at_delays(reader, pair) for pair in _sized(reader, pairs)]
+    looks = [_look_at_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
     odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
-    for at, again in zip(odd, _sized(reader, [pairs[at] for at in odd]), strict=True):
+    for at, again in zip(odd, _measure_pairs(reader, [pairs[at] for at in odd]), strict=True):
         looks[at] = _both(looks[at], _look_at_delays(reader, again))
     return looks
 
 
-def _sized(reader: ViewReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
+def _measure_pairs(reader: ViewReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
     """Return the pairs with the sizes of both keys, and the first due time."""
     asked: list[tuple[Any, ...]] = []
     for due, items in pairs:
@@ -567,7 +567,7 @@ def gather_partitions(
 ) -> list[PartitionFacts]:
     """Read the facts of partitions."""
     keys, names = reader.keys, [(topic.name, number) for topic, number in places]
-    types = reader.wrong_types([_typed(keys, *name) for name in names])
+    types = reader.wrong_types([_key_types(keys, *name) for name in names])
     groups = groups_on(reader, names)
     figures = reader.measure([statistics.measure_partition(keys, *name) for name in names])
     stands = reader.measure([measure_retention(keys, *name) for name in names])
@@ -595,7 +595,7 @@ def gather_partitions(
 # --- types ----------------------------------------------------------------------------------------
 
 
-def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
+def _key_types(keys: Keys, topic: str, partition: int) -> dict[str, str]:
     return {
         keys.stream(topic, partition): "stream",
         keys.dlq(topic, partition): "stream",

@@ -266,7 +266,7 @@ def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 QUARANTINE_SECONDS = 300.0
 
 
-def _unfenced(each: AssignmentFacts) -> bool:
+def _is_unfenced(each: AssignmentFacts) -> bool:
     return bool(each.looks) and all(
         look.lease_matches is not None and (not look.fence.token or not look.lease_matches)
         for look in each.looks
@@ -276,7 +276,7 @@ def _unfenced(each: AssignmentFacts) -> bool:
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease exists, but the fence has no token or a different one (seen twice)."""
-    for (topic, group), assignments in by_group(filter(_unfenced, facts.assignments)).items():
+    for (topic, group), assignments in by_group(filter(_is_unfenced, facts.assignments)).items():
         names = " ".join(facts.keys.lease(*each.assignment) for each in assignments[:4])
         yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(assignments))} of {topic} whose token"
@@ -293,7 +293,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-def _expired(each: AssignmentFacts) -> bool:
+def _is_expired(each: AssignmentFacts) -> bool:
     """Return True if an owner is named, and both checks found no lease."""
     return bool(each.looks) and all(holder(look.fence)[0] == "expired" for look in each.looks)
 
@@ -306,10 +306,10 @@ def _owner(each: AssignmentFacts) -> str:
 def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired, its owner is gone, and no other has taken over."""
 
-    def lost(each: AssignmentFacts) -> bool:
-        return _expired(each) and _owner(each) not in facts.fleet.state.live
+    def is_lost(each: AssignmentFacts) -> bool:
+        return _is_expired(each) and _owner(each) not in facts.fleet.state.live
 
-    for (topic, group), assignments in by_group(filter(lost, facts.assignments)).items():
+    for (topic, group), assignments in by_group(filter(is_lost, facts.assignments)).items():
         owners = sorted({_owner(each) for each in assignments})
         yield CheckResult(
             f"{spans(numbers(assignments))} of {topic}/{group} still belong to"
@@ -329,10 +329,10 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired although its owner sends heartbeats."""
 
-    def stalled(each: AssignmentFacts) -> bool:
-        return _expired(each) and _owner(each) in facts.fleet.state.live
+    def is_stalled(each: AssignmentFacts) -> bool:
+        return _is_expired(each) and _owner(each) in facts.fleet.state.live
 
-    for (topic, group), assignments in by_group(filter(stalled, facts.assignments)).items():
+    for (topic, group), assignments in by_group(filter(is_stalled, facts.assignments)).items():
         owners = sorted({_owner(each) for each in assignments})
         yield CheckResult(
             f"{', '.join(owners[:4])} sends heartbeats, but the leases of"

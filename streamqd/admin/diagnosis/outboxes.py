@@ -194,7 +194,7 @@ def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _shared(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Two outboxes use the same table, so the relay that started later is blocked."""
     views: list[OutboxView] = [each.view for each in facts.outboxes]
-    for some in outboxes.shared(views):
+    for some in outboxes.find_shared_tables(views):
         names = " and ".join(each.name for each in some)
         yield CheckResult(
             f"the outboxes {names} use the same table; the relay that started later is blocked",

@@ -66,7 +66,7 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-def _abandoned(facts: DiagnosisFacts, each: AssignmentFacts) -> bool:
+def _is_abandoned(facts: DiagnosisFacts, each: AssignmentFacts) -> bool:
     pair = each.assignment.topic, each.assignment.group
     wanted = pair in facts.offered or pair in facts.configured
     return each.standing is not None and each.standing.abandoned and not wanted
@@ -76,7 +76,7 @@ def _abandoned(facts: DiagnosisFacts, each: AssignmentFacts) -> bool:
 def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has messages, no owner, no consumer, and was not read for 10 minutes."""
     for (topic, group), assignments in by_group(
-        each for each in facts.assignments if _abandoned(facts, each)
+        each for each in facts.assignments if _is_abandoned(facts, each)
     ).items():
         again = "the Spark query" if assignments[0].assignment.is_of_query else "its consumer"
         yield CheckResult(
@@ -116,7 +116,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             needs is not None
             and limit is not None
             and needs < limit
-            and not _abandoned(facts, each)
+            and not _is_abandoned(facts, each)
         )
 
     for (topic, group), assignments in by_group(filter(holds, facts.assignments)).items():

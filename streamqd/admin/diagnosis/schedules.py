@@ -54,7 +54,7 @@ def _by_topic(facts: DiagnosisFacts, *states: str) -> Iterator[tuple[str, list[S
     yield from sorted(found.items())
 
 
-def _named(rows: list[ScheduleRow]) -> str:
+def _describe(rows: list[ScheduleRow]) -> str:
     names = ", ".join(row.name for row in rows[:NAMES_SHOWN])
     more = f" and {len(rows) - NAMES_SHOWN} more" if len(rows) > NAMES_SHOWN else ""
     return f"{plural(len(rows), 'schedule')} of topic {rows[0].topic} ({names}{more})"
@@ -69,7 +69,7 @@ def _orphaned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No live instance has declared a schedule for 10 minutes: it sends nothing."""
     for topic, rows in _by_topic(facts, ORPHANED):
         yield CheckResult(
-            f"no instance has declared {_named(rows)} for 10 minutes: no message is sent",
+            f"no instance has declared {_describe(rows)} for 10 minutes: no message is sent",
             "start an instance whose configuration has them, or `streamqd schedule prune`",
             about=topic,
             evidence=_evidence(rows),
@@ -81,7 +81,7 @@ def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A schedule is left over from a deleted topic."""
     for topic, rows in _by_topic(facts, MISSING):
         yield CheckResult(
-            f"the topic of {_named(rows)} was deleted: no message is sent",
+            f"the topic of {_describe(rows)} was deleted: no message is sent",
             "`streamqd schedule prune`, or restart an instance that declares them",
             about=topic,
             evidence=_evidence(rows),
@@ -93,7 +93,7 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The specification of a schedule cannot be read: it sends nothing."""
     for topic, rows in _by_topic(facts, UNREADABLE):
         yield CheckResult(
-            f"the specification of {_named(rows)} cannot be read: no message is sent",
+            f"the specification of {_describe(rows)} cannot be read: no message is sent",
             "an instance that declares them repairs them within 10 s. Otherwise, run `streamqd"
             f" schedule remove {rows[0].name}`",
             about=topic,
@@ -127,7 +127,7 @@ def _overlap(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             by_topic.setdefault((row.topic, group), []).append(row)
     for (topic, group), rows in sorted(by_topic.items()):
         yield CheckResult(
-            f"{_named(rows)} {'names' if len(rows) == 1 else 'name'} group {group} in `overlap`,"
+            f"{_describe(rows)} {'names' if len(rows) == 1 else 'name'} group {group} in `overlap`,"
             f" but {group} does not read {topic}, so no tick is ever skipped",
             f"correct `overlap`, or start an instance with a handler for {topic}/{group}",
             about=topic,
@@ -146,7 +146,7 @@ def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         oldest = min(row.due_unix_ms or 0 for row in rows)
         waiting = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
-            f"{_named(rows)} were due up to {waiting} ago: no housekeeper sends them",
+            f"{_describe(rows)} were due up to {waiting} ago: no housekeeper sends them",
             "start an instance with `streamqd --config FILE`. If one runs, look for"
             " `housekeeper.failed` in its log",
             about=topic,

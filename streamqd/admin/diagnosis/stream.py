@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from streamqd import config
 from streamqd.admin import topics
 from streamqd.admin.assignments import holder
-from streamqd.admin.checks import Check, CheckResult, Severity, check, judged
+from streamqd.admin.checks import Check, CheckResult, Severity, check, run_checks
 from streamqd.admin.reading import (
     Id,
     Unreadable,
@@ -197,7 +197,7 @@ def examine(
                 advice=problem.fix,
             )
             for each in found
-            for problem in judged(STREAM_CHECKS, each)
+            for problem in run_checks(STREAM_CHECKS, each)
         ],
         unreadable=reader.rows,
     )

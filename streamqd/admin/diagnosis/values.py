@@ -66,7 +66,7 @@ def _barriers(raw: bytes, key: str, field: str) -> None:
         untrusted.entry_id(each, key, field)
 
 
-def _moved(raw: bytes, key: str, field: str) -> None:
+def _check_move(raw: bytes, key: str, field: str) -> None:
     if not _MOVE.fullmatch(raw):
         raise InvalidValueError(key, field, untrusted.shown(raw), "a time and a destination")
 
@@ -182,7 +182,7 @@ _RULES = (
         " adds it again",
     ),
     ValueRule("schedule_index", ".*", "it is not a schedule", "HDEL {key} {field}"),
-    ValueRule("moving", ".+", "its dead letter is not moved", _DROP, parse=_moved),
+    ValueRule("moving", ".+", "its dead letter is not moved", _DROP, parse=_check_move),
     ValueRule(
         "stream",
         "group",
@@ -312,7 +312,7 @@ class Home(NamedTuple):
     more: Mapping[str, Any] = {}
 
 
-def judged(
+def find_unreadable(
     reader: ViewReader,
     facts: DiagnosisFacts,
     places: Sequence[tuple[str, int]],
@@ -369,7 +369,7 @@ def _of_another_type(reader: ViewReader, homes: Mapping[str, Home]) -> Iterator[
     wanted = {key: _TYPES[home.kind] for key, home in homes.items() if home.kind in _TYPES}
     for key, kind in reader.wrong_types([wanted])[0].items():
         row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
-        cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
+        cure = f"see who writes it, then `redis-cli RENAME {_quote(key)} ELSEWHERE`"
         yield Value(row, homes[key].about, "commands on it fail", cure)
 
 
@@ -383,7 +383,7 @@ def _value(row: Unreadable, home: Home, rule: ValueRule) -> Value:
         parts = [
             part for word in rule.command.split() for part in words.get(word[1:-1], [word.encode()])
         ]
-        cure = f"`redis-cli {' '.join(map(_quoted, parts))}`{cure}"
+        cure = f"`redis-cli {' '.join(map(_quote, parts))}`{cure}"
     return Value(row, about, rule.harm, cure)
 
 
@@ -406,7 +406,7 @@ def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
     }
 
 
-def _quoted(word: str | bytes) -> str:
+def _quote(word: str | bytes) -> str:
     """Return a word quoted for a shell."""
     text = word.decode("utf-8", "replace") if isinstance(word, bytes) else word
     if _PLAIN.fullmatch(text) and text == text.encode().decode():

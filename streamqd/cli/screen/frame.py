@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import ranking
 from streamqd.admin.assignments import AssignmentRow, error_name
-from streamqd.admin.checks import Finding, judged
+from streamqd.admin.checks import Finding, run_checks
 from streamqd.admin.notices import NOTICES
 from streamqd.admin.notices import ordered as ordered_by
 from streamqd.admin.ranking import FailureKind, SlowHandler
@@ -97,7 +97,9 @@ def frame(
 
 def visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[AssignmentRow]:
     """Return the assignments that match the filter, in the chosen order."""
-    return ranking.chosen(view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse)
+    return ranking.select_rows(
+        view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse
+    )
 
 
 def rows_of(view: FleetSnapshot | None, width: int, height: int, trouble: str = "") -> int:
@@ -141,7 +143,7 @@ _STYLES = {"problem": "bad", "warning": "warn", "note": "warn"}
 
 def _troubles(view: FleetSnapshot, trouble: str) -> list[Cell]:
     found = [Cell(trouble, "bad")] if trouble else []
-    found = [*_cells(judged([ordered_by], view)), *found, *_cells(judged(NOTICES, view))]
+    found = [*_cells(run_checks([ordered_by], view)), *found, *_cells(run_checks(NOTICES, view))]
     if len(found) > TROUBLES_MAX:
         left = len(found) - TROUBLES_MAX + 1
         found = [*found[: TROUBLES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]

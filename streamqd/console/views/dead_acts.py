@@ -285,7 +285,7 @@ def _replayed(done: ReplayResult) -> tuple[int, list[str]]:
 def preview_purge(visit: Visit) -> Preview:
     """Return the number of dead letters that a purge would delete."""
     topic, at = visit.path["topic"], _present(visit)
-    found = dead_letters.counted(
+    found = dead_letters.count_within(
         visit.desk.store,
         topic,
         choice_of(visit, at),  # without a filter, the count is exact

@@ -30,7 +30,9 @@ LEVELS = {
 def show(visit: Visit) -> Context:
     """Return a page of schedules by name."""
     topic = visit.text("topic") or None
-    seen = schedules.listed(visit.desk.store, topic, limit=visit.limit, cursor=visit.text("cursor"))
+    seen = schedules.list_schedules(
+        visit.desk.store, topic, limit=visit.limit, cursor=visit.text("cursor")
+    )
     return {
         "seen": seen,
         "topic": topic or "",

@@ -37,7 +37,7 @@ def show(visit: Visit) -> Context:
     if order not in ranking.ORDERS:
         raise InvalidRequestError(f"sort must be one of {', '.join(ranking.ORDERS)}")
     seen = now.seen
-    rows = ranking.chosen(seen.assignments, visit.q, order, reverse=reverse)
+    rows = ranking.select_rows(seen.assignments, visit.q, order, reverse=reverse)
     return {
         "totals": seen.totals,
         "states": sorted(Counter(each.state for each in seen.instances).items()),

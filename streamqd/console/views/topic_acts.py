@@ -262,7 +262,7 @@ def _checked(visit: Visit) -> groups.GroupDetail:
         )
     if why := groups.growing(visit.desk.store, topic, group):
         raise RequestRefusedError(f"{why}; wait until the growth is complete")
-    left = groups.unfinished(found.partitions)
+    left = groups.count_unfinished(found.partitions)
     if left.total and not visit.text("discard"):
         raise RequestRefusedError(
             f"{topic}/{group} has {plural(left.pending, 'pending message')} and"
@@ -274,7 +274,7 @@ def _checked(visit: Visit) -> groups.GroupDetail:
 def preview_delete_group(visit: Visit) -> Preview:
     """Return what deleting a group would do."""
     found = _checked(visit)
-    left, least = groups.unfinished(found.partitions), "" if found.lag_exact else "at least "
+    left, least = groups.count_unfinished(found.partitions), "" if found.lag_exact else "at least "
     unread = plural(found.lag - left.due, "unread message")
     pending, retries = (
         plural(left.pending, "pending message"),

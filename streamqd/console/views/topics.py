@@ -51,7 +51,7 @@ class HeatRow:
 def show_topics(visit: Visit) -> Context:
     """Return a page of the topics whose name contains `q`, by name."""
     wanted = visit.q.lower()
-    rows = [each for each in topics.listed(visit.desk.store) if wanted in each.topic.lower()]
+    rows = [each for each in topics.list_topics(visit.desk.store) if wanted in each.topic.lower()]
     page = visit.page_of(rows, visit.limit)
     lags: dict[str, tuple[int | None, int]] = {}  # of all groups, and at least
     for group in visit.now.groups:

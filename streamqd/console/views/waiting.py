@@ -67,7 +67,7 @@ def _retries(visit: Visit) -> list[retries.RetryRow]:
     topic, group = visit.path["topic"], visit.path["group"]
     choice = _choice(visit)
     if choice.ids:
-        return retries.chosen(visit.desk.store, topic, group, choice)
+        return retries.select_rows(visit.desk.store, topic, group, choice)
     found = retries.messages(visit.desk.store, topic, group)
     return found.rows(list(found.every(choice, CHOSEN_MAX)))
 
