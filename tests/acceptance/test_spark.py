@@ -113,6 +113,8 @@ def test_an_archive_with_a_lost_executor_has_each_row_once(
     folder = tmp_path / "archive"
     verb = ["archive", "--archive", str(folder), "--batch-rows", "500", "--json", *QUICK]
     verb += ["--master", CLUSTER, "--conf", "spark.executor.memory=512m"]
+    for name, value in spark_process.cluster_conf().items():
+        verb += ["--conf", f"{name}={value}"]
     home = spark_process.spark_home(tmp_path)
 
     def published() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,15 +15,15 @@ import pytest
 
 from tests.spark.conftest import Shop
 from tests.support.servers import free_port
-from tests.support.spark_process import CLUSTER, family, need_spark, spark_home
+from tests.support.spark_process import CLUSTER, cluster_conf, family, need_spark, spark_home
 from tests.support.waiting import wait_until
 
 PATIENCE = 120.0
 JOB = """
-import sys
+import json, sys
 from streamqd import spark as streamq
-url, master, folder = sys.argv[1:]
-spark = streamq.session("cluster", master, {"spark.executor.memory": "512m"})
+url, master, folder, conf = sys.argv[1:]
+spark = streamq.session("cluster", master, json.loads(conf) | {"spark.executor.memory": "512m"})
 assert len(set(spark.sparkContext.parallelize(range(8), 8).map(
     lambda _: __import__("os").getppid()).collect())) >= 1
 given = {"url": url, "partitions": "2"}
@@ -55,13 +56,22 @@ def standalone(folder: Path, home: Path) -> Iterator[str]:
                    "-m", "1g", "--webui-port", str(free_port()),
                    "-d", str(folder / "work"), master],
     }  # fmt: skip
+    conf = cluster_conf()
+    environment = {
+        **os.environ,
+        "SPARK_DAEMON_JAVA_OPTS": conf["spark.executor.extraJavaOptions"],
+        "SPARK_DAEMON_CLASSPATH": conf.get("spark.executor.extraClassPath", ""),
+    }
     started: list[subprocess.Popen[bytes]] = []
     try:
         for name, command in commands.items():
             with (folder / name).open("wb") as log:
                 started.append(
-                    subprocess.Popen([*spark_class, *command], stdout=log, stderr=log, cwd=folder)
-                )
+                    subprocess.Popen(
+                        [*spark_class, *command],
+                        stdout=log, stderr=log, cwd=folder, env=environment,
+                    )
+                )  # fmt: skip
         wait_until(
             lambda: b"registered with master" in (folder / "worker").read_bytes(),
             timeout=PATIENCE, what="the worker is registered",
@@ -82,7 +92,8 @@ def test_topics_from_executors(shop: Shop, tmp_path: Path, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         standing = kind == "standalone"
         master = stack.enter_context(standalone(tmp_path, home)) if standing else CLUSTER
-        command = [sys.executable, "-c", JOB, shop.server.url, master, str(tmp_path / "checkpoint")]
+        arguments = [shop.server.url, master, str(tmp_path / "checkpoint")]
+        command = [sys.executable, "-c", JOB, *arguments, json.dumps(cluster_conf())]
         environment = {**os.environ, "SPARK_HOME": str(home)}
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=240

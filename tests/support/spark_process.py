@@ -49,6 +49,20 @@ def link_spark(home: Path) -> None:
         link.symlink_to(Path(pyspark.__file__).parent / name)
 
 
+def cluster_conf() -> dict[str, str]:
+    """Return settings with which Java starts fast, also from `spark_home` and for executors.
+
+    An archive of classes is valid only if its jars come first, in the same order.
+    """
+    found = {"spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", _QUICK)}
+    if home := os.environ.get("SPARK_HOME"):
+        jars = Path(home) / "jars"
+        paths = [*jars.glob("slf4j-api-*.jar"), jars / "*"]  # Spark's own order
+        for role in ("driver", "executor"):
+            found[f"spark.{role}.extraClassPath"] = os.pathsep.join(map(str, paths))
+    return found
+
+
 def need_spark() -> None:
     """Skip, with the reason, where Spark cannot run; fail in CI."""
     from streamqd import spark
