@@ -13,7 +13,7 @@ from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.config import overlay
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
-from streamqd.config.reading import TableReader, written
+from streamqd.config.reading import TableReader, format_number
 from streamqd.config.setting import Setting, settings_of
 from streamqd.errors import ConfigError, InvalidValueError, RequestRefusedError
 from streamqd.store import topics, untrusted
@@ -153,7 +153,7 @@ def settings_in_file(topic: config.Topic) -> dict[str, Any]:
 def plain(topic: config.Topic) -> dict[str, Any]:
     """Return all settings of a topic in their registered form."""
     bounds = {name: getattr(topic.retention, name) for name in settings_of(config.Retention)}
-    return {**config.registered(topic), "retention": bounds}
+    return {**config.registered_settings(topic), "retention": bounds}
 
 
 def lines(settings: Mapping[str, Any]) -> list[str]:
@@ -176,7 +176,7 @@ def _text(setting: Setting | None, value: Any) -> str:
     if value is None:
         return '"none"'
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return written(setting, value) if setting and number else json.dumps(value)
+    return format_number(setting, value) if setting and number else json.dumps(value)
 
 
 def _settings_of(
@@ -208,7 +208,7 @@ def _parse_settings(topic: str, text: str) -> dict[str, Any]:
 
 def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
     """Return the settings to store, including settings of a later version."""
-    new = config.registered(topic)
+    new = config.registered_settings(topic)
     bounds = before.get("retention")
     later = {
         name: value

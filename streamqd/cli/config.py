@@ -29,7 +29,7 @@ def show(session: Session) -> CommandResult:
     which overrides the defaults.
     """
     settings = session.settings
-    shown = configuration.shown(settings)
+    shown = configuration.as_document(settings)
     lines = [f"# from {settings.source}", *_toml(shown)]
     return CommandResult(shown, lambda: click.echo("\n".join(lines)))
 

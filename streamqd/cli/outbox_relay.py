@@ -71,7 +71,7 @@ def run(
     fault = found.fault()
     if fault:
         raise RequestRefusedError(fault)
-    settings = config.resolved(session.settings)
+    settings = config.resolve_url(session.settings)
     signals = process.SignalQueue()
     log = settings.log
     logs.setup(role="outbox", style=log.format, level=log.level)

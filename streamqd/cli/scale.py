@@ -123,7 +123,7 @@ class ScaleServer:
         self._server = HttpServer(
             address,
             {
-                "/scale": access.addressed(access.guarded(self._scale)),
+                "/scale": access.require_host(access.require_token(self._scale)),
                 "/livez": lambda request: access.health(request, []),
             },
         )
@@ -144,10 +144,10 @@ class ScaleServer:
         try:
             if not self._server.listening.wait(LISTEN_SECONDS) or self._server.bound is None:
                 raise RequestRefusedError(
-                    f"{http.shown(self._address)} is in use by another process; pass another"
-                    " address to --bind"
+                    f"{http.format_address(self._address)} is in use by another process; pass"
+                    " another address to --bind"
                 )
-            click.echo(f"scale: {http.shown(self._server.bound)}/scale")
+            click.echo(f"scale: {http.format_address(self._server.bound)}/scale")
             signal.sigwait(STOP_SIGNALS)
         finally:
             self._server.stop()

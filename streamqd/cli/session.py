@@ -60,7 +60,7 @@ class Session:
     def link(self) -> Connection:
         """The connection to Redis, created at first use. Raises ConfigError."""
         if self._link is None:
-            redis = config.resolved(self.settings).redis
+            redis = config.resolve_url(self.settings).redis
             self._link = connect(redis, timeout=self.timeout or TIMEOUT, name="streamqd:cli")
         return self._link
 

@@ -184,7 +184,7 @@ class TopReader:
             began = time.monotonic()
             try:
                 if link is None:
-                    redis = config.resolved(self._session.settings).redis
+                    redis = config.resolve_url(self._session.settings).redis
                     link = connect(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
                 self._view = snapshot.read_published(
                     Fleet(Store(link, keys), daemon.fleet, daemon.lease_ttl)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from streamqd.config.archive_store import ArchiveStore
 from streamqd.config.checks import useless, warnings
 from streamqd.config.consumers import Consumer
-from streamqd.config.effective import effective, registered
-from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
+from streamqd.config.effective import effective, registered_settings
+from streamqd.config.endpoint import claim_socket_path, redis_url, resolve_url
 from streamqd.config.exposure import as_root, is_loopback, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, find, load, load_given
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
-from streamqd.config.reference import json_schema, reference, reference_toml, shown
+from streamqd.config.reference import as_document, json_schema, reference, reference_toml
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Log, Redis, Settings
-from streamqd.config.secrets import masked, scrub
+from streamqd.config.secrets import mask_passwords, scrub
 from streamqd.config.topics import Retention, Topic
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Schedule",
     "Settings",
     "Topic",
+    "as_document",
     "as_root",
     "claim_socket_path",
     "declare_consumers",
@@ -46,15 +47,14 @@ __all__ = [
     "json_schema",
     "load",
     "load_given",
-    "masked",
+    "mask_passwords",
     "open_to_all",
     "redis_url",
     "reference",
     "reference_toml",
-    "registered",
-    "resolved",
+    "registered_settings",
+    "resolve_url",
     "scrub",
-    "shown",
     "token_path",
     "useless",
     "warnings",

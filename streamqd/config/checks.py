@@ -12,11 +12,11 @@ from pathlib import Path
 from streamqd.config.archive_store import ArchiveStore, names_secrets, options_fault
 from streamqd.config.consumers import GROUP, Consumer
 from streamqd.config.endpoint import url_fault
-from streamqd.config.exposure import check_exposure, exposed
+from streamqd.config.exposure import check_exposure, exposure_warnings
 from streamqd.config.outboxes import OutboxSettings, check_names, check_outbox, inline_password
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.problems import Path as TomlPath
-from streamqd.config.problems import Problems, shown
+from streamqd.config.problems import Problems, quote
 from streamqd.config.schedules import check_schedules
 from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Redis, Settings
 from streamqd.config.secrets import has_password, is_credential
@@ -67,7 +67,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
     event_time = (*path, "event_time")
     timed = [each.split(maxsplit=1)[0] for each in pipeline.times]
     if twice := [each for each in timed if timed.count(each) > 1]:
-        problems.add((*path, "times"), f"names {shown(twice[0])} twice; remove one of them")
+        problems.add((*path, "times"), f"names {quote(twice[0])} twice; remove one of them")
     if pipeline.times and not pipeline.schema and problems.ok((*path, "schema"), (*path, "times")):
         problems.add(
             (*path, "times"),
@@ -85,7 +85,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
         if not re.search(column, schema):
             problems.add(
                 event_time,
-                f"{shown(pipeline.event_time)} is not a timestamp or date column of schema; name"
+                f"{quote(pipeline.event_time)} is not a timestamp or date column of schema; name"
                 " such a column, or remove event_time to use the time of the entry",
             )
 
@@ -183,7 +183,7 @@ def _check_daemon(daemon: Daemon, problems: Problems) -> None:
     if problems.ok(path) and not NAME.fullmatch(daemon.instance):
         problems.add(
             path,
-            f"the host name {shown(daemon.instance)} is not a valid instance name; set"
+            f"the host name {quote(daemon.instance)} is not a valid instance name; set"
             " daemon.instance",
         )
     if daemon.instance in KEEPERS:
@@ -215,14 +215,14 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
         if not name or len(os.fsencode(name)) > SOCKET_BYTES_MAX:
             problems.add(
                 path,
-                f"{shown(http.bind)} is not a valid socket address; write unix: and a path of at"
+                f"{quote(http.bind)} is not a valid socket address; write unix: and a path of at"
                 f" most {SOCKET_BYTES_MAX} bytes, relative to the directory of this file",
             )
         return
     if not _is_host_and_port(http.bind):
         problems.add(
             path,
-            f'{shown(http.bind)} is not a valid address such as "HOST:PORT", "unix:PATH", or ""'
+            f'{quote(http.bind)} is not a valid address such as "HOST:PORT", "unix:PATH", or ""'
             " to disable HTTP",
         )
 
@@ -235,7 +235,7 @@ def _is_host_and_port(bind: str) -> bool:
 def _check_console(console: Console, problems: Problems) -> None:
     path = ("console", "bind")
     if problems.ok(path) and not _is_host_and_port(console.bind):
-        problems.add(path, f'{shown(console.bind)} is not a valid address such as "HOST:PORT"')
+        problems.add(path, f'{quote(console.bind)} is not a valid address such as "HOST:PORT"')
     header, peers = ("console", "proxy_header"), ("console", "proxy_from")
     if problems.ok(header, peers) and (console.proxy_header is None) != (not console.proxy_from):
         there, missing = ("proxy_header", "proxy_from")[:: 1 if console.proxy_header else -1]
@@ -244,7 +244,7 @@ def _check_console(console: Console, problems: Problems) -> None:
         try:
             ipaddress.ip_network(peer)
         except ValueError as error:
-            problems.add(peers, f"{shown(peer)} is not a valid address or network ({error})")
+            problems.add(peers, f"{quote(peer)} is not a valid address or network ({error})")
 
 
 def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
@@ -254,7 +254,7 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
     if control.startswith(streams) or streams.startswith(control):
         problems.add(
             ("keys", "streams"),
-            f"{shown(keys.streams)} and keys.control overlap: neither may start with the other",
+            f"{quote(keys.streams)} and keys.control overlap: neither may start with the other",
         )
 
 
@@ -386,7 +386,7 @@ def warnings(settings: Settings) -> list[str]:
                 " the restart"
             )
         found += _of_breaker(consumer)
-    return found + exposed(settings)
+    return found + exposure_warnings(settings)
 
 
 def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, str]]:

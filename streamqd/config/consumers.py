@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, described, setting
+from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, describe, setting
 from streamqd.config.values import RATE_PATTERN, parse_rate
 from streamqd.model import (
     BATCHED,
@@ -86,9 +86,9 @@ class FloodGuard:
 class Consumer:
     """One handler that reads one topic as one group. These settings override @handler."""
 
-    topic: str = field(metadata=described("Topic to read.", shape=NAMED))
+    topic: str = field(metadata=describe("Topic to read.", shape=NAMED))
     group: str = field(
-        metadata=described(
+        metadata=describe(
             "Name of the group. Each group receives every message of the topic.", shape=NAMED
         )
     )

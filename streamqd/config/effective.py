@@ -21,7 +21,7 @@ _APART = frozenset({"partitions", "retention"})
 Section = TypeVar("Section", Topic, Retention)
 
 
-def registered(topic: Topic) -> dict[str, Any]:
+def registered_settings(topic: Topic) -> dict[str, Any]:
     """Return the settings to store when the topic is created, without defaults of `retention`."""
     default = Retention()
     retention = {
@@ -43,11 +43,11 @@ def effective(topic: Topic, stored: Mapping[str, Any]) -> Topic:
     Invalid registered settings are ignored: a later version or a manual edit may have written them.
     """
     bounds = stored.get("retention")
-    retention = _filled(topic.retention, bounds if isinstance(bounds, Mapping) else {})
-    return dataclasses.replace(_filled(topic, stored), retention=retention)
+    retention = _fill_section(topic.retention, bounds if isinstance(bounds, Mapping) else {})
+    return dataclasses.replace(_fill_section(topic, stored), retention=retention)
 
 
-def _filled(section: Section, stored: Mapping[str, Any]) -> Section:
+def _fill_section(section: Section, stored: Mapping[str, Any]) -> Section:
     default = type(section)()
     found = {}
     for name, setting in settings_of(type(section)).items():

@@ -40,7 +40,7 @@ def redis_url(settings: Settings) -> str:
     return f"unix://{quote(str(socket_path(settings)))}"
 
 
-def resolved(settings: Settings) -> Settings:
+def resolve_url(settings: Settings) -> Settings:
     """Return the settings with `redis.url` replaced by `redis_url`."""
     return dataclasses.replace(
         settings, redis=dataclasses.replace(settings.redis, url=redis_url(settings))

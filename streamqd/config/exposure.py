@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
 # --- warnings -------------------------------------------------------------------------------------
 
 
-def exposed(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
+def exposure_warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return a warning for each allowed but risky exposure, as one sentence."""
     found = []
     if is_public(settings.http) and token_path(settings.http, environ) is None:

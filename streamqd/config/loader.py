@@ -62,7 +62,7 @@ def load(
     source = str(file) if file else "defaults"
     raw, lines = _read(Path(file)) if file else ({}, [])
     base_dir = Path(file).absolute().parent if file else Path.cwd()
-    return _loaded(raw, lines, source, base_dir, overrides, environ)
+    return _load(raw, lines, source, base_dir, overrides, environ)
 
 
 def load_given(
@@ -83,17 +83,18 @@ def load_given(
     if not isinstance(given, Mapping):
         kind = type(given).__name__
         raise ConfigError([f"{name} must be a path or a dictionary of sections, not {kind}"])
-    return _loaded(_copied(given), [], name, Path.cwd(), {}, environ)
+    return _load(_copy_table(given), [], name, Path.cwd(), {}, environ)
 
 
-def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table as dicts, because the environment is written into it."""
     return {
-        name: _copied(each) if isinstance(each, Mapping) else each for name, each in table.items()
+        name: _copy_table(value) if isinstance(value, Mapping) else value
+        for name, value in table.items()
     }
 
 
-def _loaded(
+def _load(
     raw: dict[str, Any],
     lines: Sequence[int],
     source: str,
@@ -159,7 +160,8 @@ def _build(
     sections["daemon"] = dataclasses.replace(daemon, state_dir=base_dir / daemon.state_dir)
     sections["http"] = _with_absolute_socket(sections["http"], base_dir)
     named = {
-        name: _named(name, cls, raw.get(name, {}), reader) for name, cls in NAMED_SECTIONS.items()
+        name: _read_named(name, cls, raw.get(name, {}), reader)
+        for name, cls in NAMED_SECTIONS.items()
     }
     consumers = _consumers(raw.get("consumers", []), reader, source, lines)
     return Settings(
@@ -181,7 +183,7 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
     return dataclasses.replace(http, bind=f"unix:{base_dir / http.bind.removeprefix('unix:')}")
 
 
-def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
+def _read_named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
     """Return the tables of a section with one table per topic."""
     if not isinstance(raw, Mapping):
         clause = f"must be a table [{section}.NAME] for each topic"
@@ -194,7 +196,7 @@ def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[st
             found[name] = reader.table(cls(), table, path)
         else:
             reader.problems.add(
-                path, f"{wording.shown(name)} is not a valid topic name ({NAME_HINT})"
+                path, f"{wording.quote(name)} is not a valid topic name ({NAME_HINT})"
             )
     return found
 
@@ -333,7 +335,7 @@ def declare_consumers(
             )
     consumers = []
     for index, consumer in enumerate(settings.consumers):
-        merged = _merged(consumer, found.pop(consumer.name, None))
+        merged = _merge_consumer(consumer, found.pop(consumer.name, None))
         consumers.append(merged)
         problems.places["consumers", index] = consumer.place_named
         check_consumer(merged, ("consumers", index), problems)
@@ -382,7 +384,7 @@ def _with_declared(
     return (*stated, *(each for _, each in added))
 
 
-def _merged(consumer: Consumer, declared: Consumer | None) -> Consumer:
+def _merge_consumer(consumer: Consumer, declared: Consumer | None) -> Consumer:
     if declared is None:
         return consumer
     under = {name: getattr(declared, name) for name in declared.stated - consumer.stated}

@@ -11,8 +11,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from streamqd.config import problems as wording
 from streamqd.config.problems import Problems
-from streamqd.config.secrets import credential, has_password, masked_url
-from streamqd.config.setting import NAMED, Seconds, Shape, described, setting, settings_of
+from streamqd.config.secrets import credential, has_password, mask_url
+from streamqd.config.setting import NAMED, Seconds, Shape, describe, setting, settings_of
 
 TABLE = "streamqd_outbox"
 TABLE_CHARS_MAX = 48  # with `_dead`, a name of PostgreSQL (63 bytes) and of MySQL (64 characters)
@@ -37,9 +37,9 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 class OutboxSettings:
     """An outbox table in your database, whose messages one instance sends to Redis."""
 
-    name: str = field(metadata=described("Name, unique on this Redis.", shape=NAMED))
+    name: str = field(metadata=describe("Name, unique on this Redis.", shape=NAMED))
     database: str = field(
-        metadata=described(
+        metadata=describe(
             'Address of the database: "postgresql://user@host/name", "mysql://user@host/name" or'
             ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that environment variable. A'
             " password in the URL is accepted only if only the owner may read this file.",
@@ -88,7 +88,7 @@ class OutboxSettings:
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in settings_of(type(self))}
-        stated["database"] = masked_url(self.database)
+        stated["database"] = mask_url(self.database)
         return f"OutboxSettings({', '.join(f'{name}={each!r}' for name, each in stated.items())})"
 
     def url(self, environ: Mapping[str, str] = os.environ) -> str:
@@ -228,7 +228,7 @@ def check_names(
         if other != at:
             problems.add(
                 (*path, "name"),
-                f"{wording.shown(outbox.name)} is already the name of outboxes[{other}]",
+                f"{wording.quote(outbox.name)} is already the name of outboxes[{other}]",
             )
         place = place_of(outbox, environ) or (outbox.database, outbox.table)
         other = first.setdefault(place, at)

@@ -55,7 +55,7 @@ class Problems:
             ),
             None,
         )
-        text = dotted(path)
+        text = format_path(path)
         return f"{text} ({origin})" if origin else text
 
     def raise_if_any(self, salvaged: object = None) -> None:
@@ -70,7 +70,7 @@ class Problems:
             raise error
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a dotted path: daemon.lease_ttl, consumers[0].group, topics."a.b".partitions."""
     text = ""
     for part in path:
@@ -91,7 +91,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def shown(value: object, *, secret: bool = False) -> str:
+def quote(value: object, *, secret: bool = False) -> str:
     """Return a value for a sentence: on one line, at most 60 characters, and never a secret."""
     if secret:
         return "the value"

@@ -43,7 +43,7 @@ class TableReader:
     ) -> dict[str, Any]:
         """Return the valid settings of the table by name."""
         if not isinstance(raw, Mapping):
-            clause = f"{wording.shown(raw)} is not a table [{wording.dotted(path)}]"
+            clause = f"{wording.quote(raw)} is not a table [{wording.format_path(path)}]"
             self.problems.add(path, clause)
             return {}
         known = settings_of(section)
@@ -62,7 +62,7 @@ class TableReader:
                 try:
                     given[name] = read_value(setting, value, self.base_dir)
                 except ValueError as error:
-                    shown = wording.shown(value, secret=setting.secret)
+                    shown = wording.quote(value, secret=setting.secret)
                     self.problems.add(here, f"{shown} {error}")
         return given
 
@@ -73,7 +73,7 @@ def unknown(
     """Return a clause for an unknown setting, with the most similar name or the right table."""
     meant = wording.nearest(name, known)
     if meant:
-        return f"unknown setting; did you mean {wording.dotted((*path, meant))}?"
+        return f"unknown setting; did you mean {wording.format_path((*path, meant))}?"
     plain = name.lower().replace("-", "_")
     homes = {f"[{title}]": cls for title, cls in SECTIONS.items()}
     homes |= {f"[{title}.NAME]": cls for title, cls in NAMED_SECTIONS.items()}
@@ -92,9 +92,9 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
         return None
     match setting.kind:
         case Kind.DURATION:
-            return _bounded(setting, parse_duration(value))
+            return _check_bounds(setting, parse_duration(value))
         case Kind.SIZE:
-            return _bounded(setting, parse_size(value))
+            return _check_bounds(setting, parse_size(value))
         case Kind.INTEGER | Kind.NUMBER:
             return _number(setting, value)
         case Kind.BOOLEAN:
@@ -137,7 +137,7 @@ def _number(setting: Setting, value: object) -> float:
     if not fits:
         kind, example = ("a number", 0.5) if setting.kind is Kind.NUMBER else ("an integer", 4)
         raise ValueError(f"must be {kind} without quotes, such as {example}")
-    number = _bounded(setting, value)
+    number = _check_bounds(setting, value)
     return float(number) if setting.kind is Kind.NUMBER else number
 
 
@@ -163,7 +163,7 @@ def _texts(setting: Setting, value: object) -> tuple[str, ...]:
     texts = [_class_name(item) if isinstance(item, type) else item for item in value]
     for text in texts:
         if not isinstance(text, str) or not setting.shape.pattern.fullmatch(text):
-            raise ValueError(f"contains {wording.shown(text)} ({setting.shape.hint})")
+            raise ValueError(f"contains {wording.quote(text)} ({setting.shape.hint})")
     return tuple(dict.fromkeys(texts))
 
 
@@ -183,7 +183,7 @@ def bounds(setting: Setting) -> tuple[float, float]:
     return setting.min or 0, limit if setting.max is None else setting.max
 
 
-def written(setting: Setting, number: float) -> str:
+def format_number(setting: Setting, number: float) -> str:
     """Return a number of this setting in TOML notation."""
     if setting.kind is Kind.DURATION:
         return f'"{format_duration(number)}"'
@@ -194,10 +194,10 @@ def written(setting: Setting, number: float) -> str:
     return str(int(number))
 
 
-def _bounded(setting: Setting, number: Any) -> Any:
+def _check_bounds(setting: Setting, number: Any) -> Any:
     low, high = bounds(setting)
     if number < low:
-        raise ValueError(f"is too small (minimum: {written(setting, low)})")
+        raise ValueError(f"is too small (minimum: {format_number(setting, low)})")
     if number > high:
-        raise ValueError(f"is too large (maximum: {written(setting, high)})")
+        raise ValueError(f"is too large (maximum: {format_number(setting, high)})")
     return number

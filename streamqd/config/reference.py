@@ -12,10 +12,10 @@ from typing import Any
 
 from streamqd.config.consumers import Consumer
 from streamqd.config.outboxes import OutboxSettings
-from streamqd.config.reading import bounds, written
+from streamqd.config.reading import bounds, format_number
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
-from streamqd.config.secrets import masked_url
+from streamqd.config.secrets import mask_url
 from streamqd.config.setting import NAME, Kind, Setting, settings_of
 from streamqd.config.values import (
     DURATION_PATTERN,
@@ -81,7 +81,9 @@ def _references(prefix: str, values: Any) -> Iterator[SettingReference]:
         value = getattr(values, name)
         keys = tuple(_references("", value)) if setting.table else ()
         default = "" if setting.required or keys else _toml(setting, value)
-        yield SettingReference(prefix + name, setting.doc + _allowed(setting), default, keys)
+        yield SettingReference(
+            prefix + name, setting.doc + _describe_allowed(setting), default, keys
+        )
 
 
 def _sections() -> Iterator[tuple[str, str, Any]]:
@@ -107,11 +109,11 @@ def _settings_lines(section: Any) -> list[str]:
     lines: list[str] = []
     for name, setting in settings_of(type(section)).items():
         value = getattr(section, name)
-        lines += ["", *_comment(_described(setting)), *_stated(name, setting, value)]
+        lines += ["", *_comment(_describe(setting)), *_setting_lines(name, setting, value)]
     return lines
 
 
-def _stated(name: str, setting: Setting, value: Any) -> list[str]:
+def _setting_lines(name: str, setting: Setting, value: Any) -> list[str]:
     """Return a setting's lines in the file. A table that is too wide has one line per key."""
     line = f"#{name} = {_toml(setting, value)}"
     if setting.table is None or len(line) <= _COLUMNS:
@@ -120,18 +122,18 @@ def _stated(name: str, setting: Setting, value: Any) -> list[str]:
     return [f"#{name}.{key} = {_toml(inner[key], getattr(value, key))}" for key in inner]
 
 
-def _described(setting: Setting) -> str:
+def _describe(setting: Setting) -> str:
     """Return the meaning and the valid values of a setting, and of the keys of a table."""
-    lines = [setting.doc + _allowed(setting)]
+    lines = [setting.doc + _describe_allowed(setting)]
     if setting.table is not None:
         for name, inner in settings_of(setting.table).items():
-            lines.append(f"  {name}: {inner.doc}{_allowed(inner)}")
+            lines.append(f"  {name}: {inner.doc}{_describe_allowed(inner)}")
     return "\n".join(lines)
 
 
-def _allowed(setting: Setting) -> str:
+def _describe_allowed(setting: Setting) -> str:
     if setting.choices:
-        return " One of " + ", ".join(f'"{each}"' for each in setting.choices) + "."
+        return " One of " + ", ".join(f'"{choice}"' for choice in setting.choices) + "."
     if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER, Kind.NUMBER):
         low, high = (_bound(setting, number) for number in bounds(setting))
         least = f" from {low}" if setting.min or setting.max is not None else ""
@@ -143,7 +145,7 @@ def _allowed(setting: Setting) -> str:
 def _bound(setting: Setting, number: float) -> str:
     if number == 0:
         return "0"
-    return f"{number:,}" if setting.kind is Kind.INTEGER else written(setting, number)
+    return f"{number:,}" if setting.kind is Kind.INTEGER else format_number(setting, number)
 
 
 def _doc_of(section: type) -> str:
@@ -184,7 +186,7 @@ def plain(setting: Setting, value: Any) -> Any:
         case Kind.TABLE:
             return _plain_table(value)
         case _:
-            return masked_url(value) if setting.secret else value
+            return mask_url(value) if setting.secret else value
 
 
 def _plain_table(section: Any) -> dict[str, Any]:
@@ -204,14 +206,14 @@ def _toml(setting: Setting, value: Any) -> str:
     return json.dumps(plain(setting, value), ensure_ascii=False)
 
 
-def shown(settings: Settings) -> dict[str, Any]:
+def as_document(settings: Settings) -> dict[str, Any]:
     """Return the effective settings for `config show`, as plain data with passwords masked."""
     document: dict[str, Any] = {name: _plain_table(getattr(settings, name)) for name in SECTIONS}
     for title in NAMED_SECTIONS:
         named = getattr(settings, title).items()
-        document[title] = {name: _plain_table(each) for name, each in named}
+        document[title] = {name: _plain_table(table) for name, table in named}
     for title in ("consumers", "schedules", "outboxes"):
-        document[title] = [_plain_table(each) for each in getattr(settings, title)]
+        document[title] = [_plain_table(table) for table in getattr(settings, title)]
     return document
 
 

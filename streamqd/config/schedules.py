@@ -11,7 +11,7 @@ from cronsim import CronSim, CronSimError
 
 from streamqd.config import problems as wording
 from streamqd.config.problems import Problems
-from streamqd.config.setting import NAMED, JsonText, Seconds, Shape, described, setting
+from streamqd.config.setting import NAMED, JsonText, Seconds, Shape, describe, setting
 
 ONCE, SKIP, ALL = "once", "skip", "all"
 PAYLOAD_BYTES_MAX = 64 << 10
@@ -36,8 +36,8 @@ class Schedule:
     Set exactly one of cron, every and at.
     """
 
-    name: str = field(metadata=described("Name, unique on this Redis.", shape=_NAME))
-    topic: str = field(metadata=described("Topic that the messages are sent to.", shape=NAMED))
+    name: str = field(metadata=describe("Name, unique on this Redis.", shape=_NAME))
+    topic: str = field(metadata=describe("Topic that the messages are sent to.", shape=NAMED))
     cron: str | None = setting(
         None,
         "A cron expression of five fields (minute, hour, day of the month, month, day of the week),"
@@ -141,7 +141,8 @@ def check_schedules(
         if other != path:
             problems.add(
                 (*path, "name"),
-                f"{wording.shown(schedule.name)} is already the name of {wording.dotted(other)}",
+                f"{wording.quote(schedule.name)} is already the name of"
+                f" {wording.format_path(other)}",
             )
         counts[schedule.topic] = counts.get(schedule.topic, 0) + 1
     for topic, number in counts.items():
@@ -159,7 +160,7 @@ def _cron_fault(cron: str | None) -> str:
     fields = len(cron.split())
     if fields != 5:
         return (
-            f"{wording.shown(cron)} has {fields} fields, but needs five (minute, hour, day of the"
+            f"{wording.quote(cron)} has {fields} fields, but needs five (minute, hour, day of the"
             " month, month, day of the week)"
         )
     hint = 'write a cron expression, such as "*/5 * * * *" or "30 2 * * MON-FRI"'
@@ -169,8 +170,8 @@ def _cron_fault(cron: str | None) -> str:
         found = next(CronSim(cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
     except (CronSimError, ValueError, AssertionError) as error:
         part = str(error).replace("Bad ", "")
-        return f"{wording.shown(cron)} is not a valid expression{part and f': bad {part}'} ({hint})"
-    return "" if found else f"{wording.shown(cron)} never occurs"
+        return f"{wording.quote(cron)} is not a valid expression{part and f': bad {part}'} ({hint})"
+    return "" if found else f"{wording.quote(cron)} never occurs"
 
 
 def _at_fault(at: str | None) -> str:
@@ -180,11 +181,11 @@ def _at_fault(at: str | None) -> str:
     try:
         instant = datetime.fromisoformat(at)
     except ValueError:
-        return f"{wording.shown(at)} is not a valid time ({hint})"
+        return f"{wording.quote(at)} is not a valid time ({hint})"
     if instant.tzinfo is None:
-        return f"{wording.shown(at)} has no offset from UTC ({hint})"
+        return f"{wording.quote(at)} has no offset from UTC ({hint})"
     if not 1970 < instant.year < 9000:
-        return f"{wording.shown(at)} is outside the years 1971 to 8999 ({hint})"
+        return f"{wording.quote(at)} is outside the years 1971 to 8999 ({hint})"
     return ""
 
 
@@ -211,7 +212,7 @@ def _zone_fault(schedule: Schedule) -> str:
         known = {name.lower(): name for name in zoneinfo.available_timezones()}
         meant = wording.nearest(schedule.timezone, known)
         hint = f'did you mean "{known[meant]}"?' if meant else 'write one such as "Europe/Berlin"'
-        return f"{wording.shown(schedule.timezone)} is not a time zone ({hint})"
+        return f"{wording.quote(schedule.timezone)} is not a time zone ({hint})"
     return ""
 
 

@@ -16,8 +16,8 @@ from streamqd.config.consumers import Consumer
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.schedules import Schedule
-from streamqd.config.secrets import masked_url
-from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, described, setting
+from streamqd.config.secrets import mask_url
+from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, describe, setting
 from streamqd.config.topics import Topic
 from streamqd.model import Backoff
 
@@ -107,7 +107,7 @@ class Redis:
 
     def __repr__(self) -> str:
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
-        shown["url"] = masked_url(self.url)
+        shown["url"] = mask_url(self.url)
         return f"Redis({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -117,7 +117,7 @@ class Daemon:
 
     instance: str = field(
         default_factory=socket.gethostname,
-        metadata=described(
+        metadata=describe(
             "Name of this instance, unique in the fleet. Empty means the host name.",
             empty_is_default=True,
             shape=NAMED,

@@ -16,24 +16,24 @@ _PARAMETER_IN_TEXT = re.compile(r"([?&]password=)[^&\s]*", re.IGNORECASE)
 _PARAMETER = re.compile(r"([?&]password=)[^&]*", re.IGNORECASE)
 
 
-def masked(text: str) -> str:
+def mask_passwords(text: str) -> str:
     """Return the text with the passwords of its URLs masked, even in invalid URLs.
 
-    A URL is assumed to reach to the next space. For a value that is a URL, use `masked_url`.
+    A URL is assumed to reach to the next space. For a value that is a URL, use `mask_url`.
     """
     if "://" not in text and "password=" not in text.lower():
         return text
     return _PARAMETER_IN_TEXT.sub(r"\1***", _IN_TEXT.sub(r"\1:***@", text))
 
 
-def masked_url(url: str) -> str:
+def mask_url(url: str) -> str:
     """Return the URL with its password masked. User name and password may be unencoded."""
-    return _replaced(url, ":***", r"\1***")
+    return _replace_password(url, ":***", r"\1***")
 
 
 def has_password(url: str) -> bool:
     """Return True if the URL contains a password."""
-    return masked_url(url) != url
+    return mask_url(url) != url
 
 
 def scrub(environ: MutableMapping[str, str]) -> None:
@@ -44,10 +44,10 @@ def scrub(environ: MutableMapping[str, str]) -> None:
     environ.pop(_STORE_OPTIONS, None)
     for name, text in list(environ.items()):
         if name.startswith(_OURS) and has_password(text):
-            environ[name] = _replaced(text, "", "")
+            environ[name] = _replace_password(text, "", "")
 
 
-def _replaced(url: str, password: str, parameter: str) -> str:
+def _replace_password(url: str, password: str, parameter: str) -> str:
     """Return the URL with replacements for `:PASSWORD` before the host and for the parameter.
 
     Everything up to the last @ counts as user and password, to hide too much rather than too

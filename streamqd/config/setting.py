@@ -88,14 +88,14 @@ class Setting:
     table: type | None = None  # Kind.TABLE: the dataclass of its keys
 
 
-def described(doc: str, **rest: Any) -> dict[str, Setting]:
+def describe(doc: str, **rest: Any) -> dict[str, Setting]:
     """Return the metadata of a dataclass field that is a setting."""
     return {"setting": Setting(doc, **rest)}
 
 
 def setting(default: Any, doc: str, **rest: Any) -> Any:
     """Return a dataclass field that is a setting. `rest` are fields of `Setting`."""
-    return field(default=default, metadata=described(doc, **rest))
+    return field(default=default, metadata=describe(doc, **rest))
 
 
 _DELAY_MAX = 30 * 86_400.0
@@ -126,13 +126,13 @@ def _described_by(section: type) -> dict[str, Setting]:
         return _BACKOFF
     hints = get_type_hints(section, include_extras=True)
     return {
-        each.name: _completed(each, hints[each.name])
+        each.name: _complete_setting(each, hints[each.name])
         for each in dataclasses.fields(section)
         if "setting" in each.metadata
     }
 
 
-def _completed(of: dataclasses.Field[Any], hint: Any) -> Setting:
+def _complete_setting(of: dataclasses.Field[Any], hint: Any) -> Setting:
     """Return the setting with its notation, and if it is optional or required, from its field."""
     union = get_origin(hint) is not Annotated and NoneType in get_args(hint)
     if union:

@@ -129,7 +129,7 @@ class Backend:
 
     def _new_desk(self) -> Desk:
         # Resolved here, because an embedded server may start after the console.
-        settings = config.resolved(self._settings)
+        settings = config.resolve_url(self._settings)
         keys, daemon = settings.keys, settings.daemon
         link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
         store = Store(link, Keys(keys.control, keys.streams))

@@ -106,7 +106,7 @@ class StreamqdBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        result = dataclasses.replace(result, id=self._sent(result))
+        result = dataclasses.replace(result, id=self._send(result))
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -124,7 +124,7 @@ class StreamqdBackend(BaseTaskBackend):
         text = f"TASKS[{self.alias!r}] sends to the outbox, and {APP!r} is not installed."
         return [checks.Error(text, hint=hint, id="streamqd.E001")]
 
-    def _sent(self, result: TaskResult[..., Any]) -> str:
+    def _send(self, result: TaskResult[..., Any]) -> str:
         """Send the message of a task, and return its ID."""
         task = result.task
         topic, at = self._topic(task.queue_name), _instant(task.run_after)

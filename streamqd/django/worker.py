@@ -62,9 +62,9 @@ def run_task(msg: Message) -> None:
     try:
         task.call(*context, *call.args, **call.kwargs)
     except BaseException as error:
-        task_finished.send(backend, task_result=_failed(result, error))
+        task_finished.send(backend, task_result=_mark_failed(result, error))
         raise
-    task_finished.send(backend, task_result=_finished(result, TaskResultStatus.SUCCESSFUL))
+    task_finished.send(backend, task_result=_mark_finished(result, TaskResultStatus.SUCCESSFUL))
 
 
 def _call_of(msg: Message) -> _Call:
@@ -116,15 +116,15 @@ def _running(msg: Message, task: Task[..., Any], call: _Call) -> TaskResult[...,
     )
 
 
-def _finished(result: TaskResult[..., Any], status: TaskResultStatus) -> TaskResult[..., Any]:
+def _mark_finished(result: TaskResult[..., Any], status: TaskResultStatus) -> TaskResult[..., Any]:
     return dataclasses.replace(result, status=status, finished_at=timezone.now())
 
 
-def _failed(result: TaskResult[..., Any], error: BaseException) -> TaskResult[..., Any]:
+def _mark_failed(result: TaskResult[..., Any], error: BaseException) -> TaskResult[..., Any]:
     kind = type(error)
     text = "".join(traceback.format_exception(error))
     path = f"{kind.__module__}.{kind.__qualname__}"
-    failed = _finished(result, TaskResultStatus.FAILED)
+    failed = _mark_finished(result, TaskResultStatus.FAILED)
     return dataclasses.replace(
         failed, errors=[TaskError(exception_class_path=path, traceback=text)]
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
-from streamqd.config import masked
+from streamqd.config import mask_passwords
 from streamqd.handlers.verdicts import AFTER_MAX, Dead, Release, Retry, SoftTimeout, Undecodable
 from streamqd.model import DeadAsked, Failed, Outcome, ReleaseAsked, RetryAsked
 from streamqd.policy.fingerprint import fingerprint as fingerprint_of
@@ -121,7 +121,7 @@ class Description:
     def text(self) -> str:
         """Return the exception's text, with passwords masked."""
         message, _ = self._message = self._message or _message_of(self._error)
-        return masked(message[:MESSAGE_CHARS_MAX])
+        return mask_passwords(message[:MESSAGE_CHARS_MAX])
 
     def place(self) -> str:
         """Return the innermost line of the user's own code, such as `shop.py:41`.
@@ -235,7 +235,7 @@ def _traceback(error: BaseException, seen: _Seen, message: str) -> str:
     if len(text) > TRACEBACK_BYTES_MAX:
         half = TRACEBACK_BYTES_MAX // 2 - 20
         text = f"{text[:half]}\n… cut …\n{text[-half:]}"
-    return masked(text)
+    return mask_passwords(text)
 
 
 def _end(error: BaseException, message: str) -> str:

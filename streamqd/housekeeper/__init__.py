@@ -130,13 +130,16 @@ class Housekeeper:
 
         def promote_retries() -> float:
             return retries.turn(
-                lambda: {assignment: slot.next_due_unix_ms for slot, assignment in view.owned()}
+                lambda: {
+                    assignment: slot.next_due_unix_ms for slot, assignment in view.owned_slots()
+                }
             )
 
         def promote_delayed() -> float:
             return sends.turn(
                 lambda: {
-                    (assignment.topic, assignment.partition): 0 for _, assignment in view.owned()
+                    (assignment.topic, assignment.partition): 0
+                    for _, assignment in view.owned_slots()
                 }
             )
 
@@ -144,7 +147,7 @@ class Housekeeper:
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
-            Task("listen", LISTENER_INTERVAL_SECONDS, lambda: listener.run(view.owned())),
+            Task("listen", LISTENER_INTERVAL_SECONDS, lambda: listener.run(view.owned_slots())),
             # These tasks return when they are due again, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_delayed", 2.0, promote_delayed),
@@ -156,7 +159,7 @@ class Housekeeper:
             Task("trim", 5.0, trimmer.run),
             Task("expire_dead_letters", 30.0, expirer.run),
             Task("load_scripts", 2.0, ScriptLoader(store.connection).run),
-            Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
+            Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned_slots())),
             *self._chosen_tasks(),
         ]
 
@@ -204,7 +207,7 @@ class Housekeeper:
 
     def _look(self) -> None:
         """Record the assignments that this instance owns, and the running workers."""
-        slots = self.view.owned()
+        slots = self.view.owned_slots()
         owned = [assignment for _, assignment in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)

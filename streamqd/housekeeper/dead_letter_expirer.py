@@ -46,7 +46,9 @@ class DeadLetterExpirer:
         return self._turns.run()
 
     def _steps(self) -> Steps:
-        places = {(assignment.topic, assignment.partition) for _, assignment in self._view.owned()}
+        places = {
+            (assignment.topic, assignment.partition) for _, assignment in self._view.owned_slots()
+        }
         self._topics.refresh({topic for topic, _ in places})
         waiting = sorted(place for place in places if self._expires(place[0]))
         refusals = Refusals()

@@ -44,7 +44,7 @@ def measure(
     The figures are as old as the start of the measurement.
     """
     began = now_ns()
-    assignments = [assignment for _, assignment in view.owned()]
+    assignments = [assignment for _, assignment in view.owned_slots()]
     places = sorted({(assignment.topic, assignment.partition) for assignment in assignments})
     refusals = Refusals()
     partitions = yield from _each(

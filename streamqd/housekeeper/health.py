@@ -41,7 +41,7 @@ def ready(view: MetricsView) -> list[str]:
         reasons.append("the daemon is draining")
     if InstanceFlags.REDIS_OK not in flags or not view.redis_up:
         reasons.append("Redis does not answer")
-    owned = list(view.owned())
+    owned = list(view.owned_slots())
     if not owned and InstanceFlags.STANDBY not in flags:
         reasons.append("this instance owns no partition, and some have no owner")
     if owned and all(slot.state == WorkerState.BROKEN for slot, _ in owned):

@@ -49,7 +49,7 @@ class HistoryWriter:
         self._handlers = {
             (each.topic, each.assignment_group): each.handler for each in settings.consumers
         }
-        self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.named()}
+        self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.assigned_slots()}
         self._ever_added: dict[
             Assignment, int
         ] = {}  # last measured number of messages ever written
@@ -77,7 +77,7 @@ class HistoryWriter:
         slots = dict(self._slots)
         measured: Counter[tuple[str, str]] = Counter()
         assignments: list[HistoryRow] = []
-        for slot, assignment in view.named():
+        for slot, assignment in view.assigned_slots():
             handler = self._handlers.get((assignment.topic, assignment.group), "")[:HANDLER_MAX]
             row = HistoryRow(assignment.topic, assignment.group, assignment.partition, handler)
             self._isolate(assignment, self._count, row, slot, slots)
@@ -107,7 +107,7 @@ class HistoryWriter:
     def _look(self) -> None:
         """Count the messages written to the owned partitions since the last call."""
         before, self._ever_added = self._ever_added, {}
-        for _, assignment in self._view.owned():
+        for _, assignment in self._view.owned_slots():
             partition = self._view.partitions.get((assignment.topic, assignment.partition))
             if partition is not None:
                 added = self._ever_added[assignment] = partition.added

@@ -156,7 +156,7 @@ class Pace:
             }
             self.lag.observe(lags, now)
         now = now_ns()
-        for slot, assignment in view.named():
+        for slot, assignment in view.assigned_slots():
             self._isolate(assignment, self._observe_latency, slot, now)
 
     def _observe_latency(self, slot: WorkerSlot, now: int) -> None:

@@ -64,7 +64,9 @@ class Scheduler:
         return self._firer.turn() if self._declared else None
 
     def _owned(self) -> set[TopicPartition]:
-        return {(assignment.topic, assignment.partition) for _, assignment in self._view.owned()}
+        return {
+            (assignment.topic, assignment.partition) for _, assignment in self._view.owned_slots()
+        }
 
     def _note(self, outcome: Outcome) -> None:
         topic = outcome.place[0]

@@ -44,11 +44,11 @@ def routes(settings: Settings, view: MetricsView, summary: Summary) -> dict[str,
         return HttpResponse(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
     pages: dict[str, Route] = {
-        "/": access.guarded(front),
-        "/status": access.guarded(status),
-        "/metrics": access.guarded(metrics),
+        "/": access.require_token(front),
+        "/status": access.require_token(status),
+        "/metrics": access.require_token(metrics),
         "/livez": lambda asked: access.health(asked, health.live(view)),
         "/readyz": lambda asked: access.health(asked, health.ready(view)),
         "/startupz": lambda asked: access.health(asked, health.started(view)),
     }
-    return {path: access.addressed(route) for path, route in pages.items()}
+    return {path: access.require_host(route) for path, route in pages.items()}

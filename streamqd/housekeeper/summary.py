@@ -46,7 +46,7 @@ class Rates:
     def observe(self, view: MetricsView) -> None:
         """Sample the current counters of every slot."""
         now = now_ns()
-        for slot, assignment in view.named():
+        for slot, assignment in view.assigned_slots():
             self._isolate(assignment, self._take, slot, now)
 
     def _take(self, slot: WorkerSlot, now: int) -> None:
@@ -104,7 +104,7 @@ class Summary:
         board = view.board
         shown = [
             self._isolate(assignment, self._assignment, slot, assignment)
-            for slot, assignment in view.named()
+            for slot, assignment in view.assigned_slots()
             if slot.owned or slot.state in (WorkerState.BROKEN, WorkerState.FAILED)
         ]
         assignments = [each for each in shown if each is not None]

@@ -64,7 +64,7 @@ class Trimmer:
             self._view.held = dict(self._held)
 
     def _steps(self) -> Steps:
-        owned = [assignment for _, assignment in self._view.owned()]
+        owned = [assignment for _, assignment in self._view.owned_slots()]
         self._topics.refresh({*self._configured, *(assignment.topic for assignment in owned)})
         places = self._places(owned)
         self._held = {place: held for place, held in self._held.items() if place in places}

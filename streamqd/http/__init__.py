@@ -117,7 +117,7 @@ class HttpServer:
                 break
             except (OSError, OverflowError) as error:
                 if not self._failures:
-                    address = shown(self._address)
+                    address = format_address(self._address)
                     logs.event(
                         "http.unavailable", logging.WARNING, address=address, error=str(error)
                     )
@@ -126,7 +126,7 @@ class HttpServer:
             await asyncio.sleep(wait)
         unix = isinstance(self._address, Path)
         self.bound = self._address if unix else listener.getsockname()[:2]
-        logs.event("http.listening", address=shown(self.bound))
+        logs.event("http.listening", address=format_address(self.bound))
         self.listening.set()
         return listener
 
@@ -254,9 +254,9 @@ def fault_of(address: Address) -> str | None:
             _listen(address).close()
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            return f"{shown(address)} is in use by another process"
+            return f"{format_address(address)} is in use by another process"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return f"cannot listen on {shown(address)}: {reason}"
+        return f"cannot listen on {format_address(address)}: {reason}"
     return None
 
 
@@ -284,7 +284,7 @@ def _is_stale(path: Path) -> bool:
     return False
 
 
-def shown(address: Address) -> str:
+def format_address(address: Address) -> str:
     """Return the address as text, such as `http://127.0.0.1:9464`."""
     if isinstance(address, Path):
         return f"unix:{address}"

@@ -33,7 +33,7 @@ class Access:
         anyone = self._discreet or isinstance(http.address, Path)
         self._hosts = None if anyone else {"localhost", *map(str.lower, http.hosts)}
 
-    def addressed(self, route: Route) -> Route:
+    def require_host(self, route: Route) -> Route:
         """Return a route that answers 421 Misdirected Request unless a request names this host."""
 
         def answer(request: HttpRequest) -> HttpResponse:
@@ -59,7 +59,7 @@ class Access:
             return name.lower().removesuffix(".") in self._hosts
         return True
 
-    def guarded(self, route: Route) -> Route:
+    def require_token(self, route: Route) -> Route:
         """Return the route, for clients with the token if one is configured."""
 
         def answer(request: HttpRequest) -> HttpResponse:

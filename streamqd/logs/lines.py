@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Mapping
 
-from streamqd.config import masked
+from streamqd.config import mask_passwords
 from streamqd.logs.records import CONTEXT
 from streamqd.model import Assignment
 from streamqd.words import HIDDEN, harmless
@@ -161,12 +161,12 @@ def _traceback(record: logging.LogRecord) -> str:
     else:
         lines = getattr(record, "trace", "").rstrip("\n")
     # The end names the exception and the innermost frames, so a long traceback keeps its end.
-    return masked(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
+    return mask_passwords(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
 
 
 def _cut(text: str, limit: int) -> str:
     """Shorten a text, and hide passwords in the URLs that it quotes."""
-    return masked(text if len(text) <= limit else text[:limit] + "…")
+    return mask_passwords(text if len(text) <= limit else text[:limit] + "…")
 
 
 def _stamp(created: float, pattern: str) -> str:

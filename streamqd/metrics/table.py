@@ -73,21 +73,25 @@ def _slots(read: Callable[[WorkerSlot], float]) -> Source:
     """Return a value of every assignment that this instance owns or has owned."""
     return Source(
         ASSIGNMENT,
-        lambda view: ((_labels(view, assignment), read(slot)) for slot, assignment in view.named()),
+        lambda view: (
+            (_labels(view, assignment), read(slot)) for slot, assignment in view.assigned_slots()
+        ),
     )
 
 
-def _owned(read: Callable[[WorkerSlot], float]) -> Source:
+def _per_assignment(read: Callable[[WorkerSlot], float]) -> Source:
     """Return a value of every assignment that this instance owns."""
     return Source(
         ASSIGNMENT,
-        lambda view: ((_labels(view, assignment), read(slot)) for slot, assignment in view.owned()),
+        lambda view: (
+            (_labels(view, assignment), read(slot)) for slot, assignment in view.owned_slots()
+        ),
     )
 
 
 def _waits(read: Callable[[Waiting], float]) -> Source:
     """Return a figure of the waiting worker of each owned assignment, 0 without a worker."""
-    return _owned(lambda slot: read(waiting(slot)))
+    return _per_assignment(lambda slot: read(waiting(slot)))
 
 
 def _slot(name: str) -> Source:
@@ -160,7 +164,7 @@ def _thousandths(name: str, labels: Labels) -> Source:
 def _histogram(name: str, bounds: Sequence[float] = _RUN_BOUNDS) -> Source:
     def read(view: MetricsView) -> Histograms:
         merged: dict[Labels, tuple[Sequence[float], list[int], float]] = {}
-        for slot, assignment in view.named():
+        for slot, assignment in view.assigned_slots():
             labels = (assignment.topic, assignment.group, view.instance)
             counts, seconds = slot.histogram(name)
             if labels in merged:
@@ -174,7 +178,7 @@ def _histogram(name: str, bounds: Sequence[float] = _RUN_BOUNDS) -> Source:
 
 
 def _failures(view: MetricsView) -> Values:
-    for slot, assignment in view.named():
+    for slot, assignment in view.assigned_slots():
         timeouts = slot.counter("timeouts")
         yield (*_labels(view, assignment), "error"), slot.counter("failed") - timeouts
         yield (*_labels(view, assignment), "timeout"), timeouts
@@ -187,7 +191,7 @@ def _moves(view: MetricsView) -> Values:
 
 def _partitions_owned(view: MetricsView) -> Values:
     counts = dict.fromkeys(view.consumers, 0)
-    for _, assignment in view.owned():
+    for _, assignment in view.owned_slots():
         counts[assignment.topic, assignment.group] = (
             counts.get((assignment.topic, assignment.group), 0) + 1
         )
@@ -207,14 +211,14 @@ def _trim_floor(figures: PartitionFigures) -> float | None:
     return unix_ms(figures.trimmed_to) / 1000 if figures.trimmed_to else None
 
 
-def _held(view: MetricsView) -> Values:
+def _held_seconds(view: MetricsView) -> Values:
     for (topic, partition), (holder, since) in view.held.items():
         yield (topic, str(partition), holder), view.age(since)
 
 
-def _limited(view: MetricsView) -> Values:
+def _rate_limits(view: MetricsView) -> Values:
     """Return the rate limit of every owned assignment that has one."""
-    return (each for each in _owned(lambda slot: slot.rate_micro / 1e6).read(view) if each[1])
+    return (row for row in _per_assignment(lambda slot: slot.rate_micro / 1e6).read(view) if row[1])
 
 
 def _build(_view: MetricsView) -> Values:
@@ -413,7 +417,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "retention_held_seconds",
-        Source(GROUP, _held),
+        Source(GROUP, _held_seconds),
         "Age of the oldest entry past the retention limit that is still needed by a group, or by"
         " @archive (label group). Absent while no entry is held.",
     ),
@@ -447,16 +451,18 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "in_flight",
-        _owned(lambda slot: slot.unfinished),
+        _per_assignment(lambda slot: slot.unfinished),
         "Fetched entries whose handler has not finished.",
     ),
     _gauge(
         "longest_run_seconds",
-        _owned(_longest_run),
+        _per_assignment(_longest_run),
         "Run time so far of the message that has been running longest.",
     ),
-    _gauge("epoch", _owned(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."),
-    _gauge("worker_up", _owned(_up), "1 while the worker of an owned partition is ready."),
+    _gauge(
+        "epoch", _per_assignment(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."
+    ),
+    _gauge("worker_up", _per_assignment(_up), "1 while the worker of an owned partition is ready."),
     _gauge(
         "worker_crash_loop",
         _slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
@@ -464,7 +470,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "worker_resident_memory_bytes",
-        _owned(lambda slot: slot.rss),
+        _per_assignment(lambda slot: slot.rss),
         "The worker's resident memory.",
     ),
     _gauge(
@@ -513,7 +519,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "partition_paused",
-        _owned(lambda slot: float(slot.command == WorkerCommand.PAUSE)),
+        _per_assignment(lambda slot: float(slot.command == WorkerCommand.PAUSE)),
         "1 while a signal or a directive pauses the worker of an owned partition.",
     ),
     _gauge(
@@ -549,7 +555,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "rate_limit",
-        Source(ASSIGNMENT, _limited),
+        Source(ASSIGNMENT, _rate_limits),
         "Runs per second that may start in the partition. Absent without a limit.",
     ),
     _counter(

@@ -41,12 +41,12 @@ class MetricsView:
     measured_ns: int = 0  # our clock at the last measurement, 0 = none yet
     redis_up: bool = False
 
-    def owned(self) -> list[tuple[WorkerSlot, Assignment]]:
+    def owned_slots(self) -> list[tuple[WorkerSlot, Assignment]]:
         """Return the slots whose assignments this instance owns."""
         slots = [slot for slot in self.board.slots() if slot.owned]
         return [(slot, assignment) for slot in slots if (assignment := slot.assignment) is not None]
 
-    def named(self) -> Iterator[tuple[WorkerSlot, Assignment]]:
+    def assigned_slots(self) -> Iterator[tuple[WorkerSlot, Assignment]]:
         """Yield the slots of all assignments that this instance owns or has owned."""
         for slot in self.board.slots():
             assignment = slot.assignment

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote
 
 from streamqd import extras
 from streamqd.config.outboxes import split
-from streamqd.config.secrets import masked
+from streamqd.config.secrets import mask_passwords
 from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
 from streamqd.words import harmless
@@ -67,7 +67,7 @@ def text_of(error: Exception) -> str:
     """Return the text of a driver's error on one line, with passwords masked."""
     detail = error.args[1] if len(error.args) == 2 else error  # MySQL: a number and a text
     line = " ".join(str(detail).split())
-    return masked(harmless(line[:ERROR_CHARS_MAX]))
+    return mask_passwords(harmless(line[:ERROR_CHARS_MAX]))
 
 
 def _missing(what: str, package: str, error: ImportError) -> DatabaseResponseError:

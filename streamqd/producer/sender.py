@@ -113,7 +113,7 @@ class Sender:
             settings = config.Settings() if url is not None else config.load(config.find())
         if url is not None:
             settings = replace(settings, redis=replace(settings.redis, url=url))
-        self.settings = settings = config.resolved(settings)
+        self.settings = settings = config.resolve_url(settings)
         self._backlog_wait: float = options["backlog_wait"]
         self._max_backlog: int | None = options["max_backlog"]
         self._window: float = options["dedup_window"]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from streamqd.config.archive_store import is_secret
-from streamqd.config.secrets import masked
+from streamqd.config.secrets import mask_passwords
 from streamqd.errors import InvalidRequestError, RequestRefusedError, SparkError, StreamqdError
 from streamqd.paths import below, local_folder, store_url
 
@@ -408,7 +408,7 @@ class BucketFolder:
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _SECRET_MIN:
                 text = text.replace(value, "***")
-        return masked(text)  # the address of an endpoint or a proxy
+        return mask_passwords(text)  # the address of an endpoint or a proxy
 
     def cause(self, error: Exception) -> Exception | None:  # noqa: ARG002
         return None  # Spark writes the texts of all causes into its logs

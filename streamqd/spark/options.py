@@ -220,7 +220,7 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
 
 def of_settings(settings: config.Settings) -> dict[str, str]:
     """Return the options that connect like a configuration."""
-    redis = config.resolved(settings).redis
+    redis = config.resolve_url(settings).redis
     found = {"url": redis.url} | {name: getattr(redis, own) for name, own in _LOGIN.items()}
     found |= {"controlPrefix": settings.keys.control, "streamPrefix": settings.keys.streams}
     return {name: str(value) for name, value in found.items() if value}

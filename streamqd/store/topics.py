@@ -58,7 +58,7 @@ def creation(keys: Keys, name: str, topic: Topic) -> Call:
         keys,
         (name,),
         count=topic.partitions,
-        settings=_packed(config.registered(topic)),
+        settings=_packed(config.registered_settings(topic)),
         streams=[keys.stream(name, number) for number in range(topic.partitions)],
     )
 

@@ -69,7 +69,7 @@ def run(
             # Do not start and log a server only to stop it again.
             raise StartupError(EXIT_CONFIG, prepared.problems)
         embedded = startup.start_embedded(settings)
-        settings = config.resolved(settings)
+        settings = config.resolve_url(settings)
         settings, partitions = startup.begin(
             settings, chosen, interrupted=signals.stop_waits, prepared=prepared
         )

@@ -218,8 +218,8 @@ def test_reclaimer_flags_idle_entries_of_other_clients_once(
     harness.fetch(consumer="by-hand", stream=key)
     before = harness.dump()
 
-    wait_until(lambda: reclaimer.run(view.owned()) or slot.reclaim_requested)
-    reclaimer.run(view.owned())
+    wait_until(lambda: reclaimer.run(view.owned_slots()) or slot.reclaim_requested)
+    reclaimer.run(view.owned_slots())
     assert slot.reclaim_requested == slot.reclaim_done + 1
     assert [line["consumer_name"] for line in lines.named("reclaim.requested")] == ["by-hand"]
     assert harness.dump().keys() == before.keys()
@@ -228,7 +228,7 @@ def test_reclaimer_flags_idle_entries_of_other_clients_once(
     )
 
     slot.reclaim_done = slot.reclaim_requested
-    reclaimer.run(view.owned())
+    reclaimer.run(view.owned_slots())
     assert slot.reclaim_requested == slot.reclaim_done + 1, "still there: asked for again"
 
 
@@ -239,10 +239,10 @@ def test_reclaimer_ignores_own_and_fresh_entries(
     harness.add("2-0")
     harness.fetch(consumer="by-hand")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
-    Reclaimer(harness.store, [patient]).run(view.owned())
+    Reclaimer(harness.store, [patient]).run(view.owned_slots())
     harness.do("XACK", harness.stream, ASSIGNMENT.group, "2-0")
     eager = replace(patient, reclaim_idle=0.0)
-    Reclaimer(harness.store, [eager]).run(view.owned())
+    Reclaimer(harness.store, [eager]).run(view.owned_slots())
     assert slot.reclaim_requested == 0
 
 
@@ -252,10 +252,10 @@ def test_reclaimer_flags_ownerless_entries_immediately(
     """XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
     harness.pending("1-0")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
-    Reclaimer(harness.store, [patient]).run(view.owned())
+    Reclaimer(harness.store, [patient]).run(view.owned_slots())
     assert slot.reclaim_requested == 0
     harness.do("XCLAIM", harness.stream, ASSIGNMENT.group, "", 0, "1-0", "JUSTID")
-    Reclaimer(harness.store, [patient]).run(view.owned())
+    Reclaimer(harness.store, [patient]).run(view.owned_slots())
     assert slot.reclaim_requested == 1
 
 
@@ -277,7 +277,7 @@ def test_reclaimer_continues_after_a_missing_group(
     harness.groups()
     harness.add("1-0")
     harness.fetch(consumer="by-hand")
-    wait_until(lambda: reclaimer.run(view.owned()) or slot.reclaim_requested)
+    wait_until(lambda: reclaimer.run(view.owned_slots()) or slot.reclaim_requested)
     assert other.reclaim_requested == 0
 
 

@@ -328,31 +328,31 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
     looks = Reclaimer(Store(counted, foreign.keys), [consumer])
     slot = view.board.slots()[0]
     last = f"1-{3 * reclaimer.PAGE + 1}"
-    summaries = 2 * len(list(view.owned()))  # of both streams of each partition, once
+    summaries = 2 * len(list(view.owned_slots()))  # of both streams of each partition, once
     for page in range(4):  # the first page and three more
         with meter.measuring() as cost:
-            sooner = looks.run(view.owned())
+            sooner = looks.run(view.owned_slots())
         assert cost.commands["xpending"] == 1 + (0 if page else summaries)
     assert (sooner, slot.reclaim_requested) == (None, 0), "nothing is idle"
 
     foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, last, "IDLE", 700_000, "JUSTID")
     for _ in range(3):
-        assert looks.run(view.owned()) == NEXT_PAGE_SECONDS
+        assert looks.run(view.owned_slots()) == NEXT_PAGE_SECONDS
         assert slot.reclaim_requested == 0
-    assert looks.run(view.owned()) is None
+    assert looks.run(view.owned_slots()) is None
     assert slot.reclaim_requested == 1
     with meter.measuring() as cost:
-        looks.run(view.owned())
+        looks.run(view.owned_slots())
     assert cost.commands["xpending"] == summaries, "no page, because the flag is enough"
 
 
 def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Harness, view: MetricsView) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.store, [consumer])
-    assert looks.run(view.owned()) == NEXT_PAGE_SECONDS
+    assert looks.run(view.owned_slots()) == NEXT_PAGE_SECONDS
     foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
     looks._list_at = 0.0  # a quarter of the idle time has passed
-    looks.run(view.owned())
+    looks.run(view.owned_slots())
     assert view.board.slots()[0].reclaim_requested == 1
 
 
@@ -367,5 +367,5 @@ def test_long_lists_are_read_in_turn(
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.store, [consumer])
     for _ in range(2):
-        assert looks.run(view.owned()) == NEXT_PAGE_SECONDS
+        assert looks.run(view.owned_slots()) == NEXT_PAGE_SECONDS
     assert view.board.slots()[1].reclaim_requested == 1

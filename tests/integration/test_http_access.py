@@ -26,7 +26,7 @@ def token(tmp_path: Path) -> Path:
 def serve(http: config.Http) -> HttpServer:
     access = Access(http)
     pages = {
-        "/metrics": access.guarded(lambda _: HttpResponse(200, b"figures")),
+        "/metrics": access.require_token(lambda _: HttpResponse(200, b"figures")),
         "/readyz": lambda asked: access.health(asked, REASONS),
         "/livez": lambda asked: access.health(asked, []),
     }
@@ -109,14 +109,14 @@ def test_http_on_loopback_needs_no_token(bind: str) -> None:
     access = Access(config.Http(bind=bind))
     asked = HttpRequest("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body)["reasons"] == REASONS
-    assert access.guarded(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
+    assert access.require_token(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
 
 
 def test_http_public_health_endpoint_hides_reasons() -> None:
     access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
     asked = HttpRequest("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body) == {"ok": False}
-    assert access.guarded(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
+    assert access.require_token(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_http_public_health_endpoint_hides_reasons() -> None:
 def test_http_refuses_dns_rebinding(host: str, status: int) -> None:
     """Another site cannot read our pages through DNS rebinding."""
     access = Access(config.Http(hosts=("Metrics.Example.com",)))
-    page = access.addressed(lambda _: HttpResponse(200, b"figures"))
+    page = access.require_host(lambda _: HttpResponse(200, b"figures"))
     answer = page(HttpRequest("/metrics", {"host": host} if host else {}))
     assert answer.status == status
     assert (b"figures" in answer.body) == (status == 200)
@@ -146,5 +146,5 @@ def test_http_refuses_dns_rebinding(host: str, status: int) -> None:
 
 def test_http_public_address_accepts_every_host_name() -> None:
     access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
-    page = access.addressed(lambda _: HttpResponse(200, b"figures"))
+    page = access.require_host(lambda _: HttpResponse(200, b"figures"))
     assert page(HttpRequest("/metrics", {"host": "streamqd.svc.cluster.local"})).status == 200

@@ -122,7 +122,7 @@ def test_trimmer_reports_the_group_that_holds_entries(harness: Harness, view: Me
     write(harness, 500, first=501)
     trimmer.run()
     assert view.held
-    for slot, _ in view.owned():
+    for slot, _ in view.owned_slots():
         slot.owned = 0
     trimmer.run()
     assert view.held == {}, "a lost unit is shown by its new owner"
@@ -130,7 +130,7 @@ def test_trimmer_reports_the_group_that_holds_entries(harness: Harness, view: Me
 
 def test_a_topic_that_no_group_reads(harness: Harness, view: MetricsView) -> None:
     """Its partitions have no owner, so each instance with the topic in its file trims it."""
-    for slot, _ in view.owned():
+    for slot, _ in view.owned_slots():
         slot.owned = 0
     for number in range(3):
         key = harness.keys.stream("access", number)

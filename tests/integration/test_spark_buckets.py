@@ -498,7 +498,7 @@ def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> 
     assert settings.archive.pairs == {
         "aws_region": "eu-central-1", "aws_secret_access_key": "hush", "aws_allow_http": "true",
     }  # fmt: skip
-    assert "hush" not in json.dumps(config.shown(settings))
+    assert "hush" not in json.dumps(config.as_document(settings))
     for text, mode, said in (
         ('[archive]\noptions = "x"', 0o600, "archive.options: is not a table"),
         ("[archive.options]\na = []", 0o600, "archive.options: has a, which is not a string"),

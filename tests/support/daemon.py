@@ -95,7 +95,7 @@ class Daemon:
         }
         self.write_config()
         self.write_code(code or PAYLOAD_HANDLER.read_text())
-        found = config.resolved(config.load(self.config_path)).redis
+        found = config.resolve_url(config.load(self.config_path)).redis
         self.link = connect(replace(found, username=None), timeout=10.0, name="test:daemon")
         self._producer: Producer | None = None
         self._process: subprocess.Popen[bytes] | None = None

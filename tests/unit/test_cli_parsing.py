@@ -320,8 +320,8 @@ def test_config_show_prints_equivalent_toml(invoke: Invoke) -> None:
     Path("streamq.toml").write_text(GOOD)
     Path("shown.toml").write_text(invoke("config", "show").stdout)
 
-    first = config.shown(config.load("streamq.toml"))
-    second = config.shown(config.load("shown.toml"))
+    first = config.as_document(config.load("streamq.toml"))
+    second = config.as_document(config.load("shown.toml"))
 
     assert first == second
     assert tomllib.loads(Path("shown.toml").read_text())["topics"]["access"]["partitions"] == 2

@@ -724,7 +724,7 @@ def test_the_embedded_server_needs_no_credentials(place: Place) -> None:
 def test_the_embedded_url_is_a_socket_in_state_dir(place: Place) -> None:
     settings = place.load()
     assert config.redis_url(settings) == f"unix://{place.directory}/var/redis.sock"
-    assert config.resolved(settings).redis.url == config.redis_url(settings)
+    assert config.resolve_url(settings).redis.url == config.redis_url(settings)
     assert config.claim_socket_path(settings, NOTHING) == place.directory / "var/redis.sock"
     other = place.load('[redis]\nurl = "redis://localhost:1/2"')
     assert config.redis_url(other) == "redis://localhost:1/2"
@@ -800,7 +800,7 @@ def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
         prepare()
         with pytest.raises(RedisUnavailableError, match="no server has been started"):
-            config.resolved(settings)
+            config.resolve_url(settings)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
@@ -830,7 +830,7 @@ def test_impossible_state_dir_is_an_error(place: Place) -> None:
     ],
 )
 def test_masked_hides_passwords_in_urls(url: str, shown: str) -> None:
-    assert config.masked(url) == shown
+    assert config.mask_passwords(url) == shown
 
 
 LONG = "u" * 300
@@ -858,7 +858,7 @@ def test_no_password_of_a_url_is_shown_or_passed_on(
     """A space or a long user name hid the password from the check and from masking."""
     assert secrets.has_password(url)
     settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
-    assert config.shown(settings)["redis"]["url"] == shown
+    assert config.as_document(settings)["redis"]["url"] == shown
     assert shown in repr(settings.redis)
     environ = {"STREAMQ_REDIS__URL": url}
     secrets.scrub(environ)
@@ -867,7 +867,7 @@ def test_no_password_of_a_url_is_shown_or_passed_on(
 
 @pytest.mark.parametrize("url", ["redis://me@h/0", "unix:///a:b@c", "redis://h:1/0", "embedded:"])
 def test_url_without_a_password_is_unchanged(url: str) -> None:
-    assert secrets.masked_url(url) == url
+    assert secrets.mask_url(url) == url
     assert not secrets.has_password(url)
 
 

@@ -21,7 +21,7 @@ def test_registered_settings_restore_the_topic(tmp_path: Path) -> None:
         "[topics.access]\n"
         'retention = { max_age = "1h", max_bytes = "1MiB", ack_policy = "delete" }',
     )
-    stored = config.registered(stated)
+    stored = config.registered_settings(stated)
     assert stored["archive"] == "off"
     assert stored["retention"] == {"max_age": 3600.0, "max_bytes": 1 << 20, "ack_policy": "delete"}
     assert "partitions" not in stored

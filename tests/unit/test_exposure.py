@@ -176,7 +176,7 @@ def test_a_password_in_the_environment_is_warned_of(
 def test_no_text_takes_long_to_mask(text: str) -> None:
     """Without bounds in the pattern, masking would take minutes and the test would time out."""
     for each in (text, f"{text}://", f"password={text}"):
-        config.masked(each)
+        config.mask_passwords(each)
 
 
 # --- code -----------------------------------------------------------------------------------------

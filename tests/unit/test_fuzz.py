@@ -269,7 +269,7 @@ urls = st.one_of(
 def test_a_url_is_understood_or_refused(url: str) -> None:
     fault = url_fault(url)
     assert fault is None or fault
-    config.masked(url)
+    config.mask_passwords(url)
     repr(config.Redis(url=url))
     with suppress(ValueError):
         topology.parse(url)

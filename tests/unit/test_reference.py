@@ -105,7 +105,7 @@ def test_shown_configuration_loads_as_the_same_settings(tmp_path: Path) -> None:
         hard_timeout = 2.5
         """,
     )
-    shown = config.shown(settings)
+    shown = config.as_document(settings)
     assert shown["daemon"]["lease_ttl"] == "1m30s"
     retention = shown["topics"]["access"]["retention"]
     assert (retention["max_age"], retention["max_length"]) == ("1h", "none")
@@ -132,7 +132,7 @@ def as_toml(document: dict[str, object]) -> str:
 def test_no_password_is_shown(tmp_path: Path) -> None:
     url = "redis://me:s3cret@localhost:1/2"
     settings = config.load(None, {}, {"STREAMQ_REDIS__URL": url})
-    text = json.dumps(config.shown(settings))
+    text = json.dumps(config.as_document(settings))
     assert "s3cret" not in text
     assert "redis://me:***@localhost:1/2" in text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.config import masked, topology
+from streamqd.config import mask_passwords, topology
 from streamqd.config.endpoint import url_fault
 from streamqd.config.secrets import has_password
 from streamqd.config.topology import Address, Topology
@@ -73,7 +73,7 @@ def test_invalid_url_is_refused(url: str, said: str) -> None:
 def test_names_for_people_hold_no_password() -> None:
     url = "redis+sentinel://me:s3cret@h1:1,h2:2/shop"
     assert str(topology.parse(url)) == "sentinel h1:1,h2:2 (shop)"
-    assert masked(url) == "redis+sentinel://me:***@h1:1,h2:2/shop"
+    assert mask_passwords(url) == "redis+sentinel://me:***@h1:1,h2:2/shop"
     assert has_password(url)
     assert str(topology.parse("redis+cluster://[::1]:7000")) == "cluster [::1]:7000"
 

@@ -181,7 +181,7 @@ def examine(
         topic=topic,
         now_unix_ms=now,
         archive=holds.archive,
-        retention=config.registered(holds)["retention"],
+        retention=config.registered_settings(holds)["retention"],
         messages=sum(row.messages for row in rows),
         bytes=known_sum(row.bytes for row in rows),
         dead_letters=sum(row.dead_letters for row in rows),

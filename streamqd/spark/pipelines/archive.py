@@ -98,7 +98,7 @@ class Archiver:
 
         `warn` gets each problem of `[pipelines.TOPIC]` once, as soon as it is found.
         """
-        self.settings = config.resolved(settings)
+        self.settings = config.resolve_url(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self._spark = spark
         self._on_progress = on_progress

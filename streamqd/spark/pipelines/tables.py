@@ -257,7 +257,7 @@ def _derived_table(
 
 def connect(settings: config.Settings) -> Connection:
     """Return a connection to the Redis of a configuration."""
-    redis = config.resolved(settings).redis
+    redis = config.resolve_url(settings).redis
     return client.connect(redis, timeout=TIMEOUT, name="streamqd:pipeline")
 
 
