@@ -6,6 +6,7 @@ import enum
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Literal, get_args, get_origin
 
 import streamqd
@@ -64,7 +65,7 @@ def _members(name: str, owner: type) -> Iterator[str]:
         if member.startswith("_"):
             continue
         plain = inspect.unwrap(found.__func__ if isinstance(found, classmethod) else found)
-        if isinstance(found, property):
+        if isinstance(found, property | cached_property):
             rows.append(f"- `{member}`: {_line(found)}")
         elif inspect.isfunction(plain):
             rows.append(f"- `{_signature(member, plain)}`: {_line(plain)}")

@@ -377,8 +377,8 @@ def run(
 ) -> CommandResult:
     """Run your own function on Spark.
 
-    The function gets a streamqd.spark.pipelines.run.Job with the Spark session, the topics and
-    their sink. With --json, the command prints the function's result.
+    The function receives a streamqd.spark.pipelines.run.Job with the Spark session, the topics
+    and their sink. With --json, the command prints the function's result.
     """
     with lend_engine(session, job, master, conf) as engine:
         from streamqd.spark.pipelines import run as jobs

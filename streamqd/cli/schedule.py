@@ -269,8 +269,8 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
 def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Resume paused schedules.
 
-    `misfire` decides which missed ticks are sent. If a schedule is held for another reason, the
-    command resumes none and exits with code 8.
+    `misfire` decides which missed ticks are sent. If a schedule is inactive for another
+    reason, the command resumes none and exits with code 8.
     """
     done = schedules.resume(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "resume", "resumed")

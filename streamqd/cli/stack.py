@@ -34,10 +34,10 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
       streamqd stack orders/3/bill
 
     The worker keeps running. The owner reads the stacks of all threads, innermost frame first, with
-    files, lines and functions, but without values. If C code holds the interpreter, only the main
-    thread and that of the event loop answer. The owner also logs the stack (`stack.dumped`) and
-    keeps it in Redis for 5 minutes, at most 32 KiB. The exit code is 1 if no stack arrives, for
-    example because the owner runs an older version.
+    files, lines and functions, but without values. If C code holds the interpreter, the stack
+    contains only the main thread and the thread of the event loop. The owner also logs the stack
+    (`stack.dumped`) and keeps it in Redis for 5 minutes, at most 32 KiB. The exit code is 1 if no
+    stack arrives, for example because the owner runs an older version.
     """
     assignment, fleet, reader = read_assignment(name), session.fleet, ViewReader(session.store)
     at = stacks.request(fleet, assignment).at_unix_ms or 0

@@ -24,11 +24,11 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
     """Show instances, groups and problems.
 
     With TOPIC, the command shows its groups and partitions. There is a row for each group, with
-    totals. STATE is the worst state of its partitions, with their number. `running 12s` means that
-    one message has been running for 12 seconds. MSG/S is an average of about the last 10 seconds.
-    DLQ counts the group's dead letters (`-`: not counted). LAG, PENDING, RETRIES and OLDEST are as
-    in `partitions`. HEARTBEAT is the age of an instance's last heartbeat, and UPTIME the time since
-    its start.
+    totals. STATE is the most severe state of its partitions, with the number of partitions in this
+    state. `running 12s` means that one message has been running for 12 seconds. MSG/S is an average
+    of about the last 10 seconds. DLQ counts the group's dead letters (`-`: not counted). LAG,
+    PENDING, RETRIES and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's last
+    heartbeat, and UPTIME the time since its start.
 
     \b
     Examples:

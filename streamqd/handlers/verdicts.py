@@ -64,7 +64,7 @@ class Undecodable(Exception):  # noqa: N818 - a verdict, as Dead is
 
 
 class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise or return it in a batch handler if some messages failed. The others are acknowledged.
+    """Raise or return this in a batch handler if some messages failed. The others are acknowledged.
 
     `failed` maps each failed message to its exception, such as `Retry`, `Dead` or `Release`. If it
     is empty, all messages are acknowledged. Raises TypeError for other keys or values.

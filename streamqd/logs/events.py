@@ -133,7 +133,7 @@ EVENTS: dict[str, str] = {
     "redis.refused": "Redis rejected a command of the supervisor, which is retried.",
     "redis.unavailable": "Redis does not answer during startup. The daemon retries for `seconds`,"
     " and then exits with code 4.",
-    "reload.edited": "`--reload` noticed a saved file. A reload starts.",
+    "reload.edited": "`--reload` detected a saved file. A reload starts.",
     "reload.finished": "All workers run the new configuration and code.",
     "reload.refused": "The new configuration or code is not valid. Nothing was changed.",
     "reload.requested": "An operator requested a reload, and it is this instance's turn.",
@@ -149,7 +149,7 @@ EVENTS: dict[str, str] = {
     "schedule.added": "A new schedule was added and is active.",
     "schedule.changed": "The specification of a schedule changed and takes effect now.",
     "schedule.misfired": "Ticks of a schedule (`ticks`) were missed, because no housekeeper was"
-    " running or the schedule was held. They are skipped, because of `misfire`.",
+    " running or the schedule was not active. They are skipped, because of `misfire`.",
     "schedule.moved": "A schedule moved to another partition, because its topic has grown, or its"
     " topic or key has changed.",
     "schedule.orphaned": "No live instance has declared the schedule for 10 minutes. It stops and"
@@ -158,7 +158,7 @@ EVENTS: dict[str, str] = {
     "schedule.refused": "A schedule of the configuration is rejected (`problem`) and not sent."
     " The others are not affected.",
     "schedule.unreadable": "The specification of a schedule in Redis cannot be read (`error`). It"
-    " is held until an instance declares it again. `streamqd schedule remove` removes it.",
+    " is suspended until an instance declares it again. `streamqd schedule remove` removes it.",
     "scoreboard.found": "The scoreboard file of a killed supervisor was read. It lists the"
     " messages that its workers finished.",
     "scoreboard.private": "The scoreboard is not stored in a file. If the supervisor is killed,"
@@ -177,7 +177,7 @@ EVENTS: dict[str, str] = {
     "start.refused": "The daemon did not start and exits with `code`. Each problem has one line.",
     "state.dumped": "One line per partition, logged on SIGUSR1. The stacks follow as"
     " `stack.dumped`.",
-    "telemetry.failed": "Spans or Sentry reports cannot be made or exported, or the spans of"
+    "telemetry.failed": "Spans or Sentry reports cannot be created or exported, or the spans of"
     " killed runs cannot be kept. Messages are handled normally. Check the OTEL_* and SENTRY_*"
     " variables, the collector, and the disk of daemon.state_dir.",
     "telemetry.recovered": "Spans of killed runs are exported again.",

@@ -352,7 +352,7 @@ METRICS: tuple[Metric, ...] = (
         "schedules_skipped",
         _tally("schedules_skipped", (*TOPIC, "reason")),
         "Ticks of schedules that were not sent, because no housekeeper was running or the"
-        " schedule was held (reason misfire), or because the last message was not finished"
+        " schedule was not active (reason misfire), or because the last message was not finished"
         " (overlap).",
     ),
     _counter(
