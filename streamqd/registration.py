@@ -137,7 +137,7 @@ def _created(store: Store, settings: Settings, topic: str, known: int) -> int | 
     lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
         # The topic may have grown since, so other instances may know more partitions.
-        wanted = replace(wanted, partitions=max(known, topics.listed(store, topic)))
+        wanted = replace(wanted, partitions=max(known, topics.count_streams(store, topic)))
     count = topics.create(store, topic, wanted)
     if lost:
         logs.event("topic.restored", logging.WARNING, topic=topic, partitions=count)
@@ -148,7 +148,7 @@ def _mistyped(store: Store, topic: str) -> list[InvalidValueError]:
     """Return the keys of a topic that have a wrong type."""
     meta, partitions = store.keys.meta(topic), store.keys.partitions(topic)
     wanted = {meta: key_types.HASH, partitions: key_types.SET}
-    return key_types.mistyped(store.connection, wanted)
+    return key_types.find_mistyped(store.connection, wanted)
 
 
 def _set_aside(

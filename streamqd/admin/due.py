@@ -14,7 +14,7 @@ from streamqd.admin.reading import ViewReader
 from streamqd.errors import InvalidValueError
 from streamqd.model import Assignment
 from streamqd.store import retries, untrusted
-from streamqd.store.keys import named
+from streamqd.store.keys import key_of
 from streamqd.store.retries import Delayed, Holder
 from streamqd.store.store import Store
 
@@ -53,7 +53,7 @@ def messages(
     holders = [holder_of(topic, number, group) for number in range(partitions)]
 
     def total() -> int:
-        due = [named(store.keys, "delayed", each) for each in holders]
+        due = [key_of(store.keys, "delayed", each) for each in holders]
         return sum(each or 0 for each in reader.ask([("ZCARD", key) for key in due]))
 
     def read(
@@ -104,7 +104,7 @@ def histogram(
     """
     ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS.values()]
     counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
-    keys = [named(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)]
+    keys = [key_of(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)]
     ranges = list(zip(["-inf", *(f"({end}" for end in ends)], [*ends, "+inf"], strict=True))
     replies = ViewReader(store).ask([("ZCOUNT", key, *each) for each in ranges for key in keys])
     starts = ["", *(str(MessagePosition(end, partitions - 1, LAST_NAME)) for end in ends)]
@@ -134,7 +134,7 @@ def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]
 
 def find(store: Store, holder: Holder, name: str) -> Due | None:
     """Return one message, None if it does not wait."""
-    score = store.execute("ZSCORE", named(store.keys, "delayed", holder), name)
+    score = store.execute("ZSCORE", key_of(store.keys, "delayed", holder), name)
     if score is None:
         return None
     # The page that starts just before it. A due time has no fraction.
@@ -173,7 +173,7 @@ def _read_in_order(
 
 def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[list[Delayed], bool]:
     """Read a page. An unreadable due time is kept, and its message is left out."""
-    due, items = named(reader.keys, "delayed", holder), named(reader.keys, "items", holder)
+    due, items = key_of(reader.keys, "delayed", holder), key_of(reader.keys, "items", holder)
     (reply,) = reader.measure([retries.page(reader.keys, holder, start, PAGE)])
     if reply is None:
         return [], False

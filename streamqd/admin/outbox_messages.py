@@ -111,7 +111,7 @@ def _from_the_send(
                 if isinstance(reply, RedisResponseError | ContractError):
                     unreadable.append(number)
                     continue
-                copies, begin = tracing.found(reply)
+                copies, begin = tracing.parse_copies(reply)
                 if copies:
                     return Found(number, copies[0].id), [], []
                 if begin:

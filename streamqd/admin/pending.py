@@ -11,7 +11,7 @@ from streamqd.admin import groups
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
 from streamqd.admin.reading import BATCH, Id, ViewReader, behind, read_id
 from streamqd.store import untrusted
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.store import Store
 
 SCAN_MAX = 100_000  # entries examined for one ranking by idle time or deliveries
@@ -127,7 +127,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
         replies = store.pipeline(commands)
         for at, (source, _) in enumerate(batch):
-            time_reply, page = accepted(replies[2 * at : 2 * at + 2])
+            time_reply, page = check_replies(replies[2 * at : 2 * at + 2])
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
                 # An entry without a consumer is always idle, and Redis reports an idle time of -1.

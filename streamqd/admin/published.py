@@ -82,7 +82,11 @@ def fleet_state(fleet: Fleet, reader: ViewReader | None = None) -> FleetState:
     Without a reader, a key of another type raises InvalidValueError.
     """
     key = fleet.store.keys.orders(fleet.name)
-    commands = [("TIME",), *members.stored(fleet.store.keys, fleet.name), ("HGETALL", key)]
+    commands = [
+        ("TIME",),
+        *members.heartbeat_commands(fleet.store.keys, fleet.name),
+        ("HGETALL", key),
+    ]
     replies = reader.ask(commands) if reader else ask(fleet.store, commands)
     time, scores, infos, flat = replies
     if reader is not None:
@@ -109,7 +113,7 @@ def _keep_unreadable(
         key, field = reader.keys.info(fleet), untrusted.label(name)
         info = reader.read(untrusted.json_object, text, key, field)
         if info is not None:
-            reader.read(members.described, Heartbeat(field, 0, info), key)
+            reader.read(members.parse_member, Heartbeat(field, 0, info), key)
 
 
 def summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -629,7 +629,7 @@ def _read_stored(
         some = replies[3 * at : 3 * at + 3]
         if some[0] is None or some[1] is None:
             continue  # a key of another type, which the reader keeps
-        kept = reader.read(calls.kept, reader.keys.schedules(*place), name, some)
+        kept = reader.read(calls.parse_schedule, reader.keys.schedules(*place), name, some)
         if kept is not None:
             found[name] = kept
     return found

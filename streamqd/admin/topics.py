@@ -233,7 +233,7 @@ def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
     for name, reply in zip(names, replies, strict=True):
         key = reader.keys.meta(name)
         if reply == [None, None] and key not in unreadable:
-            reader.add(topics.uncounted(key))
+            reader.add(topics.missing_count_error(key))
 
 
 def counts_of(reader: ViewReader, topic: str | None) -> dict[str, int]:

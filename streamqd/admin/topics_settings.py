@@ -60,7 +60,7 @@ def change(
     RequestRefusedError.
     """
     for _ in range(TRIES):
-        text = topics.stored(store, topic)
+        text = topics.read_settings(store, topic)
         before = _parse_settings(topic, text)
         after = _merge_settings(before, changed_topic(topic, before, assignments))
         reply = store.run(topics.configuration(store.keys, topic, text, after))
@@ -105,7 +105,7 @@ def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
 
 def _odd(raw: bytes | None, key: str) -> InvalidValueError:
     wanted = "the settings of a topic, as `topic create` writes them"
-    return InvalidValueError(key, "settings", untrusted.shown(raw), wanted)
+    return InvalidValueError(key, "settings", untrusted.format_value(raw), wanted)
 
 
 def changed_topic(

@@ -317,7 +317,7 @@ class _Search:
         copies: list[tracing.Copy] = []
         begin = str(self._id)
         for _ in range(CALLS_MAX):
-            found, begin = tracing.found(
+            found, begin = tracing.parse_copies(
                 self._store.run(tracing.find(stream, str(self._id), begin))
             )
             copies += [each for each in found if self._is_ours(each)]

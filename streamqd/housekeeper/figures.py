@@ -14,7 +14,7 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
 from streamqd.store.client import Connection
-from streamqd.store.replies import accepted, valid
+from streamqd.store.replies import check_replies, valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -28,7 +28,7 @@ def ask_time(link: Connection, view: MetricsView, key: str) -> None:
 
     It reads `key` too: a server that is loading answers TIME and refuses all other commands.
     """
-    time, _ = accepted(link.pipeline((("TIME",), ("EXISTS", key))))
+    time, _ = check_replies(link.pipeline((("TIME",), ("EXISTS", key))))
     view.asked_ns = now_ns()
     view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
 

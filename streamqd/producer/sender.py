@@ -50,7 +50,7 @@ from streamqd.store import publishing, scheduled, scripts
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import MessageWriter
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -344,7 +344,7 @@ class Sender:
 
         try:
             replies = self._alone(time.monotonic() + self._timeout, exchange)
-            removed = accepted(accepted(replies)[-1])[0]
+            removed = check_replies(check_replies(replies)[-1])[0]
         except RedisUnavailableError as error:
             if not error.sent:
                 raise
@@ -452,10 +452,10 @@ class Sender:
                 map(publishing.is_unknown_script, transaction.replies)
             ):
                 by_source = True  # the server lacks the script, so no message was written
-                chunk.commands = self._writer.packed(chunk.calls, by_source=True)
+                chunk.commands = self._writer.pack_calls(chunk.calls, by_source=True)
             else:
                 if by_source:  # the next attempt may find the script
-                    chunk.commands = self._writer.packed(chunk.calls)
+                    chunk.commands = self._writer.pack_calls(chunk.calls)
                 return _of_messages(chunk, transaction.replies, by_source=by_source)
         text = (
             f"topic {chunk.topic} changed {REROUTES_MAX} times during one send, so nothing was"
@@ -509,7 +509,7 @@ class Sender:
                 self._call(chunk, partition, expanded(envelope))
                 for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
             ]
-        chunk.commands = self._writer.packed(chunk.calls)
+        chunk.commands = self._writer.pack_calls(chunk.calls)
 
     def _plain(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
         """Return the call that writes messages to a partition."""

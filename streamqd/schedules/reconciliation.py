@@ -21,7 +21,7 @@ from streamqd.schedules import record
 from streamqd.schedules.ticks import next_tick, offset_ms
 from streamqd.store import schedules as calls
 from streamqd.store import topics
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, StoredSchedule
 from streamqd.store.store import Store
 
@@ -204,7 +204,7 @@ def declare(
             )
         )
     words = []
-    for each, reply in zip(some, accepted(store.run_many(built)), strict=True):
+    for each, reply in zip(some, check_replies(store.run_many(built)), strict=True):
         assert not isinstance(reply, RedisResponseError)
         words.append(reply.word)
         if reply.word == "ADDED":
@@ -248,7 +248,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
     carried = calls.carried_commands(store.keys, place, each.name, before) if before else []
     if carried:  # before anything can fire there
-        accepted(store.pipeline(carried))
+        check_replies(store.pipeline(carried))
     store.run(
         calls.declare(
             store.keys,
@@ -326,9 +326,9 @@ def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[Stor
     commands = [
         each for name, place in wanted for each in calls.kept_commands(store.keys, place, name)
     ]
-    replies = accepted(store.pipeline(commands)) if commands else []
+    replies = check_replies(store.pipeline(commands)) if commands else []
     return [
-        calls.kept(store.keys.schedules(*place), name, replies[3 * at : 3 * at + 3])
+        calls.parse_schedule(store.keys.schedules(*place), name, replies[3 * at : 3 * at + 3])
         for at, (name, place) in enumerate(wanted)
     ]
 

@@ -24,7 +24,7 @@ from streamqd.spark.outgoing import Chunk, Row, Targets, deliver, rows_of
 from streamqd.spark.staging import NotPublishedError, Publisher, Stage, Staged
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 
 # Column -> the types that it may have.
 _TYPES = {
@@ -77,10 +77,10 @@ def append(options: WriteOptions, chunk: Chunk) -> int:
             publishing.publish(keys, *place, row.fields, row.dedup_id, options.dedup_window)
             for place, row in rows
         ]
-        replies = accepted(persist(connection, lambda link: link.run_many(calls)))
+        replies = check_replies(persist(connection, lambda link: link.run_many(calls)))
         return sum(reply.word == "OK" for reply in replies)
     commands = [("XADD", keys.stream(*place), "*", *row.fields) for place, row in rows]
-    return len(accepted(persist(connection, lambda link: link.pipeline(commands))))
+    return len(check_replies(persist(connection, lambda link: link.pipeline(commands))))
 
 
 class TopicWriter(DataSourceArrowWriter):

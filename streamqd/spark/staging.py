@@ -28,7 +28,7 @@ from streamqd.spark.outgoing import Chunk
 from streamqd.spark.streams import keys_for, link_for, partition_counts, persist
 from streamqd.store import spark as store
 from streamqd.store.client import Connection
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 
 CALLS = 8  # per partition in one pipeline
@@ -83,7 +83,7 @@ class _Ledger:
         return persist(self.connection, work)
 
     def run(self, *commands: tuple[object, ...]) -> Sequence[Any]:
-        return accepted(self.ask(lambda link: link.pipeline(commands)))
+        return check_replies(self.ask(lambda link: link.pipeline(commands)))
 
     def stream(self, place: TopicPartition, attempt: str) -> str:
         return self.keys.staged(*place, self.query, attempt)
@@ -126,7 +126,7 @@ class _Ledger:
         for together in link.together(list(streams)):
             commands += [("UNLINK", *part) for part in _portions(together)]
         commands += [("HDEL", self.record, *part) for part in _portions(list(fields))]
-        accepted(link.pipeline(commands))
+        check_replies(link.pipeline(commands))
 
 
 class Stage:
@@ -352,7 +352,7 @@ class Publisher:
                     del lines[place]
 
     def _run_many(self, calls: Sequence[Call]) -> Sequence[Any]:
-        return accepted(self._ledger.ask(lambda link: link.run_many(calls)))
+        return check_replies(self._ledger.ask(lambda link: link.run_many(calls)))
 
     def _gives_up(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
         """Give up lost rows of a batch. Return False if another driver has finished the batch.

@@ -36,7 +36,7 @@ from streamqd.store import spark as store
 from streamqd.store import statistics, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 
@@ -164,7 +164,9 @@ def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict
     Raises InvalidValueError.
     """
     wanted = {name: name.removesuffix(DLQ) for name in names}
-    found = accepted(link.pipeline([topics.presence(keys, topic) for topic in wanted.values()]))
+    found = check_replies(
+        link.pipeline([topics.presence(keys, topic) for topic in wanted.values()])
+    )
     return {
         name: topics.present(keys, topic, reply) or 0
         for (name, topic), reply in zip(wanted.items(), found, strict=True)
@@ -448,7 +450,7 @@ class Catalog:
                 for place, count in left.items()
             ]
             answers = persist(self._options.connection, methodcaller("run_many", calls))
-            for place, answer in zip(list(left), accepted(answers), strict=True):
+            for place, answer in zip(list(left), check_replies(answers), strict=True):
                 gone, last, more = answer.rest
                 walked[place] = _Walked(offsets.read_id(last), walked[place].passed + gone)
                 left[place] -= gone
@@ -555,7 +557,7 @@ class Catalog:
             )
             for each in slices
         ]
-        answers = accepted(persist(self._options.connection, methodcaller("run_many", calls)))
+        answers = check_replies(persist(self._options.connection, methodcaller("run_many", calls)))
         found = []
         for each, answer in zip(slices, answers, strict=True):
             passed, reached, more = answer.rest

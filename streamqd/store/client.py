@@ -18,7 +18,7 @@ from streamqd.store import scripts
 from streamqd.store.cluster import Cluster
 from streamqd.store.discovery import TopologyDiscovery, master_finder, slot_finder
 from streamqd.store.endpoint import endpoint_at, endpoint_of, sentinel_at, topology_of
-from streamqd.store.node import NEVER, Key, Node, Terms, known
+from streamqd.store.node import NEVER, Key, Node, Terms, fixed_finder
 from streamqd.store.replies import kind_of, valid, whole
 from streamqd.store.transport import Lookup, resolve
 
@@ -45,7 +45,7 @@ def connect(
     if where.kind == topology.SENTINEL:
         return Connection(Node(terms, master_finder(TopologyDiscovery(terms, where, sentinel_at))))
     if where.kind != topology.CLUSTER:
-        return Connection(Node(terms, known(endpoint_of(settings, where))))
+        return Connection(Node(terms, fixed_finder(endpoint_of(settings, where))))
     discovery = TopologyDiscovery(terms, where, endpoint_at)
     if key:
         return Connection(Node(terms, slot_finder(discovery, key)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.discovery import LEAST_SECONDS, NOT_NOW, TopologyDiscovery, survey
 from streamqd.store.endpoint import endpoint_at
-from streamqd.store.node import NEVER, Key, Node, Terms, check_process, known
+from streamqd.store.node import NEVER, Key, Node, Terms, check_process, fixed_finder
 from streamqd.store.replies import missing_of, whole
 from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
 
@@ -309,5 +309,5 @@ class Cluster:
         node = self._nodes.get(address)
         if node is None:
             endpoint = endpoint_at(self._terms.settings, self._discovery.where, address)
-            node = self._nodes[address] = Node(self._terms, known(endpoint))
+            node = self._nodes[address] = Node(self._terms, fixed_finder(endpoint))
         return node

@@ -15,8 +15,8 @@ from streamqd.config.topology import Address
 from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store.endpoint import Endpoint, endpoint_at
 from streamqd.store.idle_probe import Attempts
-from streamqd.store.node import Finder, Node, Terms, known
-from streamqd.store.replies import accepted
+from streamqd.store.node import Finder, Node, Terms, fixed_finder
+from streamqd.store.replies import check_replies
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
 from streamqd.store.transport import Transport, pack
 
@@ -78,11 +78,11 @@ class TopologyDiscovery:
         trouble: list[str] = []
         for address, seconds in self._turns(end):
             endpoint = self._endpoint(self.settings, self.where, address)
-            node = Node(replace(self._terms, timeout=seconds), known(endpoint))
+            node = Node(replace(self._terms, timeout=seconds), fixed_finder(endpoint))
             started = time.monotonic()
             node.set_deadline(started + seconds)
             try:
-                [reply] = accepted(node.exchange((command,)))
+                [reply] = check_replies(node.exchange((command,)))
                 found = read(reply, address)
             except (RedisUnavailableError, RedisResponseError) as error:
                 trouble.append(str(error))
@@ -161,7 +161,7 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
             raise RedisUnavailableError(f"{where}: no node serves slot {slot}", sent=False)
         return endpoint_at(settings, where, master)
 
-    def refused(endpoint: Endpoint, reply: RedisResponseError) -> None:
+    def follow_redirect(endpoint: Endpoint, reply: RedisResponseError) -> None:
         redirect = redirect_of(str(reply), endpoint.address)
         if redirect and not redirect.asking:
             discovery.prefer(redirect.address)
@@ -170,7 +170,7 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
         str(where),
         find,
         failed=lambda endpoint: discovery.avoid(endpoint.address),
-        refused=refused,
+        refused=follow_redirect,
         not_now=NOT_NOW,
         # A node that hangs is about to be replaced, so do not wait for its answer.
         patience=settings.connect_timeout,

@@ -130,11 +130,11 @@ class Fetcher:
                 retried = entries
             else:
                 main = entries
-        reported = self._reported(replies[0]) if polled else (b"", b"")
+        reported = self._last_entries(replies[0]) if polled else (b"", b"")
         received = self._watched_on.received - self._before
         return FetchResult(True, mine, acked, retried, main, "", received, reported)
 
-    def _reported(self, poll: Any) -> tuple[bytes, bytes]:
+    def _last_entries(self, poll: Any) -> tuple[bytes, bytes]:
         # nil: time is up. Error: the server unblocked its clients, as a new replica does.
         found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")

@@ -131,7 +131,7 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
         *("XADD", store.keys.history(fleet), "MINID", "~", since, "*"),
         *("instance", interval.instance, "until", interval.until_unix_ms),
         *("seconds", f"{interval.seconds:.3f}"),
-        *("rows", json.dumps([_packed(row) for row in rows], separators=(",", ":"))),
+        *("rows", json.dumps([_row_values(row) for row in rows], separators=(",", ":"))),
         *("units", json.dumps(_packed_assignments(assignments), separators=(",", ":"))),
         *("delays", json.dumps(_packed_delays(assignments), separators=(",", ":"))),
         *("measured", json.dumps(measured, separators=(",", ":"))),
@@ -172,7 +172,7 @@ def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
         rest.oldest_ms = 0
 
 
-def _packed(row: HistoryRow) -> list[Any]:
+def _row_values(row: HistoryRow) -> list[Any]:
     return [row.topic, row.group, *_figures(row)]
 
 
@@ -183,7 +183,7 @@ def _figures(row: HistoryRow) -> list[int]:
 
 def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
     """Return lists of topic, group, handler, and a list of figures for each partition."""
-    return _grouped(
+    return _group_by_names(
         ((each.topic, each.group, each.handler), [each.partition, *_figures(each)])
         for each in assignments
     )
@@ -194,14 +194,14 @@ def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
 
     They are in a field of their own, which older versions ignore.
     """
-    return _grouped(
+    return _group_by_names(
         ((each.topic, each.group), [each.partition, *_flat(each.delays)])
         for each in assignments
         if each.delays is not None
     )
 
 
-def _grouped(rows: Iterable[tuple[tuple[str, ...], list[Any]]]) -> list[Any]:
+def _group_by_names(rows: Iterable[tuple[tuple[str, ...], list[Any]]]) -> list[Any]:
     """Return lists of names, and of the figures that have these names."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for names, figures in rows:
@@ -232,7 +232,9 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
             _read(key, "rows", fields.get(b"rows", b""), ROWS_MAX, _row),
             assignments=assignments,
             measured=dict(
-                _read(key, "measured", fields.get(b"measured", b"[]"), MEASURED_MAX, _measured)
+                _read(
+                    key, "measured", fields.get(b"measured", b"[]"), MEASURED_MAX, _parse_measured
+                )
             ),
         )
     except InvalidValueError as error:
@@ -251,10 +253,12 @@ def _read(
                 return found
     except (ValueError, RecursionError):
         pass
-    raise InvalidValueError(key, name, untrusted.shown(raw), f"at most {most} lists of figures")
+    raise InvalidValueError(
+        key, name, untrusted.format_value(raw), f"at most {most} lists of figures"
+    )
 
 
-def _measured(raw: Any) -> list[tuple[tuple[str, str], int]]:
+def _parse_measured(raw: Any) -> list[tuple[tuple[str, str], int]]:
     """Return a topic and group with the number of measured partitions."""
     if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
         raise ValueError

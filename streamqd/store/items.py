@@ -31,13 +31,13 @@ def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterato
         yield part
 
 
-def listed(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
+def flatten_items(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
     """Return the arguments for lua/_settle_items.lua: shared changes, then each entry with its own.
 
     An entry is its leading arguments (place, and possibly a delay) and its changed fields. Names
     that all entries have are shared, with the values of the first entry.
     """
-    shared = _shared([fields for _, fields in entries])
+    shared = _shared_fields([fields for _, fields in entries])
     flat: list[Any] = [2 * len(shared)]
     for pair in shared.items():
         flat += pair
@@ -52,7 +52,7 @@ def listed(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
     return flat
 
 
-def _shared(every: list[Fields]) -> dict[bytes, bytes]:
+def _shared_fields(every: list[Fields]) -> dict[bytes, bytes]:
     if not every:
         return {}
     names = set(every[0]).intersection(*every[1:])

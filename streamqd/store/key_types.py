@@ -20,7 +20,7 @@ _LENGTHS = {
 HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 
 
-def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidValueError]:
+def find_mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidValueError]:
     """Return the keys that exist with a type other than `wanted`. One round trip.
 
     A list, a module type, and a type whose command this user may not run count as another type.

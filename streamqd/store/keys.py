@@ -226,7 +226,7 @@ _OF_PARTITION = {
 }
 
 
-def named(keys: Keys, name: str, place: Place) -> str:
+def key_of(keys: Keys, name: str, place: Place) -> str:
     """Return the key that script headers call `name`.
 
     `delayed`, `items` and `target` are the keys of delayed sends, unless `place` is an assignment.

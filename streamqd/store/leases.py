@@ -176,7 +176,7 @@ class OwnerChange(NamedTuple):
         """
         parts = raw.split(b" ")
         if len(parts) != 5 or parts[1] not in _EVENTS:
-            raise InvalidValueError(key, "", untrusted.shown(raw), "a change of owner")
+            raise InvalidValueError(key, "", untrusted.format_value(raw), "a change of owner")
         at, event, epoch, owner, other = parts
         return cls(
             untrusted.integer(at, key),

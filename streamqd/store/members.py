@@ -95,14 +95,14 @@ class Present(NamedTuple):
 def seen_of(heartbeat: Heartbeat) -> MemberView:
     """Convert a member's record for the rebalancer. An invalid record has no consumers."""
     try:
-        return described(heartbeat)
+        return parse_member(heartbeat)
     except InvalidValueError:
         return MemberView(
             Member(heartbeat.instance, 1, 0, frozenset()), heartbeat.heartbeat_unix_ms, leaving=True
         )
 
 
-def described(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
+def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
     """Read a member's record.
 
     Raises InvalidValueError for the first bad field of the hash `key`.
@@ -183,7 +183,7 @@ def _keys(keys: Keys, fleet: str) -> dict[str, str]:
     return {"members": keys.members(fleet), "info": keys.info(fleet)}
 
 
-def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
+def heartbeat_commands(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
     """Build the two commands whose replies `beats` reads, for callers outside the fleet."""
     return [
         ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
@@ -210,7 +210,7 @@ def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
 
 
 def heartbeats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:
-    """Read the replies to the commands of `stored`."""
+    """Read the replies to the commands of `heartbeat_commands`."""
     info_of = dict(zip((infos or ())[::2], (infos or ())[1::2], strict=True))
     flat = scores or ()
     return [

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import Assignment, Lease
 from streamqd.store import scripts, untrusted
-from streamqd.store.items import Fields, listed
+from streamqd.store.items import Fields, flatten_items
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import due_of
@@ -49,7 +49,7 @@ def restore_group(
     `after_*` are the last ids delivered, `places` the delivered entries that are not settled.
     The call returns the IDs after which the group continues, b'' if the group existed.
     """
-    return _fenced(
+    return _fenced_call(
         "group_restore",
         keys,
         lease,
@@ -72,7 +72,7 @@ def recover(
 
     `after_*` is the last id of the previous page, empty for the first page.
     """
-    return _fenced(
+    return _fenced_call(
         "message_recover",
         keys,
         lease,
@@ -122,7 +122,7 @@ class PendingEntry(NamedTuple):
         place = untrusted.label(place_of(id_, retried=retried))
         bad: list[InvalidValueError] = []
 
-        def counted(value: int, field: str, most: int, wanted: str) -> int:
+        def read_count(value: int, field: str, most: int, wanted: str) -> int:
             if 0 <= value <= most:
                 return value
             found = "no such number" if value < 0 else str(value)
@@ -133,10 +133,10 @@ class PendingEntry(NamedTuple):
             retried,
             id_,
             fields,
-            counted(crashes, "c", COUNT_MAX, "a count"),
+            read_count(crashes, "c", COUNT_MAX, "a count"),
             context,
-            counted(failures, "f", COUNT_MAX, "a count"),
-            counted(wait_ms, "due", WAIT_MS_MAX, "a time within a year"),
+            read_count(failures, "f", COUNT_MAX, "a count"),
+            read_count(wait_ms, "due", WAIT_MS_MAX, "a time within a year"),
         ), bad
 
 
@@ -191,7 +191,7 @@ class Recovered(NamedTuple):
 
 def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
     """Read at most `count` entries of each stream while memory is full (else: `store.fetch`)."""
-    return _fenced("message_fetch", keys, lease, session=session, count=_page(count))
+    return _fenced_call("message_fetch", keys, lease, session=session, count=_page(count))
 
 
 def reclaim(
@@ -257,7 +257,7 @@ def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[byt
     if len(every) > PLACES_MAX:
         raise ContractError(f"settle_ack: {len(every)} places, at most {PLACES_MAX} are allowed")
     counters = ("attempts",) if charged else ()
-    return _fenced(
+    return _fenced_call(
         "settle_ack", keys, lease, optional=counters, charged_count=len(charged), places=every
     )
 
@@ -274,13 +274,13 @@ def retry(
     After the reply MISSING, pass all fields of the entry, including `payload`. With `adjacent`, the
     entries of a stream are consecutive, so one range command finds them.
     """
-    _bounded("settle_retry", len(items))
-    return _fenced(
+    _check_count("settle_retry", len(items))
+    return _fenced_call(
         "settle_retry",
         keys,
         lease,
         adjacent=adjacent,
-        entries=listed([((place, _ms(delay)), fields) for place, delay, fields in items]),
+        entries=flatten_items([((place, _ms(delay)), fields) for place, delay, fields in items]),
     )
 
 
@@ -295,15 +295,15 @@ def dead(
 
     Do not call it for a group that reads dead letters: it would read its own dead letters forever.
     """
-    _bounded("settle_dead", len(items))
+    _check_count("settle_dead", len(items))
     if lease.assignment.reads_dead_letters:
         raise ContractError(f"settle_dead: {lease.assignment} reads dead letters")
-    return _fenced(
+    return _fenced_call(
         "settle_dead",
         keys,
         lease,
         adjacent=adjacent,
-        entries=listed([((place,), fields) for place, fields in items]),
+        entries=flatten_items([((place,), fields) for place, fields in items]),
     )
 
 
@@ -312,8 +312,8 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 
     A note is (place, failures, seconds until it is due).
     """
-    _bounded("settle_note", len(notes))
-    return _fenced(
+    _check_count("settle_note", len(notes))
+    return _fenced_call(
         "settle_note",
         keys,
         lease,
@@ -351,7 +351,7 @@ def quarantine_mark(
 
     Entries with counters are acknowledged by `ack`, not here.
     """
-    return _fenced("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
+    return _fenced_call("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
 
 
 # --- housekeeping ----------------------------------------------------------------------------
@@ -413,7 +413,7 @@ class Snapshot(NamedTuple):
 # --- arguments -------------------------------------------------------------------------------
 
 
-def _fenced(script: str, keys: Keys, lease: Lease, **given: Any) -> Call:
+def _fenced_call(script: str, keys: Keys, lease: Lease, **given: Any) -> Call:
     """Call a script that acts for the owner of an assignment."""
     return scripts.on(script, keys, lease.assignment, token=lease.token, **given)
 
@@ -435,6 +435,6 @@ def _page(count: int, of: int = ITEMS_MAX) -> int:
     return count
 
 
-def _bounded(name: str, count: int) -> None:
+def _check_count(name: str, count: int) -> None:
     if count > ITEMS_MAX:
         raise ContractError(f"{name}: {count} items, at most {ITEMS_MAX} are allowed")

@@ -19,7 +19,7 @@ from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKi
 from streamqd.store import transport
 from streamqd.store.endpoint import Endpoint
 from streamqd.store.idle_probe import PROBE, Attempts, IdleProbe
-from streamqd.store.replies import accepted, kind_of
+from streamqd.store.replies import check_replies, kind_of
 from streamqd.store.transport import Lookup, Transport, pack, reason, resolve
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Finder:
     patience: float = NEVER  # seconds to open the connection after the server was found
 
 
-def known(endpoint: Endpoint) -> Finder:
+def fixed_finder(endpoint: Endpoint) -> Finder:
     """Return a finder of a fixed server."""
     return Finder(str(endpoint), lambda _end: endpoint)
 
@@ -159,7 +159,7 @@ class Node:
         if self.transport is not None:
             return
         endpoint = self.endpoint = self._finder.find(self._end)
-        end = time.monotonic() + self._left(min(self.timeout, self._finder.patience))
+        end = time.monotonic() + self._seconds_left(min(self.timeout, self._finder.patience))
         try:
             self.transport = self._connect(endpoint, end)
         except RedisResponseError as error:
@@ -204,7 +204,7 @@ class Node:
                 # A server that rejects clients sends the reason and closes before reading.
                 with contextlib.suppress(RedisUnavailableError):
                     opened.receive(len(replies) + 1, replies)
-                accepted(replies)
+                check_replies(replies)
                 raise
             if (
                 isinstance(replies[-1], RedisResponseError)
@@ -212,7 +212,7 @@ class Node:
             ):
                 # A restricted user may be forbidden to set its name. It can work without one.
                 del replies[-1]
-            accepted(replies)
+            check_replies(replies)
             self._finder.verify(opened)
         except BaseException:
             opened.close()
@@ -290,7 +290,7 @@ class Node:
         check_process(self._pid, self.terms.name)
         try:
             opened = on or self.ready()
-            opened.begin(self._left(self.timeout))
+            opened.begin(self._seconds_left(self.timeout))
             opened.send(packed, needed)
         except BaseException:
             self._drop()
@@ -331,10 +331,12 @@ class Node:
         seconds = min(seconds, self._end - time.monotonic())
         if seconds <= 0 or self.endpoint is None:
             return False
-        probing = Node(replace(self.terms, timeout=seconds, probe_after=None), known(self.endpoint))
+        probing = Node(
+            replace(self.terms, timeout=seconds, probe_after=None), fixed_finder(self.endpoint)
+        )
         probing.set_deadline(time.monotonic() + seconds)
         try:
-            accepted(probing.exchange((PROBE,)))
+            check_replies(probing.exchange((PROBE,)))
         except RedisUnavailableError:
             return False
         except RedisResponseError as error:
@@ -347,7 +349,7 @@ class Node:
         """Return the seconds for an exchange that starts now, at least 0.001."""
         return max(0.001, min(self.timeout, self._end - time.monotonic()))
 
-    def _left(self, most: float) -> float:
+    def _seconds_left(self, most: float) -> float:
         """Return the seconds for the next step.
 
         Raises RedisUnavailableError if the time is over.

@@ -54,7 +54,7 @@ def acquire(
     `dead` is the token of a relay whose process has exited, or ''.
     """
     return scripts.get("outbox_acquire").call(
-        _held(keys, name), token=token, ttl_ms=_ms(ttl), owner=owner, above=above, dead=dead
+        _lease_keys(keys, name), token=token, ttl_ms=_ms(ttl), owner=owner, above=above, dead=dead
     )
 
 
@@ -64,13 +64,13 @@ def renew(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, A
         raise ContractError(f"outbox_renew: figures {sorted(figures)}")
     flat = [str(part) for pair in figures.items() for part in pair]
     return scripts.get("outbox_renew").call(
-        _held(keys, name), token=token, ttl_ms=_ms(ttl), figures=flat
+        _lease_keys(keys, name), token=token, ttl_ms=_ms(ttl), figures=flat
     )
 
 
 def release(keys: Keys, name: str, token: str) -> Call:
     """Release an outbox. Its token must not be used after this was sent."""
-    return scripts.get("outbox_release").call(_held(keys, name), token=token)
+    return scripts.get("outbox_release").call(_lease_keys(keys, name), token=token)
 
 
 def fence(
@@ -111,7 +111,7 @@ def publish(
         if len(row.fields) % 2 or not 0 < len(row.fields) <= FIELDS_MAX:
             raise ContractError(f"a row of {len(row.fields)} names and values")
         flat += (
-            _packed(row.id, row.uid),
+            _pack_row(row.id, row.uid),
             "" if row.due_unix_ms is None else row.due_unix_ms,
             len(row.fields),
         )
@@ -151,16 +151,16 @@ def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
     """Read the rows of a record. Raises InvalidValueError."""
     found = untrusted.label(raw)
     if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
-        raise InvalidValueError(key, "rows", untrusted.shown(raw), "rows of 48 hex digits")
+        raise InvalidValueError(key, "rows", untrusted.format_value(raw), "rows of 48 hex digits")
     packed = [found[at : at + _ROW_DIGITS] for at in range(0, len(found), _ROW_DIGITS)]
-    return [RecordedRow(_signed(each[UID_DIGITS:]), each[:UID_DIGITS]) for each in packed]
+    return [RecordedRow(_parse_signed(each[UID_DIGITS:]), each[:UID_DIGITS]) for each in packed]
 
 
-def _packed(number: int, uid: str) -> str:
+def _pack_row(number: int, uid: str) -> str:
     return f"{uid}{number % _ID_RANGE:0{ID_DIGITS}x}"
 
 
-def _signed(digits: str) -> int:
+def _parse_signed(digits: str) -> int:
     number = int(digits, 16)
     return number - _ID_RANGE if number >= _ID_RANGE >> 1 else number
 
@@ -307,7 +307,7 @@ def sharing(store: Store, name: str, table: str) -> OutboxView | None:
     return None
 
 
-def _held(keys: Keys, name: str) -> dict[str, str]:
+def _lease_keys(keys: Keys, name: str) -> dict[str, str]:
     return {"outbox": keys.outbox(name), "lease": keys.outbox_lease(name)}
 
 

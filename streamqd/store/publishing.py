@@ -94,7 +94,7 @@ class MessageWriter:
             found = self._counts[topic] = topics.partition_count(store, topic)
         return found
 
-    def packed(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
+    def pack_calls(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
         """Return calls as `post` takes them: packed commands, or on a cluster the calls."""
         if self.spread:
             return [*calls]
@@ -222,7 +222,7 @@ class MessageWriter:
         if lost is not None:
             transaction.answer([], lost)
             return
-        found = replies if transaction.calls == 1 else _executed(replies)
+        found = replies if transaction.calls == 1 else _read_transaction(replies)
         transaction.answer(found)
         for reply in found:
             if isinstance(reply, RedisResponseError):
@@ -270,7 +270,7 @@ def may_not_load(reply: Any) -> bool:
     return isinstance(reply, RedisResponseError) and str(reply).startswith("NOPERM ")
 
 
-def _executed(replies: list[Any]) -> list[Any]:
+def _read_transaction(replies: list[Any]) -> list[Any]:
     """Read the answers to MULTI, the calls and EXEC."""
     *queued, executed = replies
     if isinstance(executed, list):
@@ -310,7 +310,7 @@ def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
     """Return messages as script arguments: for each, the number of its fields and the fields."""
     found: list[bytes | str] = []
     for fields in messages:
-        found.append(str(len(_paired(fields))))
+        found.append(str(len(_check_fields(fields))))
         found += fields
     return found
 
@@ -389,11 +389,11 @@ def schedule(
         send_id=send_id,
         window_ms=_window_ms(dedup_id, window),
         # The delivered entry contains the send ID.
-        fields=[*_paired(fields), "sendId", send_id],
+        fields=[*_check_fields(fields), "sendId", send_id],
     )
 
 
-def _paired(fields: Sequence[bytes | str]) -> Sequence[bytes | str]:
+def _check_fields(fields: Sequence[bytes | str]) -> Sequence[bytes | str]:
     if not fields or len(fields) % 2 or len(fields) > FIELDS_MAX:
         raise ContractError(f"a message of {len(fields)} names and values")
     return fields

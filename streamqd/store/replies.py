@@ -11,7 +11,7 @@ from streamqd.store.scripts import Reply
 _T = TypeVar("_T")
 
 
-def accepted(replies: Sequence[Any]) -> Sequence[Any]:
+def check_replies(replies: Sequence[Any]) -> Sequence[Any]:
     """Return the replies. Raises the first RedisResponseError among them."""
     for reply in replies:
         if isinstance(reply, RedisResponseError):

@@ -40,7 +40,7 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
     """
     due, place = after
     return scripts.on(
-        "retry_page", keys, holder, after_due=due, after_place=place, count=_bounded(count)
+        "retry_page", keys, holder, after_due=due, after_place=place, count=_check_count(count)
     )
 
 
@@ -69,7 +69,7 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
 
 def make_due(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
     """Make messages due now. The reply counts those now due, and those no longer delayed."""
-    _bounded(len(places))
+    _check_count(len(places))
     return scripts.on("retry_make_due", keys, holder, places=places)
 
 
@@ -85,7 +85,7 @@ def cancel(
     Delayed sends are always dropped. The reply has a word for each: MOVED, or GONE if it is not
     delayed.
     """
-    _bounded(len(items))
+    _check_count(len(items))
     flat: list[object] = []
     for place, fields in items:
         flat += (place, 2 * len(fields))
@@ -94,7 +94,7 @@ def cancel(
     return scripts.on("retry_cancel", keys, holder, drop=drop, entries=flat)
 
 
-def _bounded(count: int) -> int:
+def _check_count(count: int) -> int:
     if not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"{count} retries in one call, not 1 to {ITEMS_MAX}")
     return count

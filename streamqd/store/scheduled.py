@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from streamqd.errors import InvalidValueError
 from streamqd.store.keys import Keys
-from streamqd.store.untrusted import shown
+from streamqd.store.untrusted import format_value
 
 
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:
@@ -30,7 +30,7 @@ def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
     except (IndexError, ValueError):
         texts = []
     if not texts or len(texts) % 2:
-        raise InvalidValueError(key, send_id, shown(raw), "the packed fields of a message")
+        raise InvalidValueError(key, send_id, format_value(raw), "the packed fields of a message")
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 

@@ -15,7 +15,7 @@ from streamqd.config.setting import NAME
 from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import Assignment, TopicPartition
 from streamqd.store import scripts, untrusted
-from streamqd.store.keys import Keys, named
+from streamqd.store.keys import Keys, key_of
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
@@ -87,7 +87,7 @@ class IndexLine(NamedTuple):
         found = _line(raw) if len(raw) <= LINE_BYTES_MAX else None
         if found is None:
             raise InvalidValueError(
-                key, name, untrusted.shown(raw), "`fleet origin topic partition`"
+                key, name, untrusted.format_value(raw), "`fleet origin topic partition`"
             )
         return found
 
@@ -154,8 +154,8 @@ def fire(
     """
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
-    of_place = ("due", "schedules", "last", "stream", *_counted(partitions))
-    found = {each: named(keys, each, place) for each in of_place}
+    of_place = ("due", "schedules", "last", "stream", *_count_keys(partitions))
+    found = {each: key_of(keys, each, place) for each in of_place}
     if group:
         assignment = Assignment(*place, group)
         found |= {
@@ -192,7 +192,7 @@ def run(
         "schedule_run",
         keys,
         place,
-        optional=_counted(partitions),
+        optional=_count_keys(partitions),
         name=name,
         hash=digest,
         partitions=partitions or 0,
@@ -255,7 +255,7 @@ def drop(keys: Keys, place: TopicPartition, name: str) -> Call:
     return scripts.on("schedule_drop", keys, place, name=name)
 
 
-def _counted(partitions: int | None) -> tuple[str, ...]:
+def _count_keys(partitions: int | None) -> tuple[str, ...]:
     """Return the optional keys of a script that compares the partition count."""
     return () if partitions is None else ("meta",)
 
@@ -361,7 +361,7 @@ _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
 def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
-    """Build the commands whose three replies `kept` reads."""
+    """Build the commands whose three replies `parse_schedule` reads."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
         ("HMGET", keys.schedules_last(*place), *(f"{name}:{part}" for part in _LAST)),
@@ -388,7 +388,7 @@ def carried_commands(
     return [("HSETNX", last, f"{name}:{part}", each) for part, each in values.items() if each]
 
 
-def kept(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
+def parse_schedule(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
     """Read the stored state of a schedule, None if there is none. Raises InvalidValueError."""
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
@@ -400,7 +400,7 @@ def kept(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
         due = int(at[:16])
     if raw is not None and len(raw) > _TEXTS_MAX:
         raise InvalidValueError(
-            key, name, untrusted.shown(raw), "a specification of at most 128 KiB"
+            key, name, untrusted.format_value(raw), "a specification of at most 128 KiB"
         )
     return StoredSchedule(
         text=None if raw is None else _label(raw),

@@ -109,7 +109,7 @@ def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
     for topics in found.values():
         if not isinstance(topics, dict) or not all(map(_are_partitions, topics.values())):
             raise InvalidValueError(
-                key, "plan", untrusted.shown(raw), "partitions by attempt and topic"
+                key, "plan", untrusted.format_value(raw), "partitions by attempt and topic"
             )
         for name in topics:
             untrusted.name(name.encode("utf-8", "replace"), key, "plan")

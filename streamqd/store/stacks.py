@@ -35,15 +35,15 @@ class PublishedStack(NamedTuple):
     lines_left_out: int = 0
     problem: str = ""
 
-    def shortened(self) -> PublishedStack:
+    def shorten(self) -> PublishedStack:
         """Return it with at most BYTES_MAX bytes of whole lines of the stack."""
-        kept, left_out = _shortened(self.stack)
+        kept, left_out = _shorten(self.stack)
         return self._replace(stack=kept, lines_left_out=self.lines_left_out + left_out)
 
 
 def publish(keys: Keys, assignment: Assignment, found: PublishedStack) -> tuple[Any, ...]:
     """Build the command that publishes a stack for KEPT_SECONDS, and replaces an earlier one."""
-    body = json.dumps(found.shortened()._asdict(), separators=(",", ":"))
+    body = json.dumps(found.shorten()._asdict(), separators=(",", ":"))
     return ("SET", keys.stack(*assignment), body, "PX", KEPT_SECONDS * 1000)
 
 
@@ -54,15 +54,15 @@ def parse(raw: bytes | None, key: str) -> PublishedStack | None:
     found = untrusted.json_object(raw, key)
     for name in _TEXTS:
         if not isinstance(found.get(name), str):
-            raise InvalidValueError(key, name, untrusted.shown(raw), "a string")
+            raise InvalidValueError(key, name, untrusted.format_value(raw), "a string")
     for name in _INTEGERS:
         value = found.get(name)
         if type(value) is not int or not 0 <= value <= untrusted.INTEGER_MAX:
-            raise InvalidValueError(key, name, untrusted.shown(raw), "an integer from 0")
-    return PublishedStack(**{name: found[name] for name in PublishedStack._fields}).shortened()
+            raise InvalidValueError(key, name, untrusted.format_value(raw), "an integer from 0")
+    return PublishedStack(**{name: found[name] for name in PublishedStack._fields}).shorten()
 
 
-def _shortened(text: str) -> tuple[str, int]:
+def _shorten(text: str) -> tuple[str, int]:
     """Return the first lines of a text, and the number of lines that are left out."""
     lines = text.splitlines()
     kept, size = 0, 0

@@ -58,14 +58,17 @@ def creation(keys: Keys, name: str, topic: Topic) -> Call:
         keys,
         (name,),
         count=topic.partitions,
-        settings=_packed(config.registered_settings(topic)),
+        settings=_to_json(config.registered_settings(topic)),
         streams=[keys.stream(name, number) for number in range(topic.partitions)],
     )
 
 
 def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
-    """Build the call that replaces the settings, if they still equal `seen`, from `stored`."""
-    return scripts.on("topic_configure", keys, (name,), seen=seen, settings=_packed(settings))
+    """Build the call that replaces the settings, if they still equal `seen`.
+
+    `seen` is the reply of `read_settings`.
+    """
+    return scripts.on("topic_configure", keys, (name,), seen=seen, settings=_to_json(settings))
 
 
 def retirement(keys: Keys, name: str) -> Call:
@@ -73,7 +76,7 @@ def retirement(keys: Keys, name: str) -> Call:
     return scripts.on("topic_retire", keys, (name,))
 
 
-def stored(store: Store, name: str) -> str:
+def read_settings(store: Store, name: str) -> str:
     """Return the registered settings as stored, '' if there are none."""
     key = store.keys.meta(name)
     return untrusted.text(store.execute("HGET", key, "settings"), key, "settings", default="")
@@ -90,7 +93,7 @@ def register(store: Store, name: str) -> None:
     store.execute("SADD", store.keys.registry(), name)
 
 
-def registered(store: Store) -> list[str]:
+def names(store: Store) -> list[str]:
     """Return the names of all topics, sorted. Invalid names are left out, see `registry`.
 
     Raises InvalidValueError if the registry's key has another type.
@@ -146,7 +149,7 @@ def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
     return None if deleting is None else 0
 
 
-def listed(store: Store, name: str) -> int:
+def count_streams(store: Store, name: str) -> int:
     """Return the number of partitions in the set of their streams, from the first to a gap."""
     streams = set(store.execute("SMEMBERS", store.keys.partitions(name)))
     count = 0
@@ -189,7 +192,7 @@ def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError 
     return found
 
 
-def _packed(settings: Mapping[str, Any]) -> str:
+def _to_json(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, separators=(",", ":"), sort_keys=True)
 
 
@@ -208,7 +211,7 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
     )
 
 
-def uncounted(key: str) -> InvalidValueError:
+def missing_count_error(key: str) -> InvalidValueError:
     """Return the error for the meta `key` of a topic without a partition count."""
     return InvalidValueError(
         key, "partitionCount", "missing", f"an integer from 1 to {PARTITIONS_MAX}"

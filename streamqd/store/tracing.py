@@ -43,7 +43,7 @@ def _find(stream: str, field: str, value: str, begin: str) -> Call:
     )
 
 
-def found(reply: Reply) -> tuple[list[Copy], str]:
+def parse_copies(reply: Reply) -> tuple[list[Copy], str]:
     """Read a reply to `find`: copies, and the next id to search, '' after the last."""
     copies, after = reply.rest
     return [

@@ -103,7 +103,7 @@ class Transport:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
-        self._reader = hiredis.Reader(replyError=_refused, notEnoughData=Ellipsis)
+        self._reader = hiredis.Reader(replyError=_response_error, notEnoughData=Ellipsis)
         self._buffer = bytearray(_RECEIVE_BYTES[0])
 
     def begin(self, seconds: float) -> None:
@@ -246,7 +246,7 @@ class Transport:
             raise TimeoutError("it timed out")
 
 
-def _refused(text: str) -> RedisResponseError:
+def _response_error(text: str) -> RedisResponseError:
     return RedisResponseError(code_of(text), text)
 
 
@@ -260,7 +260,7 @@ def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[i
     """
     if endpoint.path:
         return [(socket.AF_UNIX, endpoint.path)]
-    return list(lookup(endpoint.host, endpoint.port, _left(end)))
+    return list(lookup(endpoint.host, endpoint.port, _seconds_left(end)))
 
 
 def connect(
@@ -273,7 +273,7 @@ def connect(
     # A unix socket whose backlog is full may have room later.
     sock = _dial(addresses, end if endpoint.path else min(end, time.monotonic() + patience))
     if endpoint.tls:
-        sock = _encrypted(sock, endpoint, end)
+        sock = _start_tls(sock, endpoint, end)
     return Transport(sock, str(endpoint))
 
 
@@ -290,7 +290,7 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
                 for option, value in KEEPALIVE.items():
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
             # An address that hangs must leave time for the next ones.
-            sock.settimeout(_left(end) / 2 if follow else _left(end))
+            sock.settimeout(_seconds_left(end) / 2 if follow else _seconds_left(end))
             _reach(sock, address, end)
         except BaseException as error:
             if sock is not None:
@@ -314,7 +314,7 @@ def _reach(sock: socket.socket, address: Any, end: float) -> None:
         time.sleep(_BACKLOG_SECONDS)
 
 
-def _encrypted(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:
+def _start_tls(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:
     """Do the TLS handshake. The files are read each time, so a replaced one applies at once."""
     try:
         context = ssl.create_default_context()
@@ -323,12 +323,12 @@ def _encrypted(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSo
             context.load_cert_chain(endpoint.cert_file or "", endpoint.key_file)
         if endpoint.ca_file:
             context.load_verify_locations(endpoint.ca_file)
-        sock.settimeout(_left(end))
+        sock.settimeout(_seconds_left(end))
         return context.wrap_socket(sock, server_hostname=endpoint.host)
     except BaseException:
         sock.close()
         raise
 
 
-def _left(end: float) -> float:
+def _seconds_left(end: float) -> float:
     return max(_LEAST_SECONDS, end - time.monotonic())

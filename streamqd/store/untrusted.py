@@ -37,7 +37,7 @@ def integer(
     if raw is None and default is not None:
         return default
     if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
-        raise InvalidValueError(key, field, shown(raw), f"an integer from {low} to {high}")
+        raise InvalidValueError(key, field, format_value(raw), f"an integer from {low} to {high}")
     return int(raw)
 
 
@@ -58,7 +58,7 @@ def number(
     except ValueError:
         value = math.nan
     if not low <= value <= high:  # false for NaN
-        raise InvalidValueError(key, field, shown(raw), f"a number from {low:g} to {high:g}")
+        raise InvalidValueError(key, field, format_value(raw), f"a number from {low:g} to {high:g}")
     return value
 
 
@@ -71,7 +71,7 @@ def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = 
             return raw.decode()
     except UnicodeDecodeError:
         pass
-    raise InvalidValueError(key, field, shown(raw), "UTF-8 text of at most 64 KiB")
+    raise InvalidValueError(key, field, format_value(raw), "UTF-8 text of at most 64 KiB")
 
 
 def name(raw: bytes | None, key: str, field: str = "") -> str:
@@ -82,7 +82,10 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
         found = ""
     if not NAME.fullmatch(found):
         raise InvalidValueError(
-            key, field, shown(raw), "a name of 1 to 64 of A-Z a-z 0-9 . _ - without a dot first"
+            key,
+            field,
+            format_value(raw),
+            "a name of 1 to 64 of A-Z a-z 0-9 . _ - without a dot first",
         )
     return found
 
@@ -92,7 +95,9 @@ def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | Non
     if not raw and default is not None:
         return default
     if raw is None or not _ENTRY_ID.fullmatch(raw):
-        raise InvalidValueError(key, field, shown(raw), "the id of an entry, as 1700000000000-0")
+        raise InvalidValueError(
+            key, field, format_value(raw), "the id of an entry, as 1700000000000-0"
+        )
     return raw.decode()
 
 
@@ -117,10 +122,10 @@ def json_object(
                 return found
     except (ValueError, RecursionError):
         pass
-    raise InvalidValueError(key, field, shown(raw), "a JSON object of at most 1 MiB")
+    raise InvalidValueError(key, field, format_value(raw), "a JSON object of at most 1 MiB")
 
 
-def shown(raw: bytes | None) -> str:
+def format_value(raw: bytes | None) -> str:
     """Return the start of a value in printable form, without escapes and line breaks."""
     if raw is None:
         return "nothing"

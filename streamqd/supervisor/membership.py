@@ -172,7 +172,7 @@ class Membership:
 
         One round trip. Raises RedisUnavailableError.
         """
-        found = key_types.mistyped(link, members.types(self._keys, self.daemon.fleet))
+        found = key_types.find_mistyped(link, members.types(self._keys, self.daemon.fleet))
         refusal, self.mistyped = self.mistyped, ""
         if not found:
             self._log_refusal(refusal)
@@ -211,7 +211,7 @@ class Membership:
 
     def _described(self, member: members.Heartbeat, invalid: list[InvalidValueError]) -> MemberView:
         try:
-            return members.described(member, self._keys.info(self.daemon.fleet))
+            return members.parse_member(member, self._keys.info(self.daemon.fleet))
         except InvalidValueError as error:
             invalid.append(error)
             return members.seen_of(member)

@@ -22,7 +22,7 @@ from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.messages import place_of
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 from streamqd.worker.dead_letters import within_limit
 from streamqd.worker.entry import NOWHERE, FetchedEntry
@@ -381,7 +381,7 @@ class Settler:
             ("XPENDING", self.keys.retry_stream(*assignment), assignment.group),
         ]
         pending = 0
-        for reply in accepted(self.link.pipeline(commands)):
+        for reply in check_replies(self.link.pipeline(commands)):
             ours = CONSUMER.encode()
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
         return pending != self.unsettled + kept

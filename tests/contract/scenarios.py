@@ -341,7 +341,7 @@ def topic_create(harness: Harness) -> Call:
 
 def topic_configure(harness: Harness) -> Call:
     harness.link.run(topic_create(harness))
-    seen = topics.stored(harness.store, "access")
+    seen = topics.read_settings(harness.store, "access")
     return topics.configuration(harness.keys, "access", seen, {"archive": "required"})
 
 

@@ -14,7 +14,7 @@ def find(harness: Harness, begin: str = "0-1") -> tuple[list[tracing.Copy], str]
     before = harness.dump()
     call = tracing.find(harness.dlq, "1-0", begin)
     harness.expect("message_find", "OK", call)
-    found = tracing.found(harness.link.run(call))
+    found = tracing.parse_copies(harness.link.run(call))
     assert harness.dump() == before
     return found
 
@@ -53,10 +53,15 @@ def test_send_is_found_by_its_send_id(harness: Harness) -> None:
     """The entry of an outbox is found without its body, and other fields do not match."""
     harness.do("XADD", harness.dlq, "1-1", "payload", "p", "sendId", "1-0")
     harness.do("XADD", harness.dlq, "1-2", "payload", "p", "originalId", "1-0", "sendId", "a")
-    copies, after = tracing.found(harness.link.run(tracing.find_send(harness.dlq, "1-0", "0-1")))
+    copies, after = tracing.parse_copies(
+        harness.link.run(tracing.find_send(harness.dlq, "1-0", "0-1"))
+    )
     assert ([each.id for each in copies], after) == (["1-1"], "")
     assert copies[0].fields == {b"sendId": b"1-0"}
-    assert tracing.found(harness.link.run(tracing.find_send(harness.dlq, "1-0", "1-2"))) == ([], "")
+    assert tracing.parse_copies(harness.link.run(tracing.find_send(harness.dlq, "1-0", "1-2"))) == (
+        [],
+        "",
+    )
 
 
 def test_search_continues_where_it_stopped(harness: Harness) -> None:

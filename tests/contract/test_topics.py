@@ -52,7 +52,7 @@ def test_topic_create_returns_the_registered_partition_count(harness: Harness) -
     assert topics.create(Store(link, keys), "access", TOPIC) == 3
     assert topics.create(Store(link, keys), "access", Topic(partitions=5)) == 3
     topics.create(Store(link, keys), "about", Topic())
-    assert topics.registered(Store(link, keys)) == ["about", "access"]
+    assert topics.names(Store(link, keys)) == ["about", "access"]
     assert topics.partition_count(Store(link, keys), "access") == 3
     found = topics.meta(Store(link, keys), "access")
     assert found is not None
@@ -75,7 +75,7 @@ def test_invalid_partition_count_is_an_error(harness: Harness) -> None:
 
 def test_topic_configure_refuses_a_concurrent_change(harness: Harness) -> None:
     harness.link.run(topics.creation(harness.keys, "access", TOPIC))
-    seen = topics.stored(harness.store, "access")
+    seen = topics.read_settings(harness.store, "access")
     call = topics.configuration(harness.keys, "access", seen, {"archive": "required"})
     before = harness.state()[harness.keys.meta("access")]
 

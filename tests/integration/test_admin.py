@@ -74,7 +74,7 @@ def test_topic_create_refuses_an_invalid_name(store: Store, name: str) -> None:
     with pytest.raises(RequestRefusedError, match="A-Z"):
         admin_topics.create(store, name, config.Topic())
 
-    assert topics.registered(store) == []
+    assert topics.names(store) == []
 
 
 def test_missing_topic_suggests_a_similar_name(store: Store, at: At) -> None:

@@ -483,7 +483,7 @@ def test_no_create_prevents_a_new_topic(run: Run, store: Store) -> None:
     refused = run("produce", "orders", "--from", "-", "--no-create", typed="a\n", code=8)
 
     assert "streamqd topic create orders" in refused.stderr
-    assert topics.registered(store) == []
+    assert topics.names(store) == []
 
 
 def test_lost_connection_is_reported_with_counts(

@@ -231,7 +231,7 @@ def test_first_send_registers_the_configured_partition_count(server, store: Stor
         producer.send("access", b"x")
 
     assert topics.partition_count(store, "access") == 3
-    assert topics.registered(store) == ["access"]
+    assert topics.names(store) == ["access"]
 
 
 @pytest.mark.parametrize("delay", [None, 60.0])
@@ -279,7 +279,7 @@ def test_a_producer_repairs_a_registration_that_stopped_half_way(
 
     producer.send("access", b"x")
 
-    assert topics.registered(store) == ["access"]
+    assert topics.names(store) == ["access"]
 
 
 def test_producer_never_guesses_an_unreadable_count(proxy, link, keys):

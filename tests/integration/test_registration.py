@@ -64,7 +64,7 @@ def test_dead_letter_consumer_creates_no_topic(link: Connection, tmp_path: Path)
     assert "dead letters of access" in problem
     assert "\n" not in problem
     assert topics.partition_count(Store(link, KEYS), "access") is None
-    assert topics.registered(Store(link, KEYS)) == []
+    assert topics.names(Store(link, KEYS)) == []
 
 
 def test_dead_letter_consumer_respects_its_start_position(link: Connection, tmp_path: Path):

@@ -109,7 +109,7 @@ def test_topic_settings_keeps_unknown_fields(run: Run, at: At) -> None:
     stored = '{"later":1,"archive":"off","retention":{"newer":2}}'
     at(0).do("HSET", at(0).keys.meta("access"), "settings", stored)
     run("topic", "settings", "access", "archive=required")
-    assert json.loads(topics.stored(Store(at(0).link, at(0).keys), "access")) == {
+    assert json.loads(topics.read_settings(Store(at(0).link, at(0).keys), "access")) == {
         "later": 1,
         "archive": "required",
         "retention": {"newer": 2},
@@ -146,7 +146,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     assert deed["arguments"] == {"groups": ["hits"], "partitions": 3, "force": True}
     assert deed["counts"]["keys"] == done["keys"]
     assert deed["counts"]["messages"] > 0
-    assert topics.registered(store) == ["access.p"]
+    assert topics.names(store) == ["access.p"]
     assert run("topic", "delete", "access", "--yes", code=8).stderr.count("does not exist") == 1
 
 
@@ -166,7 +166,7 @@ def test_topic_delete_refuses_a_topic_in_use(
     assert "in use: offered by west-1\n" in run("topic", "delete", "access", "--dry-run").stdout
     assert topics.partition_count(store, "access") == 3
     run("topic", "delete", "access", "--yes", "--force", "--while-consumed")
-    assert topics.registered(store) == []
+    assert topics.names(store) == []
 
 
 def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
@@ -250,7 +250,7 @@ def test_producers_leave_no_partial_topic_after_a_delete(
         assert at(0).dump().keys() == {keys.audit("access").encode()}
         first.send("access", b"x", key="k")
 
-    assert topics.registered(store) == ["access"]
+    assert topics.names(store) == ["access"]
     assert topics.partition_count(store, "access") == 1
     assert set(link.execute("SMEMBERS", keys.partitions("access"))) == {
         keys.stream("access", 0).encode()

@@ -214,9 +214,9 @@ def test_misspelled_topic_is_not_created(
     at(0)
     told = run("produce", "acess", "x", code=8).stderr
     assert "acess does not exist (did you mean access?); not a terminal: pass --create" in told
-    assert topics.registered(store) == ["access"]
+    assert topics.names(store) == ["access"]
     run("produce", "acess", "x", "--create")
-    assert topics.registered(store) == ["access", "acess"]
+    assert topics.names(store) == ["access", "acess"]
     run("produce", "acess", "y")
     assert payloads(link, keys, "acess", 1) == [b"x", b"y"]
 
@@ -245,7 +245,7 @@ def test_produce_on_a_terminal_confirms_a_new_topic(
     asked = "Create topic orders?"
     shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
     assert "does not exist" in shown
-    assert topics.registered(store) == there
+    assert topics.names(store) == there
 
 
 def test_lines_are_typed_into_a_terminal(

@@ -13,7 +13,7 @@ import pytest
 from streamqd.errors import ContractError
 from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.store import dead, leases, messages, retention, scripts
-from streamqd.store.keys import _OF_GROUP, _OF_PARTITION, Keys, named
+from streamqd.store.keys import _OF_GROUP, _OF_PARTITION, Keys, key_of
 from streamqd.store.scripts import ArgSpec, Call, KeySpec, Reply, Script
 
 HEADER = """\
@@ -272,7 +272,7 @@ def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) ->
     built = set()
     for place in places:
         with contextlib.suppress(KeyError):
-            built.add(named(Keys(), key.name, place).replace(":p:7}", ":p:i}"))
+            built.add(key_of(Keys(), key.name, place).replace(":p:7}", ":p:i}"))
     assert built & set(re.split(r",? +(?:or )?", shown)), (shown, built)
 
 

@@ -120,7 +120,7 @@ def test_a_number_beyond_everything_in_a_member_is_named() -> None:
     """The error names the key and the field."""
     (heartbeat,) = members.heartbeats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
     with pytest.raises(InvalidValueError, match=r"one\.owned of the info"):
-        members.described(heartbeat, "the info")
+        members.parse_member(heartbeat, "the info")
     assert members.seen_of(heartbeat).leaving
 
 

@@ -84,6 +84,6 @@ def test_missing_value_may_have_a_default():
 
 @given(st.binary())
 def test_shown_value_cannot_forge_a_line(raw: bytes):
-    assert untrusted.shown(raw).isascii()
-    assert untrusted.shown(raw).isprintable()
-    assert len(untrusted.shown(raw)) <= 4 * untrusted.SHOWN_BYTES + 5
+    assert untrusted.format_value(raw).isascii()
+    assert untrusted.format_value(raw).isprintable()
+    assert len(untrusted.format_value(raw)) <= 4 * untrusted.SHOWN_BYTES + 5

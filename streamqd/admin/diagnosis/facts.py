@@ -38,7 +38,7 @@ from streamqd.store.retention import GroupPosition, PartitionPositions
 from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
 from streamqd.store.statistics import AssignmentFigures, PartitionFigures
-from streamqd.store.topics import count_of, uncounted
+from streamqd.store.topics import count_of, missing_count_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ def _topic(
     elif meta is None and any(row.key == key for row in reader.rows):
         unreadable = "its key is not a hash"
     elif count is None and registered and "deleting" not in stored:
-        reader.add(uncounted(key))
+        reader.add(missing_count_error(key))
     text = stored.get("settings", "{}").encode()
     found = readable(reader, text, key)
     if any((row.key, row.field) == (key, "settings") for row in reader.rows):

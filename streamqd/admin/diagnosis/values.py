@@ -68,14 +68,14 @@ def _barriers(raw: bytes, key: str, field: str) -> None:
 
 def _check_move(raw: bytes, key: str, field: str) -> None:
     if not _MOVE.fullmatch(raw):
-        raise InvalidValueError(key, field, untrusted.shown(raw), "a time and a destination")
+        raise InvalidValueError(key, field, untrusted.format_value(raw), "a time and a destination")
 
 
 def _due_of_place(raw: bytes, key: str, field: str) -> None:
     untrusted.number(raw, key, field)
     if not _PLACE.fullmatch(field):
         raise InvalidValueError(
-            key, field, untrusted.shown(field.encode()), "a place, such as m:1700000000000-0"
+            key, field, untrusted.format_value(field.encode()), "a place, such as m:1700000000000-0"
         )
 
 

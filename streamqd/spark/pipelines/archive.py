@@ -41,7 +41,7 @@ from streamqd.spark.streams import Catalog, registered, report_loss
 from streamqd.store import archives, untrusted
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.store.replies import accepted
+from streamqd.store.replies import check_replies
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Archiver:
             archives.advance(self.keys, *place, offsets.write_id(end.id))
             for place, end in ends.items()
         ]
-        accepted(self.link.run_many(calls))
+        check_replies(self.link.run_many(calls))
 
     def advance_dead(self, ends: Offsets) -> None:
         """Report to Redis up to where dead letters of partitions are archived."""
@@ -284,7 +284,7 @@ class Archiver:
             archives.advance(self.keys, *place, offsets.write_id(end.id), dead=True)
             for place, end in ends.items()
         ]
-        accepted(self.link.run_many(calls))
+        check_replies(self.link.run_many(calls))
 
 
 class _Run:
