@@ -20,8 +20,8 @@ from streamqd.errors import RedisUnavailableError
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Envelope, Outgoing, outgoing_of
-from streamqd.producer.options import ProducerOptions, checked
-from streamqd.producer.producer import confirmed, note_written
+from streamqd.producer.options import ProducerOptions, parse_options
+from streamqd.producer.producer import note_written, split_results
 from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import CHUNK_COUNT, Sender
 
@@ -58,7 +58,7 @@ class AsyncProducer:
             linger=0.0,
             max_batch=CHUNK_COUNT,
             awaited=True,
-            **checked(max_messages=max_messages, max_bytes=max_bytes),
+            **parse_options(max_messages=max_messages, max_bytes=max_bytes),
         )
         self._queue = asyncio.Lock()  # keeps the order of the sends that wait for room
         self._queued = 0  # the number of these sends
@@ -115,7 +115,7 @@ class AsyncProducer:
         ids: list[Uid] = []
         try:
             for batch in self._sender.cut(items):
-                confirmed_ids, failure = confirmed(topic, await self._post(topic, batch))
+                confirmed_ids, failure = split_results(topic, await self._post(topic, batch))
                 ids += confirmed_ids
                 if failure is not None:
                     raise failure

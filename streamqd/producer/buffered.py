@@ -17,7 +17,7 @@ from streamqd.errors import BufferFullError, OutcomeUnknownError
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
-from streamqd.producer.options import ProducerOptions, checked
+from streamqd.producer.options import ProducerOptions, parse_options
 from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import Sender
 
@@ -136,7 +136,7 @@ class BufferedProducer:
         block: Duration = "1m",
         **options: Unpack[ProducerOptions],
     ) -> None:
-        buffer = checked(
+        buffer = parse_options(
             linger=linger,
             max_batch=max_batch,
             max_messages=max_messages,

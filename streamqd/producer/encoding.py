@@ -82,7 +82,7 @@ class Encoded:
 Envelope = Encoded | bytes
 
 
-def expanded(envelope: Envelope) -> Encoded:
+def to_encoded(envelope: Envelope) -> Encoded:
     """Return the message as an Encoded, even if it is only a payload."""
     if isinstance(envelope, bytes):
         return Encoded([_PAYLOAD, envelope], size_of(envelope))
@@ -102,7 +102,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     outgoing = isinstance(item, Outgoing)
     if not outgoing or item[1:] == _ALONE:
         value = item.value if outgoing else item
-        payload = value if type(value) is bytes else _encoded(value)
+        payload = value if type(value) is bytes else _encode_value(value)
         if len(payload) <= max_bytes:
             return payload
         item = Outgoing(payload)  # refused below
@@ -138,7 +138,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
 
     Raises MessageTooLargeError, TypeError, ValueError.
     """
-    payload = _encoded(item.value)
+    payload = _encode_value(item.value)
     fields = [_PAYLOAD, payload]
     extra = 0
     if item.key is not None:
@@ -221,7 +221,7 @@ def encoded_key(key: str | bytes) -> bytes:
     raise TypeError(f"a key must be str or bytes, not {type(key).__name__}")
 
 
-def _encoded(value: Any) -> bytes:
+def _encode_value(value: Any) -> bytes:
     if isinstance(value, str):
         return _utf8("the payload", value)
     if isinstance(value, bytes | bytearray | memoryview):

@@ -70,16 +70,16 @@ _RULES = {
 }
 
 
-def checked(**options: Any) -> dict[str, Any]:
+def parse_options(**options: Any) -> dict[str, Any]:
     """Return the options with durations in seconds and sizes in bytes.
 
     Raises TypeError for a value of the wrong type, and ValueError for a value that is out of bounds
     or cannot be parsed. Each error is one sentence that names the option.
     """
-    return {name: _checked(name, value) for name, value in options.items()}
+    return {name: _parse_option(name, value) for name, value in options.items()}
 
 
-def _checked(name: str, value: Any) -> Any:
+def _parse_option(name: str, value: Any) -> Any:
     rule = _RULES[name]
     sentence = f"{name} must be {rule.words}, not {value!r}"
     # In Python, True is an int.

@@ -149,7 +149,7 @@ class Producer:
         ids: list[Uid] = []
         try:
             for results in self._sender.stream(topic, items):
-                chunk, failure = confirmed(topic, results)
+                chunk, failure = split_results(topic, results)
                 ids += chunk
                 if failure is not None:
                     raise failure
@@ -168,7 +168,7 @@ class Producer:
         `at`.
         """
         if delay is not None:
-            items = (_delayed(item, delay) for item in items)
+            items = (_with_delay(item, delay) for item in items)
         if self._sender.spans is None:
             yield from self._send_chunks(topic, items)
             return
@@ -181,7 +181,7 @@ class Producer:
 
     def _send_chunks(self, topic: str, items: Iterable[Any]) -> Iterator[list[Uid]]:
         for batch in self._sender.cut(items):
-            ids, failure = confirmed(topic, self._sender.post(topic, batch))
+            ids, failure = split_results(topic, self._sender.post(topic, batch))
             if ids:
                 yield ids
             if failure is not None:
@@ -207,7 +207,7 @@ class Producer:
         return BufferedProducer(None, self._sender.settings, **buffer, **self._options)
 
 
-def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exception | None]:
+def split_results(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exception | None]:
     """Return the uids of a batch in order, and the error that stops the sending, or None.
 
     If the error itself contains the written uids of the batch, the list is empty.
@@ -244,7 +244,7 @@ def note_written(error: Exception, ids: list[Uid]) -> None:
         error.add_note(f"{len(ids)} messages of this call were written before it")
 
 
-def _delayed(item: Any, delay: float) -> Outgoing:
+def _with_delay(item: Any, delay: float) -> Outgoing:
     outgoing = outgoing_of(item)
     if outgoing.delay is None and outgoing.at is None:
         return outgoing._replace(delay=delay)

@@ -22,7 +22,7 @@ from streamqd.errors import (
     TopicNotFoundError,
 )
 from streamqd.policy.partitioning import crc32_partition, jump_partition
-from streamqd.producer.encoding import Envelope, expanded
+from streamqd.producer.encoding import Envelope, to_encoded
 from streamqd.store import topics
 from streamqd.store.publishing import MessageWriter
 from streamqd.store.store import Store
@@ -141,15 +141,15 @@ class Router:
         chooser = self.chooser(topic)
         if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
             return chooser.turns(len(envelopes), count)
-        return (_chosen(topic, chooser, each, count) for each in envelopes)
+        return (_choose_partition(topic, chooser, each, count) for each in envelopes)
 
     def choose_one(self, topic: str, envelope: Envelope, count: int) -> int:
         """Return the partition of a message that is written alone. Raises as `choose` does."""
         chooser = self._choosers.get(topic) or self.chooser(topic)
         chooser.begin_batch()
-        return _chosen(topic, chooser, envelope, count)
+        return _choose_partition(topic, chooser, envelope, count)
 
-    def again(
+    def reroute(
         self, topic: str, envelopes: Sequence[Envelope], before: Sequence[int], count: int
     ) -> list[int]:
         """Return the partitions of messages after the count changed. Raises as `choose` does.
@@ -160,11 +160,11 @@ class Router:
         return [
             partition
             if partition < count and _is_free(chooser, envelope)
-            else _chosen(topic, chooser, envelope, count)
+            else _choose_partition(topic, chooser, envelope, count)
             for envelope, partition in zip(envelopes, before, strict=True)
         ]
 
-    def known(self, topic: str) -> int | None:
+    def cached_count(self, topic: str) -> int | None:
         """Return the topic's partition count, None unless it was looked up and is still cached."""
         return self._writer.cached_count(topic) if topic in self._checked else None
 
@@ -174,7 +174,7 @@ class Router:
         Raises TopicNotFoundError, RedisResponseError, RedisUnavailableError (nothing was sent) and
         ValueError. It never guesses.
         """
-        known = self.known(topic)
+        known = self.cached_count(topic)
         if known is not None:
             return known
         if topic not in self._checked and not NAME.fullmatch(topic):
@@ -233,7 +233,7 @@ class Router:
             ) from error
 
 
-def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int:
+def _choose_partition(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int:
     if isinstance(envelope, bytes):
         return chooser.choose(None, None, count)
     partition = envelope.partition
@@ -246,5 +246,5 @@ def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int
 
 def _is_free(chooser: Chooser, envelope: Envelope) -> bool:
     """Return True if a message took its turn, so that it may go to any partition."""
-    message = expanded(envelope)
+    message = to_encoded(envelope)
     return message.partition is None and chooser.takes_turns(message.key, message.dedup_id)

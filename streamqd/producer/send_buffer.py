@@ -168,10 +168,10 @@ class SendBuffer(Generic[T]):
             self._queued = 0
             self._given_up = True
             self._changed.notify()
-        for each in batches:
-            text = f"the producer was closed before a message to {each.topic} was sent"
-            if self._claim(each.ticket):
-                self._deliver([(each.ticket, [RedisUnavailableError(text, sent=False)])])
+        for batch in batches:
+            text = f"the producer was closed before a message to {batch.topic} was sent"
+            if self._claim(batch.ticket):
+                self._deliver([(batch.ticket, [RedisUnavailableError(text, sent=False)])])
         self._finish(batches)
 
     def join(self, timeout: float | None) -> bool:
@@ -238,16 +238,18 @@ class SendBuffer(Generic[T]):
     def _write(self, bundle: list[BufferedBatch[T]]) -> None:
         claimed: list[BufferedBatch[T]] = []
         canceled: list[BufferedBatch[T]] = []
-        for each in bundle:
-            (claimed if self._claim(each.ticket) else canceled).append(each)
+        for batch in bundle:
+            (claimed if self._claim(batch.ticket) else canceled).append(batch)
         self._finish(canceled)
         if not claimed:
             return
         try:
             since = claimed[0].since if self._awaited else None
-            chunk = self._sender.chunk(bundle[0].topic, [each.envelopes for each in claimed], since)
+            chunk = self._sender.chunk(
+                bundle[0].topic, [batch.envelopes for batch in claimed], since
+            )
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
-            self._answer([(each, [_error_of(raised)]) for each in claimed])
+            self._answer([(batch, [_error_of(raised)]) for batch in claimed])
             return
         self._waiting[chunk] = dict(enumerate(claimed))
         self._attempt(chunk)
@@ -300,10 +302,10 @@ class SendBuffer(Generic[T]):
 
     def _finish(self, batches: Sequence[BufferedBatch[T]]) -> None:
         with self._room:
-            for each in batches:
-                self._held -= len(each.envelopes)
-                self._held_bytes -= each.size
-                del self._unfinished[each.number]
+            for batch in batches:
+                self._held -= len(batch.envelopes)
+                self._held_bytes -= batch.size
+                del self._unfinished[batch.number]
             self._room.notify_all()
 
 
@@ -315,17 +317,17 @@ def _error_of(raised: BaseException) -> Exception:
 def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]]:
     """Group batches into one bundle per transaction. Batches to one topic keep their order."""
     by_topic: dict[str, list[BufferedBatch[T]]] = {}
-    for each in batches:
-        by_topic.setdefault(each.topic, []).append(each)
+    for batch in batches:
+        by_topic.setdefault(batch.topic, []).append(batch)
     bundles: list[list[BufferedBatch[T]]] = []
     for mine in by_topic.values():
         count = size = 0
         kind = ""
-        for each in mine:
-            own = kind_of(each.envelopes[0])
-            count, size = count + len(each.envelopes), size + each.size
+        for batch in mine:
+            own = kind_of(batch.envelopes[0])
+            count, size = count + len(batch.envelopes), size + batch.size
             if own != kind or count > CHUNK_COUNT or size > CHUNK_BYTES:
                 bundles.append([])
-                kind, count, size = own, len(each.envelopes), each.size
-            bundles[-1].append(each)
+                kind, count, size = own, len(batch.envelopes), batch.size
+            bundles[-1].append(batch)
     return bundles

@@ -41,10 +41,10 @@ from streamqd.producer.encoding import (
     batches,
     check_topic,
     envelope_of,
-    expanded,
     kind_of,
+    to_encoded,
 )
-from streamqd.producer.options import checked
+from streamqd.producer.options import parse_options
 from streamqd.producer.routing import Partitioner, Router
 from streamqd.store import publishing, scheduled, scripts
 from streamqd.store.client import connect
@@ -101,7 +101,7 @@ class Sender:
         backlog_wait: Duration = 0.0,
         traces: bool | None = None,
     ) -> None:
-        options = checked(
+        options = parse_options(
             create=create,
             timeout=timeout,
             dedup_window=dedup_window,
@@ -199,7 +199,7 @@ class Sender:
         """
         if os.getpid() != self._pid:
             self.forget()
-        count = self._router.known(topic) if type(topic) is str else None
+        count = self._router.cached_count(topic) if type(topic) is str else None
         if count is None or not self._is_usual(envelope):
             [result] = self.post(topic, (envelope,))
             return result
@@ -209,7 +209,7 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
             return error
         alone = type(envelope) is bytes
-        messages = (envelope,) if alone else publishing.flat([expanded(envelope).fields])
+        messages = (envelope,) if alone else publishing.flat([to_encoded(envelope).fields])
         _, head = self._head(topic, partition, count, alone)
         command = hiredis.pack_command((*head, *messages))
         answer = self._alone(
@@ -427,7 +427,7 @@ class Sender:
 
     def _count(self, topic: str, end: float) -> int:
         """Return the topic's partition count, cached or from Redis. Raises as `Router.count`."""
-        known = self._router.known(topic)
+        known = self._router.cached_count(topic)
         if known is not None:
             return known
         return self._alone(end, lambda: self._router.count(topic))
@@ -441,7 +441,7 @@ class Sender:
         """
         by_source = False
         for _ in range(REROUTES_MAX):
-            transaction = self._answered(chunk, end)
+            transaction = self._send_and_read(chunk, end)
             if transaction.replies is None:
                 if fixed:
                     return [NOT_YET] * len(chunk.envelopes)
@@ -463,7 +463,7 @@ class Sender:
         )
         raise RedisUnavailableError(text, sent=False)
 
-    def _answered(self, chunk: Chunk, end: float) -> publishing.Transaction:
+    def _send_and_read(self, chunk: Chunk, end: float) -> publishing.Transaction:
         """Send a chunk, unless it was already sent, and read the reply."""
 
         def exchange() -> publishing.Transaction:
@@ -506,7 +506,7 @@ class Sender:
         else:
             chunk.numbers = [[at] for at in range(len(chunk.envelopes))]
             chunk.calls = [
-                self._call(chunk, partition, expanded(envelope))
+                self._call(chunk, partition, to_encoded(envelope))
                 for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
             ]
         chunk.commands = self._writer.pack_calls(chunk.calls)
@@ -517,7 +517,7 @@ class Sender:
         alone = set(map(type, envelopes)) == {bytes}
         call, _ = self._head(chunk.topic, partition, chunk.count, alone)
         messages = (
-            envelopes if alone else publishing.flat([expanded(each).fields for each in envelopes])
+            envelopes if alone else publishing.flat([to_encoded(each).fields for each in envelopes])
         )
         return Call(call.script, call.key, (*call.argv, *messages))
 
@@ -552,7 +552,7 @@ class Sender:
     def _reroute(self, chunk: Chunk, end: float) -> None:
         chunk.commands = []
         chunk.count = self._count(chunk.topic, end)
-        chunk.partitions = self._router.again(
+        chunk.partitions = self._router.reroute(
             chunk.topic, chunk.envelopes, chunk.partitions, chunk.count
         )
 
@@ -588,14 +588,14 @@ def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> li
     for numbers, call, raw in zip(chunk.numbers, chunk.calls, replies, strict=True):
         each: Sequence[Any]
         if isinstance(raw, RedisResponseError):
-            each = [_explained(raw, by_source)] * len(numbers)
+            each = [_explain_refusal(raw, by_source)] * len(numbers)
         else:
             reply = scripts.reply(call, raw)
             ids = reply.rest[0] if isinstance(reply.rest[0], list) else reply.rest
             if reply.word == "OK" and call.script.name != "message_schedule":
                 last = ids[-1]
                 refused = isinstance(last, RedisResponseError)
-                rest = _explained(last, False) if refused else Reply("FULL", reply.rest[1:])
+                rest = _explain_refusal(last, False) if refused else Reply("FULL", reply.rest[1:])
                 each = [*ids, *[rest] * (len(numbers) - len(ids))]
             else:
                 each = [reply] * len(numbers)
@@ -616,7 +616,7 @@ def _for_the_moment(reply: Any) -> bool:
     return isinstance(reply, RedisResponseError) and reply.transient
 
 
-def _explained(reply: RedisResponseError, by_source: bool) -> RedisResponseError:
+def _explain_refusal(reply: RedisResponseError, by_source: bool) -> RedisResponseError:
     """Return an error for missing permissions with its remedy added, and other errors unchanged."""
     if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
         text = (
@@ -653,7 +653,7 @@ def _result(
             f"{topic}/{partition} has a backlog of {int(reply.rest[0]):,} messages, max_backlog or"
             " more, so the message was not sent; send it later"
         )
-    send_id = expanded(envelope).send_id
+    send_id = to_encoded(envelope).send_id
     if reply.word == "DUPLICATE":
         return duplicate_uid(f"{topic}/{partition}/{reply.rest[0].decode()}")
     return Uid(f"{topic}/{partition}/{send_id or reply.rest[0].decode()}")

@@ -20,7 +20,7 @@ from streamqd.outbox.rows import (
     unix_ms_of,
 )
 from streamqd.outbox.table import COLUMNS, DIALECTS, OutboxTable
-from streamqd.producer.encoding import Outgoing, envelope_of, expanded, fields_of
+from streamqd.producer.encoding import Outgoing, envelope_of, fields_of, to_encoded
 
 MAX = 1 << 20
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -54,7 +54,7 @@ def read(row: SentRow, at: int = 1) -> OutboxRow:
 
 @given(messages)
 def test_a_message_is_the_same_after_its_columns(message: Outgoing) -> None:
-    row = read(encode("orders", expanded(envelope_of(message, MAX)), 1_700_000_000_000))
+    row = read(encode("orders", to_encoded(envelope_of(message, MAX)), 1_700_000_000_000))
     assert row.fault == ""
     assert row.fields == fields_of(message, MAX)
     assert row.size == sum(map(len, row.fields))
@@ -77,7 +77,7 @@ def test_hostile_columns_have_a_fault_or_are_sound(values: list[Any]) -> None:
 
 @given(st.sampled_from(COLUMNS[1:]), hostile)
 def test_one_hostile_column_keeps_the_others(name: str, value: Any) -> None:
-    good = encode("orders", expanded(envelope_of(Outgoing(b"x", key="k"), MAX)))
+    good = encode("orders", to_encoded(envelope_of(Outgoing(b"x", key="k"), MAX)))
     columns = dict(zip(COLUMNS[1:], good, strict=True)) | {name: value}
     row = decode((1, *columns.values(), None, None), MAX)
     raw = [each.encode() if isinstance(each, str) else each for each in columns.values()]
@@ -91,7 +91,7 @@ def test_one_hostile_column_keeps_the_others(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [(MAX + 1, None), (None, MAX + 1)])
 def test_an_oversized_row_names_its_size(sizes: tuple[int, int]) -> None:
-    good = encode("orders", expanded(envelope_of(b"x", MAX)))
+    good = encode("orders", to_encoded(envelope_of(b"x", MAX)))
     assert " 1,048,577 bytes" in decode((1, *good, *sizes), MAX).fault
 
 

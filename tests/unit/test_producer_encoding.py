@@ -14,7 +14,7 @@ import pytest
 
 from streamqd.errors import MessageTooLargeError
 from streamqd.handlers.payloads import decoder
-from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, expanded
+from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, to_encoded
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -41,7 +41,7 @@ class Model(pydantic.BaseModel):
 
 
 def encode(item: Outgoing) -> Encoded:
-    return expanded(envelope_of(item, 1000))
+    return to_encoded(envelope_of(item, 1000))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_unsendable_value_raises_one_sentence(
 
 def cut(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
     found = batches(items, partial(envelope_of, max_bytes=1000), count=count, size=size)
-    return [[expanded(each).fields[1] for each in batch] for batch in found]
+    return [[to_encoded(each).fields[1] for each in batch] for batch in found]
 
 
 def test_batches_are_bounded_by_count_and_bytes() -> None:
@@ -175,6 +175,6 @@ def test_error_follows_the_items_before_it() -> None:
 
     found = batches(items(), partial(envelope_of, max_bytes=1000), count=3, size=1000)
 
-    assert [expanded(each).fields[1] for each in next(found)] == [b"1", b"2"]
+    assert [to_encoded(each).fields[1] for each in next(found)] == [b"1", b"2"]
     with pytest.raises(LookupError):
         next(found)

@@ -80,14 +80,14 @@ def test_invalid_producer_option_is_named(kind: Any, name: str, value: object, e
     ],
 )
 def test_an_option_is_read_in_every_spelling(given: dict[str, Any], found: object):
-    assert list(options.checked(**given).values()) == [found]
+    assert list(options.parse_options(**given).values()) == [found]
 
 
 def test_every_option_has_a_check_except_the_partitioner():
     told = {**get_type_hints(options.ProducerOptions), **get_type_hints(options.BufferOptions)}
     for name in told.keys() - {"partitioner"}:
         with pytest.raises(TypeError, match=name):
-            options.checked(**{name: object()})
+            options.parse_options(**{name: object()})
 
 
 def test_all_producers_take_texts():

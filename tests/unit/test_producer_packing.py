@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.errors import MessageTooLargeError
-from streamqd.producer.encoding import Outgoing, envelope_of, expanded, size_of
+from streamqd.producer.encoding import Outgoing, envelope_of, size_of, to_encoded
 
 PAYLOADS = st.binary(max_size=300)
 
@@ -16,8 +16,8 @@ PAYLOADS = st.binary(max_size=300)
 def test_bare_payload_is_its_own_envelope(payload: bytes) -> None:
     for found in (envelope_of(payload, 1000), envelope_of(Outgoing(payload), 1000)):
         assert found is payload, "no copy, and nothing that the collector would visit"
-        assert expanded(found).fields == [b"payload", payload]
-        assert size_of(found) == expanded(found).size == len(b"payload") + len(payload)
+        assert to_encoded(found).fields == [b"payload", payload]
+        assert size_of(found) == to_encoded(found).size == len(b"payload") + len(payload)
 
 
 class Padded(bytes):
@@ -30,4 +30,4 @@ def test_measured_size_equals_the_written_size() -> None:
         envelope_of(Padded(b"x" * 5), 5)
     found = envelope_of(Padded(b"x"), 1000)
     assert type(found) is bytes
-    assert expanded(found).fields == [b"payload", b"x and more"]
+    assert to_encoded(found).fields == [b"payload", b"x and more"]
